@@ -1,0 +1,31 @@
+"""The command line: parse, call, render. One file per noun; no logic here."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sm120kit import console
+from sm120kit.errors import Sm120kitError
+
+app = typer.Typer(
+    name="sm120kit",
+    help="Patch and build vLLM, SGLang and FlashInfer for NVIDIA SM12x GPUs, with evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point: known failures become a message and an exit code; a bug keeps its traceback."""
+    try:
+        app()
+    except Sm120kitError as failure:
+        console.error(failure.message, failure.hint)
+        sys.exit(failure.exit_code)
+    except KeyboardInterrupt:
+        console.error("interrupted; what was finished is kept, the same command goes on from there")
+        sys.exit(130)

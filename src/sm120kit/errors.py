@@ -1,0 +1,128 @@
+"""Every failure that a user can meet, each with its own exit code.
+
+An error states the fact with its values in ``message`` and the way out in ``hint``. Anything else that escapes is a bug
+and keeps its traceback. Exit codes 0, 1 and 2 are taken: success, a check that answered no, and bad command line usage.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Sm120kitError(Exception):
+    """Base of all failures a user can meet."""
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UnknownName(Sm120kitError):
+    """A recipe, project, patch, group or stage that does not exist."""
+
+    exit_code = 10
+
+
+class BadRecipe(Sm120kitError):
+    """A recipe that is not well-formed; the message lists every problem."""
+
+    exit_code = 11
+
+
+class FetchFailed(Sm120kitError):
+    """A source could not be had: index, mirror or repository did not deliver it."""
+
+    exit_code = 20
+
+
+class HashMismatch(Sm120kitError):
+    """What was delivered is not what is pinned."""
+
+    exit_code = 21
+
+
+class UnsafeArchive(Sm120kitError):
+    """An archive is damaged or has a member that would leave its directory."""
+
+    exit_code = 22
+
+
+class OfflineMiss(Sm120kitError):
+    """``--offline`` was given and the source is not in the cache."""
+
+    exit_code = 23
+
+
+class BadPatch(Sm120kitError):
+    """A patch or a series is not well-formed: trailers, paths, encoding."""
+
+    exit_code = 30
+
+
+class PatchConflict(Sm120kitError):
+    """A patch does not apply to the pinned tree."""
+
+    exit_code = 31
+
+
+class PatchAlreadyUpstream(Sm120kitError):
+    """The pinned tree already has what a patch does."""
+
+    exit_code = 32
+
+
+class ToolchainMissing(Sm120kitError):
+    """No compiler, or a needed Python package is absent."""
+
+    exit_code = 40
+
+
+class ToolchainUnsuitable(Sm120kitError):
+    """A compiler is there but cannot do what is asked, such as an nvcc too old for the arch."""
+
+    exit_code = 41
+
+
+class NotEnoughMemory(Sm120kitError):
+    """One unit needs more memory than this machine can give."""
+
+    exit_code = 42
+
+
+class NotEnoughDisk(Sm120kitError):
+    """The state directory's file system is too small or full."""
+
+    exit_code = 43
+
+
+class StateUnwritable(Sm120kitError):
+    """The state directory cannot be written."""
+
+    exit_code = 44
+
+
+class CommandFailed(Sm120kitError):
+    """A foreign program failed; its log is named."""
+
+    exit_code = 50
+
+
+class CompileFailed(Sm120kitError):
+    """The compiler refused a unit; the first error and the log are named."""
+
+    exit_code = 51
+
+
+class ExpectationFailed(Sm120kitError):
+    """A build finished but is not what the recipe expects, such as a kernel that was silently not built."""
+
+    exit_code = 52
+
+
+class BadArtifact(Sm120kitError):
+    """A file handed to ``inspect`` is not a wheel, ELF, fatbin or cubin, or is damaged."""
+
+    exit_code = 53

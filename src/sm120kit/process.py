@@ -1,0 +1,111 @@
+"""The one door to other programs: lists, never shell strings; a log holds a line one can paste."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.errors import CommandFailed, ToolchainMissing
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a program left behind."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def paste_line(argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """The command as one line that a shell takes."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted((env or {}).items())]
+    words += [shlex.quote(str(word)) for word in argv]
+    line = " ".join(words)
+    return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    logfile: Path | None = None,
+    check: bool = True,
+    on_line: Callable[[str], None] | None = None,
+) -> Completed:
+    """Run a program to its end and return what it said.
+
+    ``env`` is added to this process's environment. With ``logfile``, the command line and all output are appended to it;
+    ``on_line`` sees each line of output while it runs (stderr then joins stdout). The program is a process group of its own,
+    which is ended when this process is interrupted, so that Ctrl-C leaves no compiler behind.
+
+    Raises:
+        ToolchainMissing: there is no such program.
+        CommandFailed: it failed and ``check`` is true.
+    """
+    words = [str(word) for word in argv]
+    merged = on_line is not None
+    try:
+        child = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env={**os.environ, **env} if env else None,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise
+        raise ToolchainMissing(f"program not found: {words[0]}", "install it or put it on PATH") from error
+    try:
+        if merged:
+            assert child.stdout is not None and on_line is not None
+            lines = []
+            for raw in child.stdout:
+                line = raw.decode(errors="replace").rstrip("\n")
+                lines.append(line)
+                on_line(line)
+            child.wait()
+            out, err = "\n".join(lines), ""
+        else:
+            raw_out, raw_err = child.communicate(stdin)
+            out, err = raw_out.decode(errors="replace"), raw_err.decode(errors="replace")
+    except BaseException:
+        _end_group(child)
+        raise
+    if logfile is not None:
+        logfile.parent.mkdir(parents=True, exist_ok=True)
+        with logfile.open("a") as log:
+            log.write(f"$ {paste_line(words, env, cwd)}\n{out}{err}\n[exit {child.returncode}]\n")
+    done = Completed(tuple(words), child.returncode, out, err)
+    if check and child.returncode != 0:
+        tail = "\n".join((err or out).strip().splitlines()[-8:])
+        raise CommandFailed(
+            f"{words[0]} failed with exit code {child.returncode}\n{tail}",
+            f"log: {logfile}" if logfile else f"command: {paste_line(words, env, cwd)}",
+        )
+    return done
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """End a child and everything it started: politely, then for good."""
+    for sig, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(child.pid, sig)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            continue
+        break

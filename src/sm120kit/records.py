@@ -1,0 +1,214 @@
+"""The frozen records that rooms hand to each other. Standard library only; each is also a small JSON file on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+SMEM_CAPACITY_BYTES = 101_376
+"""Dynamic shared memory one CTA can have on SM120 and SM121 (99 KiB; CUDA C++ Programming Guide, compute capability 12.x)."""
+
+
+class Arch(StrEnum):
+    """CUDA targets that SM12x can run."""
+
+    SM_120A = "sm_120a"
+    SM_120F = "sm_120f"
+    SM_121A = "sm_121a"
+
+
+@dataclass(frozen=True)
+class SdistPin:
+    """A source distribution on a Python index, by hash."""
+
+    project: str
+    distribution: str
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class GitPin:
+    """A commit of a git repository; submodules by the commits it records."""
+
+    project: str
+    url: str
+    commit: str
+    version: str
+
+
+Pin = SdistPin | GitPin
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A project that another one carries, with a series of its own: CUTLASS below ``path`` of FlashInfer."""
+
+    project: str
+    path: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A pinned source as a git repository with one deterministic base commit."""
+
+    pin: Pin
+    repository: Path
+    commit: str
+    tree: str
+
+
+@dataclass(frozen=True)
+class AppliedPatch:
+    """One patch of a series as it was applied."""
+
+    project: str
+    slug: str
+    sha256: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class PatchedTree:
+    """A checkout with the overrides and every applicable patch on top, as a commit in the same repository."""
+
+    checkout: Checkout
+    inside: tuple[Inside, ...]
+    commit: str
+    tree: str
+    patches: tuple[AppliedPatch, ...]
+
+
+class PatchState(StrEnum):
+    """How a patch stands to one pinned version."""
+
+    APPLIES = "applies"
+    ALREADY_UPSTREAM = "already upstream"
+    NOT_FOR_THIS_VERSION = "not for this version"
+    CONFLICTS = "conflicts"
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """A patch's state on one pin; ``detail`` names the hunk, file and line of a conflict."""
+
+    project: str
+    slug: str
+    version: str
+    state: PatchState
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that is not in a plan, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers of a build. ``cuda_home`` holds ``bin/nvcc`` and ``include``."""
+
+    cuda_home: Path
+    nvcc_version: str
+    host_compiler: str
+    host_version: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One translation unit: ``source`` and ``output`` are relative to the work directory."""
+
+    module: str
+    source: str
+    output: str
+    estimate_bytes: int
+    estimate_seconds: float
+
+
+@dataclass(frozen=True)
+class Module:
+    """One shared object of the engine. ``packed`` is false when only some of its units are asked for."""
+
+    name: str
+    units: tuple[Unit, ...]
+    packed: bool
+    needs_device_link: bool = False
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What will be compiled, what is left out, and the digest that names the result."""
+
+    recipe: str
+    engine: str
+    version: str
+    archs: tuple[Arch, ...]
+    groups: tuple[str, ...]
+    tree: str
+    commit: str
+    modules: tuple[Module, ...]
+    left_out: tuple[LeftOut, ...]
+    expect_kernels: tuple[str, ...]
+    toolchain: Toolchain
+    digest: str
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a build made. ``path`` is relative to the record's directory."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What compiling one unit cost: wall seconds and peak resident bytes of its largest process."""
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """What a build made."""
+
+    plan: str
+    wheel: Artifact
+    modules: tuple[Artifact, ...]
+    kernels: int
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel in a cubin, as the cubin itself states it.
+
+    ``stack_bytes`` is the local-memory frame a thread needs, where spills live; ``shared_bytes`` is static shared memory only:
+    dynamic shared memory is chosen at launch and is not in a cubin.
+    """
+
+    name: str
+    arch: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    text_bytes: int
+    text_sha256: str
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One device image found in a file. ``where`` names the file or wheel member and the index in it."""
+
+    where: str
+    arch: str
+    bytes: int
+    kernels: tuple[Kernel, ...]
