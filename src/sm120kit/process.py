@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit.errors import CommandFailed, ToolchainMissing
@@ -15,12 +16,13 @@ from sm120kit.errors import CommandFailed, ToolchainMissing
 
 @dataclass(frozen=True)
 class Completed:
-    """What a program left behind."""
+    """What a program left behind. ``raw`` is stdout as bytes, for programs that print files."""
 
     argv: tuple[str, ...]
     returncode: int
     stdout: str
     stderr: str
+    raw: bytes = field(default=b"", repr=False)
 
 
 def paste_line(argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
@@ -36,14 +38,17 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    stdin: bytes | None = None,
+    drop: Iterable[str] = (),
+    stdin: bytes | Iterable[bytes] | None = None,
     logfile: Path | None = None,
     check: bool = True,
     on_line: Callable[[str], None] | None = None,
 ) -> Completed:
     """Run a program to its end and return what it said.
 
-    ``env`` is added to this process's environment. With ``logfile``, the command line and all output are appended to it;
+    ``env`` is added to this process's environment, from which the variables in ``drop`` are left out. A ``stdin`` in pieces is
+    handed over piece by piece, for input that should not lie in memory whole; the program must not say more than a pipe holds
+    (64 KiB) before it has read it. With ``logfile``, the command line and all output are appended to it;
     ``on_line`` sees each line of output while it runs (stderr then joins stdout). The program is a process group of its own,
     which is ended when this process is interrupted, so that Ctrl-C leaves no compiler behind.
 
@@ -53,11 +58,13 @@ def run(
     """
     words = [str(word) for word in argv]
     merged = on_line is not None
+    dropped = set(drop)
+    surroundings = {name: value for name, value in os.environ.items() if name not in dropped} | dict(env or {})
     try:
         child = subprocess.Popen(
             words,
             cwd=cwd,
-            env={**os.environ, **env} if env else None,
+            env=surroundings,
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
@@ -67,6 +74,7 @@ def run(
         if cwd is not None and not cwd.is_dir():
             raise
         raise ToolchainMissing(f"program not found: {words[0]}", "install it or put it on PATH") from error
+    raw_out = b""
     try:
         if merged:
             assert child.stdout is not None and on_line is not None
@@ -78,6 +86,9 @@ def run(
             child.wait()
             out, err = "\n".join(lines), ""
         else:
+            if stdin is not None and not isinstance(stdin, bytes):
+                _feed(child, stdin)
+                stdin = None
             raw_out, raw_err = child.communicate(stdin)
             out, err = raw_out.decode(errors="replace"), raw_err.decode(errors="replace")
     except BaseException:
@@ -87,7 +98,7 @@ def run(
         logfile.parent.mkdir(parents=True, exist_ok=True)
         with logfile.open("a") as log:
             log.write(f"$ {paste_line(words, env, cwd)}\n{out}{err}\n[exit {child.returncode}]\n")
-    done = Completed(tuple(words), child.returncode, out, err)
+    done = Completed(tuple(words), child.returncode, out, err, raw_out)
     if check and child.returncode != 0:
         tail = "\n".join((err or out).strip().splitlines()[-8:])
         raise CommandFailed(
@@ -95,6 +106,15 @@ def run(
             f"log: {logfile}" if logfile else f"command: {paste_line(words, env, cwd)}",
         )
     return done
+
+
+def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
+    """Hand ``pieces`` to a child; one that ends early is judged by its exit code, not by the broken pipe."""
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        for piece in pieces:
+            child.stdin.write(piece)
+        child.stdin.flush()
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

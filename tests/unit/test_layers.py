@@ -12,7 +12,7 @@ LAYERS = {
     "cli": 6,
     "pipeline": 5,
     **dict.fromkeys(["sources", "patches", "tiles", "plan", "build", "image", "verify", "registry", "launch", "bench", "doctor"], 4),
-    **dict.fromkeys(["recipe", "host", "workspace", "cubin", "memory", "toolchain"], 3),
+    **dict.fromkeys(["recipe", "host", "workspace", "gitrepo", "cubin", "memory", "toolchain"], 3),
     **dict.fromkeys(["process", "console"], 2),
     **dict.fromkeys(["records", "errors"], 1),
 }

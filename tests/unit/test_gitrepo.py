@@ -1,0 +1,124 @@
+"""Commit ids depend on content alone, whatever the user's git is set to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sm120kit.gitrepo import IDENTITY, Repository
+
+COMMIT = "88f0974db18be98788498faf81c2b9b4706bfcd0"
+
+
+def small_commit(path: Path) -> tuple[Repository, str]:
+    repository = Repository.init(path)
+    with repository.index() as index:
+        index.add("a.txt", b"one\r\ntwo\r\n")
+        index.add("bin/run", b"#!/bin/sh\n", executable=True)
+        index.add(".gitattributes", b"* text=auto eol=crlf\n*.txt ident filter=lfs working-tree-encoding=UTF-16\n")
+        index.add("\u00fc/name with space", b"$Id$")
+        tree = index.write_tree()
+    return repository, repository.commit_tree(tree, None, "base\n\nbody\n")
+
+
+@pytest.fixture
+def hostile_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user whose git signs, converts, rewrites and hooks everything it touches."""
+    home = tmp_path / "hostile"
+    hooks = home / "hooks"
+    hooks.mkdir(parents=True)
+    for name in ("post-index-change", "reference-transaction", "pre-commit", "commit-msg"):
+        (hooks / name).write_text("#!/bin/sh\nexit 1\n")
+        (hooks / name).chmod(0o755)
+    (home / ".gitconfig").write_text(
+        f"""[user]
+name = Somebody Else
+email = else@example.invalid
+signingkey = nobody
+[commit]
+gpgSign = true
+template = {home}/nothing-here
+[core]
+autocrlf = true
+eol = crlf
+hooksPath = {hooks}
+fileMode = false
+symlinks = false
+[i18n]
+commitEncoding = latin1
+[init]
+templateDir = {home}/hooks
+defaultObjectFormat = sha256
+"""
+    )
+    (home / ".config/git").mkdir(parents=True)
+    (home / ".config/git/attributes").write_text("* text eol=crlf\n")
+    (home / ".config/git/ignore").write_text("*\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Third Person")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2001-01-01T00:00:00Z")
+    monkeypatch.setenv("GIT_DIR", str(home / "elsewhere"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(home / "index"))
+    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
+    return home
+
+
+def test_commit_id_is_a_constant(tmp_path: Path) -> None:
+    _, commit = small_commit(tmp_path / "r")
+    assert commit == COMMIT
+
+
+@pytest.mark.usefixtures("hostile_git")
+def test_commit_id_ignores_the_users_git(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    assert commit == COMMIT
+    repository.point("refs/heads/base", commit)
+    assert repository.has("refs/heads/base")
+
+
+@pytest.mark.usefixtures("hostile_git")
+def test_export_writes_what_is_stored(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    repository.export(commit, tmp_path / "out")
+    assert (tmp_path / "out/a.txt").read_bytes() == b"one\r\ntwo\r\n" == repository.read(commit, "a.txt")
+    assert (tmp_path / "out/\u00fc/name with space").read_bytes() == b"$Id$"
+    assert (tmp_path / "out/bin/run").stat().st_mode & 0o111
+    assert not (tmp_path / "out/a.txt").stat().st_mode & 0o111
+
+
+def test_reading(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    assert repository.paths(commit) == [".gitattributes", "a.txt", "bin/run", "\u00fc/name with space"]
+    assert repository.paths(commit, "bin") == ["bin/run"]
+    assert repository.paths(repository.subtree(commit, "bin")) == ["run"]
+    for wrong in (repository.read, repository.subtree):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            wrong(commit, "nowhere")
+    with pytest.raises(FileNotFoundError, match="no blob bin"):
+        repository.read(commit, "bin")
+    assert not repository.has("0" * 40)
+
+
+def test_graft_replaces_what_was_there(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    with repository.index(commit) as index:
+        index.graft("bin", repository.subtree(commit, "\u00fc"))
+        index.graft("a.txt", repository.subtree(commit, "bin"))
+        tree = index.write_tree()
+    assert repository.paths(tree) == [".gitattributes", "a.txt/run", "bin/name with space", "\u00fc/name with space"]
+
+
+def test_author_must_be_an_identity(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    with pytest.raises(ValueError, match="Name <address>"):
+        repository.commit_tree(repository.tree_of(commit), commit, "x", author="nobody")
+    child = repository.commit_tree(
+        repository.tree_of(commit), commit, "x", author="A B <a@example.invalid>", date="@1700000000 +0200"
+    )
+    shown = repository.git("show", "-s", "--format=%an|%ae|%at|%cn <%ce>|%cI|%P", child).stdout.strip()
+    assert shown == f"A B|a@example.invalid|1700000000|{IDENTITY}|2023-11-15T00:13:20+02:00|{commit}"
