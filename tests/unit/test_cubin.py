@@ -1,0 +1,218 @@
+"""The reader of device code, on small files that nvcc made (data/cubin/README.md)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sm120kit import cubin
+from sm120kit.cli.inspect import inspect_
+from sm120kit.cubin import fatbin
+from sm120kit.errors import BadArtifact
+from sm120kit.records import Kernel
+
+DATA = Path(__file__).parent / "data" / "cubin"
+FIXTURES = sorted(path.name for path in DATA.iterdir() if path.suffix in (".cubin", ".fatbin", ".so", ".o"))
+REVERSE, HISTOGRAM = "_Z7reverseILi32EEvPf", "histogram"
+
+
+def kernels(name: str) -> list[Kernel]:
+    return [kernel for image in cubin.read(DATA / name) for kernel in image.kernels]
+
+
+def test_a_cubin_states_its_kernels() -> None:
+    (image,) = cubin.read(DATA / "sm_120a.cubin")
+    assert (image.where, image.arch, image.bytes) == ("sm_120a.cubin#1", "sm_120a", (DATA / "sm_120a.cubin").stat().st_size)
+    reverse, histogram = image.kernels
+    # What ptxas -v said when it was compiled: 10 registers and 128 bytes smem; 12 registers and a stack of 256 bytes.
+    assert (reverse.name, reverse.registers, reverse.shared_bytes, reverse.stack_bytes, reverse.text_bytes) == (
+        REVERSE,
+        10,
+        128,
+        0,
+        512,
+    )
+    assert (histogram.name, histogram.registers, histogram.shared_bytes, histogram.stack_bytes) == (HISTOGRAM, 12, 0, 256)
+    assert reverse.text_sha256.startswith("a44966f6b1f6")
+
+
+@pytest.mark.parametrize(
+    ("name", "archs"),
+    [
+        ("sm_120a.cubin", ["sm_120a"]),
+        ("sm_120f.cubin", ["sm_120f"]),
+        ("cuda_12.sm_90a.cubin", ["sm_90a"]),
+        ("cuda_12.sm_120a.cubin", ["sm_120a"]),
+        ("plain.fatbin", ["sm_120a", "sm_120f", "compute_120f"]),
+        ("lz4.fatbin", ["sm_120a"]),
+        ("zstd.so", ["sm_120a", "sm_121a"]),
+        ("relocatable.o", ["compute_120", "sm_120a", "compute_120a"]),
+    ],
+)
+def test_archs_are_what_was_compiled_for(name: str, archs: list[str]) -> None:
+    images = cubin.read(DATA / name)
+    assert [image.arch for image in images] == archs
+    for image in images:
+        assert len(image.kernels) == (2 if image.arch.startswith("sm_") else 0)
+        assert all(kernel.arch == image.arch for kernel in image.kernels)
+
+
+@pytest.mark.parametrize("name", ["plain.fatbin", "lz4.fatbin", "zstd.so"])
+def test_packed_code_is_the_same_code(name: str) -> None:
+    assert [kernel for kernel in kernels(name) if kernel.arch == "sm_120a"] == kernels("sm_120a.cubin")
+
+
+def test_containers_follow_one_another(tmp_path: Path) -> None:
+    both = tmp_path / "both.fatbin"
+    both.write_bytes((DATA / "lz4.fatbin").read_bytes() + bytes(8) + (DATA / "plain.fatbin").read_bytes())
+    assert [image.where for image in cubin.read(both)] == [f"both.fatbin#{number}" for number in (1, 2, 3, 4)]
+
+
+def test_a_wheel_is_read_member_by_member(tmp_path: Path) -> None:
+    wheel = tmp_path / "some-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(DATA / "zstd.so", "some/_kernels.so")
+        archive.write(DATA / "sm_120f.cubin", "some/one.cubin")
+        archive.writestr("some/__init__.py", "")
+        archive.write(sys.executable, "some/host_only.so.1")
+    assert [(image.where, image.arch) for image in cubin.read(wheel)] == [
+        ("some/_kernels.so#1", "sm_120a"),
+        ("some/_kernels.so#2", "sm_121a"),
+        ("some/one.cubin#1", "sm_120f"),
+    ]
+
+
+def empty_wheel(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("some/__init__.py", "")
+
+
+def claims_a_terabyte(path: Path) -> None:
+    data = bytearray((DATA / "lz4.fatbin").read_bytes())
+    struct.pack_into("<Q", data, 16 + 56, 1 << 40)
+    path.write_bytes(data)
+
+
+def says_another_arch(path: Path) -> None:
+    data = bytearray((DATA / "lz4.fatbin").read_bytes())
+    struct.pack_into("<I", data, 16 + 28, 90)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "is a directory"),
+        (lambda path: path.touch(), "is empty"),
+        (lambda path: path.write_text("#!/bin/sh\n"), "not a wheel, ELF, fatbin or cubin: it starts with 23 21 2f 62"),
+        (lambda path: path.write_bytes(b"\x7fELF\x01\x01" + bytes(60)), "not a 64-bit little-endian ELF"),
+        (lambda path: shutil.copyfile(sys.executable, path), "no device code"),
+        (empty_wheel, "no device code"),
+        (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(60)), "damaged archive"),
+        (claims_a_terabyte, "claims to unpack to 1099511627776 bytes"),
+        (says_another_arch, "listed for sm_90a and holds code for sm_120a"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "thing"
+    make(path)
+    with pytest.raises(BadArtifact, match=message) as failure:
+        cubin.read(path)
+    assert "thing" in failure.value.message and failure.value.hint
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damage")
+
+
+def read_damaged(scratch: Path, data: bytes) -> None:
+    path = scratch / "damaged"
+    path.write_bytes(data)
+    try:
+        cubin.read(path)
+    except BadArtifact as failure:
+        assert failure.message.count("\n") == 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(name=st.sampled_from(FIXTURES), data=st.data())
+def test_damage_is_a_bad_artifact_or_nothing(scratch: Path, name: str, data: st.DataObject) -> None:
+    content = bytearray((DATA / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        width = data.draw(st.sampled_from([1, 2, 4, 8]))
+        at = data.draw(st.integers(0, len(content) - width))
+        content[at : at + width] = data.draw(st.one_of(st.binary(min_size=width, max_size=width), st.just(b"\xff" * width)))
+    read_damaged(scratch, bytes(content))
+
+
+@settings(deadline=None, max_examples=100)
+@given(name=st.sampled_from(FIXTURES), data=st.data())
+def test_a_truncated_file_is_a_bad_artifact(scratch: Path, name: str, data: st.DataObject) -> None:
+    content = (DATA / name).read_bytes()
+    read_damaged(scratch, content[: data.draw(st.integers(0, len(content) - 1))])
+
+
+@settings(deadline=None, max_examples=100)
+@given(start=st.sampled_from([b"", b"\x7fELF\x02\x01\x01A\x08", fatbin.MAGIC, b"PK\x03\x04"]), rest=st.binary(max_size=300))
+def test_garbage_is_a_bad_artifact(scratch: Path, start: bytes, rest: bytes) -> None:
+    read_damaged(scratch, start + rest)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_damaged_wheel_is_a_bad_artifact(scratch: Path, data: st.DataObject) -> None:
+    wheel = scratch / "whole.whl"
+    if not wheel.exists():
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(DATA / "lz4.fatbin", "some/lz4.fatbin")
+    content = bytearray(wheel.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(4, len(content) - 1))] = data.draw(st.integers(0, 255))
+    read_damaged(scratch, bytes(content))
+
+
+def test_missing_kernels_are_named() -> None:
+    images = cubin.read(DATA / "zstd.so")
+    there = ("histogram", "*reverse*", "*reverseILi32E*@sm_121*", "*@sm_120a")
+    absent = ("histo", "Histogram", "*reverse*@sm_90*", "*GemmUniversal*")
+    assert cubin.missing(there, images) == ()
+    assert cubin.missing((*there, *absent), images) == absent
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command("inspect")(inspect_)
+    return app
+
+
+def test_inspect_lists_kernels() -> None:
+    done = CliRunner().invoke(command(), [str(DATA / "zstd.so"), "--no-demangle"])
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["zstd.so#2", "sm_121a", REVERSE, "10", "128", "0", "512", "a44966f6b1f6"] in rows
+    assert "images: 2 (sm_120a, sm_121a); kernels: 4; with a stack, where spills live: 2" in done.stdout
+
+
+def test_inspect_json_is_the_records() -> None:
+    done = CliRunner().invoke(command(), [str(DATA / "plain.fatbin"), "--json"])
+    images = json.loads(done.stdout)
+    assert [image["arch"] for image in images] == ["sm_120a", "sm_120f", "compute_120f"]
+    assert images[0]["kernels"][0]["name"] == REVERSE and len(images[0]["kernels"][0]["text_sha256"]) == 64
+
+
+def test_the_command_loads_the_reader_only_when_it_runs() -> None:
+    probe = "import sys, sm120kit.cli.inspect; sys.exit(any(m in sys.modules for m in ('sm120kit.cubin', 'zstandard', 'rich')))"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
