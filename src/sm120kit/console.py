@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 
 @contextmanager
 def progress(*, transfer: bool = False) -> Iterator[Progress]:
-    """A progress display on stderr: byte counts and rates with ``transfer``, else steps and time. Silent when not a terminal."""
+    """A progress display on stderr: byte counts with ``transfer``, else steps and time. Silent when not a terminal."""
     from rich import progress as bars
 
     columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
@@ -72,3 +72,13 @@ def progress(*, transfer: bool = False) -> Iterator[Progress]:
     )
     with bars.Progress(*columns, console=_stderr(), transient=True, disable=not sys.stderr.isatty()) as display:
         yield display
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is replaced by the next one. Silent when not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with _stderr().status("") as display:
+        yield display.update

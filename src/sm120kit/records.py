@@ -132,12 +132,30 @@ class Unit:
 
 @dataclass(frozen=True)
 class Module:
-    """One shared object of the engine. ``packed`` is false when only some of its units are asked for."""
+    """One shared object of the engine, ``library`` relative to the work directory.
+
+    ``packed`` is false when only some of its units are asked for: they are compiled and checked, not linked.
+    """
 
     name: str
+    library: str
     units: tuple[Unit, ...]
     packed: bool
-    needs_device_link: bool = False
+    expect_kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine's own generators made of one module: all its sources, the units that are kept, its ninja file.
+
+    Paths are relative to the work directory, so that the same inputs give the same text in every directory.
+    """
+
+    name: str
+    library: str
+    sources: tuple[str, ...]
+    units: tuple[tuple[str, str], ...]
+    ninja: str
 
 
 @dataclass(frozen=True)
@@ -153,7 +171,6 @@ class BuildPlan:
     commit: str
     modules: tuple[Module, ...]
     left_out: tuple[LeftOut, ...]
-    expect_kernels: tuple[str, ...]
     toolchain: Toolchain
     digest: str
 

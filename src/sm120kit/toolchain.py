@@ -34,7 +34,11 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
     refused = []
     for home, origin in _homes():
         version = _nvcc_version(home / "bin" / "nvcc")
-        reasons = [f"nvcc {version} is older than {FIRST_NVCC[arch]}, the first for {arch}" for arch in archs if version < FIRST_NVCC[arch]]
+        reasons = [
+            f"nvcc {version} is older than {FIRST_NVCC[arch]}, the first for {arch}"
+            for arch in archs
+            if version < FIRST_NVCC[arch]
+        ]
         absent = [name for name in headers if not (home / "include" / name).is_file()]
         if absent:
             reasons.append(f"no {', '.join(absent)} in {home / 'include'}")
@@ -42,7 +46,9 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
             return Toolchain(home, str(version), host, host_version)
         refused.append(f"{origin} ({home}): {'; '.join(reasons)}")
     if not refused:
-        raise ToolchainMissing("no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", WAY_OUT)
+        raise ToolchainMissing(
+            "no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", WAY_OUT
+        )
     raise ToolchainUnsuitable("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in refused), WAY_OUT)
 
 

@@ -9,10 +9,13 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 6,
-    "pipeline": 5,
-    **dict.fromkeys(["sources", "patches", "tiles", "plan", "build", "image", "verify", "registry", "launch", "bench", "doctor"], 4),
-    **dict.fromkeys(["recipe", "host", "workspace", "gitrepo", "cubin", "memory", "toolchain"], 3),
+    "cli": 7,
+    "pipeline": 6,
+    **dict.fromkeys(
+        ["sources", "patches", "tiles", "plan", "build", "image", "verify", "registry", "launch", "bench", "doctor"], 5
+    ),
+    **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "memory", "toolchain"], 4),
+    "workspace": 3,
     **dict.fromkeys(["process", "console"], 2),
     **dict.fromkeys(["records", "errors"], 1),
 }

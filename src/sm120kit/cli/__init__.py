@@ -7,6 +7,8 @@ import sys
 import typer
 
 from sm120kit import console
+from sm120kit.cli import recipe
+from sm120kit.cli.build import build
 from sm120kit.errors import Sm120kitError
 
 app = typer.Typer(
@@ -17,6 +19,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.command("build")(build)
+app.add_typer(recipe.app, name="recipe")
 
 
 def main() -> None:

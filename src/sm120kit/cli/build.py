@@ -1,0 +1,124 @@
+"""``sm120kit build``: from a recipe to a wheel that proves what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit import console
+
+if TYPE_CHECKING:
+    from sm120kit.build import Progress
+    from sm120kit.records import BuildPlan
+
+
+def build(
+    engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file.")],
+    arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_120f, sm_120a or sm_121a; may be repeated.")] = None,
+    kernels: Annotated[str | None, typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
+    ] = None,
+    to: Annotated[str, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack.")] = "pack",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the wheel is put.")] = Path("wheelhouse"),
+    mirror: Annotated[
+        str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here instead of the index.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")] = False,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
+) -> None:
+    """Fetch, patch, compile and check an engine for SM12x, and pack it as a wheel. Needs no GPU."""
+    import time
+
+    from sm120kit import pipeline, recipe
+    from sm120kit.errors import UnknownName
+    from sm120kit.workspace import Workspace, write_atomic
+
+    try:
+        stage = pipeline.Stage("plan" if dry_run else to)
+    except ValueError:
+        raise UnknownName(f"unknown stage {to!r}", f"stages: {', '.join(pipeline.Stage)}") from None
+    options = pipeline.Options(
+        Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None
+    )
+    started = time.monotonic()
+    archs = [recipe.parse_arch(text) for text in arch or ()]
+    with _watcher() as watch:
+        built = pipeline.build(engine, options, archs=archs, group=kernels, to=stage, tell=console.say, watch=watch)
+    seconds = time.monotonic() - started
+    if built.artifacts is None or built.directory is None:
+        if json:
+            console.json_data(built.plan or built.tree)
+        elif built.plan is not None and stage is pipeline.Stage.PLAN:
+            _show_plan(built.plan)
+        else:
+            console.say(f"{stage} of {built.recipe.name} done in {seconds:.1f} s")
+        return
+    wheel = output / Path(built.artifacts.wheel.path).name
+    if not wheel.is_file() or wheel.stat().st_size != built.artifacts.wheel.bytes:
+        write_atomic(wheel, (built.directory / built.artifacts.wheel.path).read_bytes())
+    if json:
+        console.json_data(built.artifacts)
+        return
+    for left in built.artifacts.left_out:
+        console.say(f"left out  {left.what}: {left.reason}")
+    console.say(f"{'built' if built.ran else 'nothing to do for'} {built.recipe.name} in {seconds:.1f} s")
+    console.say(f"{len(built.artifacts.modules)} modules packed, {built.artifacts.kernels} kernels found in their device code")
+    console.say("unverified on SM120: no kernel was run")
+    console.say(f"records and logs: {built.directory}")
+    console.data(str(wheel))
+
+
+def _show_plan(plan: BuildPlan) -> None:
+    console.data(f"{plan.recipe} for {' '.join(plan.archs)}: plan {plan.digest}")
+    console.data(f"tree {plan.tree}; nvcc {plan.toolchain.nvcc_version}, {plan.toolchain.host_version}\n")
+    console.table(
+        ("module", "unit", "expected memory", "expected time"),
+        (
+            (module.name, Path(unit.source).name, f"{unit.estimate_bytes / 2**30:.1f} GiB", f"{unit.estimate_seconds:.0f} s")
+            for module in plan.modules
+            for unit in module.units
+        ),
+    )
+    console.table(("left out", "reason"), ((left.what, left.reason) for left in plan.left_out))
+
+
+@contextmanager
+def _watcher() -> Iterator[Callable[[Progress], None]]:
+    """Shows a compile: a line per finished unit with its cost; on a terminal also what runs now, time left and memory."""
+    from sm120kit.memory import available, resident
+
+    seen = 0
+    with console.status() as show:
+
+        def watch(progress: Progress) -> None:
+            nonlocal seen
+            for event in progress.finished[seen:]:
+                seen += 1
+                cost = f"{event.seconds:.0f} s, {event.peak_bytes / 2**30:.1f} GiB"
+                console.say(f"[{seen}/{len(progress.units)}] {Path(event.output).name}: {cost}; {_left(progress)}")
+            held = sum(resident(run.pid) for run in progress.running) / 2**30
+            names = ", ".join(Path(run.output).name for run in progress.running)
+            memory = f"{held:.1f} GiB held, {available() / 2**30:.1f} GiB available"
+            show(f"{_left(progress)}; {memory}; compiling {names or 'nothing'}")
+
+        yield watch
+
+
+def _left(progress: Progress) -> str:
+    """Time left, from what units cost when they were last compiled or are said to cost, at the present parallelism."""
+    finished = {event.output for event in progress.finished}
+    seconds = sum(unit.estimate_seconds for unit in progress.units if unit.output not in finished)
+    return f"about {seconds / max(1, len(progress.running)) / 60:.1f} min left"

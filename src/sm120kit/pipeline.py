@@ -1,0 +1,161 @@
+"""The stages in order. A stage whose record is there is not run again; a build stops after the stage it is asked to stop at."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sm120kit import build as builder
+from sm120kit import patches, plan, recipe, sources, toolchain
+from sm120kit.memory import Costs, available
+from sm120kit.records import Arch, Artifacts, BuildPlan, Generated, PatchedTree, Toolchain
+from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, read_record, write_record
+
+
+class Stage(StrEnum):
+    """Where a build can stop."""
+
+    FETCH = "fetch"
+    PATCH = "patch"
+    PLAN = "plan"
+    COMPILE = "compile"
+    PACK = "pack"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How, not what: none of these changes the result."""
+
+    workspace: Workspace
+    mirror: str | None = None
+    offline: bool = False
+    jobs: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build came to: the records of the stages that it reached."""
+
+    recipe: recipe.Recipe
+    tree: PatchedTree | None = None
+    plan: BuildPlan | None = None
+    artifacts: Artifacts | None = None
+    directory: Path | None = None
+    ran: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _GeneratedRecord:
+    modules: tuple[Generated, ...]
+    versions: dict[str, str]
+
+
+def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
+    """Fetch a recipe's source and apply its series; both only when nobody did before."""
+    root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
+    inputs = [path for base in (root, overrides) for path in sorted(base.rglob("*")) if path.is_file()]
+    key = digest_of([item.pin, item.inside, [[str(path.relative_to(data_root())), file_sha256(path)] for path in inputs]])
+    record = options.workspace.cache / "trees" / f"{key}.json"
+    if record.is_file():
+        tree = read_record(PatchedTree, record)
+        if tree.checkout.repository.is_dir():
+            return tree
+    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
+    tree = patches.apply(checkout, item.inside, root, overrides)
+    write_record(record, tree)
+    return tree
+
+
+def build(
+    name: str,
+    options: Options,
+    *,
+    archs: Sequence[Arch] = (),
+    group: str | None = None,
+    to: Stage = Stage.PACK,
+    tell: Callable[[str], None] = lambda message: None,
+    watch: Callable[[builder.Progress], None] = lambda progress: None,
+) -> Built:
+    """Build an engine by recipe name up to the stage ``to``. See :mod:`sm120kit.errors` for what can go wrong."""
+    item = recipe.load(name)
+    recipe.group(item, group)
+    targets = tuple(archs) or item.archs
+    workspace = options.workspace
+    if to is Stage.FETCH:
+        sources.fetch(item.pin, workspace, mirror=options.mirror, offline=options.offline)
+        return Built(item)
+    tree = patched_tree(item, options)
+    if to is Stage.PATCH:
+        return Built(item, tree)
+    tools = toolchain.find(targets, item.headers)
+    place = f"{item.name}-{'-'.join(sorted(targets))}"
+    work = workspace.work(place)
+    with workspace.locked(place):
+        made = _generated(item, group, targets, tree, tools, work, workspace, tell)
+        costs = Costs(workspace.cache / "costs.json")
+        decided = plan.make(item, group, targets, tree, made.modules, tools, made.versions, costs.of)
+        if to is Stage.PLAN:
+            return Built(item, tree, decided)
+        target = workspace.build(item.engine, decided.digest)
+        if (target / "artifacts.json").is_file():
+            return Built(item, tree, decided, read_record(Artifacts, target / "artifacts.json"), target)
+        _generated(item, group, targets, tree, tools, work, workspace, tell, on_disk=True)
+        tell(f"compiling {sum(len(module.units) for module in decided.modules)} units of {len(decided.modules)} modules")
+        builder.compile_units(
+            decided,
+            made.modules,
+            work,
+            costs,
+            jobs=options.jobs or len(os.sched_getaffinity(0)),
+            budget_bytes=options.memory_bytes or available(),
+            watch=watch,
+        )
+        if to is Stage.COMPILE:
+            builder.check(decided, work)
+            return Built(item, tree, decided)
+        tell("checking the modules and packing the wheel")
+        artifacts = builder.finish(decided, work / "tree", work, target)
+    return Built(item, tree, decided, artifacts, target, ran=("compile", "pack"))
+
+
+def _generated(
+    item: recipe.Recipe,
+    group: str | None,
+    archs: Sequence[Arch],
+    tree: PatchedTree,
+    tools: Toolchain,
+    work: Path,
+    workspace: Workspace,
+    tell: Callable[[str], None],
+    *,
+    on_disk: bool = False,
+) -> _GeneratedRecord:
+    """What the engine generates for this tree; with ``on_disk``, also make sure that the work directory holds just that."""
+    orders = plan.orders(item, group)
+    versions = [_version(name) for name in ("torch", "apache-tvm-ffi")]
+    key = digest_of(
+        [plan.PLAN_FORMAT, orders, sorted(archs), tree.tree, tools.nvcc_version, str(tools.cuda_home), versions, str(work)]
+    )
+    record, stamp = workspace.cache / "generated" / f"{key}.json", work / "generated.key"
+    here = stamp.is_file() and stamp.read_text() == key
+    if record.is_file() and (here or not on_disk):
+        return read_record(_GeneratedRecord, record)
+    tell(f"generating kernels of {item.name} (tree {tree.tree[:12]})")
+    stamp.unlink(missing_ok=True)
+    patches.materialise(tree, work / "tree")
+    made = _GeneratedRecord(*builder.generate(work / "tree", work, orders, archs, tools))
+    write_record(record, made)
+    stamp.write_text(key)
+    return made
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

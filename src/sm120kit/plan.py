@@ -1,0 +1,126 @@
+"""``(Recipe, trees, Toolchain) -> BuildPlan``. Pure: reads nothing, writes nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from sm120kit.recipe import ModuleTable, Recipe, group
+from sm120kit.records import Arch, BuildPlan, Generated, LeftOut, Module, PatchedTree, Toolchain, Unit
+from sm120kit.workspace import digest_of
+
+PLAN_FORMAT = 1
+"""Raised when the same inputs would be built differently by a newer sm120kit."""
+
+DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
+"""Peak bytes and seconds of a unit of which neither the recipe nor an earlier build says anything."""
+
+Known = Callable[[str], tuple[int, float] | None]
+"""What a unit cost when it was last compiled: peak bytes and seconds."""
+
+
+def orders(recipe: Recipe, group_name: str | None) -> dict[str, Any]:
+    """What to ask the engine's generators for: per module its generator, and the file patterns left out or solely wanted."""
+    table = group(recipe, group_name)
+    asked: dict[str, Any] = {}
+    for name in (*table.modules, *(sample.split("/")[0] for sample in table.samples)):
+        only = (
+            None
+            if name in table.modules
+            else [sample.split("/", 1)[1] for sample in table.samples if sample.startswith(name + "/")]
+        )
+        module = recipe.modules[name]
+        asked[name] = {"generator": module.generator, "leave_out": [left.units for left in module.leave_out], "only": only}
+    return asked
+
+
+def make(
+    recipe: Recipe,
+    group_name: str | None,
+    archs: Sequence[Arch],
+    tree: PatchedTree,
+    generated: Sequence[Generated],
+    toolchain: Toolchain,
+    versions: Mapping[str, str],
+    known: Known = lambda unit: None,
+) -> BuildPlan:
+    """Decide what is compiled and what is left out, and name the result by a digest of everything that goes in.
+
+    ``versions`` are of packages whose headers the units include. Costs and directories are not part of the digest.
+    """
+    table = group(recipe, group_name)
+    modules: list[Module] = []
+    left_out: list[LeftOut] = []
+    for made in generated:
+        settings = recipe.modules[made.name]
+        packed = made.name in table.modules
+        units = tuple(_unit(made.name, source, output, settings, known) for source, output in made.units)
+        expect = settings.expect_kernels if packed else table.expect_sample_kernels
+        modules.append(Module(made.name, made.library, units, packed, expect))
+        left_out += _left_out(made, settings, packed)
+    asked = {made.name for made in generated}
+    left_out += [
+        LeftOut(name, f"not in kernel group {group_name or recipe.default_group}")
+        for name in recipe.modules
+        if name not in asked
+    ]
+    plan = BuildPlan(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        version=recipe.version,
+        archs=tuple(sorted(archs)),
+        groups=(group_name or recipe.default_group,),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=tuple(modules),
+        left_out=tuple(left_out),
+        toolchain=toolchain,
+        digest="",
+    )
+    inputs = {
+        "format": PLAN_FORMAT,
+        "recipe": [plan.recipe, plan.engine, plan.version],
+        "archs": plan.archs,
+        "tree": plan.tree,
+        "modules": [
+            [module.name, module.packed, module.expect_kernels, made.ninja]
+            for module, made in zip(modules, generated, strict=True)
+        ],
+        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
+        "versions": dict(versions),
+        "left_out": [asdict(item) for item in left_out],
+    }
+    return replace(plan, digest=digest_of(inputs))
+
+
+def _unit(module: str, source: str, output: str, settings: ModuleTable, known: Known) -> Unit:
+    file, made = PurePosixPath(source).name, PurePosixPath(output).name
+    cost = known(f"{module}/{made}")
+    if cost is None:
+        default = DEFAULT_COST.get(PurePosixPath(source).suffix, DEFAULT_COST[".cu"])
+        gib = next((value for pattern, value in settings.gib.items() if _matches(pattern, file, made)), default[0] / 2**30)
+        seconds = next((value for pattern, value in settings.seconds.items() if _matches(pattern, file, made)), default[1])
+        cost = (int(gib * 2**30), seconds) if source.endswith(".cu") else default
+    return Unit(module, source, output, *cost)
+
+
+def _matches(pattern: str, *names: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for name in names)
+
+
+def _left_out(made: Generated, settings: ModuleTable, packed: bool) -> Iterator[LeftOut]:
+    kept = {PurePosixPath(source).name for source, _ in made.units}
+    absent = [source for source in made.sources if source not in kept]
+    for table in settings.leave_out:
+        matching = [source for source in absent if fnmatch.fnmatch(source, table.units)]
+        absent = [source for source in absent if source not in matching]
+        if matching:
+            yield LeftOut(f"{made.name}: {len(matching)} units {table.units}", table.reason)
+    if absent and not packed:
+        yield LeftOut(
+            f"{made.name}: {len(absent)} further units",
+            f"only a sample of {len(kept)} is compiled and checked; it is not packed, because the module needs all of them",
+        )

@@ -1,0 +1,104 @@
+"""Recipes are read strictly and every problem is told at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sm120kit import recipe
+from sm120kit.errors import BadRecipe, UnknownName
+from sm120kit.records import Arch, Inside, SdistPin
+
+GOOD = recipe.directory() / "flashinfer-0.6.6.toml"
+
+
+def edited(tmp_path: Path, *changes: tuple[str, str], add: str = "") -> Path:
+    text = GOOD.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = tmp_path / GOOD.name
+    path.write_text(text + add)
+    return path
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_is_well_formed(name: str) -> None:
+    item = recipe.load(name)
+    assert item.name == name
+    assert isinstance(item.pin, SdistPin) and re.fullmatch("[0-9a-f]{64}", item.pin.sha256)
+
+
+def test_spellings_of_one_recipe() -> None:
+    by_name = recipe.load("flashinfer-0.6.6")
+    assert recipe.load("flashinfer@0.6.6") == by_name == recipe.load(str(GOOD))
+    assert recipe.load("flashinfer") == by_name
+    assert by_name.inside == (Inside("cutlass", "3rdparty/cutlass", "4.2.1"),)
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"did you mean 'flashinfer-0.6.6'"):
+        recipe.load("flashinfer-0.6.7")
+
+
+def test_all_problems_in_one_error(tmp_path: Path) -> None:
+    path = edited(
+        tmp_path,
+        ('sha256 = "0730', 'sha25 = "0730'),
+        ("edition = 1", 'edition = "1"'),
+        ('summary = "the release', 'sumary = "the release'),
+        ('modules = ["fused_moe_120"]', 'modules = ["fused_mo_120"]'),
+        ('path = "3rdparty/cutlass"', 'path = "../elsewhere"'),
+        add='\n[sources.x]\ngit = "https://host.invalid/x"\nversion = "1"\ncommit = "main"\n[sources.y]\nversion = "1"\n',
+    )
+    with pytest.raises(BadRecipe) as caught:
+        recipe.load(str(path))
+    message = caught.value.message
+    for part in (
+        str(path),
+        "sources.flashinfer.sha256: missing",
+        "sources.flashinfer.sha25: unknown key; did you mean 'sha256'?",
+        "edition: input should be 1; it is '1'",
+        "sumary: unknown key; did you mean 'summary'?",
+        "no module 'fused_mo_120'; did you mean 'fused_moe_120'?",
+        "'../elsewhere' is not a path below the source",
+        "'main' is not a commit (40 hexadecimal digits; a branch or tag can move)",
+        "needs exactly one of the keys sdist, git, inside",
+        "exactly one must be fetched",
+    ):
+        assert part in message, part
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('sha256 = "0730', 'sha256 = "0731zz', "is not a sha256"),
+        ('inside = "flashinfer"', 'inside = "flashinfe"', "'flashinfe' is not a fetched source; did you mean 'flashinfer'?"),
+        ('default_group = "quick"', 'default_group = "quik"', "no group 'quik'; did you mean 'quick'?"),
+        ('name = "flashinfer-0.6.6"', 'name = "flashinfer-0.6.5"', "is not the file's name"),
+        ('archs = ["sm_120f"]', 'archs = ["sm_100a"]', "archs.0"),
+        ("edition = 1", "edition = = 1", "not TOML"),
+    ],
+)
+def test_one_problem(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(BadRecipe, match=re.escape(said)):
+        recipe.load(str(edited(tmp_path, (old, new))))
+
+
+def test_group_and_arch_by_name() -> None:
+    item = recipe.load("flashinfer")
+    assert recipe.group(item, None) == item.groups["quick"]
+    with pytest.raises(UnknownName, match="did you mean 'fused-moe'"):
+        recipe.group(item, "fused-mo")
+    assert recipe.parse_arch("sm_121a") is Arch.SM_121A
+    with pytest.raises(UnknownName, match="did you mean 'sm_120"):
+        recipe.parse_arch("sm_120")
+
+
+def test_schema_knows_every_key() -> None:
+    schema = json.loads(recipe.json_schema())
+    assert schema["additionalProperties"] is False
+    assert set(schema["required"]) >= {"edition", "engine", "sources", "modules", "groups"}

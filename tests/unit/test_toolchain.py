@@ -1,0 +1,94 @@
+"""Which nvcc is taken, and why another is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sm120kit import toolchain
+from sm120kit.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.records import Arch
+
+
+def toolkit(home: Path, version: str, headers: tuple[str, ...] = ()) -> Path:
+    """A directory that answers like a CUDA toolkit of that version."""
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    for name in headers:
+        (home / "include" / name).touch()
+    nvcc = home / "bin" / "nvcc"
+    major_minor = ".".join(version.split(".")[:2])
+    nvcc.write_text(
+        f"#!/bin/sh\ncase $1 in --version) echo 'Cuda compilation tools, release {major_minor}, V{version}';;\n"
+        f"*) echo '#$ _HERE_={home}/bin' >&2;; esac\n"
+    )
+    nvcc.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but a C++ compiler, and no CUDA wheels."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "c++").write_text("#!/bin/sh\necho 'c++ 12.2.0'\n")
+    (tools / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    return tools
+
+
+def test_a_script_on_path_leads_to_the_real_home(bare: Path, tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    (bare / "nvcc").write_text(f'#!/bin/sh\nexec {home}/bin/nvcc "$@"\n')
+    (bare / "nvcc").chmod(0o755)
+    found = toolchain.find([Arch.SM_120F])
+    assert (found.cuda_home, found.nvcc_version, found.host_version) == (home, "13.0.88", "c++ 12.2.0")
+
+
+def test_cuda_home_comes_first(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare / "nvcc").symlink_to(toolkit(tmp_path / "one", "12.9.1") / "bin" / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "two", "13.0.88")))
+    assert toolchain.find([Arch.SM_120F]).nvcc_version == "13.0.88"
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "suits"), [("12.8.93", "sm_120a", True), ("12.8.93", "sm_120f", False), ("12.6.0", "sm_120a", False)]
+)
+def test_an_old_nvcc_is_refused_with_the_first_release_that_will_do(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, arch: str, suits: bool
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda", version)))
+    if suits:
+        assert toolchain.find([Arch(arch)]).nvcc_version == version
+    else:
+        with pytest.raises(ToolchainUnsuitable, match=rf"nvcc {version} is older than 12\.\d, the first for {arch}") as caught:
+            toolchain.find([Arch(arch)])
+        assert "sm120kit[cuda]" in caught.value.hint
+
+
+def test_missing_headers_make_a_toolkit_unsuitable(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda", "13.0.88", headers=("nvrtc.h",))))
+    assert toolchain.find([], ["nvrtc.h"])
+    with pytest.raises(ToolchainUnsuitable, match=r"no cublasLt\.h in "):
+        toolchain.find([], ["nvrtc.h", "cublasLt.h"])
+
+
+def test_no_nvcc_at_all(bare: Path) -> None:
+    with pytest.raises(ToolchainMissing, match="no CUDA compiler"):
+        toolchain.find()
+
+
+def test_cuda_home_without_nvcc(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(ToolchainMissing, match="has no bin/nvcc"):
+        toolchain.find()
+
+
+def test_no_host_compiler(bare: Path) -> None:
+    (bare / "c++").unlink()
+    with pytest.raises(ToolchainMissing, match=r"no C\+\+ compiler"):
+        toolchain.find()
