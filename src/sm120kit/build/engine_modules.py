@@ -41,6 +41,8 @@ def main() -> None:
         spec = getattr(importlib.import_module(module), function)()
         if spec.name != name:
             raise SystemExit(f"{wanted['generator']} makes module {spec.name!r}, not {name!r}")
+        # Generators list directories, in an order that differs between machines; the order of objects is that of the library.
+        spec = dataclasses.replace(spec, sources=sorted(spec.sources, key=str))
         names = [Path(source).name for source in spec.sources]
         kept = [
             source
