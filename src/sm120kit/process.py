@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -50,7 +51,7 @@ def run(
     handed over piece by piece, for input that should not lie in memory whole; the program must not say more than a pipe holds
     (64 KiB) before it has read it. With ``logfile``, the command line and all output are appended to it;
     ``on_line`` sees each line of output while it runs (stderr then joins stdout). The program is a process group of its own,
-    which is ended when this process is interrupted, so that Ctrl-C leaves no compiler behind.
+    which is ended when this process is interrupted or dies, so that neither Ctrl-C nor SIGKILL leaves a compiler behind.
 
     Raises:
         ToolchainMissing: there is no such program.
@@ -69,6 +70,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     except FileNotFoundError as error:
         if cwd is not None and not cwd.is_dir():
@@ -115,6 +117,15 @@ def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             child.stdin.write(piece)
         child.stdin.flush()
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: ask for SIGTERM when this process dies, even by SIGKILL, so that no compiler outlives its build."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

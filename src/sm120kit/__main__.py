@@ -1,0 +1,5 @@
+"""``python -m sm120kit``."""
+
+from sm120kit.cli import main
+
+main()
