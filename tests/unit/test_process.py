@@ -21,7 +21,7 @@ def test_output_and_log_with_a_line_to_paste(tmp_path: Path) -> None:
     done = process.run(["/bin/sh", "-c", "echo out; echo err >&2; echo $NAME"], env={"NAME": "a b"}, logfile=log, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("out\na b\n", "err\n", 0)
     line = log.read_text().splitlines()[0].removeprefix("$ ")
-    assert subprocess.run(line, shell=True, capture_output=True, text=True).stdout == "out\na b\n"
+    assert subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True).stdout == "out\na b\n"
 
 
 def test_failure_names_command_and_last_words(tmp_path: Path) -> None:
