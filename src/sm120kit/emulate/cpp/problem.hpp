@@ -1,0 +1,197 @@
+// A random block-scaled GEMM, its reference in integers, and the comparison. Knows nothing of CUTLASS: the layout of packed codes and
+// of scale factors is written out here.
+//
+// D[m][n] = sum over k of a[m][k] sa[m][k/V] b[n][k] sb[n][k/V]. Data are multiples of one unit and the sum of magnitudes stays below
+// 2^24 units, so that fp32 gives the same bits in any order. Scale factors differ in every coordinate.
+#pragma once
+
+#include "instructions.hpp"
+#include "tensormap.hpp"
+
+namespace emulate {
+
+inline int bits_of_element(Element e) { return e == Element::e2m1 ? 4 : 8; }
+
+/// Bytes in global memory, aligned as a tensor map may want them.
+class Bytes {
+ public:
+  void assign(std::size_t size, unsigned char value) {
+    size_ = size;
+    lines_.resize((size + sizeof(Line) - 1) / sizeof(Line));
+    std::memset(data(), value, size);
+  }
+  unsigned char* data() { return lines_.data()->bytes; }
+  unsigned char const* data() const { return lines_.data()->bytes; }
+  std::size_t size() const { return size_; }
+  unsigned char& operator[](std::size_t i) { return data()[i]; }
+
+ private:
+  struct alignas(128) Line {
+    unsigned char bytes[128];
+  };
+  std::vector<Line> lines_;
+  std::size_t size_ = 0;
+};
+
+/// One operand: `rows` x `k` codes, K-major and packed, and its scale factors in blocks of 128 rows x 4.
+struct Operand {
+  Bytes packed;       // two e2m1 a byte, the first in the low half; one e4m3 a byte
+  Bytes scale_bytes;  // ((r/128) ceil(K/V/4) + kb/4) 512 + (r%32) 16 + (r%128/32) 4 + kb%4
+  std::vector<std::int32_t> value;         // in units, scale included: rows x k
+};
+
+struct Comparison {
+  std::uint64_t mismatches = 0;
+  double max_error = 0;
+  std::string signature;
+};
+
+template <Element A, Element B, Scale S, int Vector>
+struct Problem {
+  int m, n, k;
+  Operand a, b;
+  double unit = 0;
+  bool exact = true;
+  std::vector<std::int64_t> expected;  // in units, m x n
+
+  Problem(int m_, int n_, int k_, std::uint64_t seed) : m(m_), n(n_), k(k_) {
+    std::mt19937_64 random(seed);
+    double const unit_a = fill(a, m, A, random), unit_b = fill(b, n, B, random);
+    unit = unit_a * unit_b;
+    expected.resize(std::size_t(m) * n);
+    for (int i = 0; i < m; ++i) {
+      for (int j = 0; j < n; ++j) {
+        std::int64_t sum = 0, magnitude = 0;
+        for (int x = 0; x < k; ++x) {
+          std::int64_t const term = std::int64_t(a.value[std::size_t(i) * k + x]) * b.value[std::size_t(j) * k + x];
+          sum += term;
+          magnitude += term < 0 ? -term : term;
+        }
+        expected[std::size_t(i) * n + j] = sum;
+        if (magnitude >= (std::int64_t{1} << 24)) exact = false;
+      }
+    }
+  }
+
+  void register_memory() const {
+    for (auto const* o : {&a, &b}) {
+      global_memory().allow(o->packed.data(), o->packed.size());
+      global_memory().allow(o->scale_bytes.data(), o->scale_bytes.size());
+    }
+  }
+
+  /// Bit for bit. The signature names a known way to be wrong that explains every mismatch.
+  Comparison compare(std::vector<float> const& output, int tile_k) const {
+    Comparison result;
+    std::uint64_t first_lost = 0;
+    for (int i = 0; i < m; ++i) {
+      for (int j = 0; j < n; ++j) {
+        std::size_t const at = std::size_t(i) * n + j;
+        float const want = static_cast<float>(double(expected[at]) * unit), got = output[at];
+        if (std::memcmp(&want, &got, sizeof want) == 0 || (want == 0 && got == 0)) continue;
+        ++result.mismatches;
+        double const error = std::abs(double(want) - double(got));
+        result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(result.max_error, error);
+        int const last = (k - 1) / tile_k * tile_k;
+        double const shifted = double(expected[at] - part(i, j, 0, std::min(tile_k, k)) + part(i, j, last, k)) * unit;
+        if (static_cast<float>(shifted) == got) ++first_lost;
+      }
+    }
+    if (result.mismatches != 0 && first_lost == result.mismatches) result.signature = "first k tile lost, last counted twice";
+    return result;
+  }
+
+ private:
+  std::int64_t part(int i, int j, int from, int to) const {
+    std::int64_t sum = 0;
+    for (int x = from; x < to; ++x) sum += std::int64_t(a.value[std::size_t(i) * k + x]) * b.value[std::size_t(j) * k + x];
+    return sum;
+  }
+
+  /// Random codes and scales; returns the unit of `value`.
+  double fill(Operand& o, int rows, Element element, std::mt19937_64& random) {
+    int const blocks = (k + Vector - 1) / Vector, blocks4 = (blocks + 3) / 4 * 4, rows128 = (rows + 127) / 128 * 128;
+    int const bits = bits_of_element(element);
+    // codes: every e2m1; e4m3 with all mantissas in two binades, and zero
+    double const element_unit = element == Element::e2m1 ? 0.5 : 0.125;
+    // scales: ue4m3 with all mantissas in two binades (1 to 3.75); ue8m0 of four binades (1/4 to 2)
+    double const scale_unit = S == Scale::ue4m3 ? 0.125 : 0.25;
+    auto scale_code = [&] { return S == Scale::ue4m3 ? unsigned(56 + random() % 16) : unsigned(125 + random() % 4); };
+    auto scale_value = [](unsigned code) { return S == Scale::ue4m3 ? ue4m3_value(code) : ue8m0_value(code); };
+
+    // Rows beyond the matrix hold NaN scales; k blocks beyond it hold ordinary ones, which meet zeros.
+    o.scale_bytes.assign(std::size_t(rows128) * blocks4, 0xff);
+    std::vector<double> scale(std::size_t(rows) * blocks);
+    for (int r = 0; r < rows; ++r) {
+      for (int kb = 0; kb < blocks4; ++kb) {
+        unsigned const code = scale_code();
+        o.scale_bytes[(std::size_t(r / 128) * (blocks4 / 4) + kb / 4) * 512 + (r % 32) * 16 + (r % 128 / 32) * 4 + kb % 4] = static_cast<unsigned char>(code);
+        if (kb < blocks) scale[std::size_t(r) * blocks + kb] = scale_value(code);
+      }
+    }
+    o.packed.assign(std::size_t(rows) * k * bits / 8, 0);
+    o.value.resize(std::size_t(rows) * k);
+    for (int r = 0; r < rows; ++r) {
+      for (int x = 0; x < k; ++x) {
+        std::size_t const at = std::size_t(r) * k + x;
+        unsigned code;
+        double value;
+        if (element == Element::e2m1) {
+          code = unsigned(random() % 16);
+          value = e2m1_value(code);
+          o.packed[at / 2] |= static_cast<unsigned char>(code << (4 * (at % 2)));
+        } else {
+          unsigned const choice = unsigned(random() % 33);
+          code = choice == 32 ? 0 : (choice & 16 ? 128 : 0) | (56 + (choice & 15));
+          value = e4m3_value(code);
+          o.packed[at] = static_cast<unsigned char>(code);
+        }
+        o.value[at] = static_cast<std::int32_t>(value * scale[std::size_t(r) * blocks + x / Vector] / (element_unit * scale_unit));
+      }
+    }
+    return element_unit * scale_unit;
+  }
+};
+
+/// The machine's shared memory ends at a page that faults: a plain load beyond it ends the process with a result that says so.
+inline void catch_wild_access(SharedMemory const&) {
+  static char stack[1 << 16];
+  stack_t alternate{};
+  alternate.ss_sp = stack;
+  alternate.ss_size = sizeof stack;
+  sigaltstack(&alternate, nullptr);
+  struct sigaction action {};
+  action.sa_flags = SA_ONSTACK;
+  action.sa_handler = [](int) {
+    static char const text[] =
+        "{\"passed\": false, \"findings\": {\"shared memory out of bounds\": {\"count\": 1, \"first\": [\"a load or store outside shared memory faulted\"]}}}\n";
+    [[maybe_unused]] auto written = write(STDOUT_FILENO, text, sizeof text - 1);
+    _exit(1);
+  };
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+struct Result {
+  bool passed;
+  std::uint64_t outputs, mismatches;
+  double max_error;
+  std::string signature;
+  std::uint64_t mma_count;
+  std::int64_t delivered_bytes;
+  long expected_bytes;
+  int stages;
+  long tensor_bytes;
+
+  void print(char const* pair, int m, int n, int k, bool grouped, bool pingpong, char const* fault) const {
+    std::printf(
+        "{\"pair\": \"%s\", \"tile\": [%d, %d, %d], \"grouped\": %s, \"pingpong\": %s, \"fault\": \"%s\", \"passed\": %s, \"outputs\": %llu, "
+        "\"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, \"tensor_bytes\": %ld, \"mma_count\": %llu, "
+        "\"barrier_bytes\": {\"expected\": %ld, \"delivered\": %lld}, \"findings\": %s}\n",
+        pair, m, n, k, grouped ? "true" : "false", pingpong ? "true" : "false", fault, passed ? "true" : "false", (unsigned long long)outputs,
+        (unsigned long long)mismatches, std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(), stages,
+        tensor_bytes, (unsigned long long)mma_count, expected_bytes, (long long)delivered_bytes, report().json().c_str());
+  }
+};
+
+}  // namespace emulate
