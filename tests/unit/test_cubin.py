@@ -48,6 +48,13 @@ def test_a_cubin_states_its_kernels() -> None:
     assert reverse.text_sha256.startswith("a44966f6b1f6")
 
 
+def test_a_linked_kernel_needs_the_stack_of_what_it_calls() -> None:
+    assert [(kernel.name, kernel.stack_bytes, kernel.shared_bytes) for kernel in kernels("linked.cubin")] == [
+        ("calls", 64 + 136, 0),
+        ("shares", 136, 40),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "archs"),
     [
@@ -55,6 +62,7 @@ def test_a_cubin_states_its_kernels() -> None:
         ("sm_120f.cubin", ["sm_120f"]),
         ("cuda_12.sm_90a.cubin", ["sm_90a"]),
         ("cuda_12.sm_120a.cubin", ["sm_120a"]),
+        ("linked.cubin", ["sm_120a"]),
         ("plain.fatbin", ["sm_120a", "sm_120f", "compute_120f"]),
         ("lz4.fatbin", ["sm_120a"]),
         ("zstd.so", ["sm_120a", "sm_121a"]),
@@ -99,18 +107,6 @@ def empty_wheel(path: Path) -> None:
         archive.writestr("some/__init__.py", "")
 
 
-def claims_a_terabyte(path: Path) -> None:
-    data = bytearray((DATA / "lz4.fatbin").read_bytes())
-    struct.pack_into("<Q", data, 16 + 56, 1 << 40)
-    path.write_bytes(data)
-
-
-def says_another_arch(path: Path) -> None:
-    data = bytearray((DATA / "lz4.fatbin").read_bytes())
-    struct.pack_into("<I", data, 16 + 28, 90)
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -122,8 +118,6 @@ def says_another_arch(path: Path) -> None:
         (lambda path: shutil.copyfile(sys.executable, path), "no device code"),
         (empty_wheel, "no device code"),
         (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(60)), "damaged archive"),
-        (claims_a_terabyte, "claims to unpack to 1099511627776 bytes"),
-        (says_another_arch, "listed for sm_90a and holds code for sm_120a"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
@@ -132,6 +126,59 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, make: Callable[[Path], obj
     with pytest.raises(BadArtifact, match=message) as failure:
         cubin.read(path)
     assert "thing" in failure.value.message and failure.value.hint
+
+
+SECTIONS_AT = struct.unpack_from("<Q", (DATA / "sm_120a.cubin").read_bytes(), 40)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "layout", "value", "message"),
+    [
+        ("lz4.fatbin", 6, "<H", 8, "a fatbin states a header of 8 bytes"),
+        ("lz4.fatbin", 8, "<Q", 1 << 63, "a fatbin needs bytes 16 to"),
+        ("lz4.fatbin", 16 + 4, "<I", 0, "a fatbin entry states a header of 0 bytes"),
+        ("lz4.fatbin", 16 + 16, "<I", 1 << 31, "a compressed image needs bytes"),
+        ("lz4.fatbin", 16 + 28, "<I", 90, "listed for sm_90a and holds code for sm_120a"),
+        ("lz4.fatbin", 16 + 56, "<Q", 1 << 40, "claims to unpack to 1099511627776 bytes"),
+        ("lz4.fatbin", 16 + 56, "<Q", 9329, "unpacks to 9328 bytes; its entry states 9329"),
+        ("sm_120a.cubin", 7, "<B", 0x42, "unknown ABI 0x42"),
+        ("sm_120a.cubin", 40, "<Q", 1 << 62, "section 0 needs bytes"),
+        ("sm_120a.cubin", 62, "<H", 999, "section names are in section 999 of"),
+        ("sm_120a.cubin", SECTIONS_AT + 64, "<I", 1 << 30, "no name at byte 1073741824"),
+        ("sm_120a.cubin", SECTIONS_AT + 128 + 24, "<Q", 1 << 62, "section .strtab needs bytes"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, at: int, layout: str, value: int, message: str) -> None:
+    data = bytearray((DATA / name).read_bytes())
+    struct.pack_into(layout, data, at, value)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadArtifact, match=message) as failure:
+        cubin.read(tmp_path / name)
+    assert failure.value.message.startswith(f"{name}: ") and failure.value.hint
+
+
+LZ4, ZSTD = 0x2000, 0x8000
+
+
+def test_lz4_repeats_what_it_has_just_written() -> None:
+    packed = b"\x1fa\x01\x00\x0f" + b"\x50bbbbb"
+    assert bytes(fatbin.Image("sm_120a", memoryview(packed), LZ4, 40).unpacked()) == b"a" * 35 + b"bbbbb"
+
+
+@pytest.mark.parametrize(
+    ("packed", "compression", "message"),
+    [
+        (b"\xf0", LZ4, "ends within a sequence, after 0 of 40 bytes"),
+        (b"\x10a\x05\x00", LZ4, "repeats 4 bytes from 5 back after 1 of 40 bytes"),
+        (b"\x10a\x00\x00", LZ4, "repeats 4 bytes from 0 back"),
+        (b"\x1fa\x01\x00\xfe", LZ4, "repeats 273 bytes from 1 back after 1 of 40 bytes"),
+        (b"\x28\xb5\x2f\xfd garbage", ZSTD, "Zstandard image does not unpack"),
+        (b"", ZSTD, "unpacks to 0 bytes; its entry states 40"),
+    ],
+)
+def test_damaged_compression_is_named(packed: bytes, compression: int, message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
+        fatbin.Image("sm_120a", memoryview(packed), compression, 40).unpacked()
 
 
 @pytest.fixture(scope="module")

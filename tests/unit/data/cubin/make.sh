@@ -11,10 +11,13 @@ nvcc $a -Xfatbin=-compress-all --compress-mode=speed -fatbin -o lz4.fatbin kerne
 nvcc -arch=sm_120a -dc -o relocatable.o kernels.cu
 nvcc $a -gencode arch=compute_121a,code=sm_121a -Xfatbin=-compress-all --compress-mode=size \
   -Xcompiler -fPIC -shared -cudart none -Xlinker -s -o zstd.so kernels.cu
-ptx=$(mktemp)
+scratch=$(mktemp -d)
+nvcc -arch=sm_120a -dc -cubin -o "$scratch/caller.cubin" caller.cu
+nvcc -arch=sm_120a -dc -cubin -o "$scratch/callee.cubin" callee.cu
+nvlink -arch=sm_120a -o linked.cubin "$scratch/caller.cubin" "$scratch/callee.cubin"
 for arch in 90a 120a; do
-  nvcc -arch=compute_$arch -ptx -o "$ptx" kernels.cu
-  sed -i 's/^\.version .*/.version 8.7/' "$ptx"
-  "$PTXAS_12_8" -arch=sm_$arch -o cuda_12.sm_$arch.cubin "$ptx"
+  nvcc -arch=compute_$arch -ptx -o "$scratch/kernels.ptx" kernels.cu
+  sed -i 's/^\.version .*/.version 8.7/' "$scratch/kernels.ptx"
+  "$PTXAS_12_8" -arch=sm_$arch -o cuda_12.sm_$arch.cubin "$scratch/kernels.ptx"
 done
-rm "$ptx"
+rm -r "$scratch"

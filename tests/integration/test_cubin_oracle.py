@@ -1,0 +1,131 @@
+"""The reader of device code against NVIDIA's own tools: what ptxas said while compiling, what cuobjdump reads afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sm120kit import cubin
+
+SOURCE = r"""
+__device__ __noinline__ int callee(int* p, int n) { int a[32]; for (int i = 0; i < n; ++i) a[p[i] & 31] = i; return a[n & 31]; }
+__global__ void calls(int* p, int n) {
+  int b[16];
+  for (int i = 0; i < n; ++i) b[p[i] & 15] = i;
+  p[0] = callee(p, n) + b[p[1] & 15];
+}
+template <int N> __global__ void __launch_bounds__(1024) spills(float* p) {
+  float a[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) a[i] = p[i * 32 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) p[i * 64 + threadIdx.x] = a[N - 1 - i] * a[i];
+}
+template __global__ void spills<128>(float*);
+extern __shared__ int dynamic[];
+__global__ void both(int* p) {
+  __shared__ int fixed[100];
+  fixed[threadIdx.x] = p[0];
+  dynamic[threadIdx.x] = p[1];
+  __syncthreads();
+  p[threadIdx.x] = dynamic[p[2]] + fixed[p[3]];
+}
+"""
+ARCHS = ("80", "90a", "120a", "120f", "121a")
+SYSTEM_SHARED_BYTES = 1024
+"""cuobjdump counts the system's share of a CTA's shared memory in from sm_90 on, for kernels that have a section for it."""
+
+Usage = dict[tuple[str, str], tuple[int, int, int]]
+"""(arch, kernel) -> registers, stack bytes, static shared bytes."""
+
+
+def tool(name: str) -> str:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    found = shutil.which(name) or shutil.which(name, path=f"{home}/bin")
+    if not found:
+        pytest.skip(f"no {name} on PATH or in {home}/bin")
+    return found
+
+
+def output_of(*argv: str | Path) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A shared object for several archs, and what ptxas said of each kernel."""
+    nvcc, where = tool("nvcc"), tmp_path_factory.mktemp("oracle")
+    (where / "kernels.cu").write_text(SOURCE)
+    library = where / "kernels.so"
+    targets = [word for arch in ARCHS for word in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+    packed = ("-Xfatbin=-compress-all", "--compress-mode=size")
+    linked = ("-Xcompiler=-fPIC", "-shared", "-cudart=none")
+    said = output_of(nvcc, *targets, *packed, *linked, "-Xptxas=-v", "-o", library, where / "kernels.cu")
+    return library, said
+
+
+def usage(library: Path) -> Usage:
+    return {
+        (kernel.arch, kernel.name): (kernel.registers, kernel.stack_bytes, kernel.shared_bytes)
+        for image in cubin.read(library)
+        for kernel in image.kernels
+    }
+
+
+def test_the_reader_agrees_with_ptxas(compiled: tuple[Path, str]) -> None:
+    library, said = compiled
+
+    def number(unit: str, line: str) -> int:
+        found = re.search(rf"(\d+) {unit}", line)
+        return int(found[1]) if found else 0
+
+    expected: Usage = {}
+    for name, arch, used in re.findall(r"entry function '(\S+)' for '(\S+)'\n(?:.*\n)*?.*(Used .*)", said):
+        expected[arch, name] = (
+            number("registers", used),
+            number("bytes cumulative stack size", used),
+            number("bytes smem", used),
+        )
+    assert len(expected) == 3 * len(ARCHS)
+    assert {arch: stack > 0 for (arch, name), (_, stack, _) in expected.items() if "spills" in name} == dict.fromkeys(
+        (f"sm_{arch}" for arch in ARCHS), True
+    )
+    assert usage(library) == expected
+
+
+def test_the_reader_agrees_with_cuobjdump(compiled: tuple[Path, str]) -> None:
+    library, _ = compiled
+    cuobjdump = tool("cuobjdump")
+    expected: Usage = {}
+    arch = ""
+    for line in output_of(cuobjdump, "-res-usage", library).splitlines():
+        if line.startswith("arch = "):
+            arch = line.removeprefix("arch = ")
+        elif line.startswith(" Function "):
+            name = line.removeprefix(" Function ").rstrip(":")
+        elif "REG:" in line:
+            registers, stack, shared = (int(re.findall(rf"{key}:(\d+)", line)[0]) for key in ("REG", "STACK", "SHARED"))
+            counted_in = SYSTEM_SHARED_BYTES if int(re.findall(r"\d+", arch)[0]) >= 90 and shared else 0
+            expected[arch, name] = (registers, stack, shared - counted_in)
+    assert usage(library) == expected
+    listed = re.findall(r"\.(sm_\w+)\.cubin", output_of(cuobjdump, "-lelf", library))
+    assert [image.arch.rstrip("f") for image in cubin.read(library)] == listed
+
+
+def test_names_are_demangled_without_parameters() -> None:
+    if not shutil.which("c++filt"):
+        pytest.skip("no c++filt on PATH")
+    assert cubin.demangle(["_Z6spillsILi128EEvPf", "plain"]) == ("spills<128>", "plain")
+
+
+def test_names_stay_mangled_without_a_demangler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cubin.demangle(["_Z6spillsILi128EEvPf"]) == ("_Z6spillsILi128EEvPf",)
