@@ -9,6 +9,7 @@ import typer
 from sm120kit import console
 from sm120kit.cli import recipe
 from sm120kit.cli.build import build
+from sm120kit.cli.inspect import inspect_
 from sm120kit.errors import Sm120kitError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 app.command("build")(build)
+app.command("inspect")(inspect_)
 app.add_typer(recipe.app, name="recipe")
 
 
