@@ -50,25 +50,22 @@ def read(path: Path) -> tuple[Cubin, ...]:
     return found
 
 
-def missing(expected: Sequence[str], cubins: Sequence[Cubin]) -> tuple[str, ...]:
-    """The entries of ``expected`` that no kernel matches.
+def matching(pattern: str, cubins: Sequence[Cubin]) -> tuple[Kernel, ...]:
+    """Kernels that a recipe's ``expect_kernels`` pattern means.
 
-    An entry is a shell-style pattern for the whole mangled name, and after an ``@`` one for the arch:
+    It is a shell-style pattern for the whole mangled name, and after an ``@`` one for the arch:
     ``*GemmUniversal*Sm120*@sm_120*``. Case counts; without ``@`` any arch will do.
     """
-    kernels = [kernel for cubin in cubins for kernel in cubin.kernels]
-
-    def is_there(entry: str) -> bool:
-        name, _, arch = entry.partition("@")
-        return any(fnmatchcase(kernel.name, name) and fnmatchcase(kernel.arch, arch or "*") for kernel in kernels)
-
-    return tuple(entry for entry in expected if not is_there(entry))
+    name, _, arch = pattern.partition("@")
+    kernels = (kernel for cubin in cubins for kernel in cubin.kernels)
+    return tuple(kernel for kernel in kernels if fnmatchcase(kernel.name, name) and fnmatchcase(kernel.arch, arch or "*"))
 
 
 def demangle(names: Sequence[str]) -> tuple[str, ...]:
-    """The names as C++ has them, without parameters; unchanged where there is no ``c++filt``."""
+    """The names as C++ has them, without parameters; unchanged where there is no ``c++filt`` or it cannot."""
     try:
-        done = process.run(["c++filt", "-p"], stdin="\n".join(names).encode(), check=False)
+        # The default limit of recursion refuses every name above 1,024 characters; CUTLASS's are longer.
+        done = process.run(["c++filt", "--no-recurse-limit", "--no-params"], stdin="\n".join(names).encode(), check=False)
     except ToolchainMissing:
         return tuple(names)
     plain = done.stdout.splitlines()
