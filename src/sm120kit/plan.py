@@ -59,7 +59,7 @@ def make(
         packed = made.name in table.modules
         units = tuple(_unit(made.name, source, output, settings, known) for source, output in made.units)
         expect = settings.expect_kernels if packed else table.expect_sample_kernels
-        modules.append(Module(made.name, made.library, units, packed, expect))
+        modules.append(Module(made.name, made.library, units, packed, tuple(sorted(expect.items()))))
         left_out += _left_out(made, settings, packed)
     asked = {made.name for made in generated}
     left_out += [

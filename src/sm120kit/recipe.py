@@ -100,14 +100,15 @@ class ModuleTable(Strict):
     """One shared object that the engine knows how to generate.
 
     ``generator`` is the engine's own ``python.module:function``. ``gib`` and ``seconds`` are estimates for a unit by file name
-    pattern, used until the real cost of that unit has been measured.
+    pattern, used until the real cost of that unit has been measured. ``expect_kernels`` says how many kernels at least the
+    finished module must hold, by shell-style pattern of the mangled name and, after ``@``, of the arch.
     """
 
     generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
     leave_out: Annotated[tuple[UnitsLeftOut, ...], Field(strict=False)] = ()
     gib: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    expect_kernels: Words = ()
+    expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
 
 
 class GroupTable(Strict):
@@ -120,7 +121,7 @@ class GroupTable(Strict):
     summary: str
     modules: Words
     samples: Words = ()
-    expect_sample_kernels: Words = ()
+    expect_sample_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
 
 
 class Recipe(Strict):

@@ -141,7 +141,7 @@ class Module:
     library: str
     units: tuple[Unit, ...]
     packed: bool
-    expect_kernels: tuple[str, ...]
+    expect_kernels: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -229,3 +229,59 @@ class Cubin:
     arch: str
     bytes: int
     kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A CTA tile that an engine instantiates for SM120: ``m`` x ``n`` x ``k`` in elements.
+
+    ``family`` is grouped (fused MoE) or dense; ``dtype`` nvfp4, mxfp4, mxfp8 or fp8xmxfp4 (activations x weights); ``epilogue``
+    none or finalize; ``swap`` whether A and B change places; ``output`` bf16 or f16.
+    """
+
+    family: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    epilogue: str
+    swap: bool
+    output: str
+
+    @property
+    def shape(self) -> str:
+        """As people write it."""
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True)
+class TileFacts:
+    """What the engine's templates make of a tile.
+
+    ``generated`` is false for a tile that the engine could but does not instantiate. A tile that does not compile has the
+    reason in plain words, the compiler's own words, and where in the tree they stand (file:line). One that does has the
+    schedule (cooperative or pingpong), the tile scheduler (persistent or stream-k), pipeline ``stages``, dynamic shared memory
+    per CTA, and ``k_blocks``, the MMA steps along K in one tile.
+    """
+
+    tile: Tile
+    generated: bool
+    compiles: bool
+    why_not: str = ""
+    error: str = ""
+    where: str = ""
+    schedule: str = ""
+    scheduler: str = ""
+    stages: int = 0
+    smem_bytes: int = 0
+    k_blocks: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether SM120 and SM121 can launch it."""
+        return self.compiles and self.smem_bytes <= SMEM_CAPACITY_BYTES
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """Shared memory left over; negative when it is too big, None when it does not compile."""
+        return SMEM_CAPACITY_BYTES - self.smem_bytes if self.compiles else None

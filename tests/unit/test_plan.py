@@ -56,7 +56,7 @@ def test_everything_not_compiled_has_a_reason() -> None:
 def test_packed_modules_and_samples() -> None:
     dense, grouped = make().modules
     assert dense.packed and not grouped.packed
-    assert grouped.expect_kernels == ITEM.groups["quick"].expect_sample_kernels
+    assert dict(grouped.expect_kernels) == ITEM.groups["quick"].expect_sample_kernels
 
 
 def test_digest_follows_what_goes_in_and_nothing_else() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from sm120kit import process
 from sm120kit.build import pack
-from sm120kit.cubin import missing, read
+from sm120kit.cubin import matching, read
 from sm120kit.errors import BadArtifact, CompileFailed, ExpectationFailed, NotEnoughMemory, ToolchainMissing
 from sm120kit.memory import Costs, Event, Gate, Running, available
 from sm120kit.records import Arch, Artifact, Artifacts, BuildPlan, Cubin, Generated, Toolchain, Unit
@@ -284,7 +284,10 @@ def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
         foreign = sorted({cubin.arch for cubin in cubins if not cubin.arch.startswith(("sm_120", "sm_121"))})
         if foreign:
             problems.append(f"{module.name}: device code for {', '.join(foreign)}")
-        problems += [f"{module.name}: no kernel like {pattern}" for pattern in missing(module.expect_kernels, cubins)]
+        for pattern, least in module.expect_kernels:
+            count = len(matching(pattern, cubins))
+            if count < least:
+                problems.append(f"{module.name}: {count} kernels like {pattern}, at least {least} are expected")
         if module.packed:
             refused = _load(work / module.library, work / "cuda" / "lib64")
             if refused:

@@ -17,7 +17,7 @@ from pathlib import Path
 from sm120kit import process
 from sm120kit.cubin import device, elf, fatbin
 from sm120kit.errors import BadArtifact, ToolchainMissing
-from sm120kit.records import Cubin
+from sm120kit.records import Cubin, Kernel
 
 _MEMBER = re.compile(r"\.(so(\.\d+)*|o|cubin|fatbin)$")
 _ZIP = b"PK\x03\x04"
