@@ -22,52 +22,6 @@ def small_commit(path: Path) -> tuple[Repository, str]:
     return repository, repository.commit_tree(tree, None, "base\n\nbody\n")
 
 
-@pytest.fixture
-def hostile_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user whose git signs, converts, rewrites and hooks everything it touches."""
-    home = tmp_path / "hostile"
-    hooks = home / "hooks"
-    hooks.mkdir(parents=True)
-    for name in ("post-index-change", "reference-transaction", "pre-commit", "commit-msg"):
-        (hooks / name).write_text("#!/bin/sh\nexit 1\n")
-        (hooks / name).chmod(0o755)
-    (home / ".gitconfig").write_text(
-        f"""[user]
-name = Somebody Else
-email = else@example.invalid
-signingkey = nobody
-[commit]
-gpgSign = true
-template = {home}/nothing-here
-[core]
-autocrlf = true
-eol = crlf
-hooksPath = {hooks}
-fileMode = false
-symlinks = false
-[i18n]
-commitEncoding = latin1
-[init]
-templateDir = {home}/hooks
-defaultObjectFormat = sha256
-"""
-    )
-    (home / ".config/git").mkdir(parents=True)
-    (home / ".config/git/attributes").write_text("* text eol=crlf\n")
-    (home / ".config/git/ignore").write_text("*\n")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
-    monkeypatch.setenv("GIT_AUTHOR_NAME", "Third Person")
-    monkeypatch.setenv("GIT_COMMITTER_DATE", "2001-01-01T00:00:00Z")
-    monkeypatch.setenv("GIT_DIR", str(home / "elsewhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(home / "index"))
-    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
-    monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
-    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
-    return home
-
-
 def test_commit_id_is_a_constant(tmp_path: Path) -> None:
     _, commit = small_commit(tmp_path / "r")
     assert commit == COMMIT

@@ -11,6 +11,7 @@ fetched before and a mirror that is a local directory, nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -63,7 +64,9 @@ def fetch(pin: Pin, workspace: Workspace, *, mirror: str | None = None, offline:
                         f"copy its sdist to {workspace.downloads / pin.sha256}/ "
                         "or name a directory that holds it with --mirror",
                     )
-                packed = download.sdist(pin, workspace.downloads, key, places.of_sdist(pin, mirror))
+                found_at = places.of_sdist(pin, mirror)
+                with contextlib.closing(found_at.client):
+                    packed = download.sdist(pin, workspace.downloads, key, found_at)
             with publish_directory(target) as beside:
                 archive.import_sdist(pin, packed, Repository.init(beside), BASE)
         else:

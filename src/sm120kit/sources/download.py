@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 from sm120kit import console
 from sm120kit.errors import FetchFailed, HashMismatch
 from sm120kit.records import SdistPin
-from sm120kit.sources.places import Place, Places
+from sm120kit.sources.places import ATTEMPTS, Place, Places, pause
 from sm120kit.workspace import disk_errors, file_sha256
 
-ATTEMPTS = 4
 _CHUNK = 2**18
 
 
@@ -73,7 +71,7 @@ def sdist(pin: SdistPin, downloads: Path, key: str, places: Places) -> Path:
                     failed.append(f"{place.shown}: {refused}")
                     break
                 console.say(f"{place.shown}: {refused}; asking again ({attempt + 1} of {ATTEMPTS})")
-                time.sleep(0.5 * 2**attempt)
+                pause(attempt)
     what = f"{pin.distribution} {pin.version}"
     if wrong:
         raise HashMismatch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from unearth import PackageFinder
     from unearth.fetchers import PyPIClient
 
+ATTEMPTS = 4
+"""How often a place is asked that fails for a reason that may pass."""
+PAUSE_SECONDS = 0.5
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
@@ -48,6 +52,11 @@ def redacted(url: str) -> str:
     return urlunsplit(parts._replace(netloc=host)) if parts.netloc else url
 
 
+def pause(attempt: int) -> None:
+    """Wait before asking again, longer each time."""
+    time.sleep(PAUSE_SECONDS * 2**attempt)
+
+
 def local_directory(mirror: str | None) -> Path | None:
     """The directory that a mirror names, unless it is a URL of another machine."""
     if not mirror:
@@ -73,6 +82,7 @@ def of_sdist(pin: SdistPin, mirror: str | None) -> Places:
     Raises:
         FetchFailed: the mirror is not a directory, or the certificates named are not a file.
     """
+    import httpx2
     from unearth import PackageFinder
 
     settings = Settings(no_index=True) if is_local(mirror) else read_settings()
@@ -84,22 +94,34 @@ def of_sdist(pin: SdistPin, mirror: str | None) -> Places:
             places.found.append(Place(redacted(url), url=url))
     for kind, url in sources:
         with _warnings(places.problems):
-            try:
-                one: dict[str, Any] = {"session": places.client, kind: [url if "://" in url else str(Path(url).expanduser())]}
-                finder = PackageFinder(ignore_compatibility=True, no_binary=[pin.distribution], **one)
-                wanted = f"{pin.distribution}=={pin.version}"
-                for package in finder.find_matches(wanted, allow_yanked=True, allow_prereleases=True):
-                    link = package.link
-                    if not link.filename.endswith(ARCHIVES):
-                        places.problems.append(f"{link.redacted}: not a tar archive")
-                        continue
-                    said = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
-                    file = link.file_path if link.is_file else None
-                    places.found.append(Place(link.redacted, file, link.url_without_fragment, said))
-            except Exception as error:  # whatever one place does must not keep the others from being asked
-                places.problems.append(f"{redacted(url)}: {error}")
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    places.found += _ask(pin, kind, url, places)
+                    break
+                except Exception as error:  # whatever one source does must not keep the others from being asked
+                    if attempt == ATTEMPTS or not isinstance(error, httpx2.TransportError):
+                        places.problems.append(f"{redacted(url)}: {error}")
+                        break
+                    pause(attempt)
     places.found.sort(key=lambda place: place.file is None)
     return places
+
+
+def _ask(pin: SdistPin, kind: str, url: str, places: Places) -> list[Place]:
+    """The places that one find-links location or index knows."""
+    from unearth import PackageFinder
+
+    source: dict[str, Any] = {"session": places.client, kind: [url if "://" in url else str(Path(url).expanduser())]}
+    finder = PackageFinder(ignore_compatibility=True, no_binary=[pin.distribution], **source)
+    found = []
+    for package in finder.find_matches(f"{pin.distribution}=={pin.version}", allow_yanked=True, allow_prereleases=True):
+        link = package.link
+        if not link.filename.endswith(ARCHIVES):
+            places.problems.append(f"{link.redacted}: not a tar archive")
+            continue
+        said = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
+        found.append(Place(link.redacted, link.file_path if link.is_file else None, link.url_without_fragment, said))
+    return found
 
 
 def _sources(

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,17 +68,12 @@ def settings_from(pip: Mapping[str, str], env: Mapping[str, str]) -> Settings:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What ``pip config list`` says. Where there is no pip its configuration files are unknown and ``PIP_*`` still counts."""
-    for pip in ([sys.executable, "-m", "pip"], ["pip"]):
-        if pip == ["pip"] and shutil.which("pip") is None:
-            break
-        asked = run([*pip, "--disable-pip-version-check", "config", "list"], check=False)
-        if asked.returncode == 0:
-            settings = {}
-            for line in asked.stdout.splitlines():
-                name, equals, value = line.partition("=")
-                if equals:
-                    with contextlib.suppress(ValueError, SyntaxError):
-                        settings[name] = str(ast.literal_eval(value))
-            return settings
-    return {}
+    """What ``pip config list`` says; without a pip beside this Python its files are unknown, and ``PIP_*`` still counts."""
+    asked = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], check=False)
+    settings = {}
+    for line in asked.stdout.splitlines() if asked.returncode == 0 else []:
+        name, equals, value = line.partition("=")
+        if equals:
+            with contextlib.suppress(ValueError, SyntaxError):
+                settings[name] = str(ast.literal_eval(value))
+    return settings

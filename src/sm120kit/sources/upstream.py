@@ -81,13 +81,14 @@ def _resolve(parent: str, url: str) -> str:
 
 
 def _fetch(repository: Repository, url: str, commit: str, mirror: str | None, project: str, version: str = "") -> None:
-    """Have one commit: asked for alone where the other side grants that, else with all that its refs reach."""
+    """Have one commit: asked for alone where the other side grants that, else with all branches and tags."""
     place = _place(url, mirror, project)
     ref = f"refs/upstream/{commit}"
     options = ["--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance"]
     alone = repository.git("fetch", *options, "--depth=1", place, f"+{commit}:{ref}", check=False, network=True)
-    if alone.returncode != 0:
-        every = repository.git("fetch", *options, place, "+refs/*:refs/all/*", check=False, network=True)
+    if alone.returncode != 0 and "not our ref" not in alone.stderr:
+        heads_and_tags = [f"+refs/{kind}/*:refs/other/{commit}/{kind}/*" for kind in ("heads", "tags")]
+        every = repository.git("fetch", *options, place, *heads_and_tags, check=False, network=True)
         if every.returncode != 0:
             raise FetchFailed(
                 f"{redacted(place)} cannot be read: {_reason(every)}",
