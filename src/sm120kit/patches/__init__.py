@@ -1,0 +1,12 @@
+"""``Checkout -> PatchedTree``: apply a series, check it, write the result to a directory, export it again.
+
+A series is as good for one version as for another: how it drifts is what :func:`status` says about another pin.
+"""
+
+from sm120kit.patches.diff import Problem
+from sm120kit.patches.form import Patch, normal_form
+from sm120kit.patches.series import lint, load, projects
+from sm120kit.patches.stack import apply, parts_of, status
+from sm120kit.patches.tree import materialise
+
+__all__ = ["Patch", "Problem", "apply", "lint", "load", "materialise", "normal_form", "parts_of", "projects", "status"]
