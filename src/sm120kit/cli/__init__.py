@@ -7,7 +7,7 @@ import sys
 import typer
 
 from sm120kit import console
-from sm120kit.cli import recipe
+from sm120kit.cli import patch, recipe
 from sm120kit.cli.build import build
 from sm120kit.cli.inspect import inspect_
 from sm120kit.errors import Sm120kitError
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 app.command("build")(build)
 app.command("inspect")(inspect_)
+app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
 
 
