@@ -64,6 +64,7 @@ defaultObjectFormat = sha256
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2001-01-01T00:00:00Z")
     monkeypatch.setenv("GIT_DIR", str(home / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(home / "index"))
+    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", "/proc/nowhere")
     monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
