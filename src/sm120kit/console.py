@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def json_data(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A table on stdout. On a terminal it fits the width; in a pipe no cell is ever cut."""
+    """A table on stdout. It fits the width of the terminal or COLUMNS; in a pipe without COLUMNS no cell is ever broken."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -56,7 +57,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         grid.add_column(column, overflow="fold")
     for row in rows:
         grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(grid)
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if fits else 1000, highlight=False).print(grid)
 
 
 @contextmanager
