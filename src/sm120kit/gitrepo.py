@@ -7,6 +7,7 @@ proxies, certificates, credentials and ``insteadOf`` are theirs; such a call mov
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm120kit.errors import CommandFailed, NotEnoughDisk
 from sm120kit.process import Completed, run
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
@@ -91,6 +93,7 @@ class Repository:
         Raises:
             CommandFailed: git failed and ``check`` is true.
             ToolchainMissing: there is no git.
+            NotEnoughDisk: it could not write what it should.
         """
         return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network)
 
@@ -224,4 +227,12 @@ def _git(
             "GIT_NO_REPLACE_OBJECTS": "1",
         }
     settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-    return run(["git", *settings, *args], env={**own, **(env or {})}, drop=drop, stdin=stdin, check=check)
+    try:
+        return run(["git", *settings, *args], env={**own, **(env or {})}, drop=drop, stdin=stdin, check=check)
+    except CommandFailed as error:
+        if os.strerror(errno.ENOSPC) in error.message:
+            raise NotEnoughDisk(
+                "git found no space left on the file system",
+                "free some space, or name another directory with --state or SM120KIT_STATE",
+            ) from error
+        raise
