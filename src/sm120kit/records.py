@@ -285,3 +285,36 @@ class TileFacts:
     def margin_bytes(self) -> int | None:
         """Shared memory left over; negative when it is too big, None when it does not compile."""
         return SMEM_CAPACITY_BYTES - self.smem_bytes if self.compiles else None
+
+
+@dataclass(frozen=True)
+class EmulationFinding:
+    """One kind of thing that is wrong, such as a rejected tensor map: how often, and the first few in words."""
+
+    kind: str
+    count: int
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What running a tile's mainloop on the CPU showed.
+
+    ``passed`` means every output has the bits of the integer reference and there is no finding. ``max_error`` is None when an
+    output was NaN or nothing came out. ``signature`` names a known way to be wrong that explains every mismatch.
+    ``expected_bytes`` and ``delivered_bytes`` are those of one pipeline stage; -1 when no stage was ever completed.
+    """
+
+    tile: Tile
+    fault: str
+    passed: bool
+    outputs: int = 0
+    mismatches: int = 0
+    max_error: float | None = None
+    signature: str = ""
+    stages: int = 0
+    tensor_bytes: int = 0
+    mma_count: int = 0
+    expected_bytes: int = -1
+    delivered_bytes: int = -1
+    findings: tuple[EmulationFinding, ...] = ()

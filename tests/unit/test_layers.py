@@ -12,7 +12,8 @@ LAYERS = {
     "cli": 7,
     "pipeline": 6,
     **dict.fromkeys(
-        ["sources", "patches", "tiles", "plan", "build", "image", "verify", "registry", "launch", "bench", "doctor"], 5
+        ["sources", "patches", "tiles", "emulate", "plan", "build", "image", "verify", "registry", "launch", "bench", "doctor"],
+        5,
     ),
     **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "memory", "toolchain"], 4),
     "workspace": 3,

@@ -1,8 +1,9 @@
 // Runs the SM120 block-scaled collective of the CUTLASS on the include path, its own load() and mma(), on the host, for CTA tiles of a
 // grouped or a dense GEMM, and compares with an integer GEMM bit for bit. Prints one JSON object; exit code 0: proven, 1: wrong.
 //
-// -DPAIR=nvfp4|mxfp4|mxfp8|w4a8|w4a8_swapped  -DTILE_M -DTILE_N -DTILE_K (elements)  -DGROUPED=0|1  -DPINGPONG=0|1  -DSTAGES=0 (auto)
-// -DFAULT=name of a seeded fault (see faults below)
+// -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4  -DTILE_M -DTILE_N -DTILE_K (elements)  -DSWAP: A and B change places  -DGROUPED=0: dense
+// -DPINGPONG: that schedule, else cooperative  -DSTAGES: a stage count, else the builder's
+// An argument names a seeded fault (see faults): each must be found, or the emulation proves nothing.
 #include "hooks.hpp"
 
 #include <cutlass/gemm/collective/collective_builder.hpp>
@@ -20,11 +21,9 @@
 #ifndef STAGES
 #define STAGES 0
 #endif
-#ifndef FAULT
-#define FAULT none
+#ifndef SWAP
+#define SWAP 0
 #endif
-#define EMULATE_TEXT_(x) #x
-#define EMULATE_TEXT(x) EMULATE_TEXT_(x)
 
 namespace {
 
@@ -34,7 +33,7 @@ using emulate::Scale;
 
 // ---- what is asked for
 
-namespace pair {
+namespace dtype {
 template <class A_, class B_, Element EA, Element EB, Scale S, int V>
 struct Base {
   using A = A_;
@@ -47,11 +46,12 @@ using namespace cutlass;
 struct nvfp4 : Base<nv_float4_t<float_e2m1_t>, nv_float4_t<float_e2m1_t>, Element::e2m1, Element::e2m1, Scale::ue4m3, 16> {};
 struct mxfp4 : Base<mx_float4_t<float_e2m1_t>, mx_float4_t<float_e2m1_t>, Element::e2m1, Element::e2m1, Scale::ue8m0, 32> {};
 struct mxfp8 : Base<mx_float8_t<float_e4m3_t>, mx_float8_t<float_e4m3_t>, Element::e4m3, Element::e4m3, Scale::ue8m0, 32> {};
-struct w4a8 : Base<mx_float8_t<float_e4m3_t>, mx_float4_t<float_e2m1_t>, Element::e4m3, Element::e2m1, Scale::ue8m0, 32> {};
-struct w4a8_swapped : Base<mx_float4_t<float_e2m1_t>, mx_float8_t<float_e4m3_t>, Element::e2m1, Element::e4m3, Scale::ue8m0, 32> {};
-}  // namespace pair
+struct fp8xmxfp4 : Base<mx_float8_t<float_e4m3_t>, mx_float4_t<float_e2m1_t>, Element::e4m3, Element::e2m1, Scale::ue8m0, 32> {};
+template <class D>
+struct Swapped : Base<typename D::B, typename D::A, D::b, D::a, D::scale, D::vector> {};
+}  // namespace dtype
 
-using Pair = pair::PAIR;
+using Pair = conditional_t<SWAP, dtype::Swapped<dtype::DTYPE>, dtype::DTYPE>;
 using TileShape = Shape<Int<TILE_M>, Int<TILE_N>, Int<TILE_K>>;
 using ClusterShape = Shape<_1, _1, _1>;
 constexpr bool grouped = GROUPED;
@@ -76,32 +76,26 @@ using Collective = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, typename Pair::A, Tag<cutlass::layout::RowMajor>, alignment(Pair::a), typename Pair::B,
     Tag<cutlass::layout::ColumnMajor>, alignment(Pair::b), float, TileShape, ClusterShape, StageCount, Schedule>::CollectiveOp;
 
-// ---- seeded faults: each must be found, or the emulation proves nothing
+// ---- seeded faults
 
-namespace fault {
-struct none {
-  static constexpr int producer_stage = 0;
-  static constexpr int missing_bytes = 0;
+struct Fault {
+  int producer_stage = 0;    // stages by which the producer starts ahead of the consumer
+  int missing_bytes = 0;     // by which the full barriers expect too few
+  bool swap_scales = false;  // the scale factors of A and B change places
+  int scale_k = 0;           // by which the scale factors' layout is made for a longer k: its row blocks are too far apart
 };
-/// The producer begins one stage further than the consumer.
-struct stage_off_by_one : none {
-  static constexpr int producer_stage = 1;
+std::map<std::string, Fault> const faults = {
+    {"none", {}},
+    {"stage-off-by-one", {1}},
+    {"bytes-too-few", {0, 16}},
+    {"bytes-too-many", {0, -16}},
+    {"scales-swapped", {0, 0, true}},
+    {"scale-stride", {0, 0, false, 128}},
 };
-/// The full barriers expect 16 bytes too few or too many.
-struct bytes_low : none {
-  static constexpr int missing_bytes = 16;
-};
-struct bytes_high : none {
-  static constexpr int missing_bytes = -16;
-};
-struct sf_swap : none {};  // scale factors of A handed to B: see tensors below
-}  // namespace fault
 
-using Fault = fault::FAULT;
 using TiledMma = typename Collective::TiledMma;
 constexpr int consumers = int(size(TiledMma{}));
 constexpr int stage_count = Collective::DispatchPolicy::Stages;
-constexpr bool swap_scales = std::is_same_v<Fault, fault::sf_swap>;
 
 struct SharedStorage {
   alignas(1024) typename Collective::PipelineStorage pipeline;
@@ -117,6 +111,7 @@ using Problem = emulate::Problem<Pair::a, Pair::b, Pair::scale, Pair::vector>;
 using ProblemShape = conditional_t<grouped, cutlass::gemm::GroupProblemShape<Shape<int, int, int>>, Shape<int, int, int, int>>;
 
 using ScaleConfig = typename Collective::Sm1xxBlkScaledConfig;
+
 struct Device {  // what the host hands to the kernel, per group
   std::vector<void const*> a, b, sfa, sfb;
   std::vector<cute::remove_pointer_t<typename Collective::StrideA>> stride_a;
@@ -133,7 +128,8 @@ Stride k_major(int k) {
 }
 
 /// One CTA works through every tile of the given problems; the outputs go to `outputs`.
-void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vector<float>>& outputs, emulate::Schedule order, std::uint64_t seed) {
+void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vector<float>>& outputs, Fault const& fault, emulate::Schedule order,
+             std::uint64_t seed) {
   auto& machine = emulate::machine();
   auto* shared = reinterpret_cast<SharedStorage*>(machine.shared.base());
   machine.shared.clear();
@@ -143,11 +139,11 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
     auto const& p = *problem;
     device.a.push_back(p.a.packed.data());
     device.b.push_back(p.b.packed.data());
-    device.sfa.push_back((swap_scales ? p.b : p.a).scale_bytes.data());
-    device.sfb.push_back((swap_scales ? p.a : p.b).scale_bytes.data());
+    device.sfa.push_back((fault.swap_scales ? p.b : p.a).scale_bytes.data());
+    device.sfb.push_back((fault.swap_scales ? p.a : p.b).scale_bytes.data());
     device.stride_a.push_back(k_major<cute::remove_pointer_t<typename Collective::StrideA>>(p.k));
     device.stride_b.push_back(k_major<cute::remove_pointer_t<typename Collective::StrideB>>(p.k));
-    device.layout_sfa.push_back(ScaleConfig::tile_atom_to_shape_SFA(make_shape(p.m, p.n, p.k, 1)));
+    device.layout_sfa.push_back(ScaleConfig::tile_atom_to_shape_SFA(make_shape(p.m, p.n, p.k + fault.scale_k, 1)));
     device.layout_sfb.push_back(ScaleConfig::tile_atom_to_shape_SFB(make_shape(p.m, p.n, p.k, 1)));
   }
 
@@ -190,7 +186,7 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
     p.is_leader = producer;
     p.num_consumers = consumers;
     p.num_producers = 1;
-    p.transaction_bytes = params.tma_transaction_bytes - Fault::missing_bytes;
+    p.transaction_bytes = params.tma_transaction_bytes - fault.missing_bytes;
     return Pipeline(shared->pipeline, p, ClusterShape{}, initialise);
   };
   (void)pipeline_for(true, cute::true_type{});
@@ -208,7 +204,7 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
   threads.push_back([&] {
     auto pipeline = pipeline_for(true, cute::false_type{});
     auto state = cutlass::make_producer_start_state<Pipeline>();
-    for (int i = 0; i < Fault::producer_stage; ++i) ++state;
+    for (int i = 0; i < fault.producer_stage; ++i) ++state;
 #if GROUPED
     auto maps = collective.tensormaps_init(params, shared->tensormaps, 1, 0);
     int last_group = -1;
@@ -259,7 +255,13 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  std::string const fault_name = argc > 1 ? argv[1] : "none";
+  if (faults.count(fault_name) == 0) {
+    std::fprintf(stderr, "no such fault: %s\n", fault_name.c_str());
+    return 2;
+  }
+  Fault const fault = faults.at(fault_name);
   emulate::Machine machine(sizeof(SharedStorage));
   emulate::current_machine() = &machine;
   emulate::catch_wild_access(machine.shared);
@@ -290,7 +292,7 @@ int main() {
       std::vector<std::vector<float>> outputs;
       for (auto const* p : launch) outputs.emplace_back(std::size_t(p->m) * p->n, std::numeric_limits<float>::quiet_NaN());
       try {
-        run_cta(launch, outputs, order, ++run);
+        run_cta(launch, outputs, fault, order, ++run);
       } catch (emulate::Hang const&) {
         hung = true;
       }
@@ -314,7 +316,7 @@ int main() {
   if (!exact) emulate::report().add("inexact data", "a sum of magnitudes exceeds 24 bits: the order of addition could change bits");
   bool const passed = mismatches == 0 && emulate::report().clean();
   emulate::Result{passed, outputs_checked, mismatches, max_error, signature, machine.mma_count, machine.phase_bytes,
-                  long(Collective::TmaTransactionBytes) - Fault::missing_bytes, stage_count, long(sizeof(typename Collective::TensorStorage))}
-      .print(EMULATE_TEXT(PAIR), TILE_M, TILE_N, TILE_K, grouped, PINGPONG, EMULATE_TEXT(FAULT));
+                  static_cast<long>(Collective::TmaTransactionBytes) - fault.missing_bytes, stage_count, long(sizeof(typename Collective::TensorStorage))}
+      .print();
   return passed ? 0 : 1;
 }

@@ -183,12 +183,11 @@ struct Result {
   int stages;
   long tensor_bytes;
 
-  void print(char const* pair, int m, int n, int k, bool grouped, bool pingpong, char const* fault) const {
+  void print() const {
     std::printf(
-        "{\"pair\": \"%s\", \"tile\": [%d, %d, %d], \"grouped\": %s, \"pingpong\": %s, \"fault\": \"%s\", \"passed\": %s, \"outputs\": %llu, "
-        "\"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, \"tensor_bytes\": %ld, \"mma_count\": %llu, "
-        "\"barrier_bytes\": {\"expected\": %ld, \"delivered\": %lld}, \"findings\": %s}\n",
-        pair, m, n, k, grouped ? "true" : "false", pingpong ? "true" : "false", fault, passed ? "true" : "false", (unsigned long long)outputs,
+        "{\"passed\": %s, \"outputs\": %llu, \"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, \"tensor_bytes\": %ld, "
+        "\"mma_count\": %llu, \"expected_bytes\": %ld, \"delivered_bytes\": %lld, \"findings\": %s}\n",
+        passed ? "true" : "false", (unsigned long long)outputs,
         (unsigned long long)mismatches, std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(), stages,
         tensor_bytes, (unsigned long long)mma_count, expected_bytes, (long long)delivered_bytes, report().json().c_str());
   }
