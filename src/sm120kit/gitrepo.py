@@ -7,7 +7,6 @@ proxies, certificates, credentials and ``insteadOf`` are theirs; such a call mov
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -230,7 +229,7 @@ def _git(
     try:
         return run(["git", *settings, *args], env={**own, **(env or {})}, drop=drop, stdin=stdin, check=check)
     except CommandFailed as error:
-        if os.strerror(errno.ENOSPC) in error.message:
+        if "No space left on device" in error.message or "Out of diskspace" in error.message:
             raise NotEnoughDisk(
                 "git found no space left on the file system",
                 "free some space, or name another directory with --state or SM120KIT_STATE",
