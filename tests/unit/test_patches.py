@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120kit import patches
@@ -174,20 +174,18 @@ def test_series_applies_in_order_with_overrides_below(shelf: Shelf, tmp_path: Pa
     assert tree.tree == Repository(checkout.repository).tree_of(tree.commit)
 
 
-def test_commits_depend_on_pin_and_series_alone(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_depend_on_pin_and_series_alone(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     two_projects(shelf)
     here = patches.apply(checkout_of(tmp_path / "r", BASE), inside(), shelf.root, shelf.overrides)
-    home = tmp_path / "hostile"
-    home.mkdir()
-    (home / ".gitconfig").write_text(
-        "[user]\nname = Other\nemail = o@example.invalid\n[commit]\ngpgSign = true\n[i18n]\ncommitEncoding = latin1\n"
-        "[apply]\nwhitespace = fix\nignoreWhitespace = change\n[core]\nautocrlf = true\nwhitespace = tab-in-indent\n"
-        "[diff]\nnoprefix = true\nmnemonicPrefix = true\n"
-    )
-    monkeypatch.setenv("HOME", str(home))
+    home = request.getfixturevalue("hostile_git")
+    with (home / ".gitconfig").open("a") as config:
+        config.write(
+            "[apply]\nwhitespace = fix\nignoreWhitespace = change\n"
+            "[diff]\nnoprefix = true\nmnemonicPrefix = true\ncontext = 1\n"
+        )
     monkeypatch.setenv("TZ", "Pacific/Chatham")
-    monkeypatch.setenv("GIT_COMMITTER_DATE", "2001-01-01T00:00:00Z")
-    monkeypatch.setenv("GIT_DIR", str(home))
     monkeypatch.chdir(home)
     there = patches.apply(checkout_of(tmp_path / "elsewhere/r", BASE), inside(), shelf.root, shelf.overrides)
     assert (there.commit, there.tree, there.patches) == (here.commit, here.tree, here.patches)
@@ -216,6 +214,13 @@ def test_no_fuzz_but_offsets_are_told(shelf: Shelf, tmp_path: Path) -> None:
     (status,) = patches.status(checkout_of(tmp_path / "r", moved), inside(), shelf.root)
     assert status.state is PatchState.APPLIES
     assert status.detail == "include/cutlass/builder.inl: hunk 1 lies 2 lines further down"
+    before = {path: path.read_bytes() for path in shelf.root.rglob("*") if path.is_file()}
+    checkout = checkout_of(tmp_path / "m", moved)
+    parts = patches.parts_of(checkout.pin, inside())
+    tree = patches.apply(checkout, inside(), shelf.root, shelf.overrides)
+    exported = export.export(Repository(checkout.repository), checkout.commit, tree.commit, parts)
+    assert exported[0].content != before[shelf.root / "cutlass/first.patch"]
+    assert export.write_back(exported, parts, shelf.root) == [], "the same change somewhere else is no news"
     for line in (7, 8, 9, 11, 12, 13):
         fuzzy = {**BASE, BUILDER: changed(KERNEL, line, "changed\n")}
         (status,) = patches.status(checkout_of(tmp_path / f"f{line}", fuzzy), inside(), shelf.root)
@@ -479,7 +484,7 @@ def test_export_gives_the_series_back(shelf: Shelf, tmp_path: Path) -> None:
     checkout = checkout_of(tmp_path / "r", BASE)
     tree = patches.apply(checkout, inside(), shelf.root, shelf.overrides)
     before = {path: path.read_bytes() for path in shelf.root.rglob("*") if path.is_file()}
-    parts = patches.parts_of(checkout, inside())
+    parts = patches.parts_of(checkout.pin, inside())
     exported = export.export(Repository(checkout.repository), f"{tree.patches[0].commit}^", tree.commit, parts)
     assert [item.slug for item in exported] == ["first", "second", "third"]
     assert export.write_back(exported, parts, shelf.root) == []
@@ -510,24 +515,98 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=LINES, after=LINES, end=st.sampled_from(["", "\n"]), created=st.booleans())
+EDITS = st.lists(st.tuples(LINES, LINES, st.sampled_from(["", "\n"]), st.booleans()), min_size=1, max_size=8)
+
+
+@settings(max_examples=5, deadline=None)
+@given(edits=EDITS)
 def test_any_edit_survives_the_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str], end: str, created: bool
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[list[str], list[str], str, bool]]
 ) -> None:
     path = tmp_path_factory.mktemp("edit")
-    shelf = Shelf(path)
-    name = f"{CUTLASS}/include/cutlass/a file.h"
-    old = dict(BASE) if created else {**BASE, name: "\n".join(before) + "\n"}
-    new = {**BASE, name: "\n".join(after) + end}
+    shelf, old, new = Shelf(path), dict(BASE), dict(BASE)
+    for number, (before, after, end, created) in enumerate(edits):
+        name = f"{CUTLASS}/include/cutlass/a file {number}.h"
+        new[name] = "\n".join(after) + end
+        if not created:
+            old[name] = "\n".join(before) + "\n"
     if old == new:
         return
-    content = patch_text(shelf.diff(old, {name: new[name]}))
+    content = patch_text(shelf.diff(old, new))
     shelf.put("edit", content)
     checkout = checkout_of(path / "r", old)
     tree = patches.apply(checkout, inside(), shelf.root, shelf.overrides)
-    assert text_at(tree, name) == new[name]
-    exported = export.export(
-        Repository(checkout.repository), checkout.commit, tree.commit, patches.parts_of(checkout, inside())
-    )
+    repository = Repository(checkout.repository)
+    assert tree.tree == trees(repository, new)[0]
+    exported = export.export(repository, checkout.commit, tree.commit, patches.parts_of(checkout.pin, inside()))
     assert [(item.slug, item.content) for item in exported] == [("edit", content)]
+
+
+def test_edit_and_take_back(shelf: Shelf, tmp_path: Path) -> None:
+    two_projects(shelf)
+    checkout = checkout_of(tmp_path / "r", BASE)
+    tree = patches.apply(checkout, inside(), shelf.root, shelf.overrides)
+    desk, parts = tmp_path / "desk", patches.parts_of(checkout.pin, inside())
+    patches.edit(tree, desk)
+    assert patches.take_back(desk, parts, shelf.root) == []
+    (desk / LAUNCHER).write_text(changed(changed(KERNEL, 3, "three\n"), 4, "four\n"))
+    with pytest.raises(BadPatch, match=r"in no commit:\n M csrc/launcher\.cu"):
+        patches.take_back(desk, parts, shelf.root)
+
+    def commit(message: str) -> None:
+        identity = ("-c", "user.name=A. B.", "-c", "user.email=a@example.invalid")
+        Repository(desk / ".git").git(f"--work-tree={desk}", *identity, "commit", "-qam", message)
+
+    commit("launcher: New thing\n\nBecause.")
+    with pytest.raises(BadPatch, match=r"flashinfer/launcher-new-thing\.patch:6: no trailer Applies-To"):
+        patches.take_back(desk, parts, shelf.root)
+    Repository(desk / ".git").git("reset", "-q", "--soft", "HEAD^")
+    commit("launcher: New thing\n\nBecause.\n\n" + TRAILERS.format(project="flashinfer", versions="==0.6.6"))
+    wrote = patches.take_back(desk, parts, shelf.root)
+    assert {path.name for path in wrote} == {"launcher-new-thing.patch", "series"}
+    assert (shelf.root / "flashinfer/series").read_text() == "third\nlauncher-new-thing\n"
+    again = patches.apply(checkout, inside(), shelf.root, shelf.overrides)
+    assert text_at(again, LAUNCHER) == (desk / LAUNCHER).read_text()
+    assert again.patches[:3] == tree.patches
+    (desk / LAUNCHER).write_text("x\n")
+    (desk / BUILDER).write_text("y\n")
+    commit("both\n\n" + TRAILERS.format(project="flashinfer", versions="==0.6.6"))
+    with pytest.raises(BadPatch, match="touches cutlass and flashinfer"):
+        patches.take_back(desk, parts, shelf.root)
+    with pytest.raises(BadPatch, match="not made by"):
+        patches.take_back(tmp_path, parts, shelf.root)
+    with pytest.raises(StateUnwritable, match="not empty"):
+        patches.edit(tree, desk)
+
+
+def test_fix_writes_the_normal_form(shelf: Shelf) -> None:
+    good = patch_text(shelf.edit(BUILDER, 10, "ten\n"))
+    loose = (
+        good.replace(b"From 0000", b"From 1111").replace(b"\ndiff --git", b"---\n include/x | 2 +-\n\ndiff --git")
+        + b"-- \n2.39.5\n\n"
+    )
+    file = shelf.put("first", loose.replace(b"Subject: builder: count", b"Subject: [PATCH 1/2] builder:\n count"))
+    assert len(patches.lint(shelf.root)) == 1
+    assert patches.fix(shelf.root) == [file]
+    assert file.read_bytes() == good
+    assert patches.fix(shelf.root) == [] == patches.lint(shelf.root)
+
+
+def test_command_line(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    from typer.testing import CliRunner
+
+    from sm120kit.cli.patch import app
+
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    (tmp_path / "recipes").mkdir()
+    file = shelf.put("first", patch_text(shelf.edit(BUILDER, 10, "ten\n")))
+    ask = CliRunner()
+    assert ask.invoke(app, ["check"]).exit_code == 0
+    (told,) = json.loads(ask.invoke(app, ["list", "--json"]).stdout)
+    assert (told["slug"], told["Matters-For"]) == ("first", "everybody with a small GPU")
+    file.write_bytes(file.read_bytes().replace(b"Origin", b"Orgin"))
+    said = ask.invoke(app, ["check", "--json"])
+    assert said.exit_code == 1
+    assert [problem["line"] for problem in json.loads(said.stdout)["problems"]] == [15, 10]

@@ -4,9 +4,24 @@ A series is as good for one version as for another: how it drifts is what :func:
 """
 
 from sm120kit.patches.diff import Problem
+from sm120kit.patches.export import edit, take_back
 from sm120kit.patches.form import Patch, normal_form
-from sm120kit.patches.series import lint, load, projects
+from sm120kit.patches.series import fix, lint, load, projects
 from sm120kit.patches.stack import apply, parts_of, status
 from sm120kit.patches.tree import materialise
 
-__all__ = ["Patch", "Problem", "apply", "lint", "load", "materialise", "normal_form", "parts_of", "projects", "status"]
+__all__ = [
+    "Patch",
+    "Problem",
+    "apply",
+    "edit",
+    "fix",
+    "lint",
+    "load",
+    "materialise",
+    "normal_form",
+    "parts_of",
+    "projects",
+    "status",
+    "take_back",
+]

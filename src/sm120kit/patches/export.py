@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from sm120kit.errors import BadPatch
+from sm120kit.errors import BadPatch, StateUnwritable
 from sm120kit.gitrepo import Repository
 from sm120kit.patches.form import parse, render
 from sm120kit.patches.series import load, require_none, slug_lines, write_series
-from sm120kit.patches.stack import Part
+from sm120kit.patches.stack import REFS, Part
+from sm120kit.records import PatchedTree
 from sm120kit.workspace import disk_errors, write_atomic
+
+_BASE = "refs/sm120kit/base"
+"""In a repository that somebody edits a series in: the commit below the series."""
 
 _PATCH = re.compile(r"\nPatch: ([\w.-]+)/([\w.-]+)$", re.MULTILINE)
 
+
+_PLACES = re.compile(rb"^(index |@@ )[0-9a-f.,+ -]+(?:@@.*)?", re.MULTILINE)
 
 _DIFF_FORM = """--full-index --no-renames --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/
 --unified=3 --inter-hunk-context=0 --diff-algorithm=myers --indent-heuristic""".split()  # noqa: SIM905 - reads as on a command line
@@ -78,6 +84,7 @@ def export(repository: Repository, base: str, tip: str, parts: Sequence[Part]) -
 def write_back(exported: Sequence[Exported], parts: Sequence[Part], root: Path) -> list[Path]:
     """Make the series of these projects hold what was exported, and return the files that changed.
 
+    A file stays when only places differ: the same change, written for another version of the file that it changes.
     Patches that are not for these versions were not in the tree: they stay, each after the patch that it followed.
     """
     changed: list[Path] = []
@@ -98,10 +105,51 @@ def write_back(exported: Sequence[Exported], parts: Sequence[Part], root: Path) 
                     changed.append(directory / f"{patch.slug}.patch")
             for slug, content in ours.items():
                 file = directory / f"{slug}.patch"
-                if not file.is_file() or file.read_bytes() != content:
+                if not file.is_file() or _placeless(file.read_bytes()) != _placeless(content):
                     write_atomic(file, content)
                     changed.append(file)
         if [slug for _, slug in slug_lines(directory / "series")] != slugs:
             write_series(directory / "series", slugs)
             changed.append(directory / "series")
     return changed
+
+
+def _placeless(content: bytes) -> bytes:
+    """A patch file without line numbers and blob ids."""
+    head, mark, rest = content.partition(b"\ndiff --git ")
+    return head + mark + _PLACES.sub(rb"\1", rest)
+
+
+def edit(tree: PatchedTree, directory: Path) -> None:
+    """Make ``directory`` a git repository of its own with the series as commits on branch ``series``, for a person to work in.
+
+    Raises:
+        StateUnwritable: the directory is not empty.
+    """
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
+    repository = Repository.init(directory / ".git")
+    base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
+    repository.git("fetch", "--quiet", tree.checkout.repository, f"{REFS}/{tree.commit}:refs/heads/series")
+    repository.git("update-ref", _BASE, base)
+    repository.git("symbolic-ref", "HEAD", "refs/heads/series")
+    repository.git("config", "core.bare", "false")
+    repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
+
+
+def take_back(directory: Path, parts: Sequence[Part], root: Path) -> list[Path]:
+    """Write the commits of a directory that :func:`edit` made back to the series below ``root``; the files that changed.
+
+    Raises:
+        BadPatch: it is no such directory, there are changes without a commit, or see :func:`export`.
+    """
+    repository = Repository(directory / ".git")
+    if not repository.path.is_dir() or repository.git("rev-parse", "--quiet", "--verify", _BASE, check=False).returncode != 0:
+        raise BadPatch(
+            f"{directory} was not made by `sm120kit patch edit`", "start with `sm120kit patch edit RECIPE --into DIR`"
+        )
+    if changes := repository.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
+        raise BadPatch(f"{directory} has changes that are in no commit:\n{changes.rstrip()}", "commit or remove them")
+    return write_back(export(repository, _BASE, "HEAD", parts), parts, root)

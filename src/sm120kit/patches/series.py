@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sm120kit.errors import BadPatch
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.form import Patch, overlap, parse
-from sm120kit.workspace import disk_errors
+from sm120kit.patches.form import Patch, normal_form, overlap, parse
+from sm120kit.workspace import disk_errors, write_atomic
 
 RESERVED = "evidence"
 """The directory beside the projects that holds what proves patches; its files are in no series."""
@@ -37,6 +37,18 @@ def load(root: Path, project: str) -> tuple[Patch, ...]:
 def lint(root: Path) -> list[Problem]:
     """Everything that is wrong with any series below ``root``."""
     return [problem for project in projects(root) for problem in read(root, project)[1]]
+
+
+def fix(root: Path) -> list[Path]:
+    """Write every patch file that can be understood in its normal form; the files that changed."""
+    changed = []
+    for project in projects(root):
+        for patch in read(root, project)[0]:
+            file = root / project / f"{patch.slug}.patch"
+            if normal_form(patch) != patch.content:
+                write_atomic(file, normal_form(patch))
+                changed.append(file)
+    return changed
 
 
 def require_none(problems: list[Problem]) -> None:

@@ -17,7 +17,7 @@ from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.form import Patch
 from sm120kit.patches.series import load
 from sm120kit.process import Completed
-from sm120kit.records import AppliedPatch, Checkout, Inside, PatchedTree, PatchState, PatchStatus
+from sm120kit.records import AppliedPatch, Checkout, Inside, PatchedTree, PatchState, PatchStatus, Pin
 
 REFS = "refs/sm120kit/patched"
 """Below it, each patched commit is named by itself, so that nothing collects it."""
@@ -54,9 +54,9 @@ class Step:
     tree: str
 
 
-def parts_of(checkout: Checkout, inside: tuple[Inside, ...]) -> list[Part]:
+def parts_of(pin: Pin, inside: tuple[Inside, ...]) -> list[Part]:
     """The projects of a tree in the order in which they are patched: those inside first."""
-    own = Part(checkout.pin.project, "", checkout.pin.version)
+    own = Part(pin.project, "", pin.version)
     return [*(Part(item.project, item.path, item.version) for item in inside), own]
 
 
@@ -122,7 +122,7 @@ def _require_fitting(steps: list[Step]) -> None:
 def _walk(checkout: Checkout, inside: tuple[Inside, ...], root: Path, tree: str) -> Iterator[Step]:
     """Every patch in order, each on top of those before it that apply."""
     repository = Repository(checkout.repository)
-    parts = parts_of(checkout, inside)
+    parts = parts_of(checkout.pin, inside)
     series = [(part, load(root, part.project)) for part in parts]
     _require_parts(repository, tree, parts)
     with repository.index(tree) as index:
@@ -161,15 +161,19 @@ def _git_apply(index: Index, patch: Patch, part: Part, *options: str) -> Complet
 
 def _moved(said: str, part: Part) -> list[str]:
     """Hunks that were found elsewhere than they say."""
-    found, path = [], ""
+    found: dict[tuple[str, int], list[str]] = {}
+    path = ""
     for line in said.splitlines():
         match = _OFFSET.match(line)
         if line.startswith("Checking patch "):
             path = line.removeprefix("Checking patch ").removesuffix("...").removeprefix(part.prefix)
         elif match:
-            lines = int(match[2])
-            found.append(f"{path}: hunk {match[1]} lies {abs(lines)} lines further {'down' if lines > 0 else 'up'}")
-    return found
+            found.setdefault((path, int(match[2])), []).append(match[1])
+    return [
+        f"{path}: {'hunk' if len(hunks) == 1 else 'hunks'} {', '.join(hunks)} {'lies' if len(hunks) == 1 else 'lie'}"
+        f" {abs(offset)} lines further {'down' if offset > 0 else 'up'}"
+        for (path, offset), hunks in found.items()
+    ]
 
 
 def _conflicts(said: str, patch: Patch, part: Part) -> list[str]:
@@ -232,7 +236,7 @@ def _with_overrides(repository: Repository, checkout: Checkout, inside: tuple[In
     """The tree of a checkout with our headers among CUTLASS's, where it carries CUTLASS."""
     base = overrides / "include"
     files = sorted(path for path in base.rglob("*") if path.is_file() and not path.name.startswith("."))
-    part = next((part for part in parts_of(checkout, inside) if part.project == "cutlass"), None)
+    part = next((part for part in parts_of(checkout.pin, inside) if part.project == "cutlass"), None)
     if part is None or not files:
         return checkout.tree
     there = set(repository.paths(checkout.tree, f"{part.prefix}include"))
