@@ -1,0 +1,2 @@
+// Volta tensor core fragments: need types that only nvcc has, and no SM120 kernel uses them.
+#pragma once

@@ -1,0 +1,21 @@
+// Lets a plain C++ compiler read the engine's CUDA headers, and says what every kernel type in them needs.
+// Included before anything else. Nothing here is ever run or linked: the compiler only checks and instantiates.
+#pragma once
+
+#include <cuda_runtime.h>
+
+// What nvcc knows by itself and host code of CUTLASS mentions.
+extern const uint3 threadIdx, blockIdx;
+extern const dim3 blockDim, gridDim;
+void __syncthreads();
+int __syncthreads_and(int);
+void __syncwarp(unsigned = 0xffffffffu);
+void __trap();
+int __float_as_int(float);
+float __int_as_float(int);
+namespace cutlass::arch {
+int LaneId();
+int SmId();
+}  // namespace cutlass::arch
+
+#include "cutlass/gemm/device/gemm_universal_adapter.h"
