@@ -127,6 +127,16 @@ Stride k_major(int k) {
   return stride;
 }
 
+// From 4.5 on, mma() also takes the tile's coordinate.
+template <class... Arguments, class Coordinate>
+auto call_mma(int, Collective& collective, Coordinate const& coordinate, Arguments&&... arguments) -> decltype(collective.mma(arguments..., coordinate)) {
+  collective.mma(arguments..., coordinate);
+}
+template <class... Arguments, class Coordinate>
+void call_mma(long, Collective& collective, Coordinate const&, Arguments&&... arguments) {
+  collective.mma(arguments...);
+}
+
 /// One CTA works through every tile of the given problems; the outputs go to `outputs`.
 void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vector<float>>& outputs, Fault const& fault, emulate::Schedule order,
              std::uint64_t seed) {
@@ -239,7 +249,7 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
       for_each_tile([&](int group, int m, int n, int k_tiles) {
         auto const& p = *problems[group];
         auto accumulators = partition_fragment_C(tiled_mma, take<0, 2>(TileShape{}));
-        collective.mma(pipeline, state, accumulators, k_tiles, thread, shared->tensors, params);
+        call_mma(0, collective, make_coord(m, n, cute::_, 0), pipeline, state, accumulators, k_tiles, thread, shared->tensors, params);
         collective.mma_tail(pipeline, state, k_tiles);
         state.advance(k_tiles);
         auto const where = tiled_mma.get_thread_slice(thread).partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
