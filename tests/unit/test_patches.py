@@ -250,7 +250,7 @@ def test_added_lines_are_not_added_twice(shelf: Shelf, tmp_path: Path) -> None:
     """Repetitive code takes an addition a second time some lines on; what is there must still be found."""
     blocks = "".join("a\nb\nc\nx\ny\nz\n" for _ in range(4))
     before = {**BASE, BUILDER: blocks}
-    after = {**BASE, BUILDER: blocks.replace("c\nx\n", "c\nnew\nx\n", 1)}
+    after = {**BASE, BUILDER: blocks.replace("c\nx\n", "c\nnew\nx\n", 2).replace("new\n", "", 1)}
     shelf.put("first", patch_text(shelf.diff(before, {BUILDER: after[BUILDER]})))
     for files, state in ((before, PatchState.APPLIES), (after, PatchState.ALREADY_UPSTREAM)):
         (status,) = patches.status(checkout_of(tmp_path / state, files), inside(), shelf.root)
@@ -610,3 +610,9 @@ def test_command_line(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said = ask.invoke(app, ["check", "--json"])
     assert said.exit_code == 1
     assert [problem["line"] for problem in json.loads(said.stdout)["problems"]] == [15, 10]
+
+
+def test_our_own_patches_are_well_formed() -> None:
+    root = Path(__file__).parents[2] / "patches"
+    assert patches.lint(root) == []
+    assert patches.projects(root) == ["cutlass", "flashinfer"]
