@@ -1,0 +1,119 @@
+"""The real templates of FlashInfer 0.6.6 in the real host compiler: one tile of each verdict, without and with the patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sm120kit import patches, pipeline, recipe, toolchain
+from sm120kit.errors import CompileFailed
+from sm120kit.records import PatchedTree, TileFacts, Toolchain
+from sm120kit.tiles import introspect, listing
+from sm120kit.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def tools() -> Toolchain:
+    return toolchain.find()
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """FlashInfer 0.6.6 as it was released and with the series of this repository."""
+    item = recipe.load("flashinfer-0.6.6")
+    after = pipeline.patched_tree(item, pipeline.Options(Workspace.open(tmp_path_factory.mktemp("state"))))
+    before = PatchedTree(after.checkout, after.inside, after.checkout.commit, after.checkout.tree, ())
+    directory = tmp_path_factory.mktemp("trees")
+    for name, tree in {"before": before, "after": after}.items():
+        patches.materialise(tree, directory / name)
+    return {"before": directory / "before", "after": directory / "after"}
+
+
+def ask(tree: Path, dtype: str, shape: str, epilogue: str, family: str = "grouped") -> listing.Instantiation:
+    """The bf16 call for a tile without swap."""
+    (found,) = (
+        one
+        for one in listing.instantiations(tree)
+        if (one.tile.family, one.tile.dtype, one.tile.shape, one.tile.epilogue) == (family, dtype, shape, epilogue)
+        if (one.tile.output, one.tile.swap) == ("bf16", False)
+    )
+    return found
+
+
+def measure(asked: Sequence[listing.Instantiation], tree: Path, tools: Toolchain, cache: Path) -> list[tuple[TileFacts, ...]]:
+    measured = introspect.measure(asked, tree, tools, cache, lambda done: None)
+    return [measured[one] for one in asked]
+
+
+def test_one_tile_of_each_verdict(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    tree = trees["before"]
+    asked = [
+        ask(tree, "nvfp4", "128x128x128", "finalize"),
+        ask(tree, "nvfp4", "256x128x128", "finalize"),
+        ask(tree, "fp8xmxfp4", "128x128x64", "none"),
+        ask(tree, "nvfp4", "128x128x128", "none", "dense"),
+    ]
+    (fits,), (over,), (broken,), dense = measure(asked, tree, tools, tmp_path)
+    assert (fits.stages, fits.smem_bytes, fits.fits, fits.margin_bytes) == (4, 93_184, True, 8_192)
+    assert (over.stages, over.smem_bytes, over.fits, over.margin_bytes) == (3, 102_400, False, -1_024)
+    assert {(one.schedule, one.k_blocks) for one in (fits, over)} == {("cooperative", 2)}
+    assert not broken.compiles
+    assert broken.why_not == "a block of 4 scale factors covers K=128 at scale vector 32: it does not fit K=64"
+    assert "TMA requires CTA_Tile and SLayout top-level size equivalence" in broken.error
+    assert broken.where == "3rdparty/cutlass/include/cute/atom/copy_traits_sm90_tma.hpp:739"
+    assert [(one.scheduler, one.stages, one.smem_bytes) for one in dense] == [
+        ("persistent", 2, 47_104),
+        ("stream-k", 2, 47_104),
+    ]
+
+
+def test_the_patches_make_the_big_tile_fit_and_leave_the_others(
+    trees: dict[str, Path], tools: Toolchain, tmp_path: Path
+) -> None:
+    tree = trees["after"]
+    asked = [ask(tree, "nvfp4", shape, "finalize") for shape in ("128x128x128", "256x128x128")]
+    (same,), (fixed,) = measure(asked, tree, tools, tmp_path)
+    assert (same.stages, same.smem_bytes) == (4, 93_184)
+    assert (fixed.stages, fixed.smem_bytes, fixed.fits) == (2, 74_752, True)
+
+
+def test_a_tile_that_does_not_compile_hides_no_other(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    tree = trees["before"]
+    asked = [
+        ask(tree, "fp8xmxfp4", "128x128x128", "none"),
+        # as generated, so that both are in one translation unit at first
+        replace(ask(tree, "fp8xmxfp4", "128x128x64", "none"), generated=True),
+    ]
+    (good,), (broken,) = measure(asked, tree, tools, tmp_path)
+    assert (good.compiles, good.stages, good.smem_bytes) == (True, 2, 82_944)
+    assert not broken.compiles
+
+
+def test_what_headers_say_is_the_key(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    tree = trees["before"]
+    one = ask(tree, "nvfp4", "128x128x128", "none")
+    compiler = introspect.Compiler.of(tools, tree.resolve(), one.definitions)
+    prefix = compiler.prefix(one.head, tmp_path / "prefix")
+    first = compiler.headers(prefix)
+    (tree / "csrc" / "unrelated.h").write_text("// no launcher includes this\n")
+    assert compiler.headers(prefix) == first
+    launcher = next(tree.rglob("sm120_blockscaled_mma_builder.inl"))
+    text = launcher.read_text()
+    launcher.write_text(text + "// changed\n")
+    try:
+        assert compiler.headers(prefix) != first
+    finally:
+        launcher.write_text(text)
+    assert compiler.headers(prefix) == first
+
+
+def test_headers_that_do_not_compile_are_no_verdict(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    tree = trees["before"]
+    without_cuda = replace(tools, cuda_home=tmp_path / "nothing")
+    with pytest.raises(CompileFailed, match=r"cuda_runtime\.h"):
+        measure([ask(tree, "nvfp4", "128x128x128", "none")], tree, without_cuda, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert not list((tmp_path / "cache").glob(".work-*")), "nothing is left behind"
