@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from sm120kit import process
-from sm120kit.errors import CompileFailed, ExpectationFailed
+from sm120kit.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.records import Emulation, EmulationFinding, Tile, Toolchain
 from sm120kit.workspace import digest_of, file_sha256, publish_directory
 
@@ -52,6 +52,7 @@ def run(
 
     Raises:
         CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.
+        NotEnoughMemory: the system ended the compiler.
         ExpectationFailed: the emulation broke down without a verdict.
     """
     program = _program(cutlass, tile, toolchain, cache, pingpong, stages)
@@ -109,6 +110,10 @@ def _compile(cutlass: Path, toolchain: Toolchain, definitions: tuple[str, ...], 
         env={"LC_ALL": "C"},  # the first error is read
         check=False,
     )
+    if "Killed signal" in done.stderr:
+        raise NotEnoughMemory(
+            "the system ended the compiler: an emulation needs 2 GB to compile", "close something or use a bigger machine"
+        )
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error: " in line]
         raise CompileFailed(

@@ -1,5 +1,6 @@
-// Runs the SM120 block-scaled collective of the CUTLASS on the include path, its own load() and mma(), on the host, for CTA tiles of a
-// grouped or a dense GEMM, and compares with an integer GEMM bit for bit. Prints one JSON object; exit code 0: proven, 1: wrong.
+// Runs the SM120 block-scaled collective of the CUTLASS on the include path, its own load() and mma(), on the host, for CTA
+// tiles of a grouped or a dense GEMM, and compares with an integer GEMM bit for bit. Prints one JSON object; exit code 0: proven,
+// 1: wrong.
 //
 // -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4  -DTILE_M -DTILE_N -DTILE_K (elements)  -DSWAP: A and B change places  -DGROUPED=0: dense
 // -DPINGPONG: that schedule, else cooperative  -DSTAGES: a stage count, else the builder's
@@ -46,7 +47,8 @@ using namespace cutlass;
 struct nvfp4 : Base<nv_float4_t<float_e2m1_t>, nv_float4_t<float_e2m1_t>, Element::e2m1, Element::e2m1, Scale::ue4m3, 16> {};
 struct mxfp4 : Base<mx_float4_t<float_e2m1_t>, mx_float4_t<float_e2m1_t>, Element::e2m1, Element::e2m1, Scale::ue8m0, 32> {};
 struct mxfp8 : Base<mx_float8_t<float_e4m3_t>, mx_float8_t<float_e4m3_t>, Element::e4m3, Element::e4m3, Scale::ue8m0, 32> {};
-struct fp8xmxfp4 : Base<mx_float8_t<float_e4m3_t>, mx_float4_t<float_e2m1_t>, Element::e4m3, Element::e2m1, Scale::ue8m0, 32> {};
+struct fp8xmxfp4 : Base<mx_float8_t<float_e4m3_t>, mx_float4_t<float_e2m1_t>, Element::e4m3, Element::e2m1, Scale::ue8m0, 32> {
+};
 template <class D>
 struct Swapped : Base<typename D::B, typename D::A, D::b, D::a, D::scale, D::vector> {};
 }  // namespace dtype
@@ -60,21 +62,29 @@ constexpr bool mixed = Pair::a != Pair::b;  // the 4-bit operand is unpacked on 
 constexpr int alignment(Element e) { return e == Element::e4m3 ? 16 : mixed ? 128 : 32; }
 template <class Layout>
 using Tag = conditional_t<grouped, Layout*, Layout>;
-using Schedule = conditional_t<!PINGPONG, cutlass::gemm::collective::KernelScheduleAuto,  // cooperative, as FlashInfer asks for it
-                               conditional_t<grouped, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong>>;
+using Schedule =
+    conditional_t<!PINGPONG, cutlass::gemm::collective::KernelScheduleAuto,  // cooperative, as FlashInfer asks for it
+                  conditional_t<grouped, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong,
+                                cutlass::gemm::KernelTmaWarpSpecializedPingpong>>;
 
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-    cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, TileShape, ClusterShape, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
-    void, Tag<cutlass::layout::RowMajor>, 8, cutlass::bfloat16_t, Tag<cutlass::layout::RowMajor>, 8,
-    conditional_t<PINGPONG, conditional_t<grouped, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong, cutlass::epilogue::TmaWarpSpecialized>,
-                  conditional_t<grouped, cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative>>>::CollectiveOp;
+    cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, TileShape, ClusterShape,
+    cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Tag<cutlass::layout::RowMajor>, 8, cutlass::bfloat16_t,
+    Tag<cutlass::layout::RowMajor>, 8,
+    conditional_t<
+        PINGPONG,
+        conditional_t<grouped, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong, cutlass::epilogue::TmaWarpSpecialized>,
+        conditional_t<grouped, cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative,
+                      cutlass::epilogue::TmaWarpSpecializedCooperative>>>::CollectiveOp;
 
-using StageCount = conditional_t<STAGES != 0, cutlass::gemm::collective::StageCount<STAGES>,
-                                 cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>>;
+using StageCount = conditional_t<
+    STAGES != 0, cutlass::gemm::collective::StageCount<STAGES>,
+    cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>>;
 
 using Collective = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, typename Pair::A, Tag<cutlass::layout::RowMajor>, alignment(Pair::a), typename Pair::B,
-    Tag<cutlass::layout::ColumnMajor>, alignment(Pair::b), float, TileShape, ClusterShape, StageCount, Schedule>::CollectiveOp;
+    cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, typename Pair::A, Tag<cutlass::layout::RowMajor>,
+    alignment(Pair::a), typename Pair::B, Tag<cutlass::layout::ColumnMajor>, alignment(Pair::b), float, TileShape, ClusterShape,
+    StageCount, Schedule>::CollectiveOp;
 
 // ---- seeded faults
 
@@ -129,7 +139,8 @@ Stride k_major(int k) {
 
 // From 4.5 on, mma() also takes the tile's coordinate.
 template <class... Arguments, class Coordinate>
-auto call_mma(int, Collective& collective, Coordinate const& coordinate, Arguments&&... arguments) -> decltype(collective.mma(arguments..., coordinate)) {
+auto call_mma(int, Collective& collective, Coordinate const& coordinate, Arguments&&... arguments)
+    -> decltype(collective.mma(arguments..., coordinate)) {
   collective.mma(arguments..., coordinate);
 }
 template <class... Arguments, class Coordinate>
@@ -138,8 +149,8 @@ void call_mma(long, Collective& collective, Coordinate const&, Arguments&&... ar
 }
 
 /// One CTA works through every tile of the given problems; the outputs go to `outputs`.
-void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vector<float>>& outputs, Fault const& fault, emulate::Schedule order,
-             std::uint64_t seed) {
+void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vector<float>>& outputs, Fault const& fault,
+             emulate::Schedule order, std::uint64_t seed) {
   auto& machine = emulate::machine();
   auto* shared = reinterpret_cast<SharedStorage*>(machine.shared.base());
   machine.shared.clear();
@@ -176,8 +187,14 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
 #else
   auto const& only = *problems.at(0);
   problem_shape = make_shape(only.m, only.n, only.k, 1);
-  arguments = {static_cast<decltype(arguments.ptr_A)>(device.a[0]), device.stride_a[0], static_cast<decltype(arguments.ptr_B)>(device.b[0]), device.stride_b[0],
-               static_cast<decltype(arguments.ptr_SFA)>(device.sfa[0]), device.layout_sfa[0], static_cast<decltype(arguments.ptr_SFB)>(device.sfb[0]), device.layout_sfb[0]};
+  arguments.ptr_A = static_cast<decltype(arguments.ptr_A)>(device.a[0]);
+  arguments.dA = device.stride_a[0];
+  arguments.ptr_B = static_cast<decltype(arguments.ptr_B)>(device.b[0]);
+  arguments.dB = device.stride_b[0];
+  arguments.ptr_SFA = static_cast<decltype(arguments.ptr_SFA)>(device.sfa[0]);
+  arguments.layout_SFA = device.layout_sfa[0];
+  arguments.ptr_SFB = static_cast<decltype(arguments.ptr_SFB)>(device.sfb[0]);
+  arguments.layout_SFB = device.layout_sfb[0];
   void* const work = nullptr;
 #endif
   auto const params = Collective::to_underlying_arguments(problem_shape, arguments, work);
@@ -219,14 +236,15 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
     auto maps = collective.tensormaps_init(params, shared->tensormaps, 1, 0);
     int last_group = -1;
 #endif
+    // As the kernels do it: what load_init() makes of the first problem serves for all.
+    auto const inputs = collective.load_init(make_shape(problems[0]->m, problems[0]->n, problems[0]->k, 1), params);
+    auto const k_shape = cute::shape<3>(get<0>(inputs));
     for_each_tile([&](int group, int m, int n, int k_tiles) {
       auto const& p = *problems[group];
-      auto const shape = make_shape(p.m, p.n, p.k, 1);
-      auto const inputs = collective.load_init(shape, params);
-      auto const k_shape = cute::shape<3>(get<0>(inputs));
       auto k_iterator = cute::make_coord_iterator(idx2crd(0, k_shape), k_shape);
       auto const coordinate = make_coord(m, n, cute::_, 0);
 #if GROUPED
+      auto const shape = make_shape(p.m, p.n, p.k, 1);
       if (group != last_group) {
         collective.tensormaps_perform_update(shared->tensormaps, params, maps, shape, group);
         collective.tensormaps_cp_fence_release(shared->tensormaps, maps);
@@ -249,7 +267,8 @@ void run_cta(std::vector<Problem const*> const& problems, std::vector<std::vecto
       for_each_tile([&](int group, int m, int n, int k_tiles) {
         auto const& p = *problems[group];
         auto accumulators = partition_fragment_C(tiled_mma, take<0, 2>(TileShape{}));
-        call_mma(0, collective, make_coord(m, n, cute::_, 0), pipeline, state, accumulators, k_tiles, thread, shared->tensors, params);
+        call_mma(0, collective, make_coord(m, n, cute::_, 0), pipeline, state, accumulators, k_tiles, thread, shared->tensors,
+                 params);
         collective.mma_tail(pipeline, state, k_tiles);
         state.advance(k_tiles);
         auto const where = tiled_mma.get_thread_slice(thread).partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
@@ -276,14 +295,14 @@ int main(int argc, char** argv) {
   emulate::current_machine() = &machine;
   emulate::catch_wild_access(machine.shared);
 
-  // Stage wrap-around in the first problem; ragged edges, a partial k tile, one row and a single k tile in the others.
+  // One row and a single k tile; ragged edges and a partial k tile; stages that wrap around twice.
   constexpr int k_unit = mixed ? 128 : 32;
   constexpr int whole_k = TILE_K * (2 * stage_count + 1);
   constexpr int ragged_k = TILE_K % k_unit == 0 && TILE_K > k_unit ? 2 * TILE_K + k_unit : 2 * TILE_K;
   std::vector<Problem> problems;
-  problems.emplace_back(TILE_M, TILE_N, (whole_k + k_unit - 1) / k_unit * k_unit, 1);
+  problems.emplace_back(1, TILE_N, (TILE_K + k_unit - 1) / k_unit * k_unit, 1);
   problems.emplace_back(TILE_M + TILE_M / 2 + 1, TILE_N + 8, (ragged_k + k_unit - 1) / k_unit * k_unit, 2);
-  problems.emplace_back(1, TILE_N, (TILE_K + k_unit - 1) / k_unit * k_unit, 3);
+  problems.emplace_back(TILE_M, TILE_N, (whole_k + k_unit - 1) / k_unit * k_unit, 3);
   for (auto const& p : problems) p.register_memory();
 
   std::uint64_t outputs_checked = 0, mismatches = 0, expected_mmas = 0;
@@ -313,7 +332,8 @@ int main(int argc, char** argv) {
         mismatches += compared.mismatches;
         max_error = std::max(max_error, compared.max_error);
         if (signature.empty()) signature = compared.signature;
-        expected_mmas += std::uint64_t((p.m + TILE_M - 1) / TILE_M) * ((p.n + TILE_N - 1) / TILE_N) * ((p.k + TILE_K - 1) / TILE_K) * (TILE_M / 16) * (TILE_N / 8) *
+        expected_mmas += std::uint64_t((p.m + TILE_M - 1) / TILE_M) * ((p.n + TILE_N - 1) / TILE_N) *
+                         ((p.k + TILE_K - 1) / TILE_K) * (TILE_M / 16) * (TILE_N / 8) *
                          (TILE_K / int(size<2>(typename TiledMma::AtomShape_MNK{})));
       }
       if (hung) break;
@@ -321,12 +341,23 @@ int main(int argc, char** argv) {
     if (hung) break;
   }
   if (!hung && machine.mma_count != expected_mmas) {
-    emulate::report().add("mma count", emulate::format("%llu mma instructions ran, %llu are needed", (unsigned long long)machine.mma_count, (unsigned long long)expected_mmas));
+    emulate::report().add("mma count",
+                          emulate::format("%llu mma instructions ran, %llu are needed", (unsigned long long)machine.mma_count,
+                                          (unsigned long long)expected_mmas));
   }
-  if (!exact) emulate::report().add("inexact data", "a sum of magnitudes exceeds 24 bits: the order of addition could change bits");
+  if (!exact)
+    emulate::report().add("inexact data", "a sum of magnitudes exceeds 24 bits: the order of addition could change bits");
   bool const passed = mismatches == 0 && emulate::report().clean();
-  emulate::Result{passed, outputs_checked, mismatches, max_error, signature, machine.mma_count, machine.phase_bytes,
-                  static_cast<long>(Collective::TmaTransactionBytes) - fault.missing_bytes, stage_count, long(sizeof(typename Collective::TensorStorage))}
+  emulate::Result{passed,
+                  outputs_checked,
+                  mismatches,
+                  max_error,
+                  signature,
+                  machine.mma_count,
+                  machine.phase_bytes,
+                  static_cast<long>(Collective::TmaTransactionBytes) - fault.missing_bytes,
+                  stage_count,
+                  long(sizeof(typename Collective::TensorStorage))}
       .print();
   return passed ? 0 : 1;
 }

@@ -25,15 +25,35 @@ inline void __syncwarp(unsigned = 0xffffffffu) {}
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) {}
 inline void __trap() { __builtin_trap(); }
-template <class T> T __shfl_sync(unsigned, T value, int, int = 32) { return value; }
-template <class T> T __shfl_up_sync(unsigned, T value, unsigned, int = 32) { return value; }
-template <class T> T __shfl_down_sync(unsigned, T value, unsigned, int = 32) { return value; }
-template <class T> T __shfl_xor_sync(unsigned, T value, int, int = 32) { return value; }
+template <class T>
+T __shfl_sync(unsigned, T value, int, int = 32) {
+  return value;
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned, int = 32) {
+  return value;
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned, int = 32) {
+  return value;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int, int = 32) {
+  return value;
+}
 inline unsigned __ballot_sync(unsigned, int predicate) { return predicate != 0; }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }
 inline unsigned __activemask() { return 1; }
-template <class T> T __ldg(T const* pointer) { return *pointer; }
-template <class T> T atomicAdd(T* pointer, T value) { T old = *pointer; *pointer += value; return old; }
+template <class T>
+T __ldg(T const* pointer) {
+  return *pointer;
+}
+template <class T>
+T atomicAdd(T* pointer, T value) {
+  T old = *pointer;
+  *pointer += value;
+  return old;
+}
 inline long long clock64() { return 0; }

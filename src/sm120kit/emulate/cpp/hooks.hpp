@@ -1,5 +1,5 @@
-// Puts the emulated machine below CUTLASS: includes CUTLASS's headers so that their own code runs on the host, and replaces only
-// what would be an instruction. No CUTLASS file is changed. Include before any collective.
+// Puts the emulated machine below CUTLASS: includes CUTLASS's headers so that their own code runs on the host, and replaces
+// only what would be an instruction. No CUTLASS file is changed. Include before any collective.
 //
 //   barriers     barrier.h is read as if for a device, its inline assembly discarded; the calls that it makes to CUTLASS's
 //                synchronisation log at each barrier operation go to the machine
@@ -51,7 +51,8 @@ inline void tma_descriptor_replace_addr_in_shared_mem(TmaDescriptor& where, void
   map.address = reinterpret_cast<std::uint64_t>(address);
   emulate::store_map(&where, map);
 }
-inline void tma_descriptor_replace_dims_strides_in_shared_mem(TmaDescriptor& where, cute::array<uint32_t, 5> const& dim, cute::array<uint64_t, 5> const& stride) {
+inline void tma_descriptor_replace_dims_strides_in_shared_mem(TmaDescriptor& where, cute::array<uint32_t, 5> const& dim,
+                                                              cute::array<uint64_t, 5> const& stride) {
   auto map = emulate::load_map(&where);
   for (int i = 0; i < 5; ++i) map.dim[i] = dim[i];
   for (int i = 0; i < 4; ++i) map.stride[i] = stride[i + 1];
@@ -101,12 +102,15 @@ inline void emulated_unknown(char const* what) { emulate::report().add("not emul
 #define synclog_emit_cluster_barrier_arrive(line, address) emulated_arrive(address)
 #define synclog_emit_cluster_barrier_arrive_cluster(line, address, cta, predicate) emulated_arrive_if(address, cta, predicate)
 #define synclog_emit_cluster_transaction_barrier_expect_transaction(line, address, bytes) emulated_expect(address, bytes)
-#define synclog_emit_cluster_transaction_barrier_arrive_and_expect_tx(line, address, bytes) emulated_arrive_expect(address, bytes)
-#define synclog_emit_cluster_transaction_barrier_complete_transaction(line, address, cta, bytes, predicate) emulated_unknown("complete_tx by a thread")
+#define synclog_emit_cluster_transaction_barrier_arrive_and_expect_tx(line, address, bytes) \
+  emulated_arrive_expect(address, bytes)
+#define synclog_emit_cluster_transaction_barrier_complete_transaction(line, address, cta, bytes, predicate) \
+  emulated_unknown("complete_tx by a thread")
 #define synclog_emit_named_barrier_arrive_and_wait(line, threads, id) emulated_named(threads, id)
 #define synclog_emit_named_barrier_arrive(line, threads, id) emulated_unknown("bar.arrive")
 #pragma push_macro("asm")
-#define asm if constexpr (false) asm
+#define asm \
+  if constexpr (false) asm
 #define __CUDA_ARCH__ 900
 #include <cutlass/arch/barrier.h>
 #undef __CUDA_ARCH__
@@ -171,10 +175,9 @@ void call_ldmatrix(void const* row, D&... registers) {
 
 template <int K, Element A, Element B, Scale S, int Vector>
 struct MmaOperation {
-  static constexpr int b_registers = 2;
   template <class SFA, class SFB>
-  static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
-                  float c0, float c1, float c2, float c3, SFA sfa, SFB sfb) {
+  static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                  uint32_t b1, float c0, float c1, float c2, float c3, SFA sfa, SFB sfb) {
     MmaLane mine{{a0, a1, a2, a3}, {b0, b1}, sfa, sfb, {c0, c1, c2, c3}, {}};
     machine().together(warp_of_thread(), lane_of_thread(), "mma", &mine, [](std::array<MmaLane*, 32> const& lanes) {
       block_scaled_mma<K, A, B, S, Vector>(lanes);
@@ -188,22 +191,22 @@ struct MmaOperation {
 
 namespace cute {
 
-#define EMULATE_MMA(OP, K, A, B, SF, VEC, SFREG)                                                                                \
-  template <>                                                                                                                   \
-  struct SM120::BLOCKSCALED::OP<float_##A##_t, float_##B##_t, float, float_##SF##_t, VEC>                                       \
-      : emulate::MmaOperation<K, emulate::Element::A, emulate::Element::B, emulate::Scale::SF, VEC> {                           \
-    using DRegisters = float[4];                                                                                                \
-    using ARegisters = uint32_t[4];                                                                                             \
-    using BRegisters = uint32_t[2];                                                                                             \
-    using CRegisters = float[4];                                                                                                \
-    using SFARegisters = SFREG[1];                                                                                              \
-    using SFBRegisters = SFREG[1];                                                                                              \
-    static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0, uint32_t const& a1, uint32_t const& a2,     \
-                    uint32_t const& a3, uint32_t const& b0, uint32_t const& b1, float const& c0, float const& c1,               \
-                    float const& c2, float const& c3, SFREG const& sfa, SFREG const& sfb) {                                     \
-      emulate::MmaOperation<K, emulate::Element::A, emulate::Element::B, emulate::Scale::SF, VEC>::fma(                         \
-          d0, d1, d2, d3, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, sfa, sfb);                                                    \
-    }                                                                                                                           \
+#define EMULATE_MMA(OP, K, A, B, SF, VEC, SFREG)                                                                            \
+  template <>                                                                                                               \
+  struct SM120::BLOCKSCALED::OP<float_##A##_t, float_##B##_t, float, float_##SF##_t, VEC>                                   \
+      : emulate::MmaOperation<K, emulate::Element::A, emulate::Element::B, emulate::Scale::SF, VEC> {                       \
+    using DRegisters = float[4];                                                                                            \
+    using ARegisters = uint32_t[4];                                                                                         \
+    using BRegisters = uint32_t[2];                                                                                         \
+    using CRegisters = float[4];                                                                                            \
+    using SFARegisters = SFREG[1];                                                                                          \
+    using SFBRegisters = SFREG[1];                                                                                          \
+    static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0, uint32_t const& a1, uint32_t const& a2, \
+                    uint32_t const& a3, uint32_t const& b0, uint32_t const& b1, float const& c0, float const& c1,           \
+                    float const& c2, float const& c3, SFREG const& sfa, SFREG const& sfb) {                                 \
+      emulate::MmaOperation<K, emulate::Element::A, emulate::Element::B, emulate::Scale::SF, VEC>::fma(                     \
+          d0, d1, d2, d3, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, sfa, sfb);                                                \
+    }                                                                                                                       \
   };
 EMULATE_MMA(SM120_16x8x64_TN_VS, 64, e2m1, e2m1, ue4m3, 16, uint32_t)
 EMULATE_MMA(SM120_16x8x64_TN_VS, 64, e2m1, e2m1, ue8m0, 32, uint16_t)
@@ -213,11 +216,13 @@ EMULATE_MMA(SM120_16x8x32_TN_VS, 32, e2m1, e4m3, ue8m0, 32, uint8_t)
 #undef EMULATE_MMA
 
 namespace detail {
-#define EMULATE_LDMATRIX(OP, COUNT, UNPACK)                                                                     \
-  template <>                                                                                                   \
-  struct CallCOPY<OP> {                                                                                         \
-    template <class Row, class... D>                                                                            \
-    void operator()(Row const& row, D&... registers) const { emulate::call_ldmatrix<COUNT, UNPACK>(&row, registers...); } \
+#define EMULATE_LDMATRIX(OP, COUNT, UNPACK)                      \
+  template <>                                                    \
+  struct CallCOPY<OP> {                                          \
+    template <class Row, class... D>                             \
+    void operator()(Row const& row, D&... registers) const {     \
+      emulate::call_ldmatrix<COUNT, UNPACK>(&row, registers...); \
+    }                                                            \
   };
 EMULATE_LDMATRIX(SM75_U32x1_LDSM_N, 1, false)
 EMULATE_LDMATRIX(SM75_U32x2_LDSM_N, 2, false)
@@ -230,10 +235,12 @@ EMULATE_LDMATRIX(SM100_SU4_DU8x16_x4_LDSM_N, 4, true)
 template <>
 struct CallCOPY<SM90_TMA_LOAD_OP> {
   template <class... Coordinate>
-  void operator()(TmaDescriptor const* map, uint64_t* barrier, uint64_t, void* destination, Coordinate const&... coordinate) const {
+  void operator()(TmaDescriptor const* map, uint64_t* barrier, uint64_t, void* destination,
+                  Coordinate const&... coordinate) const {
     auto& shared = emulate::machine().shared;
     std::uint32_t const at = shared.address_of(barrier);
-    emulate::bulk_copy(emulate::load_map(map), shared.address_of(destination), at, emulate::stages().of_full(at), {std::int32_t(coordinate)...});
+    emulate::bulk_copy(emulate::load_map(map), shared.address_of(destination), at, emulate::stages().of_full(at),
+                       {std::int32_t(coordinate)...});
   }
 };
 }  // namespace detail

@@ -27,7 +27,9 @@ inline double e4m3_value(unsigned code) {
                                            : std::ldexp(8 + mantissa, exponent - 10);
   return code & 128 ? -value : value;
 }
-inline double ue8m0_value(unsigned code) { return code == 255 ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, int(code) - 127); }
+inline double ue8m0_value(unsigned code) {
+  return code == 255 ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, int(code) - 127);
+}
 inline double ue4m3_value(unsigned code) { return e4m3_value(code & 127); }
 
 enum class Element { e2m1, e4m3 };
@@ -84,8 +86,9 @@ struct LdmatrixLane {
   std::uint32_t registers[4];
 };
 
-/// ldmatrix.m8n8.x{Count}.b16, or with `Unpack` ldmatrix.m8n16.x{Count}.b8x16.b4x16_p64: rows of 16 bytes, given by the addresses of
-/// lanes 8i..8i+7 for matrix i. Unpacking takes 16 values of 4 bits from the row's first 8 bytes to the low bits of 16 bytes.
+/// ldmatrix.m8n8.x{Count}.b16, or with `Unpack` ldmatrix.m8n16.x{Count}.b8x16.b4x16_p64: rows of 16 bytes, given by the
+/// addresses of lanes 8i..8i+7 for matrix i. Unpacking takes 16 values of 4 bits from the row's first 8 bytes to the low bits of
+/// 16 bytes.
 template <int Count, bool Unpack>
 void ldmatrix(std::array<LdmatrixLane*, 32> const& lanes) {
   auto& shared = machine().shared;

@@ -28,7 +28,9 @@ namespace emulate {
 enum class Schedule { producer_first, producer_last, random };
 
 inline char const* name_of(Schedule schedule) {
-  return schedule == Schedule::producer_first ? "producer first" : schedule == Schedule::producer_last ? "producer last" : "random";
+  return schedule == Schedule::producer_first  ? "producer first"
+         : schedule == Schedule::producer_last ? "producer last"
+                                               : "random";
 }
 
 struct Hang {};
@@ -65,7 +67,8 @@ class SharedMemory {
         report().add("overlapping stages", format("shared memory byte %u is written for stage %d and for stage %d",
                                                   unsigned(address + i), owner.stage, stage));
       } else if (owner.stage == stage && owner.phase == phase) {
-        report().add("written twice", format("shared memory byte %u is written twice for stage %d in one phase", unsigned(address + i), stage));
+        report().add("written twice",
+                     format("shared memory byte %u is written twice for stage %d in one phase", unsigned(address + i), stage));
       }
       owner = {stage, phase};
     }
@@ -97,10 +100,10 @@ class SharedMemory {
 
 /// An mbarrier object (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier").
 struct Barrier {
-  std::uint32_t count = 0;    // arrivals that complete a phase
-  std::uint32_t pending = 0;  // arrivals still missing in this phase
-  std::int64_t tx = 0;        // bytes expected minus bytes delivered
-  std::uint32_t phase = 0;    // completed phases
+  std::uint32_t count = 0;                   // arrivals that complete a phase
+  std::uint32_t pending = 0;                 // arrivals still missing in this phase
+  std::int64_t tx = 0;                       // bytes expected minus bytes delivered
+  std::uint32_t phase = 0;                   // completed phases
   std::int64_t expected = 0, delivered = 0;  // of this phase, for the report
 };
 
@@ -123,13 +126,15 @@ class Machine {
     for (auto const& body : threads) {
       auto fibre = std::make_unique<Fibre>();
       fibre->body = body;
-      fibre->stack = static_cast<char*>(mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      fibre->stack = static_cast<char*>(
+          mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
       getcontext(&fibre->context);
       fibre->context.uc_stack.ss_sp = fibre->stack;
       fibre->context.uc_stack.ss_size = stack_bytes;
       fibre->context.uc_link = &scheduler_;
       auto const self = reinterpret_cast<std::uintptr_t>(fibre.get());
-      makecontext(&fibre->context, reinterpret_cast<void (*)()>(&Machine::enter), 2, static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+      makecontext(&fibre->context, reinterpret_cast<void (*)()>(&Machine::enter), 2, static_cast<unsigned>(self >> 32),
+                  static_cast<unsigned>(self));
       threads_.push_back(std::move(fibre));
     }
     bool hung = false;
@@ -174,7 +179,8 @@ class Machine {
     auto& meeting = warps_[warp];
     if (meeting.arrived == 0) meeting.instruction = instruction;
     if (std::strcmp(meeting.instruction, instruction) != 0) {
-      report().add("diverged warp", format("warp %d: lane %d is at %s while others are at %s", warp, lane, instruction, meeting.instruction));
+      report().add("diverged warp",
+                   format("warp %d: lane %d is at %s while others are at %s", warp, lane, instruction, meeting.instruction));
     }
     meeting.lanes[lane] = mine;
     ++meeting.arrived;
@@ -187,7 +193,8 @@ class Machine {
       ++meeting.generation;
       return;
     }
-    wait_until([&meeting, generation] { return meeting.generation != generation; }, std::string("the rest of its warp at ") + instruction);
+    wait_until([&meeting, generation] { return meeting.generation != generation; },
+               std::string("the rest of its warp at ") + instruction);
   }
 
   void named_barrier(std::uint32_t id, std::uint32_t threads) {
@@ -198,7 +205,8 @@ class Machine {
       ++barrier.generation;
       return;
     }
-    wait_until([&barrier, generation] { return barrier.generation != generation; }, format("named barrier %u of %u threads", id, threads));
+    wait_until([&barrier, generation] { return barrier.generation != generation; },
+               format("named barrier %u of %u threads", id, threads));
   }
 
   // ---- mbarriers, by shared memory address
@@ -209,12 +217,14 @@ class Machine {
   }
   void barrier_wait(std::uint32_t address, std::uint32_t parity) {
     auto& barrier = at(address);
-    wait_until([&barrier, parity] { return (barrier.phase & 1) != (parity & 1); }, format("mbarrier at %u, parity %u", address, parity));
+    wait_until([&barrier, parity] { return (barrier.phase & 1) != (parity & 1); },
+               format("mbarrier at %u, parity %u", address, parity));
   }
   void barrier_arrive(std::uint32_t address) {
     auto& barrier = at(address);
     if (barrier.pending == 0) {
-      report().add("too many arrivals", format("mbarrier at %u gets more than its %u arrivals in one phase", address, barrier.count));
+      report().add("too many arrivals",
+                   format("mbarrier at %u gets more than its %u arrivals in one phase", address, barrier.count));
       return;
     }
     --barrier.pending;
@@ -305,8 +315,9 @@ class Machine {
     for (auto const& [what, count] : waits) report().add("hang", format("%d threads wait for %s", count, what.c_str()));
     for (auto const& [address, barrier] : barriers_) {
       if (barrier.pending == 0 && barrier.expected != barrier.delivered) {
-        report().add("barrier bytes", format("mbarrier at %u expects %lld bytes, %lld were delivered", address,
-                                             static_cast<long long>(barrier.expected), static_cast<long long>(barrier.delivered)));
+        report().add("barrier bytes",
+                     format("mbarrier at %u expects %lld bytes, %lld were delivered", address,
+                            static_cast<long long>(barrier.expected), static_cast<long long>(barrier.delivered)));
       }
     }
   }

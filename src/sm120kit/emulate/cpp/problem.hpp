@@ -1,8 +1,8 @@
-// A random block-scaled GEMM, its reference in integers, and the comparison. Knows nothing of CUTLASS: the layout of packed codes and
-// of scale factors is written out here.
+// A random block-scaled GEMM, its reference in integers, and the comparison. Knows nothing of CUTLASS: the layout of packed
+// codes and of scale factors is written out here.
 //
-// D[m][n] = sum over k of a[m][k] sa[m][k/V] b[n][k] sb[n][k/V]. Data are multiples of one unit and the sum of magnitudes stays below
-// 2^24 units, so that fp32 gives the same bits in any order. Scale factors differ in every coordinate.
+// D[m][n] = sum over k of a[m][k] sa[m][k/V] b[n][k] sb[n][k/V]. Data are multiples of one unit and the sum of magnitudes stays
+// below 2^24 units, so that fp32 gives the same bits in any order. Scale factors differ in every coordinate.
 #pragma once
 
 #include "instructions.hpp"
@@ -35,9 +35,9 @@ class Bytes {
 
 /// One operand: `rows` x `k` codes, K-major and packed, and its scale factors in blocks of 128 rows x 4.
 struct Operand {
-  Bytes packed;       // two e2m1 a byte, the first in the low half; one e4m3 a byte
-  Bytes scale_bytes;  // ((r/128) ceil(K/V/4) + kb/4) 512 + (r%32) 16 + (r%128/32) 4 + kb%4
-  std::vector<std::int32_t> value;         // in units, scale included: rows x k
+  Bytes packed;                     // two e2m1 a byte, the first in the low half; one e4m3 a byte
+  Bytes scale_bytes;                // ((r/128) ceil(K/V/4) + kb/4) 512 + (r%32) 16 + (r%128/32) 4 + kb%4
+  std::vector<std::int32_t> value;  // in units, scale included: rows x k
 };
 
 struct Comparison {
@@ -125,7 +125,8 @@ struct Problem {
     for (int r = 0; r < rows; ++r) {
       for (int kb = 0; kb < blocks4; ++kb) {
         unsigned const code = scale_code();
-        o.scale_bytes[(std::size_t(r / 128) * (blocks4 / 4) + kb / 4) * 512 + (r % 32) * 16 + (r % 128 / 32) * 4 + kb % 4] = static_cast<unsigned char>(code);
+        o.scale_bytes[(std::size_t(r / 128) * (blocks4 / 4) + kb / 4) * 512 + (r % 32) * 16 + (r % 128 / 32) * 4 + kb % 4] =
+            static_cast<unsigned char>(code);
         if (kb < blocks) scale[std::size_t(r) * blocks + kb] = scale_value(code);
       }
     }
@@ -146,7 +147,8 @@ struct Problem {
           value = e4m3_value(code);
           o.packed[at] = static_cast<unsigned char>(code);
         }
-        o.value[at] = static_cast<std::int32_t>(value * scale[std::size_t(r) * blocks + x / Vector] / (element_unit * scale_unit));
+        o.value[at] =
+            static_cast<std::int32_t>(value * scale[std::size_t(r) * blocks + x / Vector] / (element_unit * scale_unit));
       }
     }
     return element_unit * scale_unit;
@@ -160,11 +162,12 @@ inline void catch_wild_access(SharedMemory const&) {
   alternate.ss_sp = stack;
   alternate.ss_size = sizeof stack;
   sigaltstack(&alternate, nullptr);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_flags = SA_ONSTACK;
   action.sa_handler = [](int) {
     static char const text[] =
-        "{\"passed\": false, \"findings\": {\"shared memory out of bounds\": {\"count\": 1, \"first\": [\"a load or store outside shared memory faulted\"]}}}\n";
+        "{\"passed\": false, \"findings\": {\"shared memory out of bounds\": {\"count\": 1, \"first\": [\"a load or store "
+        "outside shared memory faulted\"]}}}\n";
     [[maybe_unused]] auto written = write(STDOUT_FILENO, text, sizeof text - 1);
     _exit(1);
   };
@@ -185,10 +188,11 @@ struct Result {
 
   void print() const {
     std::printf(
-        "{\"passed\": %s, \"outputs\": %llu, \"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, \"tensor_bytes\": %ld, "
+        "{\"passed\": %s, \"outputs\": %llu, \"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, "
+        "\"tensor_bytes\": %ld, "
         "\"mma_count\": %llu, \"expected_bytes\": %ld, \"delivered_bytes\": %lld, \"findings\": %s}\n",
-        passed ? "true" : "false", (unsigned long long)outputs,
-        (unsigned long long)mismatches, std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(), stages,
+        passed ? "true" : "false", (unsigned long long)outputs, (unsigned long long)mismatches,
+        std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(), stages,
         tensor_bytes, (unsigned long long)mma_count, expected_bytes, (long long)delivered_bytes, report().json().c_str());
   }
 };

@@ -40,8 +40,10 @@ class Report {
     std::string out = "\"";
     for (char c : text) {
       if (c == '"' || c == '\\') out += '\\';
-      if (c == '\n') out += "\\n";
-      else out += c;
+      if (c == '\n')
+        out += "\\n";
+      else
+        out += c;
     }
     return out + "\"";
   }

@@ -27,29 +27,39 @@ inline bool is_4bit(int type) { return type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIG
 /// Bits that an element takes in global memory; 0 for a type that is not emulated.
 inline int bits_of(int type) {
   switch (type) {
-    case CU_TENSOR_MAP_DATA_TYPE_UINT8: return 8;
-    case CU_TENSOR_MAP_DATA_TYPE_UINT16: return 16;
-    case CU_TENSOR_MAP_DATA_TYPE_UINT32: return 32;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+      return 8;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+      return 16;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT32:
+      return 32;
     case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B:
-    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B: return 4;
-    default: return 0;
+    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B:
+      return 4;
+    default:
+      return 0;
   }
 }
 inline char const* name_of_type(int type) {
   switch (type) {
-    case CU_TENSOR_MAP_DATA_TYPE_UINT8: return "UINT8";
-    case CU_TENSOR_MAP_DATA_TYPE_UINT16: return "UINT16";
-    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B: return "16U4_ALIGN8B";
-    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B: return "16U4_ALIGN16B";
-    default: return "another type";
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+      return "UINT8";
+    case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+      return "UINT16";
+    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B:
+      return "16U4_ALIGN8B";
+    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B:
+      return "16U4_ALIGN16B";
+    default:
+      return "another type";
   }
 }
 
 inline std::string describe(TensorMap const& map) {
-  return format("%s dim (%u,%u,%u,%u,%u) strides (%llu,%llu,%llu,%llu) B box (%u,%u,%u,%u,%u) swizzle %d", name_of_type(map.type),
-                map.dim[0], map.dim[1], map.dim[2], map.dim[3], map.dim[4], (unsigned long long)map.stride[0],
-                (unsigned long long)map.stride[1], (unsigned long long)map.stride[2], (unsigned long long)map.stride[3],
-                map.box[0], map.box[1], map.box[2], map.box[3], map.box[4], map.swizzle);
+  return format("%s dim (%u,%u,%u,%u,%u) strides (%llu,%llu,%llu,%llu) B box (%u,%u,%u,%u,%u) swizzle %d",
+                name_of_type(map.type), map.dim[0], map.dim[1], map.dim[2], map.dim[3], map.dim[4],
+                (unsigned long long)map.stride[0], (unsigned long long)map.stride[1], (unsigned long long)map.stride[2],
+                (unsigned long long)map.stride[3], map.box[0], map.box[1], map.box[2], map.box[3], map.box[4], map.swizzle);
 }
 
 /// Check every documented rule; each broken one becomes a finding. The grouped kernel's host side encodes placeholders that the
@@ -63,31 +73,43 @@ inline bool obeys_rules(TensorMap const& map) {
   int const bits = bits_of(map.type);
   if (bits == 0) return refuse("element type is not emulated"), false;
   std::uint64_t const inner_bits = std::uint64_t(map.box[0]) * bits;
-  if (inner_bits % 128 != 0) refuse(format("boxDim[0] is %llu bytes, must be a multiple of 16", (unsigned long long)(inner_bits / 8)));
+  if (inner_bits % 128 != 0)
+    refuse(format("boxDim[0] is %llu bytes, must be a multiple of 16", (unsigned long long)(inner_bits / 8)));
   for (int i = 0; i < map.rank; ++i) {
     if (map.box[i] == 0 || map.box[i] > 256) refuse(format("boxDim[%d] = %u, must be 1 to 256", i, map.box[i]));
   }
   std::uint64_t const inner_smem = unpacks(map.type) ? map.box[0] : inner_bits / 8;
-  std::uint64_t const span = map.swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32 : map.swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
+  std::uint64_t const span = map.swizzle == CU_TENSOR_MAP_SWIZZLE_32B   ? 32
+                             : map.swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+                                                                        : 128;
   if (map.swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && inner_smem > span) {
-    refuse(format("the box's inner dimension is %llu bytes, more than its swizzle span of %llu", (unsigned long long)inner_smem, (unsigned long long)span));
+    refuse(format("the box's inner dimension is %llu bytes, more than its swizzle span of %llu", (unsigned long long)inner_smem,
+                  (unsigned long long)span));
   }
   if (map.swizzle > CU_TENSOR_MAP_SWIZZLE_128B) refuse("swizzle mode is not emulated");
   if (unpacks(map.type)) {
     if (map.box[0] != 128) refuse(format("boxDim[0] = %u, must be 128 for 16U4_ALIGN16B", map.box[0]));
-    if (map.swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && map.swizzle != CU_TENSOR_MAP_SWIZZLE_128B) refuse("16U4_ALIGN16B allows no swizzle or 128 bytes");
+    if (map.swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && map.swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+      refuse("16U4_ALIGN16B allows no swizzle or 128 bytes");
   }
   std::uint64_t const align = unpacks(map.type) ? 32 : 16;
-  if (map.address % align != 0) refuse(format("globalAddress ends in %llu, must be a multiple of %llu", (unsigned long long)(map.address % 64), (unsigned long long)align));
+  if (map.address % align != 0)
+    refuse(format("globalAddress ends in %llu, must be a multiple of %llu", (unsigned long long)(map.address % 64),
+                  (unsigned long long)align));
   for (int i = 0; i < map.rank; ++i) {
     if (map.dim[i] == 0) refuse(format("globalDim[%d] is 0", i));
   }
   for (int i = 0; i + 1 < map.rank; ++i) {
-    if (map.stride[i] % align != 0) refuse(format("globalStrides[%d] = %llu, must be a multiple of %llu", i, (unsigned long long)map.stride[i], (unsigned long long)align));
-    if (map.stride[i] >= (std::uint64_t{1} << 40)) refuse(format("globalStrides[%d] = %llu, must be less than 2^40", i, (unsigned long long)map.stride[i]));
+    if (map.stride[i] % align != 0)
+      refuse(format("globalStrides[%d] = %llu, must be a multiple of %llu", i, (unsigned long long)map.stride[i],
+                    (unsigned long long)align));
+    if (map.stride[i] >= (std::uint64_t{1} << 40))
+      refuse(format("globalStrides[%d] = %llu, must be less than 2^40", i, (unsigned long long)map.stride[i]));
   }
-  if (unpacks(map.type) && map.dim[0] % 128 != 0) refuse(format("globalDim[0] = %u, must be a multiple of 128 for 16U4_ALIGN16B", map.dim[0]));
-  if (is_4bit(map.type) && map.dim[0] % 2 != 0) refuse(format("globalDim[0] = %u, must be a multiple of 2 for 4-bit types", map.dim[0]));
+  if (unpacks(map.type) && map.dim[0] % 128 != 0)
+    refuse(format("globalDim[0] = %u, must be a multiple of 128 for 16U4_ALIGN16B", map.dim[0]));
+  if (is_4bit(map.type) && map.dim[0] % 2 != 0)
+    refuse(format("globalDim[0] = %u, must be a multiple of 2 for 4-bit types", map.dim[0]));
   return good;
 }
 
@@ -109,7 +131,8 @@ struct GlobalMemory {
     ranges.push_back({at, at + bytes});
   }
   bool holds(std::uint64_t address, std::size_t bytes) const {
-    return std::any_of(ranges.begin(), ranges.end(), [&](Range const& r) { return address >= r.begin && address + bytes <= r.end; });
+    return std::any_of(ranges.begin(), ranges.end(),
+                       [&](Range const& r) { return address >= r.begin && address + bytes <= r.end; });
   }
 };
 inline GlobalMemory& global_memory() {
@@ -119,20 +142,27 @@ inline GlobalMemory& global_memory() {
 
 inline std::uint32_t swizzled(std::uint32_t address, int swizzle) {
   switch (swizzle) {
-    case CU_TENSOR_MAP_SWIZZLE_32B: return address ^ ((address >> 3) & 0x10);
-    case CU_TENSOR_MAP_SWIZZLE_64B: return address ^ ((address >> 3) & 0x30);
-    case CU_TENSOR_MAP_SWIZZLE_128B: return address ^ ((address >> 3) & 0x70);
-    default: return address;
+    case CU_TENSOR_MAP_SWIZZLE_32B:
+      return address ^ ((address >> 3) & 0x10);
+    case CU_TENSOR_MAP_SWIZZLE_64B:
+      return address ^ ((address >> 3) & 0x30);
+    case CU_TENSOR_MAP_SWIZZLE_128B:
+      return address ^ ((address >> 3) & 0x70);
+    default:
+      return address;
   }
 }
 
-/// cp.async.bulk.tensor global -> shared, tiled mode, with complete_tx on `barrier`. Elements outside the tensor arrive as zero and
-/// count as delivered; gaps of 16U4_ALIGN16B are neither written nor counted.
-inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint32_t barrier, int stage, std::array<std::int32_t, 5> const& coordinate) {
+/// cp.async.bulk.tensor global -> shared, tiled mode, with complete_tx on `barrier`. Elements outside the tensor arrive as zero
+/// and count as delivered; gaps of 16U4_ALIGN16B are neither written nor counted (as CUTLASS's stage bytes imply).
+inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint32_t barrier, int stage,
+                      std::array<std::int32_t, 5> const& coordinate) {
   auto& m = machine();
-  if (map.magic != TensorMap::expected_magic) return report().add("rejected tensor map", "a copy uses 128 bytes that are no tensor map");
+  if (map.magic != TensorMap::expected_magic)
+    return report().add("rejected tensor map", "a copy uses 128 bytes that are no tensor map");
   if (map.rejected) report().add("copy with rejected tensor map", describe(map));
-  if (destination % 128 != 0) report().add("misaligned copy", format("shared memory destination %u is not a multiple of 128", destination));
+  if (destination % 128 != 0)
+    report().add("misaligned copy", format("shared memory destination %u is not a multiple of 128", destination));
   if (unpacks(map.type) && coordinate[0] % 128 != 0) {
     report().add("misaligned copy", format("coordinate %d of a 16U4_ALIGN16B copy is not a multiple of 128", coordinate[0]));
   }
@@ -153,8 +183,10 @@ inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint
           std::uint64_t row = map.address;
           for (int d = 1; d < 5; ++d) {
             std::int64_t const c = std::int64_t(coordinate[d]) + i[d];
-            if (c < 0 || c >= map.dim[d]) inside = false;
-            else row += std::uint64_t(c) * map.stride[d - 1];
+            if (c < 0 || c >= map.dim[d])
+              inside = false;
+            else
+              row += std::uint64_t(c) * map.stride[d - 1];
           }
           for (std::uint32_t at = 0, to = 0; at < row_global; at += chunk_global, to += chunk_shared) {
             std::uint32_t const bytes = std::min(chunk_global, row_global - at);
@@ -171,7 +203,8 @@ inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint
             }
             std::uint32_t const address = swizzled(destination + offset + to, map.swizzle);
             if (!m.shared.holds(address, bytes)) {
-              report().add("shared memory out of bounds", format("a copy writes %u bytes at %u of %zu", bytes, address, m.shared.size()));
+              report().add("shared memory out of bounds",
+                           format("a copy writes %u bytes at %u of %zu", bytes, address, m.shared.size()));
             } else {
               m.shared.deliver(address, chunk, bytes, stage, phase);
             }
@@ -184,10 +217,11 @@ inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint
 }  // namespace emulate
 
 /// The driver's function, by its documentation. Called by CUTLASS on the host (CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL).
-extern "C" inline CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* tensorMap, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                                          cuuint64_t const* dim, cuuint64_t const* strides, cuuint32_t const* box,
-                                                          cuuint32_t const* elementStrides, CUtensorMapInterleave interleave,
-                                                          CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+extern "C" inline CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* tensorMap, CUtensorMapDataType type, cuuint32_t rank,
+                                                          void* address, cuuint64_t const* dim, cuuint64_t const* strides,
+                                                          cuuint32_t const* box, cuuint32_t const* elementStrides,
+                                                          CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                                          CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   emulate::TensorMap map{};
   map.magic = emulate::TensorMap::expected_magic;
   map.type = static_cast<std::uint8_t>(type);
