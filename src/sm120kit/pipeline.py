@@ -11,9 +11,11 @@ from pathlib import Path
 
 from sm120kit import build as builder
 from sm120kit import patches, plan, recipe, sources, toolchain
+from sm120kit import tiles as tile_facts
+from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
-from sm120kit.records import Arch, Artifacts, BuildPlan, Generated, PatchedTree, Toolchain
-from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, read_record, write_record
+from sm120kit.records import Arch, Artifacts, BuildPlan, Generated, PatchedTree, TileFacts, Toolchain
+from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, publish_directory, read_record, write_record
 
 
 class Stage(StrEnum):
@@ -69,6 +71,24 @@ def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
     tree = patches.apply(checkout, item.inside, root, overrides)
     write_record(record, tree)
     return tree
+
+
+def tiles(name: str, options: Options, *, patched: bool) -> tuple[TileFacts, ...]:
+    """The tiles of a recipe's engine, with or without its series applied."""
+    item = recipe.load(name)
+    if patched:
+        tree = patched_tree(item, options)
+        repository, commit, tree_id = tree.checkout.repository, tree.commit, tree.tree
+    else:
+        checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
+        repository, commit, tree_id = checkout.repository, checkout.commit, checkout.tree
+    place = options.workspace.cache / "trees" / tree_id
+    with options.workspace.locked(f"tree-{tree_id}"):
+        if not place.is_dir():
+            with publish_directory(place) as beside:
+                Repository(repository).export(commit, beside)
+        tools = toolchain.find(headers=item.headers)
+        return tile_facts.table(place, tree_id, item.name, tools, options.workspace.cache)
 
 
 def build(

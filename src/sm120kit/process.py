@@ -43,6 +43,7 @@ def run(
     stdin: bytes | Iterable[bytes] | None = None,
     logfile: Path | None = None,
     check: bool = True,
+    tied: bool = False,
     on_line: Callable[[str], None] | None = None,
 ) -> Completed:
     """Run a program to its end and return what it said.
@@ -51,7 +52,8 @@ def run(
     handed over piece by piece, for input that should not lie in memory whole; the program must not say more than a pipe holds
     (64 KiB) before it has read it. With ``logfile``, the command line and all output are appended to it;
     ``on_line`` sees each line of output while it runs (stderr then joins stdout). The program is a process group of its own,
-    which is ended when this process is interrupted or dies, so that neither Ctrl-C nor SIGKILL leaves a compiler behind.
+    which is ended when this process is interrupted, so that Ctrl-C leaves no compiler behind; ``tied`` ends it even when this
+    process is killed, at the price of a slower start.
 
     Raises:
         ToolchainMissing: there is no such program.
@@ -70,7 +72,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_end_with_parent if tied else None,
         )
     except FileNotFoundError as error:
         if cwd is not None and not cwd.is_dir():

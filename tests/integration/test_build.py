@@ -118,6 +118,7 @@ package = types.ModuleType("flashinfer")
 package.__path__ = [sys.argv[1] + "/flashinfer"]
 sys.modules["flashinfer"] = package
 import torch
+torch.version.cuda = "13.0"  # as a CUDA build of torch says; the generator asks for it where there is no nvcc
 from flashinfer.jit.fp4_quantization import gen_fp4_quantization_sm120f_module
 spec = gen_fp4_quantization_sm120f_module()
 assert spec.is_aot, spec.aot_path

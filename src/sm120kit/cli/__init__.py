@@ -10,6 +10,7 @@ from sm120kit import console
 from sm120kit.cli import patch, recipe
 from sm120kit.cli.build import build
 from sm120kit.cli.inspect import inspect_
+from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 app.command("build")(build)
 app.command("inspect")(inspect_)
+app.command("tiles")(tiles_)
 app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
 

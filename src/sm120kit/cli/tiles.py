@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,13 @@ def tiles_(
     engine: Annotated[str, typer.Argument(metavar="ENGINE[@VERSION]", help="Such as flashinfer@0.6.6.")],
     patched: Annotated[bool, typer.Option("--patched/--unpatched", help="Show what the patches change.")] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Only tiles that the patches change.")] = False,
+    mirror: Annotated[
+        str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here instead of the index.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")] = False,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Full records for programs.")] = False,
 ) -> None:
     """List every CTA tile that an engine generates for SM120: stages, shared memory, and whether SM120 and SM121 can launch it.
@@ -26,9 +34,11 @@ def tiles_(
     """
     from sm120kit import console, pipeline
     from sm120kit.tiles import compare
+    from sm120kit.workspace import Workspace
 
-    before = pipeline.tiles(engine, patched=False)
-    after = pipeline.tiles(engine, patched=True) if patched else before
+    options = pipeline.Options(Workspace.open(state), mirror, offline)
+    before = pipeline.tiles(engine, options, patched=False)
+    after = pipeline.tiles(engine, options, patched=True) if patched else before
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(one) for one in facts] for side, facts in sides.items()}})

@@ -1,0 +1,81 @@
+"""A CUDA home inside a work directory, so that builds elsewhere give the same bytes and no driver is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm120kit import process
+from sm120kit.records import Toolchain
+from sm120kit.workspace import write_atomic
+
+FRONT_END = """#!/bin/sh
+# Names of internal symbols carry a hash of the source's absolute path, which nvcc hands to this program alone.
+# Without the directory in which the build runs, they are the same wherever that is.
+here=$(pwd -P)/
+for word do
+  shift
+  set -- "$@" "${word#"$here"}"
+done
+exec '%s' "$@"
+"""
+
+
+def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
+    """Make ``cuda`` a CUDA home: links to the real one, the library names that linkers look for, a stub of the driver.
+
+    Its ``cudafe++`` is a script, see :data:`FRONT_END`.
+    """
+    home = toolchain.cuda_home
+    for name in ("nvvm", "include"):
+        relink(cuda / name, home / name)
+    for program in (home / "bin").iterdir():
+        if program.name != "cudafe++":
+            relink(cuda / "bin" / program.name, program)
+    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++")
+    libraries = cuda / "lib64"
+    libraries.mkdir(parents=True, exist_ok=True)
+    for source in (home / "lib64", home / "lib"):
+        for file in source.glob("lib*"):
+            plain = re.sub(r"\.so\..*$", ".so", file.name)
+            for name in {file.name, plain}:
+                if not (libraries / name).is_symlink():
+                    relink(libraries / name, file)
+    stub = libraries / "stubs" / "libcuda.so"
+    if not stub.is_file():
+        driver_stub(home / "include" / "cuda.h", stub, toolchain.host_compiler)
+    return cuda
+
+
+def _front_end(script: Path, real: Path) -> None:
+    text = FRONT_END % real
+    if not script.is_file() or script.read_text() != text:
+        write_atomic(script, text.encode())
+        script.chmod(0o755)
+
+
+def driver_stub(cuda_h: Path, stub: Path, compiler: str) -> None:
+    """A stand-in for the driver library, for linking and loading without a driver: every call answers 34, stub library.
+
+    The driver comes with the GPU, not with the toolkit, and the compiler wheels have no stub of it (CUDA Driver API, CUresult).
+    """
+    header = cuda_h.read_text()
+    names = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header))
+    names |= set(re.findall(r"^#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w+)\s*$", header, re.MULTILINE))
+    source = "".join(f"int {name}(void) {{ return 34; }}\n" for name in sorted(names))
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    beside = stub.with_suffix(".new")
+    process.run(
+        [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", "-Wl,-soname,libcuda.so.1", "-o", beside],
+        stdin=source.encode(),
+    )
+    beside.rename(stub)
+
+
+def relink(link: Path, target: Path) -> None:
+    """Make ``link`` a symbolic link to ``target``, and leave it alone when it is one already."""
+    if link.is_symlink() and link.readlink() == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
