@@ -22,8 +22,6 @@ from sm120kit.workspace import Workspace
 ROOT = Path(__file__).parents[2]
 INCLUDE = "3rdparty/cutlass/include"
 ARRAY_MAINLOOP = "cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
-BUILDER = "cutlass/gemm/collective/builders/sm120_blockscaled_mma_builder.inl"
-TMA_TRAITS = "cute/atom/copy_traits_sm90_tma.hpp"
 
 Run = Callable[..., Emulation]
 
@@ -152,32 +150,12 @@ def test_mutants_of_the_mainloop_are_found(trees: dict[str, Path], run: Run, tmp
 
 @pytest.mark.compiler
 def test_the_published_form_asks_tma_for_what_it_cannot_do(trees: dict[str, Path], run: Run, tmp_path: Path) -> None:
-    """Scale factors counted per tile in the builder, and TMA modes of extent 1 where the layout has none."""
-    published = mutant(
-        trees["stock"],
-        tmp_path / "include",
-        {
-            BUILDER: {
-                "  // Basic storage block for new Scaling Factor Layouts\n": (
-                    "  using EffBlk_SF = decltype(cute::min(size<2>(TileShape_MNK{}) / Int<SFVectorSize>{}, Blk_SF{}));\n"
-                ),
-                "make_shape( Blk_SF{}/Int<MMA_NSF>{},": "make_shape( EffBlk_SF{}/Int<MMA_NSF>{},",
-                "/ Int<SFVectorSize>{} / Blk_SF{}),": "/ Int<SFVectorSize>{} / EffBlk_SF{}),",
-            },
-            TMA_TRAITS: {
-                "      gmem_prob_shape[i]  = basis_get(ej, gmem_shape);\n": (
-                    "      if constexpr (is_tuple<remove_cvref_t<decltype(basis_get(ej, gmem_shape))>>::value) return;\n"
-                    "      else gmem_prob_shape[i]  = basis_get(ej, gmem_shape);\n"
-                ),
-                "      gmem_prob_stride[i] = basis_get(ej, gmem_stride);\n": (
-                    "      if constexpr (!is_tuple<remove_cvref_t<decltype(basis_get(ej, gmem_stride))>>::value)\n"
-                    "        gmem_prob_stride[i] = basis_get(ej, gmem_stride);\n"
-                ),
-            },
-        },
-    )
+    tile = ("mxfp8", 128, 128, 64)
     with pytest.raises(CompileFailed, match="static assertion failed"):
-        run(trees["stock"], "mxfp8", 128, 128, 64)
-    result = run(published, "mxfp8", 128, 128, 64)
+        run(trees["stock"], *tile)
+    published = mutant(trees["stock"], tmp_path / "include", {})
+    patch = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
+    subprocess.run(["git", "apply", "-p2", patch], cwd=published, check=True)
+    result = run(published, *tile)
     assert not result.passed
     assert {"rejected tensor map", "overlapping stages", "barrier bytes", "hang"} <= kinds(result)
