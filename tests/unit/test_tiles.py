@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.errors import ExpectationFailed
+from sm120kit.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.records import SMEM_CAPACITY_BYTES, Tile, TileFacts, Toolchain
 from sm120kit.tiles import compare, diagnostics, introspect, listing
 from sm120kit.workspace import write_record
@@ -121,11 +121,13 @@ def test_a_tree_that_is_no_flashinfer_is_refused(tmp_path: Path) -> None:
 
 
 GCC = """\
-probe.h:12:3: warning: 'constexpr bool sm120kit::fact() [with Found = Values<1, 3, 102400, 1, 0, 2>]' is deprecated [-Wdep]
-probe.h:12:3: warning: 'constexpr bool sm120kit::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated [-Wdep]
-probe.h:12:3: warning: 'constexpr bool sm120kit::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated [-Wdep]
+probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<1, 3, 102400, 1, 0, 2>]' is deprecated
+probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated
+probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated
 """
-CLANG = "probe.h:12:3: warning: 'fact<sm120kit::Values<0, 9, 28672, 2, 0, 1>>' is deprecated [-Wdeprecated-declarations]\n"
+CLANG = (
+    "probe.h:12:3: warning: 'fact<sm120kit_probe::Values<0, 9, 28672, 2, 0, 1>>' is deprecated [-Wdeprecated-declarations]\n"
+)
 
 
 def test_reports_of_both_compilers_are_read_once_and_in_order() -> None:
@@ -161,6 +163,18 @@ def test_the_first_static_assertion_is_the_reason(messages: str, text: str, wher
 
 def test_warnings_are_no_reason() -> None:
     assert diagnostics.first_reason(GCC, Path("/t")) is None
+
+
+def test_a_broken_compiler_is_no_verdict(tmp_path: Path) -> None:
+    said = "c++: fatal error: Killed signal terminated program cc1plus"
+    program = tmp_path / "c++"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(NotEnoughMemory, match="Killed"):
+        introspect.Compiler(str(program), (), tmp_path).run("x.cpp")
+    program.write_text("#!/bin/sh\necho 'a.h:1: internal compiler error: in f' >&2\nexit 1\n")
+    with pytest.raises(CompileFailed, match="internal compiler error"):
+        introspect.Compiler(str(program), (), tmp_path).run("x.cpp")
 
 
 def test_plain_words() -> None:

@@ -15,7 +15,7 @@ REPORT = re.compile(r"warning:.*\bfact\b.*?Values<(-?\d+(?:, -?\d+)*)>")
 ERROR = re.compile(r"^(?P<file>[^\n:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.+)$(?=(?P<source>\n.*)?)", re.MULTILINE)
 ASSERTION = re.compile(r"static[_ ]assert(?:ion)? failed(?: due to requirement .*?)?(?:: )?(?P<text>.*)")
 CUTE_ASSERTION = re.compile(r'CUTE_STATIC_ASSERT_V\(.*"(?P<text>[^"]*)"\)')
-BROKEN = re.compile(r"internal compiler error|Killed signal|out of memory|^g?cc1plus: .*$", re.MULTILINE)
+BROKEN = re.compile(r"internal compiler error.*|Killed signal.*|out of memory.*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,12 @@ def reports(messages: str) -> list[Report]:
         line, stages, smem_bytes, schedule, scheduler, k_blocks = (int(word) for word in match[1].split(", "))
         found[Report(line, stages, smem_bytes, SCHEDULES[schedule], SCHEDULERS[scheduler], k_blocks)] = None
     return sorted(found, key=lambda report: (report.line, report.scheduler))
+
+
+def breakdown(messages: str) -> str:
+    """What the compiler says when it itself broke or was ended; empty when it did its work."""
+    found = BROKEN.search(messages)
+    return found[0] if found else ""
 
 
 def first_reason(messages: str, tree: Path) -> Reason | None:

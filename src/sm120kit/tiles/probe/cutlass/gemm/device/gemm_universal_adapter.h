@@ -1,5 +1,5 @@
 // Stands in for CUTLASS's GemmUniversalAdapter, the one place where every launcher names its finished kernel type.
-// Instantiating it reports the kernel as a deprecation warning, whose text holds the numbers of sm120kit::Values:
+// Instantiating it reports the kernel as a deprecation warning, whose text holds the numbers of sm120kit_probe::Values:
 //   line, pipeline stages, shared memory bytes, schedule, scheduler, MMA k-blocks per tile.
 // The launcher's own code then asks for the kernel's parameters and its device code, as the real adapter does.
 #pragma once
@@ -11,7 +11,7 @@
 #include "cutlass/gemm/gemm.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
-namespace sm120kit {
+namespace sm120kit_probe {
 
 template <int... values>
 struct Values;
@@ -70,9 +70,9 @@ struct Adapter {
   }
 };
 
-}  // namespace sm120kit
+}  // namespace sm120kit_probe
 
 namespace cutlass::gemm::device {
 template <class Kernel>
-using GemmUniversalAdapter = sm120kit::Adapter<Kernel, 0>;
+using GemmUniversalAdapter = sm120kit_probe::Adapter<Kernel, 0>;
 }
