@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -21,7 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
 app.command("build")(build)
 app.command("inspect")(inspect_)
 app.command("tiles")(tiles_)
@@ -29,13 +30,22 @@ app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
 
 
+class _Interrupted(BaseException):
+    """Ctrl-C. Not KeyboardInterrupt, of which typer would make a silent exit."""
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise _Interrupted
+
+
 def main() -> None:
     """Entry point: known failures become a message and an exit code; a bug keeps its traceback."""
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         app()
     except Sm120kitError as failure:
         console.error(failure.message, failure.hint)
         sys.exit(failure.exit_code)
-    except KeyboardInterrupt:
-        console.error("interrupted; what was finished is kept, the same command goes on from there")
+    except _Interrupted:
+        console.error("interrupted", "what was finished is kept; the same command goes on from there")
         sys.exit(130)
