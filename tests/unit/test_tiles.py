@@ -158,7 +158,17 @@ def test_reports_of_both_compilers_are_read_once_and_in_order() -> None:
     ],
 )
 def test_the_first_static_assertion_is_the_reason(messages: str, text: str, where: str) -> None:
-    assert diagnostics.first_reason(GCC + messages, Path("/t")) == diagnostics.Reason(text, where)
+    assert diagnostics.first_reason(GCC + messages, Path("/t")) == diagnostics.Reason(text, where, True)
+
+
+def test_an_error_outside_of_the_tree_is_not_about_the_tile() -> None:
+    def about_tile(message: str) -> bool:
+        reason = diagnostics.first_reason(message, Path("/t"))
+        assert reason
+        return reason.about_tile
+
+    assert not about_tile("/cache/unit.cpp:2:1: error: '__trap' was not declared in this scope\n")
+    assert about_tile("/cache/unit.cpp:2:1: error: static assertion failed: from a launcher macro\n")
 
 
 def test_warnings_are_no_reason() -> None:

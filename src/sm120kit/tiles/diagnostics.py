@@ -32,10 +32,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Reason:
-    """The first error: the compiler's words, whether they are a static assertion's, and file:line."""
+    """The first error: the compiler's words, file:line (below the tree where it is there), and whether it is about the tile.
+
+    That is a static assertion, or any error in a file of the tree. Else our own text or the toolchain is at fault.
+    """
 
     text: str
     where: str
+    about_tile: bool
 
 
 def reports(messages: str) -> list[Report]:
@@ -60,7 +64,8 @@ def first_reason(messages: str, tree: Path) -> Reason | None:
         # An assertion whose condition cannot even be formed, such as a division by an extent of 0, is one that failed.
         assertion = ASSERTION.search(match["text"]) or CUTE_ASSERTION.search(match["source"] or "")
         file = match["file"].removeprefix(f"{tree}/")
-        reason = Reason((assertion["text"] if assertion else match["text"]).strip().strip('"'), f"{file}:{match['line']}")
+        text = (assertion["text"] if assertion else match["text"]).strip().strip('"')
+        reason = Reason(text, f"{file}:{match['line']}", bool(assertion) or file != match["file"])
         if assertion:
             return reason
         first = first or reason

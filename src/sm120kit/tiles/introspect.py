@@ -186,9 +186,11 @@ class Module:
             return
         reports = diagnostics.reports(messages)
         for number, one in enumerate(calls):
-            if reason and "sm120kit_probe::Adapter" not in reason.text:
+            if reason and reason.about_tile and "sm120kit_probe::Adapter" not in reason.text:
                 why = diagnostics.plain(reason.text, one.tile)
                 facts = [TileFacts(one.tile, one.generated, False, why, reason.text, reason.where)]
+            elif reason:
+                facts = []
             else:
                 facts = [
                     TileFacts(
@@ -205,8 +207,9 @@ class Module:
                     if report.line == number
                 ]
             if not facts:
+                said = f"{reason.text} ({reason.where})" if reason else "no report"
                 raise CompileFailed(
-                    f"the compiler made no kernel of {one.call}: {messages.strip()[-300:] or 'it said nothing'}",
+                    f"the compiler made no kernel of {one.call}: {said}",
                     "the launcher of this engine version is not known to sm120kit tiles",
                 )
             self.known[one] = tuple(facts)
