@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from sm120kit.cubin import matching, read
 from sm120kit.errors import BadArtifact, ExpectationFailed
 from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin
 from sm120kit.workspace import file_sha256, publish_directory, write_record
+
+SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
+"""Archs of code, and of PTX, that SM12x runs."""
 
 
 def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
@@ -35,13 +39,7 @@ def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
                 if module.packed:
                     raise
         found[module.name] = tuple(cubins)
-        foreign = sorted(
-            {
-                cubin.arch
-                for cubin in cubins
-                if not cubin.arch.removeprefix("compute").removeprefix("sm").startswith(("sm_120", "sm_121"))
-            }
-        )
+        foreign = sorted({cubin.arch for cubin in cubins if not SM12X.match(cubin.arch)})
         if foreign:
             problems.append(f"{module.name}: device code for {', '.join(foreign)}")
         for pattern, least in module.expect_kernels:
