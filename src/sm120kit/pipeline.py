@@ -139,7 +139,7 @@ def build(
             builder.check(decided, work)
             return Built(item, tree, decided)
         tell("checking the modules and packing the wheel")
-        artifacts = builder.finish(decided, work / "tree", work, target)
+        artifacts = builder.finish(decided, tree, work, target)
     return Built(item, tree, decided, artifacts, target, ran=("compile", "pack"))
 
 

@@ -11,8 +11,8 @@ from sm120kit import process
 from sm120kit.build import pack
 from sm120kit.cubin import matching, read
 from sm120kit.errors import BadArtifact, ExpectationFailed
-from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin
-from sm120kit.workspace import file_sha256, publish_directory, write_record
+from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin, PatchedTree
+from sm120kit.workspace import file_sha256, publish_directory, record_json, write_record
 
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 """Archs of code, and of PTX, that SM12x runs."""
@@ -72,13 +72,13 @@ def _load(library: Path, libraries: Path) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def finish(plan: BuildPlan, tree: Path, work: Path, target: Path) -> Artifacts:
+def finish(plan: BuildPlan, tree: PatchedTree, work: Path, target: Path) -> Artifacts:
     """Check the modules, pack the wheel, and publish both with the records in ``target``: whole or not at all."""
     cubins = check(plan, work)
     with publish_directory(target) as beside:
         write_record(beside / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}
-        wheel = pack.wheel(plan, tree, libraries, beside, work / "pack", (beside / "plan.json").read_bytes())
+        wheel = pack.wheel(plan, work / "tree", libraries, beside, work / "pack", _origin(plan, tree))
         (beside / "logs").mkdir()
         for log in ("generate.log", "compile.log"):
             if (work / log).is_file():
@@ -96,6 +96,25 @@ def finish(plan: BuildPlan, tree: Path, work: Path, target: Path) -> Artifacts:
         write_record(beside / "kernels.json", {name: [*images] for name, images in sorted(cubins.items())})
         write_record(beside / "artifacts.json", artifacts)
     return artifacts
+
+
+def _origin(plan: BuildPlan, tree: PatchedTree) -> bytes:
+    """What the wheel says about itself: everything that went in, and neither costs nor directories, which differ by machine."""
+    said = {
+        "recipe": plan.recipe,
+        "archs": plan.archs,
+        "kernel_groups": plan.groups,
+        "plan": plan.digest,
+        "pin": tree.checkout.pin,
+        "base": tree.checkout.commit,
+        "commit": tree.commit,
+        "tree": tree.tree,
+        "patches": tree.patches,
+        "modules": [module.name for module in plan.modules if module.packed],
+        "left_out": plan.left_out,
+        "toolchain": {"nvcc": plan.toolchain.nvcc_version, "host": plan.toolchain.host_version},
+    }
+    return record_json(said).encode()
 
 
 def _artifact(path: Path, root: Path) -> Artifact:
