@@ -76,19 +76,20 @@ def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
 def tiles(name: str, options: Options, *, patched: bool) -> tuple[TileFacts, ...]:
     """The tiles of a recipe's engine, with or without its series applied."""
     item = recipe.load(name)
+    tools = toolchain.find(headers=item.headers)
     if patched:
-        tree = patched_tree(item, options)
-        repository, commit, tree_id = tree.checkout.repository, tree.commit, tree.tree
-    else:
-        checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
-        repository, commit, tree_id = checkout.repository, checkout.commit, checkout.tree
-    place = options.workspace.cache / "trees" / tree_id
-    with options.workspace.locked(f"tree-{tree_id}"):
+        return _tiles(item, patched_tree(item, options), tools, options.workspace)
+    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
+    return _tiles(item, PatchedTree(checkout, item.inside, checkout.commit, checkout.tree, ()), tools, options.workspace)
+
+
+def _tiles(item: recipe.Recipe, tree: PatchedTree, tools: Toolchain, workspace: Workspace) -> tuple[TileFacts, ...]:
+    place = workspace.cache / "trees" / tree.tree
+    with workspace.locked(f"tree-{tree.tree}"):
         if not place.is_dir():
             with publish_directory(place) as beside:
-                Repository(repository).export(commit, beside)
-        tools = toolchain.find(headers=item.headers)
-        return tile_facts.table(place, tree_id, item.name, tools, options.workspace.cache)
+                Repository(tree.checkout.repository).export(tree.commit, beside)
+        return tile_facts.table(place, tree.tree, item.name, tools, workspace.cache)
 
 
 def build(
@@ -118,7 +119,8 @@ def build(
     with workspace.locked(place):
         made = _generated(item, group, targets, tree, tools, work, workspace, tell)
         costs = Costs(workspace.cache / "costs.json")
-        decided = plan.make(item, group, targets, tree, made.modules, tools, made.versions, costs.of)
+        facts = _tiles(item, tree, tools, workspace)
+        decided = plan.make(item, group, targets, tree, made.modules, tools, made.versions, facts, costs.of)
         if to is Stage.PLAN:
             return Built(item, tree, decided)
         target = workspace.build(item.engine, decided.digest)

@@ -8,8 +8,20 @@ from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from sm120kit.errors import ExpectationFailed
 from sm120kit.recipe import ModuleTable, Recipe, group
-from sm120kit.records import Arch, BuildPlan, Generated, LeftOut, Module, PatchedTree, Toolchain, Unit
+from sm120kit.records import (
+    SMEM_CAPACITY_BYTES,
+    Arch,
+    BuildPlan,
+    Generated,
+    LeftOut,
+    Module,
+    PatchedTree,
+    TileFacts,
+    Toolchain,
+    Unit,
+)
 from sm120kit.workspace import digest_of
 
 PLAN_FORMAT = 1
@@ -45,11 +57,16 @@ def make(
     generated: Sequence[Generated],
     toolchain: Toolchain,
     versions: Mapping[str, str],
+    tiles: Sequence[TileFacts],
     known: Known = lambda unit: None,
 ) -> BuildPlan:
     """Decide what is compiled and what is left out, and name the result by a digest of everything that goes in.
 
-    ``versions`` are of packages whose headers the units include. Costs and directories are not part of the digest.
+    ``versions`` are of packages whose headers the units include, ``tiles`` the facts of the tree. Costs and directories are
+    not part of the digest.
+
+    Raises:
+        ExpectationFailed: the tree generates a tile that SM12x cannot launch.
     """
     table = group(recipe, group_name)
     modules: list[Module] = []
@@ -67,6 +84,7 @@ def make(
         for name in recipe.modules
         if name not in asked
     ]
+    left_out += _tiles_left_out(recipe, tiles)
     plan = BuildPlan(
         recipe=recipe.name,
         engine=recipe.engine,
@@ -94,6 +112,29 @@ def make(
         "left_out": [asdict(item) for item in left_out],
     }
     return replace(plan, digest=digest_of(inputs))
+
+
+def _tiles_left_out(recipe: Recipe, tiles: Sequence[TileFacts]) -> list[LeftOut]:
+    """Tiles of interest that are not generated and could not run, one entry for all outputs and swaps."""
+    broken = [fact for fact in tiles if fact.generated and not fact.fits]
+    if broken:
+        listed = "\n".join(f"  {_tile_name(fact)}: {_why_not(fact)}" for fact in broken)
+        raise ExpectationFailed(
+            f"{recipe.name} generates tiles that SM12x cannot launch\n{listed}",
+            "a patch has to make them fit or leave them out; sm120kit tiles shows all",
+        )
+    absent = {(f"tile {_tile_name(fact)}", _why_not(fact)) for fact in tiles if not fact.fits}
+    return [LeftOut(what, why) for what, why in sorted(absent)]
+
+
+def _tile_name(fact: TileFacts) -> str:
+    return f"{fact.tile.family} {fact.tile.dtype} {fact.tile.shape} {fact.tile.epilogue}"
+
+
+def _why_not(fact: TileFacts) -> str:
+    if not fact.compiles:
+        return fact.why_not
+    return f"needs {fact.smem_bytes:,} B of shared memory; SM120 has {SMEM_CAPACITY_BYTES:,} B"
 
 
 def _unit(module: str, source: str, output: str, settings: ModuleTable, known: Known) -> Unit:

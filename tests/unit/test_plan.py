@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sm120kit import plan, recipe
-from sm120kit.records import Arch, BuildPlan, Checkout, Generated, PatchedTree, Toolchain
+from sm120kit.errors import ExpectationFailed
+from sm120kit.records import Arch, BuildPlan, Checkout, Generated, PatchedTree, Tile, TileFacts, Toolchain
 
 ITEM = recipe.load("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(ITEM.pin, Path("/somewhere"), "c" * 40, "d" * 40), ITEM.inside, "a" * 40, "b" * 40, ())
@@ -32,9 +36,13 @@ GROUPED = Generated(
 
 
 def make(
-    tree: PatchedTree = TREE, tools: Toolchain = TOOLS, dense: Generated = DENSE, known: plan.Known = lambda unit: None
+    tree: PatchedTree = TREE,
+    tools: Toolchain = TOOLS,
+    dense: Generated = DENSE,
+    known: plan.Known = lambda unit: None,
+    tiles: Sequence[TileFacts] = (),
 ) -> BuildPlan:
-    return plan.make(ITEM, "quick", [Arch.SM_120F], tree, [dense, GROUPED], tools, {"tvm": "1"}, known)
+    return plan.make(ITEM, "quick", [Arch.SM_120F], tree, [dense, GROUPED], tools, {"tvm": "1"}, tiles, known)
 
 
 def test_orders_ask_for_samples_only_of_unpacked_modules() -> None:
@@ -70,6 +78,26 @@ def test_digest_follows_what_goes_in_and_nothing_else() -> None:
 
 def test_measured_costs_replace_estimates() -> None:
     unit = make().modules[0].units[1]
-    assert unit.estimate_bytes == int(5.9 * 2**30) and unit.estimate_seconds == 65
+    assert unit.estimate_bytes == int(5.6 * 2**30) and unit.estimate_seconds == 70
     learned = make(known=lambda name: (123, 4.5) if name == "fp4_gemm_cutlass_sm120/b.cuda.o" else None).modules[0].units[1]
     assert (learned.estimate_bytes, learned.estimate_seconds) == (123, 4.5)
+
+
+def fact(k: int, *, generated: bool, smem_bytes: int = 0, why_not: str = "") -> TileFacts:
+    tile = Tile("grouped", "nvfp4", 256, 128, k, "finalize", False, "bf16")
+    return TileFacts(tile, generated, not why_not, why_not, smem_bytes=smem_bytes)
+
+
+def test_tiles_that_cannot_run_are_left_out_with_the_reason() -> None:
+    tiles = [fact(128, generated=True, smem_bytes=101_376), fact(64, generated=False, smem_bytes=102_400)]
+    left = {
+        item.what: item.reason for item in make(tiles=[*tiles, fact(32, generated=False, why_not="no such thing")]).left_out
+    }
+    assert left["tile grouped nvfp4 256x128x64 finalize"] == "needs 102,400 B of shared memory; SM120 has 101,376 B"
+    assert left["tile grouped nvfp4 256x128x32 finalize"] == "no such thing"
+    assert "tile grouped nvfp4 256x128x128 finalize" not in left
+
+
+def test_a_generated_tile_that_cannot_run_stops_the_plan() -> None:
+    with pytest.raises(ExpectationFailed, match="256x128x128 finalize: needs 102,400 B"):
+        make(tiles=[fact(128, generated=True, smem_bytes=102_400)])
