@@ -76,8 +76,9 @@ SOURCE_KINDS: dict[str, type[Strict]] = {"sdist": SdistSource, "git": GitSource,
 
 
 def _kind_of(table: Any) -> str | None:
-    """The key that names a source's kind."""
-    kinds = [kind for kind in SOURCE_KINDS if isinstance(table, dict) and kind in table]
+    """The key that names a source's kind, of a TOML table or of what was made of it."""
+    keys = type(table).model_fields if isinstance(table, BaseModel) else table if isinstance(table, dict) else ()
+    kinds = [kind for kind in SOURCE_KINDS if kind in keys]
     return kinds[0] if len(kinds) == 1 else None
 
 

@@ -98,6 +98,12 @@ def test_group_and_arch_by_name() -> None:
         recipe.parse_arch("sm_120")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_recipe_can_be_printed_and_read_again() -> None:
+    item = recipe.load("flashinfer")
+    assert recipe.Recipe.model_validate_json(item.model_dump_json()) == item
+
+
 def test_schema_knows_every_key() -> None:
     schema = json.loads(recipe.json_schema())
     assert schema["additionalProperties"] is False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
+from sm120kit.cli.options import Mirror, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.build import Progress
@@ -30,13 +31,9 @@ def build(
     to: Annotated[str, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack.")] = "pack",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the wheel is put.")] = Path("wheelhouse"),
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here instead of the index.")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")] = False,
-    state: Annotated[
-        Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")
-    ] = None,
+    mirror: Mirror = None,
+    offline: Offline = False,
+    state: State = None,
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
     """Fetch, patch, compile and check an engine for SM12x, and pack it as a wheel. Needs no GPU."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
+from sm120kit.cli.options import Json, Mirror, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.pipeline import Options
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, check, apply and edit the patch series.", no_args_is_help=True, rich_markup_mode=None)
 
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe name, engine@version, or recipe file.")]
 Into = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the files go; nobody else's directory.")]
-Mirror = Annotated[
-    str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here instead of the index.")
-]
-Offline = Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")]
-State = Annotated[Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")]
 
 
 def _root() -> Path:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from sm120kit import console
+from sm120kit.cli.options import Json
 
 app = typer.Typer(help="List, show and check engine recipes.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
-def list_(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def list_(json: Json = False) -> None:
     """Every recipe with its sources."""
     from sm120kit import recipe
 
@@ -39,7 +40,7 @@ def list_(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 @app.command()
 def show(
     name: str,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """One recipe: its pins, modules and kernel groups."""
     from sm120kit import recipe

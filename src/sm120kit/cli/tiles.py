@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sm120kit.cli.options import Mirror, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.records import TileFacts
@@ -17,13 +18,9 @@ def tiles_(
     engine: Annotated[str, typer.Argument(metavar="ENGINE[@VERSION]", help="Such as flashinfer@0.6.6.")],
     patched: Annotated[bool, typer.Option("--patched/--unpatched", help="Show what the patches change.")] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Only tiles that the patches change.")] = False,
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here instead of the index.")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")] = False,
-    state: Annotated[
-        Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")
-    ] = None,
+    mirror: Mirror = None,
+    offline: Offline = False,
+    state: State = None,
     as_json: Annotated[bool, typer.Option("--json", help="Full records for programs.")] = False,
 ) -> None:
     """List every CTA tile that an engine generates for SM120: stages, shared memory, and whether SM120 and SM121 can launch it.
