@@ -86,15 +86,16 @@ class Repository:
         env: Mapping[str, str] | None = None,
         check: bool = True,
         network: bool = False,
+        tied: bool = False,
     ) -> Completed:
-        """Run git in this repository; ``network`` lets the user's git settings in.
+        """Run git in this repository; ``network`` lets the user's git settings in, ``tied`` ends it with this process.
 
         Raises:
             CommandFailed: git failed and ``check`` is true.
             ToolchainMissing: there is no git.
             NotEnoughDisk: it could not write what it should.
         """
-        return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network)
+        return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
 
     def has(self, commit: str) -> bool:
         """Whether ``commit`` is here."""
@@ -185,9 +186,9 @@ class Index:
     repository: Repository
     file: Path
 
-    def git(self, *args: str | Path, stdin: bytes | None = None, check: bool = True) -> Completed:
-        """Run git with this index."""
-        return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check)
+    def git(self, *args: str | Path, stdin: bytes | None = None, check: bool = True, tied: bool = False) -> Completed:
+        """Run git with this index; ``tied`` ends it when this process is killed, so that it does not go on writing."""
+        return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check, tied=tied)
 
     def add(self, path: str, content: bytes, *, executable: bool = False) -> None:
         """Put a file at ``path``, in place of what is there."""
@@ -213,6 +214,7 @@ def _git(
     env: Mapping[str, str] | None = None,
     check: bool = True,
     network: bool = False,
+    tied: bool = False,
 ) -> Completed:
     own = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     if network:
@@ -227,7 +229,7 @@ def _git(
         }
     settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
     try:
-        return run(["git", *settings, *args], env={**own, **(env or {})}, drop=drop, stdin=stdin, check=check)
+        return run(["git", *settings, *args], env={**own, **(env or {})}, drop=drop, stdin=stdin, check=check, tied=tied)
     except CommandFailed as error:
         if "No space left on device" in error.message or "Out of diskspace" in error.message:
             raise NotEnoughDisk(

@@ -177,10 +177,12 @@ def kill_when(state: Path, data: Path, downloads: Path, ready: Callable[[], bool
     words = argv(
         "build", "flashinfer@0.6.6", "--kernels", "tiny", "--mirror", downloads, "--output", state / "out", "--offline"
     )
-    child = subprocess.Popen(words, env=environment(state, data), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    said = state / "killed.log"
+    with said.open("w") as log:
+        child = subprocess.Popen(words, env=environment(state, data), stderr=log, stdout=log)
     until = time.monotonic() + 300
     while not ready():
-        assert child.poll() is None and time.monotonic() < until, "the build ended before it could be killed"
+        assert child.poll() is None and time.monotonic() < until, f"it was not killed: {said.read_text()}"
         time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL

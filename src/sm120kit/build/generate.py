@@ -53,6 +53,7 @@ def generate(
         stdin=asked,
         drop=[name for name in os.environ if name.startswith("FLASHINFER_") or name in ("CC", "MAX_JOBS")],
         logfile=work / "generate.log",
+        tied=True,
     )
     answer = json.loads(done.stdout.splitlines()[-1])
     links = work / "include"

@@ -50,6 +50,7 @@ def wheel(plan: BuildPlan, tree: Path, libraries: Mapping[str, Path], out: Path,
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", plain, source],
         env=env,
         logfile=scratch / "pack.log",
+        tied=True,
     )
     (built,) = plain.glob("*.whl")
     unpacked = scratch / "unpacked"
@@ -69,7 +70,9 @@ def wheel(plan: BuildPlan, tree: Path, libraries: Mapping[str, Path], out: Path,
             "Root-Is-Purelib: true", "Root-Is-Purelib: false"
         )
     )
-    process.run([sys.executable, "-m", "wheel", "pack", "--dest-dir", out, unpacked], env=env, logfile=scratch / "pack.log")
+    process.run(
+        [sys.executable, "-m", "wheel", "pack", "--dest-dir", out, unpacked], env=env, logfile=scratch / "pack.log", tied=True
+    )
     (packed,) = out.glob("*.whl")
     shutil.rmtree(scratch)
     return packed

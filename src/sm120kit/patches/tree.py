@@ -40,6 +40,6 @@ def materialise(tree: PatchedTree, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
     there = f"--work-tree={directory}"
     # Files whose times changed but whose content did not, or about which the index knows nothing, are not to be rewritten.
-    index.git(there, "update-index", "-q", "--really-refresh", check=False)
-    index.git(there, "read-tree", "--reset", "-u", tree.tree)
-    index.git(there, "clean", "-ffdxq")
+    index.git(there, "update-index", "-q", "--really-refresh", check=False, tied=True)
+    index.git(there, "read-tree", "--reset", "-u", tree.tree, tied=True)
+    index.git(there, "clean", "-ffdxq", tied=True)
