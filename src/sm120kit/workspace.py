@@ -200,20 +200,17 @@ def write_atomic(path: Path, content: bytes) -> None:
 def publish_directory(target: Path) -> Iterator[Path]:
     """Yield a fresh directory beside ``target``; renamed into place when the block ends well, removed when it does not.
 
-    When ``target`` already exists by then, somebody made the same result: theirs stays.
+    Call it under a lock on ``target``: what a killed run left beside it is removed first.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(left_over, ignore_errors=True)
         beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:
             beside.chmod(0o755)
             yield beside
-            try:
-                beside.rename(target)
-            except OSError:
-                if not target.is_dir():
-                    raise
-                shutil.rmtree(beside)
+            beside.rename(target)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise

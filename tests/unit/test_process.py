@@ -41,7 +41,12 @@ def test_dropped_variables_are_not_inherited(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
 def test_no_child_outlives_this_process(tmp_path: Path, by: signal.Signals) -> None:
     pid_file = tmp_path / "pid"
-    program = f"from sm120kit import process; process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'], tied=True)"
+    program = f"""
+import signal
+from sm120kit import process
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, as in the background of a shell
+process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'], tied=True)
+"""
     parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 20
     while not (pid_file.exists() and pid_file.read_text().strip()):
