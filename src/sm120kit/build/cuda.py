@@ -10,14 +10,32 @@ from sm120kit.records import Toolchain
 from sm120kit.workspace import write_atomic
 
 FRONT_END = """#!/bin/sh
-# Names of internal symbols carry a hash of the source's absolute path, which nvcc hands to this program alone.
-# Without the directory in which the build runs, they are the same wherever that is.
+# Names of internal symbols carry a hash of the source's absolute path, which nvcc hands to this program alone, and for a
+# source without external functions also of its time, the working directory and the process id. Without the directory in
+# which the build runs, and with the library below in the place of the rest, they are the same wherever and whenever it runs.
 here=$(pwd -P)/
 for word do
   shift
   set -- "$@" "${word#"$here"}"
 done
-exec '%s' "$@"
+LD_PRELOAD="${here}cuda/bin/steady.so" exec '%s' "$@"
+"""
+STEADY = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+pid_t getpid(void) { return 1; }
+char *getcwd(char *buffer, size_t size) { (void)size; return buffer ? strcpy(buffer, "/") : strdup("/"); }
+static int timeless(const char *path, struct stat *found) {
+  int failed = fstatat(AT_FDCWD, path, found, 0);
+  found->st_mtime = 0;
+  return failed;
+}
+int __xstat(int version, const char *path, struct stat *found) { (void)version; return timeless(path, found); }
+int stat(const char *path, struct stat *found) { return timeless(path, found); }
 """
 
 
@@ -32,7 +50,7 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     for program in (home / "bin").iterdir():
         if program.name != "cudafe++":
             relink(cuda / "bin" / program.name, program)
-    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++")
+    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", toolchain.host_compiler)
     libraries = cuda / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
     for source in (home / "lib64", home / "lib"):
@@ -47,7 +65,10 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     return cuda
 
 
-def _front_end(script: Path, real: Path) -> None:
+def _front_end(script: Path, real: Path, compiler: str) -> None:
+    steady = script.with_name("steady.so")
+    if not steady.is_file():
+        _library(STEADY, steady, compiler)
     text = FRONT_END % real
     if not script.is_file() or script.read_text() != text:
         write_atomic(script, text.encode())
@@ -63,13 +84,17 @@ def driver_stub(cuda_h: Path, stub: Path, compiler: str) -> None:
     names = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header))
     names |= set(re.findall(r"^#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w+)\s*$", header, re.MULTILINE))
     source = "".join(f"int {name}(void) {{ return 34; }}\n" for name in sorted(names))
-    stub.parent.mkdir(parents=True, exist_ok=True)
-    beside = stub.with_suffix(".new")
+    _library(source, stub, compiler, "-Wl,-soname,libcuda.so.1")
+
+
+def _library(source: str, path: Path, compiler: str, *flags: str) -> None:
+    """Compile C to a shared library that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
     process.run(
-        [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", "-Wl,-soname,libcuda.so.1", "-o", beside],
-        stdin=source.encode(),
+        [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", *flags, "-o", beside], stdin=source.encode()
     )
-    beside.rename(stub)
+    beside.rename(path)
 
 
 def relink(link: Path, target: Path) -> None:
