@@ -165,7 +165,7 @@ def _plain(value: object) -> Any:
 
 def record_json(record: object) -> str:
     """A record as it is written to disk: sorted, indented, one trailing newline."""
-    return json.dumps(_plain(record), sort_keys=True, indent=2, default=_plain) + "\n"
+    return json.dumps(record, sort_keys=True, indent=2, default=_plain) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:

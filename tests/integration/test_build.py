@@ -97,6 +97,11 @@ def test_wheel_says_what_it_is(built: tuple[Path, Path], data: Path) -> None:
     (module,) = artifacts["modules"]  # type: ignore[misc]
     assert inside["flashinfer/data/aot/fp4_quantization_120f/fp4_quantization_120f.so"] == module["sha256"]
     assert any(name.startswith("flashinfer/data/cutlass/include/sm120kit/") for name in inside), "overrides reach the JIT"
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/sm120kit.json"))
+        origin = json.loads(archive.read(name))
+    assert (origin["tree"], origin["plan"]) == (plan["tree"], plan["digest"])
+    assert "sm120-smem-accounting" in {patch["slug"] for patch in origin["patches"]}
     said = json.loads(command(state, data, "inspect", wheel, "--json").stdout)
     assert {cubin["arch"] for cubin in said} <= {"sm_120", "sm_120f"} and said
     assert sum(len(cubin["kernels"]) for cubin in said) == artifacts["kernels"] > 0  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
 def test_records_are_read_back(tmp_path: Path) -> None:
     write_record(tmp_path / "r.json", LeftOut("what", "why"))
     assert read_record(LeftOut, tmp_path / "r.json") == LeftOut("what", "why")
+    write_record(tmp_path / "many.json", {"all": [LeftOut("what", "why")], "where": tmp_path})
+    assert json.loads((tmp_path / "many.json").read_text()) == {
+        "all": [{"what": "what", "reason": "why"}],
+        "where": str(tmp_path),
+    }
     assert digest_of({"b": 1, "a": (LeftOut("x", "y"),)}) == digest_of({"a": [{"what": "x", "reason": "y"}], "b": 1})
 
 
