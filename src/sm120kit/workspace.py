@@ -18,6 +18,8 @@ from sm120kit.errors import NotEnoughDisk, StateUnwritable
 
 T = TypeVar("T")
 
+UNWRITABLE_HINT = "name a writable directory with --state or SM120KIT_STATE"
+
 
 def data_root() -> Path:
     """The directory that holds ``recipes/``, ``patches/`` and ``cutlass_overrides/``.
@@ -54,10 +56,13 @@ class Workspace:
 
                 root = platformdirs.user_state_path("sm120kit")
         root = root.resolve()
-        with disk_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=root):
-                pass
+        try:
+            with disk_errors(root):
+                root.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=root):
+                    pass
+        except OSError as error:  # places such as /proc refuse in words of their own
+            raise StateUnwritable(f"cannot write below {root}: {error.strerror}", UNWRITABLE_HINT) from error
         return cls(root)
 
     @property
@@ -120,7 +125,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         if isinstance(error, PermissionError | NotADirectoryError) or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise StateUnwritable(
                 f"cannot write below {path}: {error.strerror}",
-                "name a writable directory with --state or SM120KIT_STATE",
+                UNWRITABLE_HINT,
             ) from error
         raise
 

@@ -54,5 +54,6 @@ def test_records_are_read_back(tmp_path: Path) -> None:
 
 def test_a_state_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StateUnwritable, match="cannot write below"):
-        Workspace.open(tmp_path / "file" / "state")
+    for place in (tmp_path / "file" / "state", Path("/proc/sm120kit")):
+        with pytest.raises(StateUnwritable, match="cannot write below"):
+            Workspace.open(place)
