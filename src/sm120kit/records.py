@@ -185,15 +185,6 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class UnitResult:
-    """What compiling one unit cost: wall seconds and peak resident bytes of its largest process."""
-
-    output: str
-    seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
 class Artifacts:
     """What a build made."""
 
