@@ -25,8 +25,8 @@ def edited(tmp_path: Path, *changes: tuple[str, str], add: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", recipe.names())
-def test_every_recipe_is_well_formed(name: str) -> None:
+@pytest.mark.parametrize("name", recipe.names(recipe.Recipe))
+def test_every_recipe_of_kernels_is_well_formed(name: str) -> None:
     item = recipe.load(name)
     assert item.name == name
     assert isinstance(item.pin, SdistPin) and re.fullmatch("[0-9a-f]{64}", item.pin.sha256)
@@ -106,5 +106,8 @@ def test_a_recipe_can_be_printed_and_read_again() -> None:
 
 def test_schema_knows_every_key() -> None:
     schema = json.loads(recipe.json_schema())
-    assert schema["additionalProperties"] is False
-    assert set(schema["required"]) >= {"edition", "engine", "sources", "modules", "groups"}
+    assert [item["$ref"] for item in schema["anyOf"]] == ["#/$defs/Recipe", "#/$defs/EngineRecipe"]
+    kernels, engine = schema["$defs"]["Recipe"], schema["$defs"]["EngineRecipe"]
+    assert kernels["additionalProperties"] is engine["additionalProperties"] is False
+    assert set(kernels["required"]) >= {"edition", "engine", "sources", "modules", "groups"}
+    assert set(engine["required"]) >= {"edition", "engine", "flashinfer", "environment", "state"}

@@ -71,7 +71,7 @@ def status(
     from sm120kit import recipe
 
     options = _options(state, mirror, offline)
-    found = [(name, item) for name in recipes or recipe.names() for item in _status(name, options)]
+    found = [(name, item) for name in recipes or recipe.names(recipe.Recipe) for item in _status(name, options)]
     if json:
         console.json_data([{"recipe": name, **asdict(item)} for name, item in found])
         return

@@ -1,0 +1,155 @@
+"""One TOML file to a recipe, or every reason why not."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sm120kit.errors import BadRecipe
+from sm120kit.recipe.schema import (
+    KINDS,
+    PINNED,
+    PLATFORM,
+    SOURCE_KINDS,
+    EngineRecipe,
+    EnvironmentTable,
+    GroupTable,
+    KnownBad,
+    ModuleTable,
+    OverrideTable,
+    Part,
+    Recipe,
+    Strict,
+    UnitsLeftOut,
+)
+
+
+def read(path: Path) -> Recipe | EngineRecipe:
+    """Parse and validate one file.
+
+    Raises:
+        BadRecipe: it is not well-formed; the message lists every problem.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRecipe(f"{path}: not TOML: {error}", "README.md shows how a recipe looks") from error
+    kind = KINDS.get(str(data.get("engine")), Recipe)
+    problems = list(_bad_references(data, path.stem))
+    try:
+        recipe = kind.model_validate(data)
+    except ValidationError as error:
+        problems += [line for item in error.errors() for line in _explain(item, kind)]
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise BadRecipe(
+            f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}\n{listed}",
+            "correct the file; `sm120kit recipe check` looks again",
+        )
+    return recipe
+
+
+def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
+    """Names in a recipe that name nothing. Looks at the raw TOML, so that these are told beside problems of form."""
+
+    def table(key: str) -> dict[str, dict[str, Any]]:
+        value = data.get(key)
+        return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
+
+    def words(value: Any) -> list[str]:
+        return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+    if "name" in data and data["name"] != stem:
+        yield f"name: {data['name']!r} is not the file's name {stem!r}"
+    yield from _unfit_environment(table("environment"), data)
+    if KINDS.get(str(data.get("engine"))) is EngineRecipe:
+        return
+    fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]
+    if len(fetched) != 1:
+        yield f"sources: exactly one must be fetched (sdist or git); here: {', '.join(fetched) or 'none'}"
+    for name, source in table("sources").items():
+        if "inside" in source and source["inside"] not in fetched:
+            near = did_you_mean(source["inside"], fetched)
+            yield f"sources.{name}.inside: {source['inside']!r} is not a fetched source{near}"
+    for name, group in table("groups").items():
+        for module in words(group.get("modules")) + [sample.split("/")[0] for sample in words(group.get("samples"))]:
+            if module not in table("modules"):
+                yield f"groups.{name}: no module {module!r}{did_you_mean(module, table('modules'))}"
+    default = data.get("default_group")
+    if default is not None and default not in table("groups"):
+        yield f"default_group: no group {default!r}{did_you_mean(default, table('groups'))}"
+
+
+def _unfit_environment(environment: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:
+    """Pins that contradict the recipe itself: an engine that is not asked for, a version that is known to be bad."""
+    asked = environment.get("requires")
+    pins = dict(pin.split("==", 1) for pin in asked if isinstance(pin, str) and "==" in pin) if isinstance(asked, list) else {}
+    engine, version = data.get("engine"), data.get("version")
+    if KINDS.get(str(engine)) is EngineRecipe and pins.get(str(engine)) != version:
+        yield f"environment.requires: has no '{engine}=={version}', the engine itself"
+    listed = data.get("known_bad")
+    for bad in listed if isinstance(listed, list) else []:
+        if (
+            isinstance(bad, dict)
+            and bad.get("version") is not None
+            and pins.get(str(bad.get("distribution"))) == bad["version"]
+        ):
+            yield f"environment.requires: {bad['distribution']} {bad['version']} is known to be bad: {bad.get('reason')}"
+
+
+def json_schema() -> str:
+    """JSON Schema of a recipe of any kind, for editors."""
+    return json.dumps(TypeAdapter(Recipe | EngineRecipe).json_schema(), indent=2)
+
+
+def _explain(item: Any, recipe: type[Strict]) -> Iterator[str]:
+    location = [str(part) for part in item["loc"]]
+    if location[0] == "sources" and len(location) > 2:
+        del location[2]  # the kind, which is no key of the file
+    where = ".".join(location)
+    kind, value = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        yield f"{where}: unknown key{did_you_mean(location[-1], _keys_at(location, recipe))}"
+    elif kind == "missing":
+        yield f"{where}: missing"
+    elif kind == "string_pattern_mismatch":
+        yield f"{where}: {value!r} {_PATTERN_WORDS.get(item['ctx']['pattern'], 'is not well-formed')}"
+    elif kind == "value_error":
+        yield f"{where}: {item['ctx']['error']}"
+    else:
+        yield f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}; it is {value!r}"
+
+
+_PATTERN_WORDS = {
+    r"^[0-9a-f]{64}$": "is not a sha256 (64 hexadecimal digits)",
+    r"^[0-9a-f]{40}$": "is not a commit (40 hexadecimal digits; a branch or tag can move)",
+    r"^[\w.]+:[\w.]+$": "is not python.module:function",
+    PINNED: "is not pinned: write name==version",
+    PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
+}
+
+
+def _keys_at(location: list[str], kind: type[Strict]) -> list[str]:
+    """Keys that the table around an unknown key knows."""
+    tables: dict[str, list[type[Strict]]] = {
+        "sources": list(SOURCE_KINDS.values()),
+        "modules": [ModuleTable, UnitsLeftOut],
+        "groups": [GroupTable],
+        "environment": [EnvironmentTable, OverrideTable],
+        "known_bad": [KnownBad],
+        "built": [Part],
+        "official": [Part],
+    }
+    kinds = tables.get(location[0], [kind]) if len(location) > 1 else [kind]
+    return [name for kind in kinds for name in kind.model_fields]
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    near = difflib.get_close_matches(str(word), [str(item) for item in known], n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
