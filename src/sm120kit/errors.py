@@ -126,3 +126,51 @@ class BadArtifact(Sm120kitError):
     """A file handed to ``inspect`` is not a wheel, ELF, fatbin or cubin, or is damaged."""
 
     exit_code = 53
+
+
+class HostUnreadable(Sm120kitError):
+    """A host's facts cannot be read at all: no /proc or /sys, or no such recorded host."""
+
+    exit_code = 80
+
+
+class LogUnreadable(Sm120kitError):
+    """A log handed to ``explain`` cannot be read."""
+
+    exit_code = 81
+
+
+class CannotMeasure(Sm120kitError):
+    """``doctor --measure`` lacks GPUs, torch or NCCL."""
+
+    exit_code = 82
+
+
+class ServerUnreachable(Sm120kitError):
+    """Nothing at the URL answers as an OpenAI-compatible server does."""
+
+    exit_code = 90
+
+
+class WrongModel(Sm120kitError):
+    """The server does not offer the model that is to be measured."""
+
+    exit_code = 91
+
+
+class BadReceipt(Sm120kitError):
+    """A receipt that cannot be read, or is of a format that this version does not know."""
+
+    exit_code = 92
+
+
+class NothingMeasured(Sm120kitError):
+    """Every request of a run failed."""
+
+    exit_code = 93
+
+
+class NotComparable(Sm120kitError):
+    """Two receipts differ in what a figure depends on."""
+
+    exit_code = 94

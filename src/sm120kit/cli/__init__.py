@@ -9,8 +9,9 @@ from types import FrameType
 import typer
 
 from sm120kit import console
-from sm120kit.cli import patch, recipe
+from sm120kit.cli import bench, patch, recipe
 from sm120kit.cli.build import build
+from sm120kit.cli.doctor import doctor
 from sm120kit.cli.inspect import inspect_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
@@ -24,8 +25,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("build")(build)
+app.command("doctor")(doctor)
 app.command("inspect")(inspect_)
 app.command("tiles")(tiles_)
+app.add_typer(bench.app, name="bench")
 app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
 

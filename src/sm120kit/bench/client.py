@@ -1,0 +1,132 @@
+"""Streams from an OpenAI-compatible server, any number at once, from one process and one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sm120kit.bench.sample import Sample, understand
+from sm120kit.errors import ServerUnreachable
+
+if TYPE_CHECKING:
+    import httpx2
+
+STALL_SECONDS = 120.0
+"""A stream in which nothing comes for so long has stalled: an error of that request."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to make: ``prompt`` is its number in the workload, ``body`` the JSON that is posted to ``path``."""
+
+    prompt: int
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a run came to. ``lag_seconds`` is the longest time for which this process did not get to look at its streams."""
+
+    samples: tuple[Sample, ...]
+    lag_seconds: float
+
+
+def models(url: str) -> tuple[str, ...]:
+    """The model ids that a server offers.
+
+    Raises:
+        ServerUnreachable: nothing answers there, or not with a list of models.
+    """
+    import httpx2
+
+    try:
+        answer = httpx2.get(f"{url}/v1/models", timeout=10, trust_env=False)
+        answer.raise_for_status()
+        return tuple(str(model["id"]) for model in answer.json()["data"])
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise ServerUnreachable(
+            f"{url}/v1/models does not answer with a list of models: {error or type(error).__name__}",
+            "name the server's root, such as http://127.0.0.1:8000, without /v1",
+        ) from error
+
+
+def stream_all(
+    url: str,
+    users: Sequence[Sequence[Ask]],
+    *,
+    stall_seconds: float = STALL_SECONDS,
+    finished: Callable[[], None] = lambda: None,
+) -> Watched:
+    """Let every user make requests one after the other, all users at once; ``finished`` is called after each.
+
+    A request that fails is a sample with an error; the others go on. What came is understood when all is over.
+    """
+    return asyncio.run(_stream_all(url, users, stall_seconds, finished))
+
+
+async def _stream_all(url: str, users: Sequence[Sequence[Ask]], stall_seconds: float, finished: Callable[[], None]) -> Watched:
+    import httpx2
+
+    began = time.perf_counter()
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx2.Timeout(stall_seconds, connect=30)
+    # Between the machine and a server to be measured no proxy belongs.
+    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+
+        async def user(number: int, asks: Sequence[Ask]) -> list[Callable[[], Sample]]:
+            streams = []
+            for ask in asks:
+                streams.append(await _stream(client, number, ask, began))
+                finished()
+            return streams
+
+        async with _lag() as lag:
+            found = await asyncio.gather(*(user(number, asks) for number, asks in enumerate(users)))
+    return Watched(tuple(understood() for streams in found for understood in streams), lag())
+
+
+async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float) -> Callable[[], Sample]:
+    """Read one answer to its end; what is returned makes a sample of it."""
+    import httpx2
+
+    reads: list[tuple[float, bytes]] = []
+    status, error = None, ""
+    clock = time.perf_counter
+    started = clock() - began
+    try:
+        async with client.stream("POST", ask.path, json=ask.body) as response:
+            status = response.status_code
+            async for read in response.aiter_raw():
+                reads.append((clock() - began, read))
+        if status != 200:
+            body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
+            reads, error = [], f"HTTP {status}: {body}"
+    except httpx2.TimeoutException:
+        error = f"stalled: nothing came for {client.timeout.read:g} s"
+    except httpx2.HTTPError as failure:
+        error = f"{type(failure).__name__}: {failure}".rstrip(": ")
+    ended = clock() - began
+    return partial(understand, reads, user=user, prompt=ask.prompt, started=started, ended=ended, status=status, error=error)
+
+
+class _lag:
+    """Measures how late this process gets to what is due: a due time every 10 ms, and the longest delay."""
+
+    async def __aenter__(self) -> Callable[[], float]:
+        self._worst = 0.0
+        self._task = asyncio.ensure_future(self._tick())
+        return lambda: self._worst
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            due = time.perf_counter() + 0.01
+            await asyncio.sleep(0.01)
+            self._worst = max(self._worst, time.perf_counter() - due)

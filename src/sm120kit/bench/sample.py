@@ -1,0 +1,152 @@
+"""One streamed answer: when its bytes came, and what an OpenAI-compatible server said in them.
+
+Reads are stamped while they come and understood afterwards, so that parsing never delays a stamp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sm120kit.bench.sse import Reader
+
+Reads = Sequence[tuple[float, bytes]]
+"""What came off the wire: seconds since the run began, and bytes."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request. Times are seconds since the run began; None is unknown, never zero.
+
+    ``completion_tokens`` is what the server counted in ``usage``; ``chunk_seconds`` are the events that carried text, which is
+    not the same: a chunk may hold several tokens, and a token may wait for the rest of its character. Rates are None without
+    ``usage``. ``error`` is empty for a request that ended well; whatever came before an error is kept.
+    """
+
+    user: int
+    prompt: int
+    started: float
+    ended: float
+    status: int | None
+    error: str
+    chunk_seconds: tuple[float, ...]
+    answer_chunks: int
+    first_token: float | None
+    first_answer: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    reasoning_tokens: int | None
+    finish_reason: str | None
+    model: str | None
+    text_sha256: str
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token of any kind."""
+        return None if self.first_token is None else self.first_token - self.started
+
+    @property
+    def ttfa(self) -> float | None:
+        """Seconds to the first token of the answer, after all reasoning."""
+        return None if self.first_answer is None else self.first_answer - self.started
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens per second after the first chunk: the tokens of all chunks but the first, over the time from it to the last.
+
+        A chunk is taken to hold the average number of tokens.
+        """
+        chunks = len(self.chunk_seconds)
+        if self.error or self.completion_tokens is None or chunks < 2 or self.chunk_seconds[-1] <= self.chunk_seconds[0]:
+            return None
+        return self.completion_tokens * (chunks - 1) / chunks / (self.chunk_seconds[-1] - self.chunk_seconds[0])
+
+    @property
+    def itl(self) -> tuple[float, ...]:
+        """Seconds between chunks that carried text."""
+        return tuple(after - before for before, after in zip(self.chunk_seconds, self.chunk_seconds[1:], strict=False))
+
+
+class _Answer:
+    """What has been understood of a stream so far."""
+
+    def __init__(self) -> None:
+        self.chunk_seconds: list[float] = []
+        self.answer_chunks = 0
+        self.first_answer: float | None = None
+        self.usage: dict[str, Any] = {}
+        self.finish_reason: str | None = None
+        self.model: str | None = None
+        self.error = ""
+        self.text = hashlib.sha256()
+        self.done = False
+
+    def take(self, seconds: float, data: str) -> None:
+        if data.strip() == "[DONE]":
+            self.done = True
+            return
+        try:
+            said = json.loads(data)
+            if not isinstance(said, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            self.error = self.error or f"an event is not JSON: {data[:80]!r}"
+            return
+        if said.get("error"):
+            error = said["error"]
+            self.error = self.error or f"server: {error.get('message', error) if isinstance(error, dict) else error}"
+        self.model = said.get("model") or self.model
+        self.usage = said.get("usage") or self.usage
+        for choice in said.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            delta = choice.get("delta") or {}
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+            answer = delta.get("content") or choice.get("text") or delta.get("tool_calls")
+            if answer:
+                self.answer_chunks += 1
+                if self.first_answer is None:
+                    self.first_answer = seconds
+            if answer or reasoning:
+                self.chunk_seconds.append(seconds)
+                self.text.update(json.dumps([reasoning, answer]).encode())
+
+
+def understand(
+    reads: Reads, *, user: int, prompt: int, started: float, ended: float, status: int | None, error: str = ""
+) -> Sample:
+    """Make a sample of what came. An ``error`` of the transport comes before what the stream itself may show.
+
+    A stream that ends without a finish reason, or inside an event, was cut off: that is an error, too. A missing ``[DONE]`` is
+    not: some servers never send it.
+    """
+    reader, answer = Reader(), _Answer()
+    for seconds, read in reads:
+        for event in reader.feed(read):
+            answer.take(seconds, event.data)
+    cut_off = "the stream ended inside an event" if reader.incomplete else ""
+    if not cut_off and answer.finish_reason is None and not answer.done:
+        cut_off = "the stream ended without a finish reason"
+    usage = answer.usage
+    return Sample(
+        user=user,
+        prompt=prompt,
+        started=started,
+        ended=ended,
+        status=status,
+        error=error or answer.error or cut_off,
+        chunk_seconds=tuple(answer.chunk_seconds),
+        answer_chunks=answer.answer_chunks,
+        first_token=answer.chunk_seconds[0] if answer.chunk_seconds else None,
+        first_answer=answer.first_answer,
+        prompt_tokens=usage.get("prompt_tokens"),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        completion_tokens=usage.get("completion_tokens"),
+        reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        finish_reason=answer.finish_reason,
+        model=answer.model,
+        text_sha256=answer.text.hexdigest(),
+    )

@@ -1,0 +1,120 @@
+"""An OpenAI-compatible streaming server whose tokens come at known times, for tests and benchmarks of the client.
+
+A request's ``schedule`` says when: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
+``per_chunk`` in each, the first ``reasoning`` of them as reasoning; and ``fault`` what goes wrong. A chunk that is late
+does not delay the next: its due time stays. Run it: it prints its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+MODEL = "schedule"
+
+
+def event(delta: dict[str, str] | None = None, finish: str | None = None, usage: dict[str, object] | None = None) -> bytes:
+    said = {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "model": MODEL,
+        "choices": [] if delta is None and finish is None else [{"index": 0, "delta": delta or {}, "finish_reason": finish}],
+        "usage": usage,
+    }
+    return b"data: " + json.dumps(said, ensure_ascii=False).encode() + b"\n\n"
+
+
+def chunked(body: bytes) -> bytes:
+    return f"{len(body):x}\r\n".encode() + body + b"\r\n"
+
+
+class Answer:
+    def __init__(self, writer: asyncio.StreamWriter, schedule: dict[str, object]) -> None:
+        self.writer, self.fault = writer, schedule.get("fault", "")
+        self.first, self.interval = float(schedule.get("first", 0)), float(schedule.get("interval", 0))
+        self.tokens, self.per_chunk = int(schedule.get("tokens", 1)), int(schedule.get("per_chunk", 1))
+        self.reasoning = int(schedule.get("reasoning", 0))
+        self.word = str(schedule.get("word", "tok "))
+
+    def send(self, body: bytes) -> None:
+        if self.fault == "split":  # the worst cuts: every 7 bytes, through characters, CRLFs and chunk heads alike
+            for at in range(0, len(body), 7):
+                self.writer.write(chunked(body[at : at + 7]))
+        else:
+            self.writer.write(chunked(body))
+
+    async def run(self) -> bool:
+        """Whether the connection may be kept."""
+        if self.fault == "500":
+            self.writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 9\r\n\r\nno memory")
+            return True
+        self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self.send(event({"role": "assistant", "content": ""}))
+        clock = asyncio.get_running_loop().time
+        due = clock() + self.first
+        sent = 0
+        while sent < self.tokens:
+            await asyncio.sleep(max(0.0, due - clock()))
+            count = min(self.per_chunk, self.tokens - sent)
+            kind = "reasoning_content" if sent < self.reasoning else "content"
+            self.send(event({kind: self.word * count}))
+            sent += count
+            due += self.interval
+            if self.fault == "comments":
+                self.send(b": keep-alive\n\n")
+            if sent >= self.tokens // 2:
+                if self.fault == "disconnect":
+                    await self.writer.drain()
+                    return False
+                if self.fault == "stall":
+                    await asyncio.sleep(3600)
+                if self.fault == "error event":
+                    self.send(b'event: error\ndata: {"error": {"message": "out of blocks"}}\n\n')
+                    self.send(b"")
+                    return True
+        self.send(event({}, "stop"))
+        usage = {
+            "prompt_tokens": 7,
+            "completion_tokens": self.tokens,
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
+        if self.fault != "no usage":
+            self.send(event(usage=usage))
+        if self.fault != "no done":
+            self.send(b"data: [DONE]\n\n")
+        self.writer.write(b"0\r\n\r\n")
+        return True
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if head.startswith(b"GET /v1/models"):
+                body = json.dumps({"data": [{"id": MODEL}]}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                continue
+            length = next(
+                int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+            )
+            asked = json.loads(await reader.readexactly(length))
+            if not await Answer(writer, asked.get("schedule", {})).run():
+                break
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+
+async def main() -> None:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

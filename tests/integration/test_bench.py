@@ -1,0 +1,157 @@
+"""The client against a real HTTP server on loopback that knows its own schedule. Accuracy is tests/bench/bench_client.py's."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm120kit.bench import choose_model, client
+from sm120kit.bench.client import Ask
+from sm120kit.bench.sample import Sample
+from sm120kit.errors import ServerUnreachable, WrongModel
+
+SERVER = Path(__file__).with_name("schedule_server.py")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with subprocess.Popen([sys.executable, SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+def one(url: str, **schedule: object) -> Sample:
+    ask = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.002, "tokens": 40, **schedule}})
+    return client.stream_all(url, [[ask]], stall_seconds=1).samples[0]
+
+
+def test_tokens_chunks_and_times_are_those_of_the_schedule(url: str) -> None:
+    got = one(url, tokens=40, per_chunk=4, reasoning=8, first=0.05, interval=0.01)
+    assert (got.error, got.status, got.finish_reason, got.model) == ("", 200, "stop", "schedule")
+    assert (got.completion_tokens, got.reasoning_tokens, got.prompt_tokens) == (40, 8, 7)
+    assert (len(got.chunk_seconds), got.answer_chunks) == (10, 8)
+    assert got.ttft is not None and got.ttfa is not None
+    assert got.ttft >= 0.05
+    assert got.ttfa - got.ttft > 0.01  # two chunks of reasoning come first
+
+
+@pytest.mark.parametrize("fault", ["split", "comments", "no done"])
+def test_the_way_it_is_cut_changes_no_number(url: str, fault: str) -> None:
+    word = "Grüße 🚲 "
+    plain, odd = one(url, word=word), one(url, word=word, fault=fault)
+    assert (odd.error, odd.completion_tokens, len(odd.chunk_seconds), odd.text_sha256) == ("", 40, 40, plain.text_sha256)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("500", "HTTP 500: no memory"),
+        ("disconnect", "RemoteProtocolError"),
+        ("stall", "stalled: nothing came for 1 s"),
+        ("error event", "server: out of blocks"),
+    ],
+)
+def test_what_goes_wrong_is_an_error_of_its_request_and_has_no_rate(url: str, fault: str, error: str) -> None:
+    good, bad = (Ask(0, "/v1/chat/completions", {"schedule": {"tokens": 40, "fault": name}}) for name in ("", fault))
+    first, broken, last = client.stream_all(url, [[good, bad, good]], stall_seconds=1).samples
+    assert broken.error.startswith(error)
+    assert broken.decode_tok_s is None
+    assert len(broken.chunk_seconds) == (0 if fault == "500" else 20)
+    assert (first.error, last.error, last.completion_tokens) == ("", "", 40)
+
+
+def test_without_usage_the_tokens_are_unknown(url: str) -> None:
+    got = one(url, fault="no usage")
+    assert (got.error, got.completion_tokens, got.decode_tok_s, len(got.chunk_seconds)) == ("", None, None, 40)
+
+
+def test_users_run_at_once(url: str) -> None:
+    ask = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 40}})
+    samples = client.stream_all(url, [[ask]] * 16).samples
+    assert {sample.user for sample in samples} == set(range(16))
+    assert max(sample.started for sample in samples) < min(sample.ended for sample in samples)
+
+
+def test_models(url: str) -> None:
+    assert choose_model(url, None) == "schedule"
+    with pytest.raises(WrongModel, match="does not offer 'other'"):
+        choose_model(url, "other")
+    with pytest.raises(ServerUnreachable, match="v1/v1/models"):
+        choose_model(f"{url}/v1", None)
+
+
+# ---- the command
+
+
+def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "sm120kit", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nusers = [1, 3]\noutput_tokens = [8]\nrequests_per_user = 2\n'
+
+
+def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(WORKLOAD)
+    for name in ("a.json", "b.json"):
+        ran = sm120kit("bench", "run", url, "-w", "mine.toml", "--given", "gpu=none", "-o", name, "--json", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["complete"]
+    assert [(cell["users"], cell["requests"], cell["errors"]) for cell in said["cells"]] == [(1, 2, 0), (3, 6, 0)]
+    assert all(cell["acceptance"] is None for cell in said["cells"])  # the server has no such counters
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert [len(cell["warmup"]) for cell in kept["cells"]] == [cell["users"] for cell in kept["cells"]]
+    assert kept["circumstances"]["given"] == {"gpu": "none"}
+    assert sm120kit("bench", "show", "a.json", cwd=tmp_path).stdout.startswith(f"schedule at {url}; mine, thinking")
+    compared = sm120kit("bench", "compare", "a.json", "b.json", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    (tmp_path / "b.json").write_text((tmp_path / "b.json").read_text().replace('"gpu": "none"', '"gpu": "other"'))
+    refused = sm120kit("bench", "compare", "a.json", "b.json", cwd=tmp_path)
+    assert (refused.returncode, "given.gpu: none / other" in refused.stderr) == (94, True)
+
+
+def test_an_interrupted_run_keeps_what_it_measured(url: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text(
+        'summary = "x"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [1, 2, 3, 4]\nrequests_per_user = 400\n'
+    )
+    command = [sys.executable, "-m", "sm120kit", "bench", "run", url, "-w", "slow.toml"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "receipt.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        running.wait(timeout=30)
+    kept = json.loads((tmp_path / "receipt.json").read_text())
+    assert running.returncode == 130
+    assert not kept["complete"]
+    assert 1 <= len(kept["cells"]) < 4
+    assert "partial" in sm120kit("bench", "show", "receipt.json", cwd=tmp_path).stdout
+
+
+def test_bad_input(url: str, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for arguments, code, words in (
+        ((nobody,), 90, "does not answer"),
+        ((url, "--model", "other"), 91, "does not offer 'other'"),
+        ((url, "-w", "quik"), 10, "did you mean quick"),
+        ((url, "-o", "none/r.json"), 44, "cannot write none/r.json"),
+        ((url, "--given", "gpu"), 2, "is not NAME=VALUE"),
+    ):
+        ran = sm120kit("bench", "run", *arguments, cwd=tmp_path)
+        assert ran.returncode == code, ran.stderr
+        assert words in re.sub(r"[\s│]+", " ", ran.stderr), ran.stderr
+    assert not any(tmp_path.iterdir())
