@@ -32,6 +32,12 @@ class BadRecipe(Sm120kitError):
     exit_code = 11
 
 
+class LockDiffers(Sm120kitError):
+    """A lock is absent, edited, or not made of what is there now; the message lists every difference."""
+
+    exit_code = 12
+
+
 class FetchFailed(Sm120kitError):
     """A source could not be had: index, mirror or repository did not deliver it."""
 
@@ -54,6 +60,12 @@ class OfflineMiss(Sm120kitError):
     """``--offline`` was given and the source is not in the cache."""
 
     exit_code = 23
+
+
+class ResolutionFailed(Sm120kitError):
+    """The wheels that a recipe asks for contradict each other, or one does not exist for the platform."""
+
+    exit_code = 24
 
 
 class BadPatch(Sm120kitError):
