@@ -1,0 +1,140 @@
+"""Where facts come from: files below a root directory, and what a few programs say.
+
+Below ``/`` the programs run. Below any other root, their output is read from ``commands/`` there. With ``record``, everything
+that is read is also written below that directory, which then can be such a root. Nothing here raises for a fact that cannot
+be had: it is None, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from sm120kit.errors import Sm120kitError
+from sm120kit.host.reduce import REDUCE
+from sm120kit.process import run
+
+COMMANDS = {
+    "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
+    "nvidia-smi-compute-cap.csv": ("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
+    "nvidia-smi-topo-m.txt": ("nvidia-smi", "topo", "-m"),
+    "nvidia-smi-topo-p2p-r.txt": ("nvidia-smi", "topo", "-p2p", "r"),
+}
+COMMAND_SECONDS = 30
+"""nvidia-smi never answers on a wedged GPU."""
+PIECE, MAX_BYTES = 16 << 10, 4 << 20
+
+
+@dataclass
+class Source:
+    """Reads below ``root`` and remembers what it could not read in ``unread``: path or command -> why."""
+
+    root: Path
+    record: Path | None = None
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def real(self, path: str) -> Path:
+        """Where a path of the host lies. Symbolic links in recorded trees must be relative."""
+        return self.root / path.lstrip("/")
+
+    def raw(self, path: str) -> bytes | None:
+        """A file's bytes; None, noted with the reason, when it cannot be read."""
+        try:
+            with self.real(path).open("rb") as file:
+                # /proc/sys takes as much kernel memory as a read asks for, and refuses what it cannot have.
+                content = b"".join(islice(iter(lambda: file.read1(PIECE), b""), MAX_BYTES // PIECE))
+        except OSError as error:
+            self.unread[path] = error.strerror or type(error).__name__
+            return None
+        if path in REDUCE:
+            content = REDUCE[path](content.decode(errors="replace")).encode()
+        self._keep(path, content)
+        return content
+
+    def text(self, path: str) -> str | None:
+        """A file's text without the white space around it."""
+        content = self.raw(path)
+        return None if content is None else content.decode(errors="replace").strip()
+
+    def number(self, path: str) -> float | None:
+        """A file that holds a number, perhaps with a unit."""
+        found = re.match(r"-?\d+(\.\d+)?", self.text(path) or "")
+        return float(found[0]) if found else None
+
+    def names(self, path: str) -> tuple[str, ...] | None:
+        """What a directory holds, sorted."""
+        try:
+            found = tuple(sorted(entry.name for entry in self.real(path).iterdir()))
+        except OSError as error:
+            self.unread[path] = error.strerror or type(error).__name__
+            return None
+        self._keep(path)
+        for name in found:
+            self._keep(f"{path}/{name}")
+        return found
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        """Paths that are there, as absolute paths of the host, sorted."""
+        found = sorted("/" + path.relative_to(self.root).as_posix() for path in self.root.glob(pattern.lstrip("/")))
+        for path in found:
+            self._keep(path)
+        return tuple(found)
+
+    def exists(self, path: str) -> bool:
+        """Whether a path is there, as far as this user can see."""
+        try:
+            there = self.real(path).exists()
+        except OSError:
+            return False
+        if there:
+            self._keep(path)
+        return there
+
+    def target(self, path: str) -> str | None:
+        """The name of what a link points to."""
+        return self.real(path).resolve().name if self.exists(path) else None
+
+    def said(self, name: str) -> str | None:
+        """What the command of this name in ``COMMANDS`` prints."""
+        if self.root != Path("/"):
+            text = self.text(f"commands/{name}")
+            if text is None:
+                self.unread[name] = self.unread.pop(f"commands/{name}")
+            return text
+        try:
+            done = run(["timeout", "-k", "5", str(COMMAND_SECONDS), *COMMANDS[name]], check=False)
+        except Sm120kitError as error:
+            self.unread[name] = error.message
+            return None
+        if done.returncode == 0:
+            text = REDUCE[name](done.stdout) if name in REDUCE else done.stdout
+            self._keep(f"commands/{name}", text.encode())
+            return text
+        reasons = {124: f"no answer within {COMMAND_SECONDS} s", 127: "no such program", 137: "did not even end when killed"}
+        said = " ".join((done.stdout + done.stderr).split())[:200]
+        self.unread[name] = reasons.get(done.returncode, f"exit code {done.returncode}: {said}")
+        return None
+
+    def _keep(self, path: str, content: bytes | None = None) -> None:
+        """Record a path with the links on its way; without ``content``, only that it is there."""
+        if self.record is None:
+            return
+        here = Path()
+        for part in path.strip("/").split("/"):
+            here /= part
+            real = self.root / here
+            if real.is_symlink() and not (link := real.readlink()).is_absolute():
+                beside = self.record / here
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                if not beside.is_symlink():
+                    beside.symlink_to(link)
+                here = Path(os.path.normpath(here.parent / link))
+        kept = self.record / here
+        if content is None and (self.root / here).is_dir():
+            kept.mkdir(parents=True, exist_ok=True)
+        elif content is not None or not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(content or b"")

@@ -1,0 +1,134 @@
+"""What doctor finds on synthetic hosts, and that each check has a host on which it fires and one on which it does not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sm120kit import doctor
+from sm120kit.cli import app
+from sm120kit.doctor import CHECKS, Finding, Impact, Scope, Status
+from sm120kit.doctor.model import check, ok
+from sm120kit.host import Host, probe
+
+HERE = Path(__file__).parent / "hosts"
+HOSTS = runpy.run_path(str(HERE / "build.py"))
+NAMES = sorted(HOSTS["HOSTS"])
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Host]:
+    root = tmp_path_factory.mktemp("hosts")
+    return {name: probe(HOSTS["build"](name, root / name)) for name in NAMES}
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """Findings as the files beside the hosts have them: what applies line by line, then the names of what does not."""
+    lines = [f"{one.verdict.impact or one.status:<8}{one.check}: {one.verdict.fact}" for one in findings if applies(one)]
+    rest = [one.check for one in findings if not applies(one)]
+    return "\n".join(lines) + f"\nnot applicable: {', '.join(rest)}\n"
+
+
+def applies(finding: Finding) -> bool:
+    return finding.status is not Status.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_findings_are_exactly_these(name: str, hosts: dict[str, Host]) -> None:
+    assert report(doctor.diagnose(hosts[name])) == (HERE / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.name)
+def test_each_check_fires_somewhere_and_is_content_elsewhere(one: doctor.Check, hosts: dict[str, Host]) -> None:
+    answers = {doctor.diagnose(host, [one])[0].status for host in hosts.values()}
+    assert {Status.PROBLEM, Status.OK} <= answers
+
+
+def test_every_problem_has_a_way_out_and_every_unknown_a_command(hosts: dict[str, Host]) -> None:
+    for host in hosts.values():
+        for finding in doctor.diagnose(host):
+            verdict = finding.verdict
+            assert finding.source and finding.title
+            if finding.status is Status.PROBLEM:
+                assert verdict.cause and verdict.consequence and verdict.fix and verdict.impact, finding.check
+            else:
+                assert verdict.impact is None
+            if finding.status is Status.UNKNOWN:
+                assert verdict.fact and verdict.fix, finding.check
+
+
+def test_names_are_unique() -> None:
+    assert len({one.name for one in CHECKS}) == len(CHECKS)
+
+
+def test_only_hosts_without_serious_problems_are_fit(hosts: dict[str, Host]) -> None:
+    assert {name for name in NAMES if doctor.fit(doctor.diagnose(hosts[name]))} == {
+        "gb10-ready",
+        "geforce-careful",
+        "node-forced",
+        "tuned",
+    }
+
+
+def test_a_check_that_crashes_is_a_finding(hosts: dict[str, Host]) -> None:
+    @check("odd", "this host is odd", Scope.ANY, "this test")
+    def odd(host: Host) -> doctor.Verdict:
+        return ok(str(host.memory_total // 0))  # type: ignore[operator]
+
+    finding, *others = doctor.diagnose(hosts["node-forced"], [odd, *CHECKS])
+    assert finding.verdict.impact is Impact.MINOR and "ZeroDivisionError" in finding.verdict.fact
+    assert len(others) == len(CHECKS)
+
+
+@pytest.mark.parametrize("registry", ["ForceP2P=0x11", "ForceP2P=17;RMForceP2PType=0", "ForceP2P=zero"])
+def test_incomplete_registry_keys_are_named(registry: str, tmp_path: Path) -> None:
+    HOSTS["HOSTS"]["some-keys"] = {"registry": registry}
+    host = probe(HOSTS["build"]("some-keys", tmp_path))
+    del HOSTS["HOSTS"]["some-keys"]
+    (finding,) = [one for one in doctor.diagnose(host) if one.check == "force-p2p"]
+    assert finding.verdict.impact is Impact.SLOWS and "RMForceP2PType" in finding.verdict.fact
+    assert ("ForceP2P," in finding.verdict.fact) == ("zero" in registry)
+
+
+def test_gpus_that_are_not_sm12x_or_not_the_drivers(hosts: dict[str, Host]) -> None:
+    host = hosts["node-forced"]
+    hopper = replace(host, gpus=tuple(replace(gpu, capability="9.0", name="NVIDIA H200") for gpu in host.gpus))
+    held = replace(host, gpus=tuple(replace(gpu, driver="vfio-pci") for gpu in host.gpus))
+    mixed = replace(host, gpus=(host.gpus[0], hopper.gpus[1]))
+    found = [{one.check: one.verdict for one in doctor.diagnose(each)} for each in (hopper, held, mixed)]
+    assert found[0]["gpu"].impact is Impact.BREAKS and "9.0" in found[0]["gpu"].fact
+    assert found[1]["driver"].impact is Impact.BREAKS and "vfio-pci" in found[1]["driver"].fact
+    assert found[2]["gpu"].status is Status.OK
+
+
+def test_bars_without_a_place(hosts: dict[str, Host]) -> None:
+    host = hosts["node-forced"]
+    homeless = replace(host, gpus=(replace(host.gpus[0], aperture_mib=0), host.gpus[1]))
+    (finding,) = [one for one in doctor.diagnose(homeless) if one.check == "bar1"]
+    assert (
+        finding.verdict.impact is Impact.BREAKS and "pci=realloc" in finding.verdict.fix and "41:00" not in finding.verdict.fact
+    )
+
+
+def test_command_line(tmp_path: Path) -> None:
+    root = HOSTS["build"]("neglected", tmp_path / "neglected")
+    said = CliRunner().invoke(app, ["doctor", "--root", str(root)])
+    assert said.exit_code == 1
+    assert "acs" in said.output and "setpci" not in said.output and "breaks" in said.output
+    assert said.output.index("driver (breaks)") < said.output.index("power-limit (slows)") < said.output.index("zfs (minor)")
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
+    assert told["fit"] is False and len(told["findings"]) == len(CHECKS) and "hunter2" not in said.output + json.dumps(told)
+    good = HOSTS["build"]("node-forced", tmp_path / "good")
+    assert CliRunner().invoke(app, ["doctor", "--root", str(good), "--all"]).exit_code == 0
+
+
+def test_documentation_lists_every_check() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [(f"`{one.name}`", one.title, one.scope.value, one.source) for one in CHECKS]
