@@ -11,11 +11,22 @@ from pathlib import Path
 
 from sm120kit import build as builder
 from sm120kit import patches, plan, recipe, sources, toolchain
+from sm120kit import lock as locks
 from sm120kit import tiles as tile_facts
+from sm120kit.errors import LockDiffers
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
-from sm120kit.records import Arch, Artifacts, BuildPlan, Generated, PatchedTree, TileFacts, Toolchain
-from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, publish_directory, read_record, write_record
+from sm120kit.records import Arch, Artifacts, BuildPlan, Closure, Generated, Lock, LockedFile, PatchedTree, TileFacts, Toolchain
+from sm120kit.workspace import (
+    Workspace,
+    data_root,
+    digest_of,
+    file_sha256,
+    publish_directory,
+    read_record,
+    write_atomic,
+    write_record,
+)
 
 
 class Stage(StrEnum):
@@ -71,6 +82,84 @@ def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
     tree = patches.apply(checkout, item.inside, root, overrides)
     write_record(record, tree)
     return tree
+
+
+def lock(name: str, options: Options, *, upgrade: bool = False) -> tuple[Lock, Path]:
+    """Lock a recipe and write the lock beside it. Wheels that answer the same environment stay; others keep their versions
+    where they fit, unless ``upgrade`` is set.
+
+    Raises:
+        ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
+        LockDiffers: the recipe of an engine rests on one that is not locked, or differently.
+    """
+    item, path = recipe.load_any(name), recipe.lock_path(name)
+    kernels = _kernels_of(item)
+    held = _old_lock(path)
+    closures = []
+    for platform in item.environment.platforms if item.environment else ():
+        kept = None if upgrade else locks.usable(held, item, platform)
+        closures.append(kept or _resolved(item, platform, held, options, upgrade=upgrade))
+    made = _lock_of(item, kernels, closures, options)
+    write_atomic(path, locks.text(made).encode())
+    return made, path
+
+
+def locked(name: str, options: Options) -> Lock:
+    """The lock of a recipe, after making sure that it is what would be locked now. Needs no network once sources are there.
+
+    Raises:
+        LockDiffers: it is not there, edited or outdated; the message names every field that differs.
+    """
+    item, path = recipe.load_any(name), recipe.lock_path(name)
+    held = locks.read(path)
+    found = locks.differences(held, _lock_of(item, _kernels_of(item), held.closures, options))
+    if found:
+        listed = "\n".join(f"  {line}" for line in found)
+        raise LockDiffers(
+            f"the lock of {item.name} is not what would be built now: {len(found)} difference{'s' * (len(found) > 1)}\n{listed}",
+            f"if that is meant, lock it again: sm120kit recipe lock {item.name}; else restore what was changed",
+        )
+    return held
+
+
+def _kernels_of(item: recipe.Recipe | recipe.EngineRecipe) -> recipe.Recipe:
+    return item if isinstance(item, recipe.Recipe) else recipe.load(item.flashinfer)
+
+
+def _old_lock(path: Path) -> Lock | None:
+    try:
+        return locks.read(path)
+    except LockDiffers:
+        return None
+
+
+def _resolved(
+    item: recipe.Recipe | recipe.EngineRecipe, platform: str, held: Lock | None, options: Options, *, upgrade: bool
+) -> Closure:
+    assert item.environment is not None
+    engine = isinstance(item, recipe.EngineRecipe)
+    before = [one.wheels for one in held.closures if one.platform == platform] if held and not upgrade else []
+    wheels = sources.resolve(
+        locks.wanted(item, _kernels_of(item)),
+        item.environment.python,
+        platform,
+        options.workspace,
+        overrides={name: table.version for name, table in item.environment.overrides.items()},
+        never=[(bad.distribution, bad.version) for bad in item.known_bad] if isinstance(item, recipe.EngineRecipe) else [],
+        prefer=before[0] if before else (),
+        mirror=options.mirror,
+        offline=options.offline,
+    )
+    return locks.closure(platform, item.environment.python, wheels, replaced=engine)
+
+
+def _lock_of(
+    item: recipe.Recipe | recipe.EngineRecipe, kernels: recipe.Recipe, closures: Sequence[Closure], options: Options
+) -> Lock:
+    rests_on = "" if item is kernels else f"{kernels.name} {locks.build_id(locked(kernels.name, options))}"
+    root = data_root() / "cutlass_overrides"
+    ours = [LockedFile(str(path.relative_to(root)), file_sha256(path)) for path in sorted(root.rglob("*")) if path.is_file()]
+    return locks.make(item, kernels, patched_tree(kernels, options), ours, closures, rests_on)
 
 
 def tiles(name: str, options: Options, *, patched: bool) -> tuple[TileFacts, ...]:

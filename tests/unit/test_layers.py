@@ -15,6 +15,7 @@ LAYERS = {
         [
             "sources",
             "patches",
+            "lock",
             "tiles",
             "emulate",
             "plan",

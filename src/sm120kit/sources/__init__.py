@@ -20,7 +20,10 @@ from sm120kit.errors import OfflineMiss
 from sm120kit.gitrepo import Repository
 from sm120kit.records import Checkout, Pin, SdistPin
 from sm120kit.sources import archive, download, places, upstream
+from sm120kit.sources.resolver import resolve
 from sm120kit.workspace import Workspace, digest_of, disk_errors, publish_directory
+
+__all__ = ["BASE", "fetch", "key_of", "resolve"]
 
 BASE = "refs/heads/base"
 """Names the base commit in every checkout."""
