@@ -124,6 +124,11 @@ def available() -> int:
     return max(0, min(free))
 
 
+def at_once(unit_bytes: int) -> int:
+    """How many programs of ``unit_bytes`` each to run at the same time: as many as there are cores and memory for."""
+    return max(1, min(len(os.sched_getaffinity(0)), available() // unit_bytes))
+
+
 def resident(pid: int) -> int:
     """Bytes that a process and its descendants hold now; 0 when it is gone."""
     try:

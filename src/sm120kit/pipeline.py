@@ -5,18 +5,32 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from sm120kit import build as builder
-from sm120kit import patches, plan, recipe, sources, toolchain
+from sm120kit import console, emulate, patches, plan, recipe, sources, toolchain
 from sm120kit import lock as locks
 from sm120kit import tiles as tile_facts
-from sm120kit.errors import LockDiffers
+from sm120kit.errors import CompileFailed, LockDiffers
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
-from sm120kit.records import Arch, Artifacts, BuildPlan, Closure, Generated, Lock, LockedFile, PatchedTree, TileFacts, Toolchain
+from sm120kit.records import (
+    Arch,
+    Artifacts,
+    BuildPlan,
+    Closure,
+    Emulation,
+    Generated,
+    Lock,
+    LockedFile,
+    Numbers,
+    PatchedTree,
+    Proof,
+    TileFacts,
+    Toolchain,
+)
 from sm120kit.workspace import (
     Workspace,
     data_root,
@@ -162,23 +176,79 @@ def _lock_of(
     return locks.make(item, kernels, patched_tree(kernels, options), ours, closures, rests_on)
 
 
-def tiles(name: str, options: Options, *, patched: bool) -> tuple[TileFacts, ...]:
-    """The tiles of a recipe's engine, with or without its series applied."""
+def tiles(name: str, options: Options, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
+    """The tiles of a recipe's engine, with or without its series applied, and what is known of their numbers.
+
+    With ``emulated``, each mainloop that was not emulated before is, half a minute each.
+    """
     item = recipe.load(name)
     tools = toolchain.find(headers=item.headers)
     if patched:
-        return _tiles(item, patched_tree(item, options), tools, options.workspace)
-    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
-    return _tiles(item, PatchedTree(checkout, item.inside, checkout.commit, checkout.tree, ()), tools, options.workspace)
+        tree = patched_tree(item, options)
+    else:
+        checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
+        tree = PatchedTree(checkout, item.inside, checkout.commit, checkout.tree, ())
+    facts = _tiles(item, tree, tools, options.workspace)
+    (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
+    headers = _exported(tree, options.workspace) / cutlass.path / "include"
+    emulator = emulate.Emulator(headers, tools, options.workspace.cache)
+    return with_numbers(facts, emulator, f"{item.name}, {'patched' if patched else 'unpatched'}", emulated)
 
 
 def _tiles(item: recipe.Recipe, tree: PatchedTree, tools: Toolchain, workspace: Workspace) -> tuple[TileFacts, ...]:
+    place = _exported(tree, workspace)
+    with workspace.locked(f"tiles-{tree.tree}"):
+        return tile_facts.table(place, tree.tree, item.name, tools, workspace.cache)
+
+
+def _exported(tree: PatchedTree, workspace: Workspace) -> Path:
+    """A tree's files, for reading only."""
     place = workspace.cache / "trees" / tree.tree
     with workspace.locked(f"tree-{tree.tree}"):
         if not place.is_dir():
             with publish_directory(place) as beside:
                 Repository(tree.checkout.repository).export(tree.commit, beside)
-        return tile_facts.table(place, tree.tree, item.name, tools, workspace.cache)
+    return place
+
+
+def with_numbers(facts: Sequence[TileFacts], emulator: emulate.Emulator, what: str, emulated: bool) -> tuple[TileFacts, ...]:
+    """Each tile with what the emulation of its mainloop showed; tiles that differ in nothing it depends on share one."""
+    mainloops = {fact: _mainloop(fact) for fact in facts}
+    distinct = [one for one in dict.fromkeys(mainloops.values()) if isinstance(one, emulate.Mainloop)]
+    found: dict[emulate.Mainloop, Emulation | CompileFailed | None] = {one: emulator.known(one) for one in distinct}
+    if emulated:
+        asked = [one for one in distinct if not found[one]]
+        with console.progress() as progress:
+            task = progress.add_task(f"emulating {what}", total=len(asked))
+            found |= emulator.run_all(asked, lambda: progress.advance(task))
+    return tuple(
+        replace(fact, numbers=_numbers(found[one]) if isinstance(one, emulate.Mainloop) else Numbers(why=one))
+        for fact, one in mainloops.items()
+    )
+
+
+def _mainloop(fact: TileFacts) -> emulate.Mainloop | str:
+    """What to emulate for a tile, or why nothing can be."""
+    if not fact.compiles:
+        return "does not compile"
+    if fact.scheduler == "stream-k":
+        return "its scheduler, which divides K among CTAs, is not emulated"
+    if fact.tile.dtype not in emulate.DTYPES:
+        return f"{fact.tile.dtype} is not emulated"
+    return emulate.Mainloop.of(fact.tile, pingpong=fact.schedule == "pingpong", stages=fact.stages)
+
+
+def _numbers(result: Emulation | CompileFailed | None) -> Numbers:
+    """What an emulation says about the tiles that share it."""
+    if result is None:
+        return Numbers(why="not emulated yet")
+    if isinstance(result, CompileFailed):
+        return Numbers(why=f"the emulation does not compile: {result.message}")
+    if result.passed:
+        return Numbers(Proof.PROVEN, "", result.outputs)
+    first = next((f"{finding.kind}: {finding.first[0]}" for finding in result.findings), "")
+    differ = f"{result.mismatches:,} of {result.outputs:,} outputs differ"
+    return Numbers(Proof.WRONG, result.signature or first or differ, result.outputs, result.mismatches)
 
 
 def build(

@@ -8,11 +8,16 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit.errors import CommandFailed, ToolchainMissing
+
+
+class Stopped(Exception):
+    """A program was ended because another thread said so."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ def run(
     check: bool = True,
     tied: bool = False,
     on_line: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> Completed:
     """Run a program to its end and return what it said.
 
@@ -53,11 +59,13 @@ def run(
     (64 KiB) before it has read it. With ``logfile``, the command line and all output are appended to it;
     ``on_line`` sees each line of output while it runs (stderr then joins stdout). The program is a process group of its own,
     which is ended when this process is interrupted, so that Ctrl-C leaves no compiler behind; ``tied`` ends it even when this
-    process is killed, at the price of a slower start.
+    process is killed, at the price of a slower start. Ctrl-C reaches the main thread only: ``stop`` ends a program that another
+    thread waits for (without ``on_line``).
 
     Raises:
         ToolchainMissing: there is no such program.
         CommandFailed: it failed and ``check`` is true.
+        Stopped: ``stop`` was set; the program was ended.
     """
     words = [str(word) for word in argv]
     merged = on_line is not None
@@ -93,7 +101,7 @@ def run(
             if stdin is not None and not isinstance(stdin, bytes):
                 _feed(child, stdin)
                 stdin = None
-            raw_out, raw_err = child.communicate(stdin)
+            raw_out, raw_err = _outputs(child, stdin, stop)
             out, err = raw_out.decode(errors="replace"), raw_err.decode(errors="replace")
     except BaseException:
         _end_group(child)
@@ -110,6 +118,17 @@ def run(
             f"log: {logfile}" if logfile else f"command: {paste_line(words, env, cwd)}",
         )
     return done
+
+
+def _outputs(child: subprocess.Popen[bytes], stdin: bytes | None, stop: threading.Event | None) -> tuple[bytes, bytes]:
+    """What a child says until it ends, or until ``stop``."""
+    while True:
+        try:
+            return child.communicate(stdin, timeout=None if stop is None else 0.2)
+        except subprocess.TimeoutExpired:
+            stdin = None  # handed over the first time
+            if stop is not None and stop.is_set():
+                raise Stopped from None
 
 
 def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:

@@ -246,9 +246,30 @@ class Tile:
         return f"{self.m}x{self.n}x{self.k}"
 
 
+class Proof(StrEnum):
+    """What is known of the numbers that a tile computes."""
+
+    PROVEN = "proven"
+    WRONG = "wrong"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Whether a tile computes right numbers, as far as the emulation on the CPU shows it; ``why`` when it is not proven.
+
+    ``outputs`` were compared bit for bit with integers, ``mismatches`` of them differ.
+    """
+
+    proof: Proof = Proof.NOT_CHECKED
+    why: str = ""
+    outputs: int = 0
+    mismatches: int = 0
+
+
 @dataclass(frozen=True)
 class TileFacts:
-    """What the engine's templates make of a tile.
+    """What the engine's templates make of a tile, and with ``numbers`` what its emulation showed.
 
     ``generated`` is false for a tile that the engine could but does not instantiate. A tile that does not compile has the
     reason in plain words, the compiler's own words, and where in the tree they stand (file:line). One that does has the
@@ -267,6 +288,7 @@ class TileFacts:
     stages: int = 0
     smem_bytes: int = 0
     k_blocks: int = 0
+    numbers: Numbers = Numbers()
 
     @property
     def fits(self) -> bool:

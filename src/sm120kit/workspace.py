@@ -9,8 +9,9 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,24 +91,39 @@ class Workspace:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """One process at a time works on ``name``; others wait and say so. The lock ends with its process, however it ends."""
-        from filelock import FileLock, Timeout
-
-        from sm120kit import console
-
-        path = self.root / "locks" / f"{name.replace('/', '-')}.lock"
-        with disk_errors(self.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            console.say(f"waiting for another sm120kit that works on {name} ({path})")
-            lock.acquire()
-        try:
+        """One process at a time works on ``name``; see :func:`locked`."""
+        with locked(self.root / "locks" / f"{name.replace('/', '-')}.lock", name):
             yield
-        finally:
-            lock.release()
+
+
+@contextmanager
+def locked(path: Path, name: str, stop: threading.Event | None = None) -> Iterator[None]:
+    """One process at a time works on ``name``; others wait and say so. The lock ends with its process, however it ends.
+
+    Raises:
+        Stopped: another thread set ``stop`` while this one waited.
+    """
+    from filelock import FileLock, Timeout
+
+    from sm120kit import console
+    from sm120kit.process import Stopped
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.say(f"waiting for another sm120kit that works on {name} ({path})")
+        while not lock.is_locked:
+            if stop is not None and stop.is_set():
+                raise Stopped from None
+            with suppress(Timeout):
+                lock.acquire(timeout=1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from sm120kit import patches, pipeline, process, recipe, toolchain
+from sm120kit.cli.tiles import numbers
+from sm120kit.emulate import Emulator
 from sm120kit.errors import CompileFailed
-from sm120kit.records import PatchedTree, TileFacts, Toolchain
-from sm120kit.tiles import introspect, listing
+from sm120kit.records import PatchedTree, Proof, TileFacts, Toolchain
+from sm120kit.tiles import compare, introspect, listing
 from sm120kit.workspace import Workspace
 
 
@@ -47,6 +50,52 @@ def ask(tree: Path, dtype: str, shape: str, epilogue: str, family: str = "groupe
 def measure(asked: Sequence[listing.Instantiation], tree: Path, tools: Toolchain, cache: Path) -> list[tuple[TileFacts, ...]]:
     measured = introspect.measure(asked, tree, tools, cache, lambda done: None)
     return [measured[one] for one in asked]
+
+
+CUTLASS = "3rdparty/cutlass/include"
+
+
+def quick(tree: Path, directory: Path) -> list[listing.Instantiation]:
+    """The calls of the kernel group ``quick``: its block-scaled module, and the units of another that it samples."""
+    item = recipe.load("flashinfer-0.6.6")
+    group = item.groups["quick"]
+    found = [one for one in listing.instantiations(tree) if one.generated and one.module in group.modules]
+    process.run([sys.executable, "-I", listing.__file__.replace("listing", "_generate"), tree, directory])
+    units = [unit for pattern in group.samples for unit in directory.rglob(f"{pattern.rsplit('/', 1)[1]}")]
+    sampled = {one.tile for unit in units for one in listing.parse(unit.read_text(), "", ())}
+    found += [one for one in listing.instantiations(tree) if one.module == "fused_moe" and one.tile in sampled]
+    assert {one.tile.family for one in found} == {"dense", "grouped"}
+    return found
+
+
+def test_every_tile_of_the_quick_group_is_proven(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    asked = quick(trees["after"], tmp_path / "units")
+    facts = [fact for kernels in measure(asked, trees["after"], tools, tmp_path / "tiles") for fact in kernels]
+    emulator = Emulator(trees["after"] / CUTLASS, tools, tmp_path / "cache")
+    found = pipeline.with_numbers(facts, emulator, "quick", emulated=True)
+    assert len(found) == len(facts) == 20
+    for one in found:
+        assert one.fits
+        if one.scheduler == "stream-k":
+            assert (one.numbers.proof, one.tile.family) == (Proof.NOT_CHECKED, "dense")
+        else:
+            assert (one.numbers.proof, one.numbers.mismatches) == (Proof.PROVEN, 0), one
+            assert one.numbers.outputs > 100_000
+
+
+def test_k64_is_wrong_without_the_patches_and_proven_with_them(
+    trees: dict[str, Path], tools: Toolchain, tmp_path: Path
+) -> None:
+    found = []
+    for side in ("before", "after"):
+        ((fact,),) = measure([ask(trees[side], "nvfp4", "128x128x64", "none")], trees[side], tools, tmp_path / "tiles")
+        emulator = Emulator(trees[side] / CUTLASS, tools, tmp_path / "cache")
+        found += pipeline.with_numbers([fact], emulator, side, emulated=True)
+    (row,) = compare.rows(found[:1], found[1:])
+    assert row.changed
+    assert numbers(row.before) == "wrong: first k tile lost, last counted twice"
+    assert numbers(row.after) == "proven"
+    assert (row.before and row.before.stages) == (row.after and row.after.stages) == 9
 
 
 def test_one_tile_of_each_verdict(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:

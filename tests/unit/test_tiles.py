@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
-from sm120kit.records import SMEM_CAPACITY_BYTES, Tile, TileFacts, Toolchain
+from sm120kit.records import SMEM_CAPACITY_BYTES, Numbers, Proof, Tile, TileFacts, Toolchain
 from sm120kit.tiles import compare, diagnostics, introspect, listing
 from sm120kit.workspace import write_record
 
@@ -275,3 +275,12 @@ def test_comparing_pairs_kernels_and_merges_outputs() -> None:
     assert found[0].before and found[0].after and (found[0].before.stages, found[0].after.stages) == (3, 2)
     assert all(row.before and row.before.why_not == "no" for row in found[1:])
     assert not any(row.changed for row in compare.rows(after, after))
+
+
+def test_numbers_are_a_change_only_where_both_sides_were_checked() -> None:
+    unknown = TileFacts(TILE, True, True, scheduler="persistent", stages=4, smem_bytes=93184)
+    proven = replace(unknown, numbers=Numbers(Proof.PROVEN, "", 9))
+    wrong = replace(unknown, numbers=Numbers(Proof.WRONG, "k tile lost", 9, 9))
+    for before, after, changed in [(wrong, proven, True), (unknown, proven, False), (proven, proven, False)]:
+        (row,) = compare.rows([before], [after])
+        assert row.changed is changed

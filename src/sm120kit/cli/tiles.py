@@ -18,6 +18,9 @@ def tiles_(
     engine: Annotated[str, typer.Argument(metavar="ENGINE[@VERSION]", help="Such as flashinfer@0.6.6.")],
     patched: Annotated[bool, typer.Option("--patched/--unpatched", help="Show what the patches change.")] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Only tiles that the patches change.")] = False,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: half a minute each, once.")
+    ] = False,
     mirror: Mirror = None,
     offline: Offline = False,
     state: State = None,
@@ -26,16 +29,17 @@ def tiles_(
     """List every CTA tile that an engine generates for SM120: stages, shared memory, and whether SM120 and SM121 can launch it.
 
     The engine's own templates are asked, with the host compiler; no GPU and no nvcc runs. Tiles marked "no" under generated
-    are ones of interest that the engine does not instantiate. That a tile fits says nothing about its results: a tile with
-    one k-block is wrong without the patch single-k-block-mainloop.
+    are ones of interest that the engine does not instantiate. That a tile fits says nothing about its numbers: those are proven
+    or wrong where the tile's mainloop was emulated (--emulate; results are kept). Speed and the instructions themselves are
+    unverified on SM120.
     """
     from sm120kit import console, pipeline
     from sm120kit.tiles import compare
     from sm120kit.workspace import Workspace
 
     options = pipeline.Options(Workspace.open(state), mirror, offline)
-    before = pipeline.tiles(engine, options, patched=False)
-    after = pipeline.tiles(engine, options, patched=True) if patched else before
+    before = pipeline.tiles(engine, options, patched=False, emulated=emulate)
+    after = pipeline.tiles(engine, options, patched=True, emulated=emulate) if patched else before
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(one) for one in facts] for side, facts in sides.items()}})
@@ -56,6 +60,7 @@ def tiles_(
             "stages",
             "bytes",
             "verdict",
+            "numbers",
         ),
         (_cells(row) for row in shown),
     )
@@ -85,6 +90,13 @@ def verdict(fact: TileFacts | None) -> str:
     return f"fits, {margin:,} B left" if fact.fits else f"too big by {-margin:,} B"
 
 
+def numbers(fact: TileFacts | None) -> str:
+    """Proven, wrong or not checked, and why not."""
+    if fact is None:
+        return ""
+    return f"{fact.numbers.proof}: {fact.numbers.why}" if fact.numbers.why else str(fact.numbers.proof)
+
+
 def _cells(row: Row) -> list[str]:
     fact = row.after or row.before
     assert fact is not None
@@ -102,6 +114,7 @@ def _cells(row: Row) -> list[str]:
         _both(row, lambda one: str(one.stages) if one and one.compiles else ""),
         _both(row, lambda one: f"{one.smem_bytes:,}" if one and one.compiles else ""),
         _both(row, verdict),
+        _both(row, numbers),
     ]
 
 

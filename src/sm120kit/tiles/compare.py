@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sm120kit.records import Tile, TileFacts
+from sm120kit.records import Proof, Tile, TileFacts
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,11 @@ class Row:
 
     @property
     def changed(self) -> bool:
-        """Whether the patches make a difference to this tile."""
-        return self.before != self.after
+        """Whether the patches make a difference to this tile: to its numbers only where both were checked."""
+        if self.before is None or self.after is None:
+            return True
+        checked = all(one.numbers.proof is not Proof.NOT_CHECKED for one in (self.before, self.after))
+        return (self.before if checked else replace(self.before, numbers=self.after.numbers)) != self.after
 
 
 def rows(before: Sequence[TileFacts], after: Sequence[TileFacts]) -> list[Row]:

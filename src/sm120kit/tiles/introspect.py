@@ -6,7 +6,6 @@ one. A unit that does not compile is split, by shape and then into single calls,
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -15,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from sm120kit import process
 from sm120kit.errors import CompileFailed, NotEnoughMemory
+from sm120kit.memory import at_once
 from sm120kit.records import TileFacts, Toolchain
 from sm120kit.tiles import diagnostics
 from sm120kit.tiles.listing import Instantiation
@@ -223,7 +221,7 @@ def measure(
     tree = tree.resolve()
     cache.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=".work-", dir=cache))
-    pool = ThreadPoolExecutor(jobs())
+    pool = ThreadPoolExecutor(at_once(UNIT_BYTES))
     try:
         modules = [
             Module(
@@ -253,11 +251,6 @@ def _split(calls: Sequence[Instantiation], key: Callable[[Instantiation], str]) 
     for one in calls:
         parts.setdefault(key(one), []).append(one)
     return list(parts.values())
-
-
-def jobs() -> int:
-    """How many compilers to run at once: as many as there are cores and memory for."""
-    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // UNIT_BYTES))
 
 
 def toolchain_key(toolchain: Toolchain) -> list[str]:
