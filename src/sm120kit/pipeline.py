@@ -128,9 +128,9 @@ def locked(name: str, options: Options) -> Lock:
     held = locks.read(path)
     found = locks.differences(held, _lock_of(item, _kernels_of(item), held.closures, options))
     if found:
-        listed = "\n".join(f"  {line}" for line in found)
+        count = f"{len(found)} difference{'s' * (len(found) > 1)}"
         raise LockDiffers(
-            f"the lock of {item.name} is not what would be built now: {len(found)} difference{'s' * (len(found) > 1)}\n{listed}",
+            "\n  ".join([f"the lock of {item.name} is not what would be built now: {count}", *found]),
             f"if that is meant, lock it again: sm120kit recipe lock {item.name}; else restore what was changed",
         )
     return held

@@ -359,9 +359,9 @@ class Closure:
 
 @dataclass(frozen=True)
 class LockedSource:
-    """A source and the git ids of its tree before and after its series; ``commit`` and ``patched_commit`` of a fetched one only.
+    """A source and the git ids of its tree before and after its series; a fetched one has commits as well.
 
-    ``pinned`` is ``sha256 <digest>`` of an sdist, ``commit <id>`` of a git source, or ``<project>:<path>`` of one that lies inside
+    ``pinned`` is ``sha256 <digest>`` of an sdist, ``commit <id>`` of a git source, or ``<project>:<path>`` of one that lies in
     another.
     """
 
@@ -396,7 +396,7 @@ class Lock:
     """Everything that a build is made of. The sha256 of its JSON is the build id.
 
     ``recipe`` is the recipe without its prose. ``rests_on`` names the lock of the kernels in an engine's image, ``<recipe>
-    <build id>``, and is empty for kernels themselves. ``base_image`` is ``name@sha256:<digest>``, or says that it is not locked.
+    <build id>``; kernels rest on nothing. ``base_image`` is ``name@sha256:<digest>``, or says that it is not locked.
     """
 
     format: int
