@@ -1,0 +1,6 @@
+// Copyright 2026 sm120kit developers
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sm120kit_kernels/dense.cuh"
+
+SM120KIT_DENSE(nvfp4_dense_128x128x128, Nvfp4, 128, 128, 128)

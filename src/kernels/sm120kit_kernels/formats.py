@@ -1,0 +1,93 @@
+"""The block-scaled formats: what a value is, how many share a scale factor, and how their scale factors lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of the codes 0 to 7 of FP4; bit 3 is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
+
+ROWS, FACTORS = 128, 4
+"""A block of scale factors in memory: 128 rows with 4 neighbours along K each, 512 bytes."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A block-scaled format.
+
+    ``vector`` values along K share a scale factor of type ``scale_type``. ``packed`` is how many values a byte holds: FP4 has two,
+    the one with the lower index in the lower nibble. ``largest`` is the largest finite value, ``exponent`` its exponent of two.
+    """
+
+    name: str
+    value_type: torch.dtype
+    packed: int
+    vector: int
+    scale_type: torch.dtype
+    largest: float
+    exponent: int
+
+
+FORMATS = {
+    item.name: item
+    for item in (
+        Format("nvfp4", torch.uint8, 2, 16, torch.float8_e4m3fn, 6.0, 2),
+        Format("mxfp4", torch.uint8, 2, 32, torch.float8_e8m0fnu, 6.0, 2),
+        Format("mxfp8", torch.float8_e4m3fn, 1, 32, torch.float8_e8m0fnu, 448.0, 8),
+    )
+}
+
+
+def get(name: str) -> Format:
+    """A format by name; ``ValueError`` when there is none."""
+    if name not in FORMATS:
+        raise ValueError(f"format={name!r} is not supported; formats: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple, or the value itself."""
+    return (value + multiple - 1) // multiple * multiple
+
+
+def scale_shape(rows: int, k: int, form: Format) -> tuple[int, int]:
+    """Rows and columns of scale factors of a ``rows`` x ``k`` matrix once they lie in blocks of 128x4."""
+    return round_up(rows, ROWS), round_up(k // form.vector, FACTORS)
+
+
+def swizzle_scales(scales: Tensor) -> Tensor:
+    """Scale factors ``[rows, K / vector]`` in the order that the tensor cores want, padded with zeros to whole blocks of 128x4.
+
+    Factor (r, c) of a block lies at byte ``16 * (r % 32) + 4 * (r // 32) + c``; blocks follow each other along K, then along
+    rows (PTX ISA, tcgen05 "scale factor layout"; the same for mma.sync kernels that load them by TMA). The result is
+    ``[rows to 128, columns to 4]`` of the same type; its rows are no rows of the matrix any more.
+    """
+    if scales.dim() != 2:
+        raise ValueError(f"scales has shape {tuple(scales.shape)}; expected [rows, K / vector]")
+    rows, columns = scales.shape
+    high, wide = round_up(rows, ROWS), round_up(columns, FACTORS)
+    filled = pad(scales.view(torch.uint8), (0, wide - columns, 0, high - rows))
+    blocks = filled.reshape(high // ROWS, 4, 32, wide // FACTORS, FACTORS).permute(0, 3, 2, 1, 4)
+    return blocks.reshape(high, wide).view(scales.dtype)
+
+
+def unswizzle_scales(blocks: Tensor, rows: int, columns: int) -> Tensor:
+    """The inverse of :func:`swizzle_scales`: ``[rows, columns]`` without the padding."""
+    high, wide = round_up(rows, ROWS), round_up(columns, FACTORS)
+    if tuple(blocks.shape) != (high, wide):
+        raise ValueError(
+            f"scales have shape {tuple(blocks.shape)}; {rows}x{columns} scale factors in blocks of 128x4 have {(high, wide)}"
+        )
+    flat = blocks.view(torch.uint8).reshape(high // ROWS, wide // FACTORS, 32, 4, FACTORS).permute(0, 3, 2, 1, 4)
+    return flat.reshape(high, wide)[:rows, :columns].contiguous().view(blocks.dtype)
+
+
+def swizzle_grouped_scales(scales: Tensor, offsets: Tensor) -> Tensor:
+    """Scale factors of the rows of all groups, each group in blocks of its own: group g has rows ``offsets[g]:offsets[g + 1]``."""
+    bounds = offsets.tolist()
+    groups = [swizzle_scales(scales[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return torch.cat([group.view(torch.uint8) for group in groups]).view(scales.dtype)
