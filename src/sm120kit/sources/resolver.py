@@ -20,7 +20,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from sm120kit import process
-from sm120kit.errors import BadRecipe, FetchFailed, OfflineMiss, ResolutionFailed
+from sm120kit.errors import BadRecipe, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
 from sm120kit.records import LockedWheel
 from sm120kit.sources.places import is_local, local_directory
 from sm120kit.sources.settings import Settings, read_settings
@@ -61,7 +61,8 @@ def resolve(
         (place / "requires.in").write_text("".join(f"{line}\n" for line in requires))
         (place / "overrides.in").write_text("".join(f"{n}=={version}\n" for n, version in (overrides or {}).items()))
         (place / "never.in").write_text("".join(f"{n}!={version}\n" for n, version in never))
-        (place / "pylock.toml").write_text(_preferences(prefer))
+        if prefer:
+            (place / "pylock.toml").write_text(_preferences(prefer))
         argv: list[str | Path] = [find_uv_bin(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
         argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "never.in"]
         argv += ["--python", sys.executable, "--python-version", python, "--python-platform", f"{machine}-{family}"]
@@ -91,7 +92,7 @@ def _preferences(prefer: Sequence[LockedWheel]) -> str:
     """A lock in the resolver's own format that states versions only; what it states is kept where it fits."""
     lines = ['lock-version = "1.0"', 'created-by = "sm120kit"']
     lines += [f'\n[[packages]]\nname = "{wheel.name}"\nversion = "{wheel.version}"' for wheel in prefer]
-    return "\n".join(lines) + "\n" if prefer else ""
+    return "\n".join(lines) + "\n"
 
 
 def _surroundings(settings: Settings, mirror: str | None) -> dict[str, str]:
@@ -116,7 +117,9 @@ def _tags(python: str, platform: str) -> Iterable[Tag]:
     old = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
     platforms = []
     for version in range(glibc, 4, -1):
-        platforms += [f"manylinux_2_{version}_{machine}"] + [f"{old[version]}_{machine}"] * (version in old)
+        platforms.append(f"manylinux_2_{version}_{machine}")
+        if version in old:
+            platforms.append(f"{old[version]}_{machine}")
     platforms.append(f"linux_{machine}")
     yield from cpython_tags((major, minor), platforms=platforms)
     yield from compatible_tags((major, minor), f"cp{major}{minor}", platforms)
@@ -142,7 +145,7 @@ def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -
     return LockedWheel(package["name"], package["version"], file, sha256)
 
 
-def _refusal(said: str, what: str, platform: str, offline: bool) -> Exception:
+def _refusal(said: str, what: str, platform: str, offline: bool) -> Sm120kitError:
     """Why the resolver gave up, as the error it is."""
     reason = re.sub(r"^warning: .*\n?", "", re.sub(r"//[^/@\s]+@", "//", said), flags=re.MULTILINE).strip()
     if "invalid value" in reason and "--python-platform" in reason:
@@ -156,4 +159,6 @@ def _refusal(said: str, what: str, platform: str, offline: bool) -> Exception:
         return ResolutionFailed(
             f"{what} cannot be resolved\n{reason}", "change the recipe's environment; a version may be overridden there"
         )
-    return FetchFailed(f"{what} could not be resolved\n{reason}", "check the network, pip's settings or --mirror")
+    if re.search(r"Failed to fetch|Request failed|error sending request", reason):
+        return FetchFailed(f"{what} could not be resolved\n{reason}", "check the network, pip's settings or --mirror")
+    return CommandFailed(f"uv failed on {what}\n{reason}", "the recipe's environment names what it was asked for")
