@@ -12,6 +12,7 @@ from sm120kit import console
 from sm120kit.cli import bench, patch, recipe
 from sm120kit.cli.build import build
 from sm120kit.cli.doctor import doctor
+from sm120kit.cli.explain import explain_
 from sm120kit.cli.inspect import inspect_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("build")(build)
 app.command("doctor")(doctor)
+app.command("explain")(explain_)
 app.command("inspect")(inspect_)
 app.command("tiles")(tiles_)
 app.add_typer(bench.app, name="bench")
