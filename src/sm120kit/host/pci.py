@@ -112,8 +112,8 @@ def aperture_mib(source: Source, bus: str) -> int | None:
     text = source.text(f"{DEVICES}/{bus}/resource")
     if text is None:
         return None
-    spans = [tuple(int(word, 16) for word in line.split()[:2]) for line in text.splitlines()[:6]]
-    return max((end - start + 1 for start, end in spans if end > start), default=0) >> 20
+    spans = [(int(start, 16), int(end, 16)) for start, end in re.findall(r"^0x([0-9a-f]+) 0x([0-9a-f]+)", text, re.MULTILINE)]
+    return max((end - start + 1 for start, end in spans[:6] if end > start), default=0) >> 20 if spans else None
 
 
 def topology(first: tuple[str, tuple[str, ...], int | None], second: tuple[str, tuple[str, ...], int | None]) -> str | None:

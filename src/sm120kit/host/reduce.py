@@ -60,6 +60,6 @@ REDUCE: dict[str, Callable[[str], str]] = {
     "/proc/cmdline": _kernel_options,
     "/proc/self/mounts": _mounts,
     "/etc/docker/daemon.json": _docker,
-    "nvidia-smi-q.xml": _smi,
+    "commands/nvidia-smi-q.xml": _smi,
 }
 """By path or command: what is kept of a text. Each keeps what it kept, so that a recording can be read like a host."""

@@ -99,19 +99,20 @@ class Source:
 
     def said(self, name: str) -> str | None:
         """What the command of this name in ``COMMANDS`` prints."""
+        kept = f"commands/{name}"
         if self.root != Path("/"):
-            text = self.text(f"commands/{name}")
-            if text is None:
-                self.unread[name] = self.unread.pop(f"commands/{name}")
-            return text
+            recorded = self.text(kept)
+            if recorded is None:
+                self.unread[name] = self.unread.pop(kept)
+            return recorded
         try:
             done = run(["timeout", "-k", "5", str(COMMAND_SECONDS), *COMMANDS[name]], check=False)
         except Sm120kitError as error:
             self.unread[name] = error.message
             return None
         if done.returncode == 0:
-            text = REDUCE[name](done.stdout) if name in REDUCE else done.stdout
-            self._keep(f"commands/{name}", text.encode())
+            text = REDUCE[kept](done.stdout) if kept in REDUCE else done.stdout
+            self._keep(kept, text.encode())
             return text
         reasons = {124: f"no answer within {COMMAND_SECONDS} s", 127: "no such program", 137: "did not even end when killed"}
         said = " ".join((done.stdout + done.stderr).split())[:200]

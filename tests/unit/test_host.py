@@ -1,0 +1,180 @@
+"""Facts from synthetic hosts: what is read, what is kept, and that nothing strange in a file stops the rest."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sm120kit import doctor
+from sm120kit.errors import HostUnreadable
+from sm120kit.host import nvidia, pci, probe
+from sm120kit.host.facts import Errors, Link
+from sm120kit.host.source import Source
+
+HOSTS = runpy.run_path(str(Path(__file__).parent / "hosts" / "build.py"))
+NAMES = sorted(HOSTS["HOSTS"])
+
+
+def test_a_switch_and_what_hangs_below_it(tmp_path: Path) -> None:
+    host = probe(HOSTS["build"]("pix-pair", tmp_path))
+    assert [gpu.bus for gpu in host.gpus] == ["0000:03:00.0", "0000:04:00.0"]
+    first = host.gpus[0]
+    assert first.root_complex == "pci0000:00" and first.bridges == ("0000:00:01.1", "0000:01:00.0", "0000:02:00.0")
+    assert first.link == Link(16, 16, 32.0, 32.0, False) and first.errors == Errors(0, 0, 0)
+    assert (first.aperture_mib, first.memory_mib, first.iommu, first.driver) == (131072, 97887, "identity", "nvidia")
+    assert host.bridge("0000:02:01.0").acs == 0x1D
+    assert [(pair.kind, pair.said, pair.granted) for pair in host.pairs] == [("PIX", "PIX", "OK")]
+    assert host.driver.registry == {} and host.driver.open_module and host.driver.version == "580.126.09"
+    assert host.option("iommu") == "pt" and host.option("quiet") is None
+
+
+def test_what_is_not_known_is_none_with_the_reason(tmp_path: Path) -> None:
+    host = probe(HOSTS["build"]("closed-module", tmp_path))
+    assert host.gpus[0].temperature is None and host.gpus[0].name == HOSTS["PRO"] and host.gpus[0].aperture_mib == 131072
+    assert host.unread["nvidia-smi-q.xml"] == "No such file or directory"
+    assert host.why("/nowhere", "nvidia-smi-q.xml") == "nvidia-smi-q.xml: No such file or directory"
+    assert host.why("/nowhere") == "/nowhere does not say"
+
+
+def test_without_root_configuration_space_ends_early(tmp_path: Path) -> None:
+    host = probe(HOSTS["build"]("pix-forced", tmp_path))
+    assert host.bridges[0].has_acs is None and host.bridges[0].link.aspm is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recording_says_the_same_and_holds_no_secret(name: str, tmp_path: Path) -> None:
+    host = probe(HOSTS["build"](name, tmp_path / "host"), tmp_path / "record")
+    again = probe(tmp_path / "record")
+    assert replace(again, unread={}) == replace(host, unread={})
+    assert [each.verdict for each in doctor.diagnose(again)] == [each.verdict for each in doctor.diagnose(host)]
+    kept = [path.read_bytes() for path in (tmp_path / "record").rglob("*") if path.is_file()]
+    assert kept and not any(b"hunter2" in content for content in kept)
+    assert "hunter2" not in repr(host)
+
+
+def test_a_recording_never_goes_into_a_directory_that_is_there(tmp_path: Path) -> None:
+    root = HOSTS["build"]("no-gpu", tmp_path / "host")
+    with pytest.raises(HostUnreadable, match="cannot record"):
+        probe(root, tmp_path)
+
+
+def test_names_of_variables_are_kept_and_few_values(tmp_path: Path) -> None:
+    host = probe(HOSTS["build"]("neglected", tmp_path))
+    assert host.names == ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "VLLM_API_KEY")
+    assert host.environment.keys() == {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF"}
+
+
+@pytest.mark.parametrize("absent", ["proc", "sys"])
+def test_a_host_without_proc_or_sys_is_an_error(absent: str, tmp_path: Path) -> None:
+    root = HOSTS["build"]("no-gpu", tmp_path)
+    (root / absent).rename(root / "elsewhere")
+    with pytest.raises(HostUnreadable, match=absent):
+        probe(root)
+    with pytest.raises(HostUnreadable):
+        probe(tmp_path / "nowhere")
+
+
+def test_kernel_settings_of_this_machine_can_be_read() -> None:
+    assert Source(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\x00\xfe", b"-1", b"N/A\n", b"0x" * 40, b"<a>", b"[1]", b"9" * 30])
+def test_garbage_in_every_file_is_survived(garbage: bytes, tmp_path: Path) -> None:
+    root = HOSTS["build"]("neglected", tmp_path)
+    files = [path for path in root.rglob("*") if path.is_file() and path.name not in ("vendor", "class")]
+    for path in files:
+        path.write_bytes(garbage)
+    assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS)
+
+
+def test_garbage_in_any_one_file_is_survived(tmp_path: Path) -> None:
+    root = HOSTS["build"]("x4-link", tmp_path)
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        before = path.read_bytes()
+        path.write_bytes(b"\x01 garbage \xff")
+        assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS), path
+        path.unlink()
+        assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS), path
+        path.write_bytes(before)
+
+
+A, B, C = "0000:00:01.1", "0000:01:00.0", "0000:02:00.0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("PIX", ("pci0000:00", (A, B, "x"), 0), ("pci0000:00", (A, B, "y"), 0)),
+        ("PIX", ("pci0000:00", (A,), 0), ("pci0000:00", (A,), 0)),
+        ("PXB", ("pci0000:00", (A, B, C, "x", "z"), 0), ("pci0000:00", (A, B, "y"), 0)),
+        ("PXB", ("pci0000:00", (A, B, "x", "v", "w"), 0), ("pci0000:00", (A, B, "y", "t", "u"), 1)),
+        ("PHB", ("pci0000:00", (A,), 0), ("pci0000:00", ("0000:00:03.1",), 0)),
+        ("PHB", ("pci0000:00", (), 0), ("pci0000:00", (), 0)),
+        ("NODE", ("pci0000:00", (A,), 1), ("pci0000:40", ("0000:40:01.1",), 1)),
+        ("SYS", ("pci0000:00", (A,), 0), ("pci0000:80", ("0000:80:01.1",), 1)),
+        (None, ("pci0000:00", (A,), None), ("pci0000:80", ("0000:80:01.1",), 1)),
+    ],
+)
+def test_topology_classes(
+    kind: str | None, first: tuple[str, tuple[str, ...], int | None], second: tuple[str, tuple[str, ...], int | None]
+) -> None:
+    assert pci.topology(first, second) == pci.topology(second, first) == kind
+
+
+def space(*capabilities: tuple[int, int, int, int]) -> bytes:
+    """Configuration space with extended capabilities: (offset, id, next, word at +6)."""
+    content = bytearray(4096)
+    for at, name, following, word in capabilities:
+        struct.pack_into("<IHH", content, at, name | 1 << 16 | following << 20, 0, word)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (space((0x100, 0x000D, 0, 0x1D)), (True, 0x1D)),
+        (space((0x100, 0x0001, 0x148, 0), (0x148, 0x0019, 0x2A0, 0), (0x2A0, 0x000D, 0, 0x11)), (True, 0x11)),
+        (space((0x100, 0x0001, 0, 0)), (False, None)),
+        (space((0x100, 0x0001, 0x100, 0)), (False, None)),  # a list that bites its tail
+        (space((0x100, 0x0001, 0xFFC, 0)), (False, None)),  # one that leads out
+        (bytes(64), (None, None)),
+        (bytes(256), (None, None)),
+        (b"", (None, None)),
+    ],
+)
+def test_acs_in_configuration_space(content: bytes, expected: tuple[bool | None, int | None]) -> None:
+    assert pci.acs(content) == expected
+
+
+def test_matrices_with_other_devices_and_wide_names() -> None:
+    text = "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNODE\tPHB\t0-31\t0\tN/A\n"
+    text += "GPU1\tNODE\t X \tSYS\t0-31\t0\tN/A\nNIC0\tPHB\tSYS\t X \t\t\n\nLegend:\n\n  X    = Self\n"
+    assert nvidia.matrix(text) == {(0, 0): "X", (0, 1): "NODE", (1, 0): "NODE", (1, 1): "X"}
+    assert nvidia.matrix(None) == nvidia.matrix("Failed to initialize NVML") == {}
+
+
+def test_the_words_of_older_drivers(tmp_path: Path) -> None:
+    root = HOSTS["build"]("neglected", tmp_path)
+    file = root / "commands" / "nvidia-smi-q.xml"
+    text = (
+        file.read_text()
+        .replace("clocks_event_reason", "clocks_throttle_reason")
+        .replace("gpu_power_readings", "power_readings")
+    )
+    file.write_text(text.replace("current_power_limit", "power_limit"))
+    gpu = probe(root).gpus[0]
+    assert gpu.active == ("hw_power_brake_slowdown", "sw_power_cap") and (gpu.power_limit, gpu.power_max) == (300, 600)
+
+
+def test_registry_keys() -> None:
+    assert nvidia.registry('X: 1\nRegistryDwords: "ForceP2P=0x11; RMForceP2PType=1;"\n') == {
+        "ForceP2P": "0x11",
+        "RMForceP2PType": "1",
+    }
+    assert nvidia.registry('RegistryDwords: ""\n') == {}
+    assert nvidia.registry('RegistryDwordsPerDevice: "a=1"\n') is None and nvidia.registry(None) is None
