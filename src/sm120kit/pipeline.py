@@ -42,6 +42,9 @@ from sm120kit.workspace import (
     write_record,
 )
 
+KERNELS = "kernels"
+"""The name under which our own kernels are built, where others are those of recipes."""
+
 
 class Stage(StrEnum):
     """Where a build can stop."""
@@ -74,6 +77,11 @@ class Built:
     artifacts: Artifacts | None = None
     directory: Path | None = None
     ran: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the plan calls it, or before there is one, the recipe."""
+        return self.plan.recipe if self.plan else self.recipe.name
 
 
 @dataclass(frozen=True)
@@ -261,7 +269,13 @@ def build(
     tell: Callable[[str], None] = lambda message: None,
     watch: Callable[[builder.Progress], None] = lambda progress: None,
 ) -> Built:
-    """Build an engine by recipe name up to the stage ``to``. See :mod:`sm120kit.errors` for what can go wrong."""
+    """Build an engine by recipe name up to the stage ``to``. See :mod:`sm120kit.errors` for what can go wrong.
+
+    ``kernels`` is no engine but our own kernels, compiled against a recipe's patched CUTLASS: ``kernels@flashinfer-0.6.6``.
+    """
+    if name == KERNELS or name.startswith(f"{KERNELS}@"):
+        against = recipe.load(name.removeprefix(KERNELS).removeprefix("@") or "flashinfer")
+        return _build_kernels(against, options, archs, group, to, tell, watch)
     item = recipe.load(name)
     recipe.group(item, group)
     targets = tuple(archs) or item.archs
@@ -301,6 +315,57 @@ def build(
             return Built(item, tree, decided)
         tell("checking the modules and packing the wheel")
         artifacts = builder.finish(decided, tree, work, target)
+    return Built(item, tree, decided, artifacts, target, ran=("compile", "pack"))
+
+
+def _build_kernels(
+    item: recipe.Recipe,
+    options: Options,
+    archs: Sequence[Arch],
+    group: str | None,
+    to: Stage,
+    tell: Callable[[str], None],
+    watch: Callable[[builder.Progress], None],
+) -> Built:
+    """The stages of :func:`build` for our own kernels; ``group`` is how their names start."""
+    workspace = options.workspace
+    if to is Stage.FETCH:
+        sources.fetch(item.pin, workspace, mirror=options.mirror, offline=options.offline)
+        return Built(item)
+    tree = patched_tree(item, options)
+    if to is Stage.PATCH:
+        return Built(item, tree)
+    targets = tuple(archs) or item.archs
+    tools = toolchain.find(targets)
+    versions = {package: _version(package) for package in ("apache-tvm-ffi", "cmake", "scikit-build-core")}
+    costs = Costs(workspace.cache / "costs.json")
+    files, version = builder.source_files(), builder.source_version()
+    decided = plan.kernels(item, group, targets, tree, files, version, tools, versions, costs.of)
+    if to is Stage.PLAN:
+        return Built(item, tree, decided)
+    # Ninja would not notice an older header or another compiler in the same place.
+    place = f"{KERNELS}-{digest_of([tree.tree, decided.archs, decided.toolchain, versions])[:12]}"
+    work, target = workspace.work(place), workspace.build(KERNELS, decided.digest)
+    with workspace.locked(place):
+        if (target / "artifacts.json").is_file():
+            return Built(item, tree, decided, read_record(Artifacts, target / "artifacts.json"), target)
+        tell(f"compiling {len(decided.modules[0].units)} kernels against CUTLASS of {item.name} (tree {tree.tree[:12]})")
+        (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
+        builder.compile_kernels(
+            decided,
+            tree,
+            _exported(tree, workspace) / cutlass.path,
+            work,
+            costs,
+            jobs=options.jobs or len(os.sched_getaffinity(0)),
+            budget_bytes=options.memory_bytes or available(),
+            watch=watch,
+        )
+        tell("checking the kernels")
+        if to is Stage.COMPILE:
+            builder.check(decided, work)
+            return Built(item, tree, decided)
+        artifacts = builder.finish_kernels(decided, work, target)
     return Built(item, tree, decided, artifacts, target, ran=("compile", "pack"))
 
 

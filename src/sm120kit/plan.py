@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from sm120kit.errors import ExpectationFailed
+from sm120kit.errors import ExpectationFailed, UnknownName
 from sm120kit.recipe import ModuleTable, Recipe, group
 from sm120kit.records import (
     SMEM_CAPACITY_BYTES,
@@ -29,6 +29,9 @@ PLAN_FORMAT = 1
 
 DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
 """Peak bytes and seconds of a unit of which neither the recipe nor an earlier build says anything."""
+
+KERNEL_COST = (int(5.6 * 2**30), 75.0)
+"""The same for one of our own kernels, which are all alike: measured with nvcc 13.0.88."""
 
 Known = Callable[[str], tuple[int, float] | None]
 """What a unit cost when it was last compiled: peak bytes and seconds."""
@@ -110,6 +113,64 @@ def make(
         "toolchain": [toolchain.nvcc_version, toolchain.host_version],
         "versions": dict(versions),
         "left_out": [asdict(item) for item in left_out],
+    }
+    return replace(plan, digest=digest_of(inputs))
+
+
+def kernels(
+    recipe: Recipe,
+    start: str | None,
+    archs: Sequence[Arch],
+    tree: PatchedTree,
+    files: Mapping[str, str],
+    version: str,
+    toolchain: Toolchain,
+    versions: Mapping[str, str],
+    known: Known = lambda unit: None,
+) -> BuildPlan:
+    """Decide which of our own kernels are compiled against the patched CUTLASS of ``recipe``: those whose names start so.
+
+    ``files`` are the sources with their sha256, one kernel per ``kernels/*.cu``; ``version`` is theirs.
+
+    Raises:
+        UnknownName: no kernel's name starts with ``start``.
+    """
+    names = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
+    chosen = [name for name in names if start in (None, "all") or name == start or name.startswith(f"{start}_")]
+    if not chosen:
+        raise UnknownName(
+            f"no kernel's name is or starts with {start!r}", f"kernels: {', '.join(names)}; or the start of a name, or all"
+        )
+    units = []
+    for name in chosen:
+        output = f"CMakeFiles/kernels.dir/kernels/{name}.cu.o"
+        cost = known(f"kernels/{PurePosixPath(output).name}") or KERNEL_COST
+        units.append(Unit("kernels", f"source/kernels/{name}.cu", output, *cost))
+    # Each kernel carries its name, and instantiates a mainloop of SM120.
+    expect = tuple((f"*device_kernel*{len(name)}{name}E*@{arch}*", 1) for name in chosen for arch in sorted(archs))
+    left_out = tuple(LeftOut(name, f"its name does not start with {start}") for name in names if name not in chosen)
+    plan = BuildPlan(
+        recipe=f"kernels@{recipe.name}",
+        engine="kernels",
+        version=version,
+        archs=tuple(sorted(archs)),
+        groups=(start or "all",),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect),),
+        left_out=left_out,
+        toolchain=toolchain,
+        digest="",
+    )
+    inputs = {
+        "format": PLAN_FORMAT,
+        "recipe": [plan.recipe, plan.version],
+        "archs": plan.archs,
+        "tree": plan.tree,
+        "kernels": chosen,
+        "files": dict(files),
+        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
+        "versions": dict(versions),
     }
     return replace(plan, digest=digest_of(inputs))
 

@@ -7,5 +7,16 @@ save work. Commands there use relative paths only, so that the same inputs give 
 from sm120kit.build.compiling import Progress, compile_units
 from sm120kit.build.finishing import check, finish
 from sm120kit.build.generate import generate
+from sm120kit.build.kernels import compile_kernels, finish_kernels, source_files, source_version
 
-__all__ = ["Progress", "check", "compile_units", "finish", "generate"]
+__all__ = [
+    "Progress",
+    "check",
+    "compile_kernels",
+    "compile_units",
+    "finish",
+    "finish_kernels",
+    "generate",
+    "source_files",
+    "source_version",
+]

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,36 @@ def compile_units(
     targets = [module.library for module in plan.modules if module.packed]
     targets += [unit.output for module in plan.modules if not module.packed for unit in module.units]
     ninja = _ninja()
+    log = work / "compile.log"
     stale = _stale(ninja, work, targets, units)
+    log.unlink(missing_ok=True)
+    words = [ninja, "-f", "build.ninja", "-j", str(jobs), *targets]
+    gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.memory"}
+    done, events = under_gate(words, work, stale, units, costs, budget_bytes=budget_bytes, env=gate, log=log, watch=watch)
+    if done.returncode != 0:
+        raise compile_error(done.stdout, events, log)
+    return events
+
+
+def under_gate(
+    words: Sequence[str | Path],
+    work: Path,
+    stale: Sequence[Unit],
+    units: Sequence[Unit],
+    costs: Costs,
+    *,
+    budget_bytes: int,
+    env: Mapping[str, str],
+    log: Path,
+    drop: Iterable[str] = (),
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[process.Completed, tuple[Event, ...]]:
+    """Run a program in ``work`` that compiles ``stale`` of ``units`` through :mod:`sm120kit.memory`; learn what they cost.
+
+    Raises:
+        NotEnoughMemory: the largest unit needs more than ``budget_bytes``.
+        NotEnoughDisk: the file system is too small.
+    """
     if stale:
         largest = max(stale, key=lambda unit: unit.estimate_bytes)
         if largest.estimate_bytes > budget_bytes:
@@ -67,9 +96,7 @@ def compile_units(
             )
         require_disk(work, DISK_PER_UNIT * len(stale), f"compiling {len(stale)} units")
     gate = Gate(work / "gate")
-    gate.open({unit.output: unit.estimate_bytes for unit in stale}, budget_bytes)
-    log = work / "compile.log"
-    log.unlink(missing_ok=True)
+    gate.open({unit.output: unit.estimate_bytes for unit in units}, budget_bytes)
     stop = threading.Event()
 
     def report() -> None:
@@ -80,14 +107,14 @@ def compile_units(
     reporter.start()
     try:
         done = process.run(
-            [ninja, "-f", "build.ninja", "-j", str(jobs), *targets],
+            words,
             cwd=work,
             env={
-                "SM120KIT_GATE": f"{sys.executable} -m sm120kit.memory",
+                **env,
                 "SM120KIT_GATE_DIR": str(gate.directory),
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
             },
-            drop=["NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"],
+            drop=["NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", *drop],
             logfile=log,
             check=False,
             tied=True,
@@ -95,13 +122,13 @@ def compile_units(
     finally:
         stop.set()
         reporter.join()
+        keys = {unit.output: f"{unit.module}/{Path(unit.output).name}" for unit in units}
         for event in gate.events():
-            costs.learn(_unit_key(event.output, units), event)
+            if event.output in keys:  # CMake tries compilers out as well
+                costs.learn(keys[event.output], event)
         costs.save()
     watch(Progress(gate.events(), (), tuple(stale)))
-    if done.returncode != 0:
-        raise _compile_error(done.stdout, gate.events(), log)
-    return gate.events()
+    return done, gate.events()
 
 
 def _ninja() -> str:
@@ -121,12 +148,7 @@ def _stale(ninja: str, work: Path, targets: Sequence[str], units: Sequence[Unit]
     return [unit for unit in units if f" -o {unit.output} " in dry.stdout + " "]
 
 
-def _unit_key(output: str, units: Sequence[Unit]) -> str:
-    unit = next(unit for unit in units if unit.output == output)
-    return f"{unit.module}/{Path(output).name}"
-
-
-def _compile_error(output: str, events: Sequence[Event], log: Path) -> CompileFailed | NotEnoughMemory:
+def compile_error(output: str, events: Sequence[Event], log: Path) -> CompileFailed | NotEnoughMemory:
     """The failed unit and the first thing its compiler said."""
     lines = output.splitlines()
     at = next((index for index, line in enumerate(lines) if line.startswith("FAILED: ")), 0)

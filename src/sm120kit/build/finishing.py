@@ -78,14 +78,14 @@ def finish(plan: BuildPlan, tree: PatchedTree, work: Path, target: Path) -> Arti
     with publish_directory(target) as beside:
         write_record(beside / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}
-        wheel = pack.wheel(plan, work / "tree", libraries, beside, work / "pack", _origin(plan, tree))
+        wheel = pack.wheel(plan, work / "tree", libraries, beside, work / "pack", record_json(origin(plan, tree)).encode())
         (beside / "logs").mkdir()
         for log in ("generate.log", "compile.log"):
             if (work / log).is_file():
                 shutil.copyfile(work / log, beside / "logs" / log)
         artifacts = Artifacts(
             plan=plan.digest,
-            wheel=_artifact(wheel, beside),
+            wheel=artifact(wheel, beside),
             modules=tuple(
                 Artifact(f"flashinfer/data/aot/{name}/{name}.so", file_sha256(library), library.stat().st_size)
                 for name, library in sorted(libraries.items())
@@ -98,9 +98,9 @@ def finish(plan: BuildPlan, tree: PatchedTree, work: Path, target: Path) -> Arti
     return artifacts
 
 
-def _origin(plan: BuildPlan, tree: PatchedTree) -> bytes:
-    """What the wheel says about itself: everything that went in, and neither costs nor directories, which differ by machine."""
-    said = {
+def origin(plan: BuildPlan, tree: PatchedTree) -> dict[str, object]:
+    """What a wheel says about itself: everything that went in, and neither costs nor directories, which differ by machine."""
+    return {
         "recipe": plan.recipe,
         "archs": plan.archs,
         "kernel_groups": plan.groups,
@@ -114,8 +114,8 @@ def _origin(plan: BuildPlan, tree: PatchedTree) -> bytes:
         "left_out": plan.left_out,
         "toolchain": {"nvcc": plan.toolchain.nvcc_version, "host": plan.toolchain.host_version},
     }
-    return record_json(said).encode()
 
 
-def _artifact(path: Path, root: Path) -> Artifact:
+def artifact(path: Path, root: Path) -> Artifact:
+    """The record of a file below ``root``."""
     return Artifact(str(path.relative_to(root)), file_sha256(path), path.stat().st_size)

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 
 def build(
-    engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file.")],
+    engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file; or kernels[@RECIPE].")],
     arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_120f, sm_120a or sm_121a; may be repeated.")] = None,
-    kernels: Annotated[str | None, typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe; of kernels: how their names start."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")
     ] = None,
@@ -61,7 +64,7 @@ def build(
         elif built.plan is not None and stage is pipeline.Stage.PLAN:
             _show_plan(built.plan)
         else:
-            console.say(f"{stage} of {built.recipe.name} done in {seconds:.1f} s")
+            console.say(f"{stage} of {built.name} done in {seconds:.1f} s")
         return
     wheel = output / Path(built.artifacts.wheel.path).name
     if not wheel.is_file() or wheel.stat().st_size != built.artifacts.wheel.bytes:
@@ -71,7 +74,7 @@ def build(
         return
     for left in built.artifacts.left_out:
         console.say(f"left out  {left.what}: {left.reason}")
-    console.say(f"{'built' if built.ran else 'nothing to do for'} {built.recipe.name} in {seconds:.1f} s")
+    console.say(f"{'built' if built.ran else 'nothing to do for'} {built.name} in {seconds:.1f} s")
     console.say(f"{len(built.artifacts.modules)} modules packed, {built.artifacts.kernels} kernels found in their device code")
     console.say("unverified on SM120: no kernel was run")
     console.say(f"records and logs: {built.directory}")
