@@ -9,10 +9,11 @@ from types import FrameType
 import typer
 
 from sm120kit import console
-from sm120kit.cli import bench, patch, recipe
+from sm120kit.cli import bench, config, patch, recipe, verify
 from sm120kit.cli.build import build
 from sm120kit.cli.doctor import doctor
 from sm120kit.cli.explain import explain_
+from sm120kit.cli.image import image_, publish, pull
 from sm120kit.cli.inspect import inspect_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
@@ -28,11 +29,16 @@ app = typer.Typer(
 app.command("build")(build)
 app.command("doctor")(doctor)
 app.command("explain")(explain_)
+app.command("image")(image_)
 app.command("inspect")(inspect_)
+app.command("publish")(publish)
+app.command("pull")(pull)
 app.command("tiles")(tiles_)
 app.add_typer(bench.app, name="bench")
+app.add_typer(config.app, name="config")
 app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(verify.app, name="verify")
 
 
 class _Interrupted(BaseException):
