@@ -116,6 +116,18 @@ class StateUnwritable(Sm120kitError):
     exit_code = 44
 
 
+class NoGpu(Sm120kitError):
+    """Something must run on a GPU and CUDA programs see none."""
+
+    exit_code = 45
+
+
+class WrongGpu(Sm120kitError):
+    """The GPU at hand cannot do what is asked."""
+
+    exit_code = 46
+
+
 class CommandFailed(Sm120kitError):
     """A foreign program failed; its log is named."""
 
@@ -138,6 +150,54 @@ class BadArtifact(Sm120kitError):
     """A file handed to ``inspect`` is not a wheel, ELF, fatbin or cubin, or is damaged."""
 
     exit_code = 53
+
+
+class ControlMissed(Sm120kitError):
+    """A fault that was planted on purpose was not found: the verification proves nothing."""
+
+    exit_code = 54
+
+
+class DaemonUnreachable(Sm120kitError):
+    """No container daemon answers, or it went away at work."""
+
+    exit_code = 60
+
+
+class NoSuchImage(Sm120kitError):
+    """An image that is neither here nor in its registry, or a base that is not named by digest."""
+
+    exit_code = 61
+
+
+class ImageBuildFailed(Sm120kitError):
+    """A step of a Dockerfile failed."""
+
+    exit_code = 62
+
+
+class NotVerified(Sm120kitError):
+    """An image that did not pass its checks, or is not the one that did."""
+
+    exit_code = 63
+
+
+class TagTaken(Sm120kitError):
+    """A registry has the tag already. Tags are never moved."""
+
+    exit_code = 64
+
+
+class RegistryFailed(Sm120kitError):
+    """A registry does not answer, or refuses."""
+
+    exit_code = 65
+
+
+class BadIndex(Sm120kitError):
+    """An ``images.json`` that cannot be read, or has no such image."""
+
+    exit_code = 66
 
 
 class HostUnreadable(Sm120kitError):

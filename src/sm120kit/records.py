@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -408,3 +408,185 @@ class Lock:
     rests_on: str = ""
     replaced: tuple[Replaced, ...] = ()
     base_image: str = ""
+
+
+@dataclass(frozen=True)
+class ImageContext:
+    """A ready build context. ``digest`` names everything that goes in, files, arguments and labels, and with it the image.
+
+    ``kind`` is the Dockerfile's name and that of the image's checks; ``reference`` the name and tag that a verified image gets.
+    """
+
+    directory: Path
+    digest: str
+    kind: str
+    base: str
+    reference: str
+    arguments: dict[str, str]
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as a daemon has it.
+
+    ``id`` is the daemon's own and differs between kinds of daemons; ``content`` is the sha256 of the layers, unpacked, and of
+    the settings with which a container starts, and is the same in every daemon and registry. ``bytes`` is unpacked.
+    """
+
+    id: str
+    content: str
+    platform: str
+    layers: tuple[str, ...]
+    labels: dict[str, str]
+    user: str
+    bytes: int
+
+
+class Verdict(StrEnum):
+    """What a check of an image came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of an image: ``suite`` and ``name``, and why it failed or was not run."""
+
+    suite: str
+    name: str
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class VerifiedImage:
+    """An image that passed its checks, and what its container said. Only ``verify`` makes one.
+
+    ``suite`` is the sha256 of the checks themselves.
+    """
+
+    image: Image
+    reference: str
+    suite: str
+    checks: tuple[Check, ...]
+    said: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PublishedImage:
+    """Where a verified image can be had: ``repository@digest``. An entry of ``images.json``."""
+
+    repository: str
+    tag: str
+    digest: str
+    recipe: str
+    build_id: str
+    verified: VerifiedImage
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A small instantiation by which a patch is proven, as its ``Probe`` trailer says (patches/README.md).
+
+    ``kind`` is ``collective`` (CUTLASS's own builder), ``launcher`` (the engine's launcher) or ``module`` (what the engine's
+    generator makes of ``module``). A shape of 0x0x0 stands for every tile that the engine generates. ``numbers`` asks for the
+    mainloop to be run on the CPU, ``code`` for nvcc. ``text`` is the probe as it is written.
+    """
+
+    text: str
+    kind: str
+    family: str = ""
+    dtype: str = ""
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    epilogue: str = "none"
+    swap: bool = False
+    module: str = ""
+    numbers: bool = False
+    code: bool = False
+    definitions: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> str:
+        """The tile as people write it."""
+        return f"{self.m}x{self.n}x{self.k}" if self.m else ""
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel's code for one arch. ``name_sha256`` is of its name without hashes of files, ``grid_waits`` and
+    ``grid_launches`` count its griddepcontrol instructions in PTX; the rest as in :class:`Kernel`.
+    """
+
+    name_sha256: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    text_bytes: int
+    text_sha256: str
+    grid_waits: int
+    grid_launches: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a probe is on one tree.
+
+    ``error`` and ``where`` are the compiler's first error, empty when it compiles. ``facts`` hold what the host compiler or the
+    generator says, such as stages; ``types`` C++ types as text. ``numbers`` is None when they were not asked for, and ``code``
+    has only those archs for which it was compiled.
+    """
+
+    error: str = ""
+    where: str = ""
+    facts: dict[str, str | int] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    numbers: Numbers | None = None
+    code: dict[str, tuple[KernelCode, ...]] = field(default_factory=dict)
+
+
+class Effect(StrEnum):
+    """What a patch does to a probe."""
+
+    FIXES_COMPILE_ERROR = "fixes a compile error"
+    REFUSES = "makes it a compile error"
+    OTHER_ERROR = "changes a compile error"
+    FIXES_NUMBERS = "fixes numbers"
+    BREAKS_NUMBERS = "breaks numbers"
+    CHANGES_FACTS = "changes facts"
+    CHANGES_CODE = "changes code"
+    CHANGES_TYPE = "changes a layout type only"
+    NOT_COMPARED = "no effect seen, code not compared"
+    NONE = "no effect"
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A probe without and with a patch."""
+
+    probe: Probe
+    below: Seen
+    above: Seen
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True)
+class PatchProof:
+    """What a patch does to each of its probes.
+
+    ``tree_below`` is the git tree id of the recipe's tree with the series below the patch, ``tree_above`` with the patch too;
+    ``hunks_sha256`` is of its diff.
+    """
+
+    patch: str
+    hunks_sha256: str
+    recipe: str
+    tree_below: str
+    tree_above: str
+    host_compiler: str
+    nvcc: str
+    results: tuple[Proven, ...]

@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 7,
+    "cli": 8,
+    "delivery": 7,
     "pipeline": 6,
     **dict.fromkeys(
         [
@@ -30,12 +31,12 @@ LAYERS = {
         ],
         5,
     ),
-    **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "memory", "toolchain"], 4),
+    **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "daemon", "memory", "toolchain"], 4),
     "workspace": 3,
     **dict.fromkeys(["process", "console"], 2),
     **dict.fromkeys(["records", "errors"], 1),
 }
-ONE_DOOR = {"subprocess": "process", "rich": "console"}
+ONE_DOOR = {"subprocess": "process", "rich": "console", "docker": "daemon"}
 
 
 def room_of(path: Path) -> str:

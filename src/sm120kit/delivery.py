@@ -1,0 +1,169 @@
+"""From wheels to an image that others can pull: context, image, verification, publishing; the stages after ``pipeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit import image as images
+from sm120kit import pipeline, recipe, registry, sources
+from sm120kit.daemon import Daemon
+from sm120kit.errors import BadRecipe, NotVerified
+from sm120kit.records import Arch, Closure, Image, ImageContext, PublishedImage, VerifiedImage
+from sm120kit.verify import image as checks
+from sm120kit.workspace import Workspace, digest_of, read_record, write_record
+
+LEFT_OUT = {
+    "nvidia-cutlass-dsl": "its kernels are compiled at run time; an image of compiled modules has no use for it",
+    "nvidia-cudnn-frontend": "drives cuDNN, which the image does not bring",
+}
+"""What FlashInfer requires and an image of kind ``flashinfer`` may do without."""
+
+FLASHINFER = "flashinfer-python"
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """How far an image came. ``image`` is None when only the context was asked for."""
+
+    context: ImageContext
+    image: Image | None = None
+    ran: bool = False
+
+
+def read_closure(path: Path) -> Closure:
+    """A closure from a file, as it stands in a lock.
+
+    Raises:
+        BadRecipe: it is not one, or its wheels were edited.
+    """
+    from pydantic import ValidationError
+
+    try:
+        closure = read_record(Closure, path)
+    except (OSError, ValidationError) as error:
+        raise BadRecipe(f"{path} is not a closure of locked wheels: {error}", "a lock's `closures` shows the form") from error
+    if closure.sha256 != digest_of(closure.wheels):
+        raise BadRecipe(f"{path}: its wheels are not those of its sha256: they were edited", "resolve it again")
+    return closure
+
+
+def image(
+    name: str,
+    options: pipeline.Options,
+    base: str,
+    closure: Closure,
+    *,
+    archs: Sequence[Arch] = (),
+    group: str | None = None,
+    network: str = "none",
+    context_only: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    watch: Callable[..., None] = lambda progress: None,
+) -> Delivered:
+    """Build a FlashInfer recipe's wheel and an image of it with the wheels of ``closure`` on ``base``.
+
+    The daemon is asked only when the context is ready, so that everything else is done where there is none.
+
+    Raises:
+        NoSuchImage: the base is not named by digest, or cannot be had.
+        DaemonUnreachable: no daemon answers; wheel and context are kept.
+        ImageBuildFailed: a step failed.
+    """
+    images.require_pinned(base)
+    built = pipeline.build(name, options, archs=archs, group=group, tell=tell, watch=watch)
+    assert built.plan is not None and built.tree is not None and built.artifacts is not None and built.directory is not None
+    wheels = (*closure.wheels, images.INSTALLER)
+    *locked, installer = sources.wheelhouse(wheels, options.workspace, mirror=options.mirror, offline=options.offline)
+    labels = {"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python}
+    context = images.make_context(
+        "flashinfer",
+        base,
+        built.plan,
+        built.tree,
+        [built.directory / built.artifacts.wheel.path],
+        list(zip(closure.wheels, locked, strict=True)),
+        installer,
+        labels,
+        options.workspace,
+    )
+    if context_only:
+        return Delivered(context)
+    made, ran = images.build(context, Daemon(), options.workspace, network=network, tell=tell)
+    return Delivered(context, made, ran)
+
+
+def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = lambda line: None) -> checks.Report:
+    """Run the checks of an image, built here or pulled. What it must be follows from its labels and its recipe."""
+    daemon = Daemon()
+    found = daemon.inspect(reference)
+    if found is None:
+        raise NotVerified(f"there is no image {reference}", "sm120kit build --to image makes it, sm120kit pull fetches it")
+    return checks.verify(found, _reference(found), expected(found), daemon, workspace, tell)
+
+
+def expected(found: Image) -> checks.Expected:
+    """What an image must be, from what it claims and from the recipe that it names.
+
+    Raises:
+        NotVerified: it is not an image of ours.
+        UnknownName: its recipe is not known here.
+    """
+    said = {key.removeprefix(images.LABEL): value for key, value in found.labels.items() if key.startswith(images.LABEL)}
+    wanted = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "context")
+    missing = [key for key in wanted if key not in said]
+    if missing:
+        raise NotVerified(
+            f"the image {found.id} is not one of ours: it has no label {images.LABEL}{missing[0]}",
+            "only images that `sm120kit build --to image` made can be verified",
+        )
+    item = recipe.load(said["recipe"])
+    modules = tuple(filter(None, said["modules"].split(",")))
+    version = f"{item.version}+sm120kit.{said['plan'][:12]}"
+    wheels = dict(wheel.split("==", 1) for wheel in said["wheels"].split(",") if wheel)
+    return checks.Expected(
+        kind=said["kind"],
+        recipe=item.name,
+        version=version,
+        commit=said["commit"],
+        tree=said["tree"],
+        plan=said["plan"],
+        archs=tuple(said["archs"].split(",")),
+        modules=modules,
+        patches=tuple(filter(None, said["patches"].split(","))),
+        distributions={**wheels, FLASHINFER: version},
+        generators=tuple(item.modules[module].generator for module in modules if module in item.modules),
+        kernels={module: item.modules[module].expect_kernels for module in modules if module in item.modules},
+        left_out=tuple(sorted({*LEFT_OUT} - {*wheels})) if said["kind"] == "flashinfer" else (),
+    )
+
+
+def publish(
+    reference: str, repository: str, index: Path, workspace: Workspace, tell: Callable[[str], None] = lambda line: None
+) -> PublishedImage:
+    """Publish an image that passed its checks. See :func:`sm120kit.registry.publish`."""
+    daemon = Daemon()
+    return registry.publish(checks.verified(reference, daemon, workspace), repository, index, daemon, tell)
+
+
+def pull(
+    name: str, index: Path, platform: str, workspace: Workspace, tell: Callable[[str], None] = lambda line: None
+) -> VerifiedImage:
+    """Pull an image that an index lists. See :func:`sm120kit.registry.pull`."""
+    daemon = Daemon()
+    pulled = registry.pull(registry.find(name, index, platform), daemon, tell)
+    write_record(checks.record_path(workspace, pulled.image), pulled)
+    return pulled
+
+
+def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[PublishedImage, ...]]:
+    """All entries of an index, and those whose digest their registry does not have."""
+    listed = registry.read_index(index).images
+    return listed, registry.unresolved(listed, Daemon())
+
+
+def _reference(found: Image) -> str:
+    version = found.labels["org.opencontainers.image.version"].partition("+")[0]
+    kind, context = found.labels["sm120kit.kind"], found.labels["sm120kit.context"]
+    return f"sm120kit/{kind}:{version}-sm120kit.{context[:12]}"

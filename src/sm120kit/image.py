@@ -1,0 +1,189 @@
+"""``(Artifacts, wheels) -> ImageContext -> Image``: what goes into an image, laid out by hash, and the build of it.
+
+A context holds every byte that is installed, so a build needs no network, and no package host, index setting or credential can
+stay behind in a layer or its history. Its digest names the image.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
+
+from sm120kit.daemon import Daemon
+from sm120kit.errors import HashMismatch, ImageBuildFailed, NoSuchImage, UnknownName
+from sm120kit.records import Arch, BuildPlan, Image, ImageContext, LockedWheel, PatchedTree
+from sm120kit.workspace import (
+    Workspace,
+    data_root,
+    digest_of,
+    disk_errors,
+    file_sha256,
+    publish_directory,
+    read_record,
+    require_disk,
+    write_record,
+)
+
+INSTALLER = LockedWheel(
+    "pip", "26.3", "pip-26.3-py3-none-any.whl", "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
+)
+"""What installs the wheels: pinned, so that the same wheels give the same files; not in the image."""
+
+LABEL = "sm120kit."
+"""How our labels begin."""
+
+_EPOCH = 315532800
+"""1980-01-01, the first moment a wheel's member can have: files do not depend on when they are installed."""
+
+
+def make_context(
+    kind: str,
+    base: str,
+    plan: BuildPlan,
+    tree: PatchedTree,
+    ours: Sequence[Path],
+    locked: Sequence[tuple[LockedWheel, Path]],
+    installer: Path,
+    labels: Mapping[str, str],
+    workspace: Workspace,
+) -> ImageContext:
+    """Lay out everything that an image is made of in ``<state>/images/<digest>/context``; what is there already stays.
+
+    ``kind`` names the Dockerfile, ``ours`` are the wheels built here, ``locked`` those of others, each a file that has the
+    locked hash. ``labels`` are added to those that follow from the plan and the patched tree.
+
+    Raises:
+        NoSuchImage: ``base`` is not named by digest or id.
+        UnknownName: there is no Dockerfile of that kind.
+        HashMismatch: a wheel is not what is locked.
+        NotEnoughDisk, StateUnwritable: it cannot be stored.
+    """
+    require_pinned(base)
+    dockerfile = data_root() / "dockerfiles" / f"{kind}.Dockerfile"
+    if not dockerfile.is_file():
+        known = sorted(path.stem for path in dockerfile.parent.glob("*.Dockerfile"))
+        raise UnknownName(f"there is no Dockerfile for {kind!r}", f"in {dockerfile.parent}: {', '.join(known)}")
+    for wheel, path in [*locked, (INSTALLER, installer)]:
+        if file_sha256(path) != wheel.sha256:
+            raise HashMismatch(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", _EPOCH))
+    mine = {path.name: file_sha256(path) for path in ours}
+    version = f"{plan.version}+sm120kit.{plan.digest[:12]}"
+    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch), "ARCH_LIST": " ".join(map(arch_number, plan.archs))}
+    said = {
+        "org.opencontainers.image.title": f"sm120kit {kind}",
+        "org.opencontainers.image.description": f"{plan.recipe} for NVIDIA SM12x, patched and compiled ahead",
+        "org.opencontainers.image.version": version,
+        "org.opencontainers.image.revision": plan.commit,
+        "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "org.opencontainers.image.base.digest": f"sha256:{base.rpartition('sha256:')[2]}",
+        f"{LABEL}kind": kind,
+        f"{LABEL}recipe": plan.recipe,
+        f"{LABEL}plan": plan.digest,
+        f"{LABEL}commit": plan.commit,
+        f"{LABEL}tree": plan.tree,
+        f"{LABEL}archs": ",".join(plan.archs),
+        f"{LABEL}modules": ",".join(module.name for module in plan.modules if module.packed),
+        f"{LABEL}patches": ",".join(f"{patch.project}/{patch.slug}@{patch.sha256[:12]}" for patch in tree.patches),
+        f"{LABEL}wheels": ",".join(f"{wheel.name}=={wheel.version}" for wheel, _ in locked),
+        **labels,
+    }
+    if "@" in base:
+        said["org.opencontainers.image.base.name"] = base.partition("@")[0]
+    digest = digest_of([file_sha256(dockerfile), arguments, said, mine, [wheel for wheel, _ in locked], INSTALLER])
+    said[f"{LABEL}context"] = digest
+    target = workspace.root / "images" / digest
+    context = ImageContext(
+        directory=target / "context",
+        digest=digest,
+        kind=kind,
+        base=base,
+        reference=f"sm120kit/{kind}:{plan.version}-sm120kit.{digest[:12]}",
+        arguments=arguments,
+        labels=said,
+    )
+    with workspace.locked(f"image-{digest}"):
+        if not (target / "context.json").is_file():
+            total = sum(path.stat().st_size for path in [*ours, *(path for _, path in locked)])
+            require_disk(target, total, "the build context")
+            with publish_directory(target) as beside:
+                place = beside / "context"
+                place.mkdir()
+                shutil.copyfile(dockerfile, place / "Dockerfile")
+                _wheels(place / "tools", [(INSTALLER.name, INSTALLER.version, INSTALLER.sha256, installer)])
+                _wheels(place / "locked", [(wheel.name, wheel.version, wheel.sha256, path) for wheel, path in locked])
+                _wheels(place / "ours", [(*_name_and_version(path), mine[path.name], path) for path in ours])
+                write_record(beside / "context.json", context)
+    return context
+
+
+def require_pinned(base: str) -> None:
+    """A base must be named by what it is, not by a tag that can move.
+
+    Raises:
+        NoSuchImage: it is neither ``name@sha256:<64 digits>`` nor the id of a local image, ``sha256:<64 digits>``.
+    """
+    digest = base.rpartition("sha256:")[2]
+    if not (base.startswith("sha256:") or "@sha256:" in base) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise NoSuchImage(
+            f"the base {base!r} is not named by digest",
+            "name@sha256:<64 digits>, or the id of a local image as `docker image inspect --format {{.Id}} NAME` prints it",
+        )
+
+
+def arch_number(arch: Arch) -> str:
+    """``sm_120f`` as FlashInfer and torch write it: ``12.0f``."""
+    digits = arch.removeprefix("sm_")
+    return f"{digits[:2]}.{digits[2:]}"
+
+
+def build(
+    context: ImageContext, daemon: Daemon, workspace: Workspace, *, network: str, tell: Callable[[str], None]
+) -> tuple[Image, bool]:
+    """Build a context's image, and whether that was needed: one that the daemon still has is not built again.
+
+    The image has no name yet; it gets one when it is verified.
+
+    Raises:
+        NoSuchImage: the base is neither here nor in its registry.
+        ImageBuildFailed: a step failed, or the image does not say what it was made of.
+    """
+    record = workspace.root / "images" / context.digest / "image.json"
+    with workspace.locked(f"image-{context.digest}"):
+        if record.is_file():
+            known = read_record(Image, record)
+            if daemon.inspect(known.id) == known:
+                return known, False
+        if daemon.inspect(context.base) is None:
+            if context.base.startswith("sha256:"):
+                raise NoSuchImage(f"the base {context.base} is not here", "import or pull it, or name one by name@sha256:...")
+            tell(f"pulling the base {context.base}")
+            daemon.pull(context.base, tell)
+        built = daemon.inspect(daemon.build(context.directory, context.arguments, context.labels, network, tell))
+        if built is None or {key: built.labels.get(key) for key in context.labels} != context.labels:
+            raise ImageBuildFailed("the daemon's image does not carry the labels it was given", "look at the daemon's log")
+        with disk_errors(record):
+            write_record(record, built)
+    return built, True
+
+
+def _wheels(place: Path, wheels: Sequence[tuple[str, str, str, Path]]) -> None:
+    """Put wheels into a directory, with a requirements file that names them by hash."""
+    place.mkdir()
+    for *_, path in wheels:
+        try:
+            os.link(path, place / path.name)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(path, place / path.name)
+    lines = sorted(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in wheels)
+    (place / "requirements.txt").write_text("".join(lines))
+
+
+def _name_and_version(wheel: Path) -> tuple[str, str]:
+    name, version, *_ = parse_wheel_filename(wheel.name)
+    return name, str(version)

@@ -1,0 +1,147 @@
+"""What holds for every image: who runs, who owns what, what is installed, and what must not be there."""
+
+import base64
+import hashlib
+import os
+import pwd
+import re
+import stat
+import sys
+from importlib import metadata
+from pathlib import Path
+
+PREFIX = Path(sys.prefix)
+SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
+TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
+SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
+SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
+VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
+
+
+def normal(name):
+    """A distribution's name as locks have it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def check_user(expected):
+    """It runs as a user that is not root, known by name, with a home of its own."""
+    user = pwd.getpwuid(os.getuid())
+    assert user.pw_uid != 0 and os.getgid() != 0, f"runs as uid {user.pw_uid}, gid {os.getgid()}"
+    home = Path(user.pw_dir)
+    assert os.access(home, os.W_OK) and home.stat().st_uid == user.pw_uid, f"{home} is not its own"
+    return {"user": f"{user.pw_name} ({user.pw_uid})"}
+
+
+def check_owners(expected):
+    """What is installed belongs to root, and the user cannot change it."""
+    count = 0
+    for folder, folders, files in os.walk(PREFIX):
+        for name in [*folders, *files]:
+            path = Path(folder, name)
+            said = path.lstat()
+            assert said.st_uid == 0 and said.st_gid == 0, f"{path} belongs to {said.st_uid}:{said.st_gid}"
+            assert stat.S_ISLNK(said.st_mode) or not said.st_mode & 0o7022, f"{path} has mode {said.st_mode:o}"
+            count += 1
+    assert not os.access(PREFIX, os.W_OK), f"{PREFIX} can be written"
+    return {"files": str(count)}
+
+
+def check_versions(expected):
+    """Exactly the distributions that the lock and the build name are installed, in these versions."""
+    found = {normal(d.metadata["Name"]): d.version for d in metadata.distributions(path=[str(SITE)])}
+    wanted = {normal(name): version for name, version in expected["distributions"].items()}
+    differ = [name for name, version in wanted.items() if found.get(name) != version]
+    wrong = [f"{name} {found.get(name, 'absent')}, not {wanted[name]}" for name in differ]
+    wrong += [f"{name} {version} is not in the lock" for name, version in found.items() if name not in wanted]
+    assert not wrong, "; ".join(sorted(wrong))
+    return {"python": sys.version.split()[0], "distributions": str(len(found))}
+
+
+def check_files(expected):
+    """Every installed file is the one that its wheel's RECORD names, by hash, and there is no other."""
+    listed = set()
+    wrong = []
+    for distribution in metadata.distributions(path=[str(SITE)]):
+        for file in distribution.files:
+            path = Path(os.path.normpath(SITE / file))
+            listed.add(path)
+            if file.hash is None:
+                continue
+            try:
+                found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
+            except OSError as error:
+                wrong.append(f"{path}: {error.strerror}")
+                continue
+            if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+                wrong.append(f"{path} is not the file of {distribution.metadata['Name']} {distribution.version}")
+    for folder, folders, files in os.walk(PREFIX):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            path = Path(folder, name)
+            if path not in listed and not VENV_FILES.match(str(path.relative_to(PREFIX))):
+                wrong.append(f"{path} belongs to no wheel")
+    assert not wrong, f"{len(wrong)}: " + "; ".join(wrong[:5])
+    return {"checked files": str(len(listed))}
+
+
+def check_bytecode(expected):
+    """Compiled modules are those of their sources: Python does not look again, so somebody has to."""
+    import importlib.util
+
+    count, wrong = 0, []
+    for path in SITE.rglob("__pycache__/*.pyc"):
+        source = Path(importlib.util.source_from_cache(str(path)))
+        head = path.read_bytes()[:16]
+        if not source.is_file() or head[8:16] != importlib.util.source_hash(source.read_bytes()):
+            wrong.append(str(path))
+        count += 1
+    assert not wrong, f"{len(wrong)} are not those of their source: " + "; ".join(wrong[:5])
+    return {"bytecode files": str(count)}
+
+
+def check_requirements(expected):
+    """Every requirement of every distribution is met, those apart that the image leaves out on purpose."""
+    from packaging.requirements import Requirement
+
+    wrong = []
+    left_out = {normal(name) for name in expected["left_out"]}
+    for distribution in metadata.distributions(path=[str(SITE)]):
+        for text in distribution.requires or ():
+            need = Requirement(text)
+            if normal(need.name) in left_out or (need.marker and not need.marker.evaluate({"extra": ""})):
+                continue
+            try:
+                version = metadata.version(need.name)
+            except metadata.PackageNotFoundError:
+                wrong.append(f"{distribution.metadata['Name']} needs {need}, which is absent")
+                continue
+            if not need.specifier.contains(version, prereleases=True):
+                wrong.append(f"{distribution.metadata['Name']} needs {need}, here {version}")
+    assert not wrong, "; ".join(sorted(wrong))
+    return {"left out": ", ".join(sorted(left_out)) or "nothing"}
+
+
+def check_no_toolchain(expected):
+    """No compiler stayed behind."""
+    places = [*os.environ["PATH"].split(":"), "/usr/local/cuda/bin", *map(str, SITE.glob("nvidia/*/bin"))]
+    found = [str(Path(place, tool)) for place in places for tool in TOOLS if Path(place, tool).exists()]
+    assert not found, ", ".join(found)
+    left = [path for path in ("/usr/local/cuda", "/context", "/overlay") if Path(path).exists()]
+    assert not left, ", ".join(left)
+
+
+def check_no_secrets(expected):
+    """No index setting, credential or proxy, in the environment or in files where programs look for them."""
+    names = [name for name in os.environ if SECRET.search(name)]
+    assert not names, f"environment: {', '.join(names)}"
+    places = [Path("/etc"), Path("/root"), Path.home(), PREFIX]
+    found = [str(place / name) for place in places for name in SETTINGS if os.path.lexists(place / name)]
+    found += [
+        str(home / name)
+        for home in (Path.home(), Path("/root"))
+        for name in (".docker", ".ssh", ".config", ".cache")
+        if os.access(home, os.X_OK) and os.path.lexists(home / name)
+    ]
+    assert not found, ", ".join(found)
+    pointing = [str(path) for path in SITE.glob("*.dist-info/direct_url.json")]
+    assert not pointing, f"these say where a wheel came from: {', '.join(pointing)}"
