@@ -159,20 +159,21 @@ def _resolved(
     item: recipe.Recipe | recipe.EngineRecipe, platform: str, held: Lock | None, options: Options, *, upgrade: bool
 ) -> Closure:
     assert item.environment is not None
-    engine = isinstance(item, recipe.EngineRecipe)
+    kernels = _kernels_of(item)
     before = [one.wheels for one in held.closures if one.platform == platform] if held and not upgrade else []
     wheels = sources.resolve(
-        locks.wanted(item, _kernels_of(item)),
+        locks.wanted(item, kernels),
         item.environment.python,
         platform,
         options.workspace,
         overrides={name: table.version for name, table in item.environment.overrides.items()},
-        never=[(bad.distribution, bad.version) for bad in item.known_bad] if isinstance(item, recipe.EngineRecipe) else [],
+        constraints=locks.constraints(item, kernels),
+        as_of=item.environment.as_of,
         prefer=before[0] if before else (),
         mirror=options.mirror,
         offline=options.offline,
     )
-    return locks.closure(platform, item.environment.python, wheels, replaced=engine)
+    return locks.closure(platform, item.environment.python, wheels, replaced=item is not kernels)
 
 
 def _lock_of(
