@@ -343,6 +343,11 @@ class LockedWheel:
     filename: str
     sha256: str
 
+    @property
+    def distribution(self) -> str:
+        """The name again, as pins of sources call it."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class Closure:
