@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from sm120kit import build as builder
 from sm120kit import console, emulate, patches, plan, recipe, sources, toolchain
 from sm120kit import lock as locks
 from sm120kit import tiles as tile_facts
+from sm120kit import verify as verifier
 from sm120kit.errors import CompileFailed, LockDiffers
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
@@ -192,16 +194,18 @@ def tiles(name: str, options: Options, *, patched: bool, emulated: bool = False)
     """
     item = recipe.load(name)
     tools = toolchain.find(headers=item.headers)
-    if patched:
-        tree = patched_tree(item, options)
-    else:
-        checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
-        tree = PatchedTree(checkout, item.inside, checkout.commit, checkout.tree, ())
+    tree = patched_tree(item, options) if patched else _unpatched_tree(item, options)
     facts = _tiles(item, tree, tools, options.workspace)
     (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
     headers = _exported(tree, options.workspace) / cutlass.path / "include"
     emulator = emulate.Emulator(headers, tools, options.workspace.cache)
     return with_numbers(facts, emulator, f"{item.name}, {'patched' if patched else 'unpatched'}", emulated)
+
+
+def _unpatched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
+    """A recipe's source without the series."""
+    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
+    return PatchedTree(checkout, item.inside, checkout.commit, checkout.tree, ())
 
 
 def _tiles(item: recipe.Recipe, tree: PatchedTree, tools: Toolchain, workspace: Workspace) -> tuple[TileFacts, ...]:
@@ -258,6 +262,71 @@ def _numbers(result: Emulation | CompileFailed | None) -> Numbers:
     first = next((f"{finding.kind}: {finding.first[0]}" for finding in result.findings), "")
     differ = f"{result.mismatches:,} of {result.outputs:,} outputs differ"
     return Numbers(Proof.WRONG, result.signature or first or differ, result.outputs, result.mismatches)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify kernels`` runs: all that there is, or a part, which no receipt can stand on."""
+
+    device: verifier.Device
+    only: str = ""
+    quick: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole matrix."""
+        return not (self.only or self.quick)
+
+
+def verify_kernels(
+    name: str, options: Options, asked: Verification, *, tell: Callable[[str], None] = lambda message: None
+) -> tuple[verifier.Report, dict[str, Any], str]:
+    """Run a recipe's kernels on the GPU at hand: what was found, its record, and the file name for it."""
+    item = recipe.load(name)
+    gpu = verifier.require(verifier.probe(), asked.device)
+    compiler, tree, matrix, planted = _programs(item, options, asked, verifier.arch(asked.device, gpu))
+    tell(f"{gpu.name}: {len(matrix.run)} kernels of {item.name}, {len(planted)} planted faults with programs of their own")
+    report = verifier.verify(matrix, planted, tree, compiler, asked.device, quick=asked.quick, tell=tell)
+    kept = verifier.record(
+        report,
+        engine=item.name,
+        tree=tree.tree,
+        device=asked.device,
+        gpu=gpu,
+        compiler=compiler,
+        only=asked.only,
+        quick=asked.quick,
+    )
+    return report, kept, verifier.name(item.name, gpu)
+
+
+def compile_verification(
+    name: str, options: Options, asked: Verification, *, tell: Callable[[str], None] = lambda message: None
+) -> list[tuple[str, CompileFailed | None]]:
+    """Compile what ``verify_kernels`` would run, where there is no GPU."""
+    item = recipe.load(name)
+    compiler, tree, matrix, planted = _programs(item, options, asked, verifier.arch(asked.device, None))
+    return verifier.compile_only(matrix, planted, tree, compiler, tell)
+
+
+def _programs(
+    item: recipe.Recipe, options: Options, asked: Verification, arch: str
+) -> tuple[verifier.Compiler, verifier.Tree, verifier.Matrix, list[verifier.Control]]:
+    """The compiler, the patched tree, what to run of it, and the faults to plant."""
+    workspace = options.workspace
+    tools = toolchain.find([Arch(arch)] if asked.device is verifier.Device.NATIVE else [Arch.SM_120A])
+    patched = patched_tree(item, options)
+    (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
+    tree, stock = (
+        verifier.Tree(_exported(one, workspace), one.tree, cutlass.path) for one in (patched, _unpatched_tree(item, options))
+    )
+    matrix = verifier.matrix(_tiles(item, patched, tools, workspace), pattern=asked.only, quick=asked.quick)
+    planted = [verifier.stock_control(stock)]
+    if asked.whole:
+        planted += verifier.mutants(tree, workspace.cache / "verify" / "mutants", asked.device)
+    emulated = asked.device is verifier.Device.EMULATE
+    compiler = verifier.Compiler(arch, emulated, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes)
+    return compiler, tree, matrix, planted
 
 
 def build(

@@ -1,0 +1,36 @@
+"""Ask the finished thing to do its job: the kernels of a patched tree on a GPU, bit for bit against integers.
+
+``verify`` compiles the SM120 collectives unchanged, for an SM12x GPU, or for a Hopper GPU with what it lacks in
+software, and runs every tile with hostile data, shapes and timing. It plants faults, which have to be found.
+"""
+
+from sm120kit.verify.controls import Control, mutants, stock_control
+from sm120kit.verify.gpu import Device, Gpu, arch, probe, require
+from sm120kit.verify.kernels import Report, compile_only, verify
+from sm120kit.verify.matrix import Matrix, matrix
+from sm120kit.verify.programs import Compiler, Tree, sources_digest
+from sm120kit.verify.receipt import name, record, stale
+from sm120kit.verify.running import Verdict
+
+__all__ = [
+    "Compiler",
+    "Control",
+    "Device",
+    "Gpu",
+    "Matrix",
+    "Report",
+    "Tree",
+    "Verdict",
+    "arch",
+    "compile_only",
+    "matrix",
+    "mutants",
+    "name",
+    "probe",
+    "record",
+    "require",
+    "sources_digest",
+    "stale",
+    "stock_control",
+    "verify",
+]

@@ -1,0 +1,3 @@
+// See cublasLt.h.
+#pragma once
+#include "cublasLt.h"

@@ -1,0 +1,283 @@
+"""Run every kernel of a matrix on the GPU and compare with integers, then plant faults and see that each is found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm120kit import process
+from sm120kit.errors import CompileFailed, ExpectationFailed
+from sm120kit.records import LeftOut
+from sm120kit.verify.controls import Control
+from sm120kit.verify.gpu import Device
+from sm120kit.verify.matrix import Configuration, Matrix
+from sm120kit.verify.programs import TOO_BIG, Compiler, Program, Tree
+from sm120kit.verify.running import Arguments, Run, Verdict, run, worst
+
+INSTRUCTIONS = Program("instructions", "instructions.cu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of one configuration. Errors are the largest of its runs, see :class:`running.Run`.
+
+    ``excused``: it is known why this kernel cannot run on SM120, and no build contains it. ``runs`` counts by set.
+    """
+
+    name: str
+    verdict: Verdict
+    why: str = ""
+    generated: bool = False
+    excused: bool = False
+    runs: dict[str, int] = field(default_factory=dict)
+    outputs: int = 0
+    max_relative_error: float = 0.0
+    error_bound: float = 0.0
+    error_over_bound: float = 0.0
+    stages: int = 0
+    smem_bytes: int = 0
+    milliseconds: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A planted fault: on which kernels it was planted, and how each showed it."""
+
+    name: str
+    kind: str
+    what: str
+    seen: dict[str, Verdict]
+    missed: tuple[str, ...]
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The block-scaled mma in software, or natively the hardware's, against an independent model."""
+
+    instruction: str
+    compared: str
+    verdict: Verdict
+    values: int
+    max_error_over_magnitude: float | None
+
+
+@dataclass
+class Report:
+    """Everything that a verification found."""
+
+    rows: list[Row] = field(default_factory=list)
+    faults: list[Caught] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    left_out: tuple[LeftOut, ...] = ()
+    compile_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def missed(self) -> list[str]:
+        """Planted faults that were not found, with the kernels on which they were not."""
+        return [f"{one.name} ({', '.join(one.missed)})" for one in self.faults if one.missed]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every kernel that can run is right. Says nothing when a fault was missed."""
+        judged = [one.verdict for one in self.rows if not one.excused]
+        return bool(judged) and {*judged, *(one.verdict for one in self.instructions)} == {Verdict.PASS}
+
+
+def plan(one: Configuration, device: Device, *, quick: bool) -> list[Arguments]:
+    """The runs of a configuration, one process each.
+
+    CLC workers and jitter are made by the emulation. Stream-K has a scheduler of its own, which hands out no tiles.
+    """
+    emulated = device is Device.EMULATE
+    workers = (0,) if one.streamk or not (emulated or one.tile.family == "grouped") else (0, 5)
+    if quick:
+        return [Arguments(("std", "inexact"), workers)]
+    jitters = (0, 4095) if emulated else (0,)
+    found = [Arguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), Arguments(("big", "nan"))]
+    if emulated:
+        found.append(Arguments(("std",), (workers[-1],), (131_071,), (3,)))
+    return found
+
+
+def verify(
+    matrix: Matrix,
+    planted: Sequence[Control],
+    tree: Tree,
+    compiler: Compiler,
+    device: Device,
+    *,
+    quick: bool,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Report:
+    """Compile and run it all; a program runs as soon as it is compiled, one at a time on the GPU."""
+    started = time.monotonic()
+    report = Report(left_out=matrix.left_out)
+    for verdict, lefts in ((Verdict.TOO_BIG, matrix.too_big), (Verdict.DOES_NOT_COMPILE, matrix.does_not_compile)):
+        report.rows += [Row(left.what, verdict, left.reason, excused=True) for left in lefts]
+    configurations = {_program(one, tree): one for one in matrix.run}
+    faults = {one.program: one for one in planted}
+    seen: dict[str, list[Caught]] = {}
+    programs = [*configurations, *faults, INSTRUCTIONS]
+    with compiler.compile_all(programs) as compiled:
+        for number, (program, built) in enumerate(compiled, start=1):
+            if program is INSTRUCTIONS:
+                report.instructions += _instructions(built)
+                said = f"{len(report.instructions)} instructions"
+            elif program in faults:
+                report.faults.append(_control(faults[program], built))
+                said = _words(report.faults[-1])
+            else:
+                row, caught = _row(configurations[program], built, device, quick)
+                report.rows.append(row)
+                for one in caught:
+                    seen.setdefault(one.name, []).append(one)
+                said = f"{row.verdict}{': ' + row.why if row.why else ''}"
+            tell(f"[{number}/{len(programs)}] {program.name}: {said}")
+    report.rows.sort(key=lambda row: row.name)
+    report.faults += [_merged(same) for same in seen.values()]
+    report.faults.sort(key=lambda one: (one.kind, one.name))
+    report.compile_seconds = round(sum(event.seconds for event in compiler.compiled.events), 1)
+    report.seconds = round(time.monotonic() - started, 1)
+    return report
+
+
+def compile_only(
+    matrix: Matrix, planted: Sequence[Control], tree: Tree, compiler: Compiler, tell: Callable[[str], None]
+) -> list[tuple[str, CompileFailed | None]]:
+    """Compile all that a verification would run: every program with its error, if it has one."""
+    programs = [*(_program(one, tree) for one in matrix.run), *(one.program for one in planted), INSTRUCTIONS]
+    found: list[tuple[str, CompileFailed | None]] = []
+    with compiler.compile_all(programs) as compiled:
+        for program, built in compiled:
+            found.append((program.name, built if isinstance(built, CompileFailed) else None))
+            tell(f"[{len(found)}/{len(programs)}] {program.name}: {'does not compile' if found[-1][1] else 'compiled'}")
+    return sorted(found, key=lambda one: one[0])
+
+
+def _program(one: Configuration, tree: Tree) -> Program:
+    return Program(one.name, "gemm.cu", one.definitions(), tree)
+
+
+def _row(one: Configuration, built: Path | CompileFailed, device: Device, quick: bool) -> tuple[Row, list[Caught]]:
+    """A configuration's runs, and the planted faults of its program."""
+    if isinstance(built, CompileFailed):
+        too_big = TOO_BIG in built.message
+        verdict = Verdict.TOO_BIG if too_big else Verdict.DOES_NOT_COMPILE
+        return Row(one.name, verdict, built.message, one.generated, excused=too_big and not one.generated), []
+    started = time.monotonic()
+    runs = [each for arguments in plan(one, device, quick=quick) for each in run(built, arguments)]
+    verdict = worst([each.verdict for each in runs])
+    bad = next((each for each in runs if each.verdict is verdict and verdict is not Verdict.PASS), None)
+    why = _why(bad) if bad else ""
+    last = runs[-1]
+    if not bad and one.stages and (last.stages, last.smem_bytes) != (one.stages, one.smem_bytes):
+        verdict = Verdict.WRONG
+        why = (
+            f"not the engine's kernel: {last.stages} stages and {last.smem_bytes:,} B, "
+            f"the tile table says {one.stages} and {one.smem_bytes:,} B"
+        )
+    caught = _faults(one, built)
+    row = Row(
+        one.name,
+        verdict,
+        why,
+        one.generated,
+        False,
+        dict(Counter(each.set for each in runs)),
+        sum(each.outputs for each in runs),
+        max(each.max_relative_error for each in runs),
+        max(each.error_bound for each in runs),
+        max(each.error_over_bound for each in runs),
+        last.stages,
+        last.smem_bytes,
+        round(sum(each.milliseconds for each in runs), 3),
+        round(time.monotonic() - started, 1),
+    )
+    return row, caught
+
+
+def _why(bad: Run) -> str:
+    """The first bad run, in words."""
+    where = f"set {bad.set}, seed {bad.seed}, CLC {bad.clc}, jitter {bad.jitter_ns} ns"
+    differ = f"{bad.mismatches:,} of {bad.outputs:,} outputs differ" if bad.mismatches else ""
+    return "; ".join(filter(None, (bad.signature, differ, bad.detail, where)))
+
+
+def _faults(one: Configuration, built: Path) -> list[Caught]:
+    """The faults that a program plants in its arguments, each in turn."""
+    done = process.run([built, "--list"], check=False)
+    try:
+        known = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ExpectationFailed(
+            f"{built} --list says {done.stdout[:200]!r}", "the program is not one of verify kernels"
+        ) from error
+    left, runs = list(known), []
+    while left:
+        runs += run(built, Arguments(("std",), faults=tuple(left)))
+        left = list(known)[len(runs) :]
+    return [
+        _caught(each.fault, known[each.fault]["class"], known[each.fault]["what"], one.name, [each], each.signature)
+        for each in runs
+    ]
+
+
+def _control(control: Control, built: Path | CompileFailed) -> Caught:
+    """A program with a fault of its own."""
+    name = control.program.name
+    if isinstance(built, CompileFailed):
+        raise ExpectationFailed(f"the planted fault {control.name} does not compile: {built.message}", built.hint)
+    runs = run(built, control.arguments)
+    signature = next((each.signature for each in runs if each.signature), "")
+    caught = _caught(control.name, control.kind, control.what, name, runs, signature)
+    if control.signature and signature != control.signature:
+        return Caught(control.name, control.kind, control.what, caught.seen, (name,), signature)
+    return caught
+
+
+def _caught(name: str, kind: str, what: str, on: str, runs: Sequence[Run], signature: str) -> Caught:
+    verdict = worst([each.verdict for each in runs])
+    return Caught(name, kind, what, {on: verdict}, (on,) if verdict is Verdict.PASS else (), signature)
+
+
+def _merged(same: Sequence[Caught]) -> Caught:
+    """One fault on several kernels."""
+    seen = {on: verdict for one in same for on, verdict in sorted(one.seen.items())}
+    return Caught(same[0].name, same[0].kind, same[0].what, seen, tuple(on for one in same for on in one.missed))
+
+
+def _words(one: Caught) -> str:
+    verdicts = ", ".join(one.seen.values())
+    return f"{'NOT FOUND' if one.missed else 'found'} ({verdicts}{': ' + one.signature if one.signature else ''})"
+
+
+def _instructions(built: Path | CompileFailed) -> list[Instruction]:
+    """What the instruction probe says."""
+    if isinstance(built, CompileFailed):
+        raise ExpectationFailed(f"the instruction probe does not compile: {built.message}", built.hint)
+    done = process.run([built], check=False)
+    found = []
+    for line in filter(None, done.stdout.splitlines()):
+        try:
+            said = json.loads(line)
+            verdict = Verdict(said["verdict"].upper())
+            found.append(
+                Instruction(
+                    said["instruction"], said["compared"], verdict, int(said["values"]), said["max_error_over_magnitude"]
+                )
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ExpectationFailed(f"the instruction probe says {line[:200]!r}", f"command: {built}") from error
+    if not found or (done.returncode == 0) != all(one.verdict is Verdict.PASS for one in found):
+        raise ExpectationFailed(
+            f"the instruction probe ended with exit code {done.returncode} after {len(found)} results",
+            f"command: {built}; it said: {done.stderr.strip()[-300:]}",
+        )
+    return found
