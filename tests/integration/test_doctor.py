@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.doctor import measure
+from sm120kit.errors import CannotMeasure
 from sm120kit.host import probe, source
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +62,52 @@ def test_a_broken_nvidia_smi(script: str, said: str, tmp_path: Path, monkeypatch
 def test_a_root_that_is_no_host(tmp_path: Path) -> None:
     done = sm120kit("doctor", "--root", tmp_path)
     assert done.returncode == 80 and "hint:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_measuring_program_works_where_there_is_no_gpu() -> None:
+    copied = measure.ask("copies", 2, sys.executable, kind="cpu")
+    assert [line["wrong"] for line in copied.having("pair")] == [0] and not copied.hung + copied.failed
+    reduced = measure.ask("collective", 3, sys.executable, kind="cpu")
+    assert sorted((line["rank"], line["wrong"]) for line in reduced.having("rank")) == [(0, 0), (1, 0), (2, 0)]
+    assert len(reduced.having("bus")) == 1 and not reduced.hung + reduced.failed
+
+
+def test_bytes_that_change_on_the_way_are_seen(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!{sys.executable}
+import runpy, sys, torch
+copy = torch.Tensor.copy_
+def change_one(self, source, non_blocking=False):
+    copy(self, source)
+    self.view(-1)[-1] = source.view(-1)[-1].bitwise_xor(1)
+    return self
+torch.Tensor.copy_ = change_one
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    )
+    python.chmod(0o755)
+    told = measure.ask("copies", 2, str(python), kind="cpu")
+    assert [line["wrong"] for line in told.having("pair")] == [6]  # three sizes, both ways
+
+
+def test_a_step_that_hangs_ends_with_its_name(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh\ntrap '' TERM\necho '{"about": "the first all-reduce of 2 ranks"}'\nsleep 60 & wait\nwait\n"""
+    )
+    python.chmod(0o755)
+    started = time.monotonic()
+    assert measure.ask("collective", 2, str(python), seconds=1).hung == "the first all-reduce of 2 ranks"
+    assert time.monotonic() - started < 30
+
+
+def test_measuring_needs_torch(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -c 'import torch'\n")
+    python.chmod(0o755)
+    with pytest.raises(CannotMeasure, match="No module named 'torch'"):
+        measure.ask("copies", 2, str(python))
+    with pytest.raises(CannotMeasure, match="sees 0 of 64 GPUs"):
+        measure.ask("copies", 64, sys.executable)

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from sm120kit import doctor
 from sm120kit.cli import app
-from sm120kit.doctor import CHECKS, Finding, Impact, Scope, Status
+from sm120kit.doctor import CHECKS, Finding, Impact, Scope, Status, measure
 from sm120kit.doctor.model import check, ok
-from sm120kit.host import Host, probe
+from sm120kit.errors import CannotMeasure
+from sm120kit.host import Host, Link, probe
 
 HERE = Path(__file__).parent / "hosts"
 HOSTS = runpy.run_path(str(HERE / "build.py"))
@@ -122,8 +123,11 @@ def test_command_line(tmp_path: Path) -> None:
     assert said.exit_code == 1
     assert "acs" in said.output and "setpci" not in said.output and "breaks" in said.output
     assert said.output.index("driver (breaks)") < said.output.index("power-limit (slows)") < said.output.index("zfs (minor)")
-    told = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
-    assert told["fit"] is False and len(told["findings"]) == len(CHECKS) and "hunter2" not in said.output + json.dumps(told)
+    record = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
+    assert (
+        record["fit"] is False and len(record["findings"]) == len(CHECKS) and "hunter2" not in said.output + json.dumps(record)
+    )
+    assert CliRunner().invoke(app, ["doctor", "--root", str(root), "--measure"]).exit_code == 2
     good = HOSTS["build"]("node-forced", tmp_path / "good")
     assert CliRunner().invoke(app, ["doctor", "--root", str(good), "--all"]).exit_code == 0
 
@@ -132,3 +136,75 @@ def test_documentation_lists_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line.startswith("| `")]
     assert rows == [(f"`{one.name}`", one.title, one.scope.value, one.source) for one in CHECKS]
+
+
+def told(*lines: dict[str, object], **ended: str) -> measure.Told:
+    return measure.Told(lines, **ended)
+
+
+def copied(one_way: float, both_ways: float, wrong: int = 0) -> dict[str, object]:
+    return {"pair": [0, 1], "one_way": one_way, "both_ways": both_ways, "wrong": wrong}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "impacts"),
+    [
+        ("node-forced", copied(55.6, 111.1), [None, None]),
+        ("node-forced", copied(22.9, 23.5), [None, Impact.SLOWS]),
+        ("node-forced", copied(55.6, 60.0), [None, Impact.SLOWS]),
+        ("node-forced", copied(55.6, 111.1, wrong=3), [Impact.BREAKS, None]),
+        ("pix-pair", copied(52.3, 103.0), [None, None]),
+        ("pix-pair", copied(52.3, 51.0), [None, Impact.SLOWS]),
+        ("vfio-guest", copied(1.0, 1.0), [None, Impact.SLOWS]),
+    ],
+)
+def test_copies_are_judged_by_class(
+    name: str, line: dict[str, object], impacts: list[Impact | None], hosts: dict[str, Host]
+) -> None:
+    found = measure.judge_copies(hosts[name], told(line))
+    assert [one.verdict.impact for one in found] == impacts
+    assert all(one.verdict.fix for one in found if one.verdict.impact)
+
+
+def test_copies_without_a_published_figure_and_writes_that_collapse(hosts: dict[str, Host]) -> None:
+    host = hosts["node-forced"]
+    nvlink = replace(host, pairs=tuple(replace(pair, said="NV18") for pair in host.pairs))
+    _, speed = measure.judge_copies(nvlink, told(copied(400, 800), {"together": 390.0}))
+    assert speed.status is Status.OK and "no published figure" in speed.verdict.fact
+    _, speed = measure.judge_copies(host, told(copied(55, 110), {"together": 2.7}))
+    assert speed.verdict.impact is Impact.SLOWS and "2.7" in speed.verdict.fact
+
+
+def reduced(bus: float, *wrong: int) -> list[dict[str, object]]:
+    return [{"rank": rank, "wrong": count} for rank, count in enumerate(wrong)] + [{"small_us": 20.0, "bus": bus}]
+
+
+def test_collectives_are_judged(hosts: dict[str, Host]) -> None:
+    old = replace(
+        hosts["node-forced"],
+        gpus=tuple(replace(gpu, link=Link(16, 16, 16.0, 16.0, False)) for gpu in hosts["node-forced"].gpus),
+    )
+    for host, lines, impact in (
+        (old, reduced(18.3, 0, 0), None),
+        (old, reduced(5.0, 0, 0), Impact.SLOWS),
+        (old, reduced(18.3, 0, 7), Impact.BREAKS),
+        (old, reduced(18.3, 0), Impact.BREAKS),
+        (hosts["node-forced"], reduced(1.0, 0, 0), None),
+    ):
+        (finding,) = measure.judge_collective(host, 2, told(*lines))
+        assert finding.verdict.impact is impact, finding.verdict
+
+
+def test_what_hangs_or_fails_breaks(hosts: dict[str, Host]) -> None:
+    host = hosts["node-forced"]
+    for ended in ({"hung": "the first all-reduce of 2 ranks"}, {"failed": "NCCL error"}, {}):
+        (finding,) = measure.judge_collective(host, 2, told(**ended))
+        assert finding.verdict.impact is Impact.BREAKS and finding.verdict.fix
+    (finding,) = measure.judge_copies(host, told(copied(1, 1), hung="copies between GPU 0 and GPU 2"))
+    assert "GPU 0 and GPU 2" in finding.verdict.fact
+
+
+@pytest.mark.parametrize("name", ["no-gpu", "x4-link", "gb10"])
+def test_measuring_needs_two_gpus(name: str, hosts: dict[str, Host]) -> None:
+    with pytest.raises(CannotMeasure, match="two GPUs"):
+        measure.measure(hosts[name])

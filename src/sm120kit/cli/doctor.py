@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +21,19 @@ def doctor(
     record: Annotated[
         Path | None, typer.Option("--record", metavar="DIR", help="Also write what was read to a new directory.")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also copy between the GPUs, read back, and run collectives: takes minutes.")
+    ] = False,
+    python: Annotated[
+        str, typer.Option("--python", metavar="PYTHON", help="For --measure: a Python whose torch has CUDA; default: this one.")
+    ] = sys.executable,
     everything: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
     as_json: Json = False,
 ) -> None:
     """Look for what makes SM12x hosts hang, slow or wrong: IOMMU, ACS, BARs, links, P2P, driver, NCCL, containers.
 
-    Nothing is changed and no GPU is used; run it as root to see configuration space. Exit code 0: nothing breaks or slows this
-    host, as far as could be known; 1: something does.
+    Nothing is changed, and only --measure uses a GPU. Run it as root to see ACS and ASPM. Exit code 0: nothing
+    breaks or slows this host, as far as could be known; 1: something does.
     """
     from dataclasses import asdict
 
@@ -34,8 +41,14 @@ def doctor(
     from sm120kit import doctor as judge
     from sm120kit.host import probe
 
+    if measure and root != Path("/"):
+        raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
     host = probe(root, record)
     findings = judge.diagnose(host)
+    if measure:
+        from sm120kit.doctor.measure import measure as put_to_the_test
+
+        findings += put_to_the_test(host, python)
     fit = judge.fit(findings)
     if as_json:
         console.json_data({"fit": fit, "findings": [asdict(finding) for finding in findings], "host": asdict(host)})

@@ -114,7 +114,9 @@ class Source:
             text = REDUCE[kept](done.stdout) if kept in REDUCE else done.stdout
             self._keep(kept, text.encode())
             return text
-        reasons = {124: f"no answer within {COMMAND_SECONDS} s", 127: "no such program", 137: "did not even end when killed"}
+        # 124: its time was up; 137 or -9: it had to be killed as well.
+        late = f"no answer within {COMMAND_SECONDS} s"
+        reasons = {124: late, 137: late, -9: late, 127: "no such program"}
         said = " ".join((done.stdout + done.stderr).split())[:200]
         self.unread[name] = reasons.get(done.returncode, f"exit code {done.returncode}: {said}")
         return None
