@@ -83,6 +83,15 @@ def wanted(item: Recipe | EngineRecipe, kernels: Recipe) -> tuple[str, ...]:
     return (*asked, f"{FLASHINFER}=={kernels.version}") if isinstance(item, EngineRecipe) else asked
 
 
+def constraints(item: Recipe | EngineRecipe, kernels: Recipe) -> tuple[str, ...]:
+    """What must hold of the wheels besides: none is known to be bad, and none is older than what the kernels are built with."""
+    if isinstance(item, Recipe):
+        return ()
+    built_with = kernels.environment.requires if kernels.environment else ()
+    ffi = [line.replace("==", ">=") for line in built_with if line.startswith("apache-tvm-ffi==")]
+    return (*(f"{bad.distribution}!={bad.version}" for bad in item.known_bad), *ffi)
+
+
 def closure(platform: str, python: str, wheels: Sequence[LockedWheel], *, replaced: bool) -> Closure:
     """The wheels that are installed, without the one that is ``replaced`` by ours."""
     kept = tuple(wheel for wheel in wheels if not (replaced and wheel.name == FLASHINFER))

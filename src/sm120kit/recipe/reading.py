@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.errors import BadRecipe
 from sm120kit.recipe.schema import (
+    DAY,
     KINDS,
     PINNED,
     PLATFORM,
@@ -131,6 +132,7 @@ _PATTERN_WORDS = {
     r"^[0-9a-f]{40}$": "is not a commit (40 hexadecimal digits; a branch or tag can move)",
     r"^[\w.]+:[\w.]+$": "is not python.module:function",
     PINNED: "is not pinned: write name==version",
+    DAY: "is not a day: write YYYY-MM-DD",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
 }
 

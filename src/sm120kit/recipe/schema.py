@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from sm120kit.records import Arch, GitPin, Inside, Pin, SdistPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
+DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
 PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -124,11 +125,13 @@ class EnvironmentTable(Strict):
     """The wheels that go with a build: resolved by ``recipe lock`` for each platform and locked by hash.
 
     ``requires`` are exact (``name==version``); what they need in turn is for the resolver to find. A platform is a wheel tag:
-    ``manylinux_2_35_x86_64`` asks for an x86_64 machine with glibc 2.35 or newer.
+    ``manylinux_2_35_x86_64`` asks for an x86_64 machine with glibc 2.35 or newer. With ``as_of``, nothing that was uploaded on
+    that day or later is considered, but for what is named here: so an old engine meets the dependencies of its own time.
     """
 
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
     platforms: Annotated[tuple[Platform, ...], Field(strict=False, min_length=1)]
+    as_of: Annotated[str, StringConstraints(pattern=DAY)] = ""
     requires: Annotated[tuple[PinnedText, ...], Field(strict=False, min_length=1)]
     overrides: dict[Name, OverrideTable] = {}
 
@@ -168,6 +171,7 @@ class Recipe(Strict):
         """What decides the result, without prose and estimates: what a lock holds."""
         prose: dict[str, Any] = {
             "summary": True,
+            "sources": {"__all__": {"git"}},  # a host's name; the commit says it all
             "groups": {"__all__": {"summary"}},
             "modules": {"__all__": {"gib", "seconds"}},
         }

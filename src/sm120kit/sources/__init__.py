@@ -21,9 +21,10 @@ from sm120kit.gitrepo import Repository
 from sm120kit.records import Checkout, Pin, SdistPin
 from sm120kit.sources import archive, download, places, upstream
 from sm120kit.sources.resolver import resolve
+from sm120kit.sources.wheels import wheelhouse
 from sm120kit.workspace import Workspace, digest_of, disk_errors, publish_directory
 
-__all__ = ["BASE", "fetch", "key_of", "resolve"]
+__all__ = ["BASE", "fetch", "key_of", "resolve", "wheelhouse"]
 
 BASE = "refs/heads/base"
 """Names the base commit in every checkout."""
@@ -67,9 +68,9 @@ def fetch(pin: Pin, workspace: Workspace, *, mirror: str | None = None, offline:
                         f"copy its sdist to {workspace.downloads / pin.sha256}/ "
                         "or name a directory that holds it with --mirror",
                     )
-                found_at = places.of_sdist(pin, mirror)
-                with contextlib.closing(found_at.client):
-                    packed = download.sdist(pin, workspace.downloads, key, found_at)
+                settings = places.settings_for(mirror)
+                with contextlib.closing(places.client_for(settings)) as client:
+                    packed = download.fetch(pin, workspace.downloads, key, places.find(pin, mirror, settings, client))
             with publish_directory(target) as beside:
                 archive.import_sdist(pin, packed, Repository.init(beside), BASE)
         else:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sm120kit import console
 from sm120kit.errors import FetchFailed, HashMismatch
-from sm120kit.records import SdistPin
-from sm120kit.sources.places import ATTEMPTS, Place, Places, pause
+from sm120kit.records import LockedWheel
+from sm120kit.sources.places import ATTEMPTS, Place, Places, Wanted, pause
 from sm120kit.workspace import disk_errors, file_sha256
 
 _CHUNK = 2**18
@@ -26,11 +26,11 @@ class _Refused(Exception):
         self.again = again
 
 
-def cached(pin: SdistPin, downloads: Path) -> Path | None:
-    """The sdist that was fetched before. A file that is no longer what it was is removed."""
-    directory = downloads / pin.sha256
+def cached(wanted: Wanted, downloads: Path) -> Path | None:
+    """The file that was fetched before. A file that is no longer what it was is removed."""
+    directory = downloads / wanted.sha256
     for file in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if file_sha256(file) == pin.sha256:
+        if file_sha256(file) == wanted.sha256:
             return file
         console.say(f"{file} is not what was fetched (its sha256 differs): removing it")
         with disk_errors(file):
@@ -38,8 +38,8 @@ def cached(pin: SdistPin, downloads: Path) -> Path | None:
     return None
 
 
-def sdist(pin: SdistPin, downloads: Path, key: str, places: Places) -> Path:
-    """Fetch an sdist from the first of its places that delivers what is pinned, to ``downloads/<sha256>/<file>``.
+def fetch(wanted: Wanted, downloads: Path, key: str, places: Places) -> Path:
+    """Fetch a file from the first of its places that delivers what is pinned, to ``downloads/<sha256>/<file>``.
 
     Bytes on the way are ``.<key>.*`` beside it and go when the way ends.
 
@@ -50,18 +50,18 @@ def sdist(pin: SdistPin, downloads: Path, key: str, places: Places) -> Path:
     wrong: list[str] = []
     failed: list[str] = list(places.problems)
     for place in places.found:
-        if place.sha256 and place.sha256 != pin.sha256:
+        if place.sha256 and place.sha256 != wanted.sha256:
             wrong.append(f"{place.shown} says of itself that it is {place.sha256}")
             continue
         name = (place.file.name if place.file else place.url.split("?")[0].rpartition("/")[2]) or f"{key}.tar.gz"
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with _landing(downloads, key) as part:
-                    got, size = _stream(place, places, part, f"fetching {pin.distribution} {pin.version}")
-                    if got != pin.sha256:
+                    got, size = _stream(place, places, part, f"fetching {wanted.distribution} {wanted.version}")
+                    if got != wanted.sha256:
                         wrong.append(f"{place.shown} delivered {size} bytes with {got}")
                         break
-                    target = downloads / pin.sha256 / name
+                    target = downloads / wanted.sha256 / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     part.chmod(0o644)
                     part.replace(target)
@@ -72,18 +72,20 @@ def sdist(pin: SdistPin, downloads: Path, key: str, places: Places) -> Path:
                     break
                 console.say(f"{place.shown}: {refused}; asking again ({attempt + 1} of {ATTEMPTS})")
                 pause(attempt)
-    what = f"{pin.distribution} {pin.version}"
+    what = f"{wanted.distribution} {wanted.version}"
     if wrong:
         raise HashMismatch(
-            "\n  ".join([f"{what} is pinned to sha256 {pin.sha256}, but", *wrong]),
+            "\n  ".join([f"{what} is pinned to sha256 {wanted.sha256}, but", *wrong]),
             "nothing was kept; if the release was replaced on purpose, check it and pin its new sha256",
         )
     if failed:
         raise FetchFailed(
             "\n  ".join([f"{what} could not be fetched:", *failed]), "check the network, pip's settings or --mirror"
         )
+    file = wanted.filename if isinstance(wanted, LockedWheel) else "an sdist"
     raise FetchFailed(
-        f"no sdist of {what} at any configured place", "see 'pip config list'; name a directory that holds it with --mirror"
+        f"no place that is configured has {file} of {what}",
+        "see 'pip config list'; name a directory that holds it with --mirror",
     )
 
 

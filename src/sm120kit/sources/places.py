@@ -1,4 +1,4 @@
-"""Where a source may come from: the mirror, or what the user's pip and uv are set to."""
+"""Where a source or a wheel may come from: the mirror, or what the user's pip and uv are set to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sm120kit.errors import FetchFailed
-from sm120kit.records import SdistPin
+from sm120kit.records import LockedWheel, SdistPin
 from sm120kit.sources.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -26,9 +26,13 @@ PAUSE_SECONDS = 0.5
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
+Wanted = SdistPin | LockedWheel
+"""A file on an index, known by its sha256."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where an sdist may be had. ``file`` is set for one on this machine; ``sha256`` is what the place says of it, or empty."""
+    """Where a file may be had. ``file`` is set for one on this machine; ``sha256`` is what the place says of it, or empty."""
 
     shown: str
     file: Path | None = None
@@ -38,7 +42,7 @@ class Place:
 
 @dataclass
 class Places:
-    """The places of one sdist, best first, what went wrong in finding them, and the client that asks them."""
+    """The places of one file, best first, what went wrong in finding them, and the client that asks them."""
 
     client: PyPIClient
     found: list[Place] = field(default_factory=list)
@@ -76,27 +80,35 @@ def repository_name(url: str) -> str:
     return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git") + ".git"
 
 
-def of_sdist(pin: SdistPin, mirror: str | None) -> Places:
-    """Find an sdist's places. One that is broken or absent is a problem to report, not the end.
+def settings_for(mirror: str | None) -> Settings:
+    """What the user told pip and uv; nothing of it matters for a mirror that is a directory."""
+    return Settings(no_index=True) if is_local(mirror) else read_settings()
+
+
+def find(wanted: Wanted, mirror: str | None, settings: Settings, client: PyPIClient) -> Places:
+    """Find a file's places. One that is broken or absent is a problem to report, not the end.
 
     Raises:
-        FetchFailed: the mirror is not a directory, or the certificates named are not a file.
+        FetchFailed: the mirror is not a directory.
     """
     import httpx2
     from unearth import PackageFinder
 
-    settings = Settings(no_index=True) if is_local(mirror) else read_settings()
-    places = Places(_client(settings))
-    sources = _sources(pin, mirror, settings, PackageFinder)
+    places = Places(client)
+    sources = _sources(wanted, mirror, settings, PackageFinder)
     if mirror and not is_local(mirror):
-        name = f"{re.sub(r'[-_.]+', '_', pin.distribution).lower()}-{pin.version}.tar.gz"
-        for url in (f"{mirror.rstrip('/')}/{name}", f"{mirror.rstrip('/')}/{pin.sha256}/{name}"):
+        name = (
+            wanted.filename
+            if isinstance(wanted, LockedWheel)
+            else f"{re.sub(r'[-_.]+', '_', wanted.distribution).lower()}-{wanted.version}.tar.gz"
+        )
+        for url in (f"{mirror.rstrip('/')}/{name}", f"{mirror.rstrip('/')}/{wanted.sha256}/{name}"):
             places.found.append(Place(redacted(url), url=url))
     for kind, url in sources:
         with _warnings(places.problems):
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    places.found += _ask(pin, kind, url, places)
+                    places.found += _ask(wanted, kind, url, places)
                     break
                 except Exception as error:  # whatever one source does must not keep the others from being asked
                     if attempt == ATTEMPTS or not isinstance(error, httpx2.TransportError):
@@ -107,16 +119,20 @@ def of_sdist(pin: SdistPin, mirror: str | None) -> Places:
     return places
 
 
-def _ask(pin: SdistPin, kind: str, url: str, places: Places) -> list[Place]:
+def _ask(wanted: Wanted, kind: str, url: str, places: Places) -> list[Place]:
     """The places that one find-links location or index knows."""
     from unearth import PackageFinder
 
     source: dict[str, Any] = {"session": places.client, kind: [url if "://" in url else str(Path(url).expanduser())]}
-    finder = PackageFinder(ignore_compatibility=True, no_binary=[pin.distribution], **source)
+    name = wanted.distribution
+    source |= {"only_binary": [name]} if isinstance(wanted, LockedWheel) else {"no_binary": [name]}
+    finder = PackageFinder(ignore_compatibility=True, **source)
     found = []
-    for package in finder.find_matches(f"{pin.distribution}=={pin.version}", allow_yanked=True, allow_prereleases=True):
+    for package in finder.find_matches(f"{name}=={wanted.version}", allow_yanked=True, allow_prereleases=True):
         link = package.link
-        if not link.filename.endswith(ARCHIVES):
+        if isinstance(wanted, LockedWheel) and link.filename != wanted.filename:
+            continue
+        if isinstance(wanted, SdistPin) and not link.filename.endswith(ARCHIVES):
             places.problems.append(f"{link.redacted}: not a tar archive")
             continue
         said = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
@@ -125,14 +141,14 @@ def _ask(pin: SdistPin, kind: str, url: str, places: Places) -> list[Place]:
 
 
 def _sources(
-    pin: SdistPin, mirror: str | None, settings: Settings, finder: Callable[[], PackageFinder]
+    wanted: Wanted, mirror: str | None, settings: Settings, finder: Callable[[], PackageFinder]
 ) -> list[tuple[str, str]]:
     """What to ask and how: the mirror alone, else find-links and indexes; the library knows the default index."""
     directory = local_directory(mirror)
     if directory is not None:
         if not directory.is_dir():
             raise FetchFailed(f"the mirror {directory} is not a directory", "name an existing one with --mirror")
-        return [("find_links", str(place)) for place in (directory, directory / pin.sha256) if place.is_dir()]
+        return [("find_links", str(place)) for place in (directory, directory / wanted.sha256) if place.is_dir()]
     if mirror:
         return [("find_links", f"{mirror.rstrip('/')}/")]
     asked = [("find_links", link) for link in settings.find_links]
@@ -142,7 +158,12 @@ def _sources(
     return asked
 
 
-def _client(settings: Settings) -> PyPIClient:
+def client_for(settings: Settings) -> PyPIClient:
+    """A client that talks to indexes as pip would.
+
+    Raises:
+        FetchFailed: the certificates named are not a file.
+    """
     import ssl
 
     from unearth.auth import MultiDomainBasicAuth

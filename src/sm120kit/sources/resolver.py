@@ -34,7 +34,8 @@ def resolve(
     workspace: Workspace,
     *,
     overrides: Mapping[str, str] | None = None,
-    never: Iterable[tuple[str, str]] = (),
+    constraints: Sequence[str] = (),
+    as_of: str = "",
     prefer: Sequence[LockedWheel] = (),
     mirror: str | None = None,
     offline: bool = False,
@@ -42,7 +43,9 @@ def resolve(
     """One wheel for every distribution that ``requires`` (``name==version``) come to, sorted by name.
 
     ``platform`` is a wheel tag such as ``manylinux_2_35_x86_64``. ``overrides`` are versions that replace what distributions
-    demand of a name, ``never`` versions that must not come out, ``prefer`` versions that are kept where they fit.
+    demand of a name; ``constraints`` (``name>=version``) hold for what comes out; ``prefer`` are versions that are kept where
+    they fit. Of what is not named in ``requires`` or ``overrides``, nothing that was uploaded on the day ``as_of`` (YYYY-MM-DD)
+    or later is considered.
 
     Raises:
         ResolutionFailed: the requirements contradict each other, or a wheel for the platform does not exist.
@@ -60,16 +63,20 @@ def resolve(
         place = Path(name)
         (place / "requires.in").write_text("".join(f"{line}\n" for line in requires))
         (place / "overrides.in").write_text("".join(f"{n}=={version}\n" for n, version in (overrides or {}).items()))
-        (place / "never.in").write_text("".join(f"{n}!={version}\n" for n, version in never))
+        (place / "constraints.in").write_text("".join(f"{line}\n" for line in constraints))
         if prefer:
             (place / "pylock.toml").write_text(_preferences(prefer))
         argv: list[str | Path] = [find_uv_bin(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
-        argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "never.in"]
+        argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "constraints.in"]
         argv += ["--python", sys.executable, "--python-version", python, "--python-platform", f"{machine}-{family}"]
         argv += ["--only-binary", ":all:", "--no-config", "--no-header", "--no-progress", "--color", "never", "--quiet"]
         argv += ["--no-python-downloads", "--cache-dir", workspace.cache / "uv"]
         argv += ["--no-index", "--find-links", directory] if directory else []
         argv += ["--offline"] if offline else []
+        if as_of:
+            argv += ["--exclude-newer", f"{as_of}T00:00:00Z"]
+            pinned = [*(re.split(r"[\[=]", line)[0] for line in requires), *(overrides or {})]
+            argv += [word for name in pinned for word in ("--exclude-newer-package", f"{name}=false")]
         settings = Settings() if is_local(mirror) else read_settings()
         ours = [variable for variable in os.environ if variable.startswith("UV_")]
         done = process.run(argv, cwd=place, env=_surroundings(settings, mirror), drop=ours, check=False)
