@@ -1,13 +1,14 @@
 // Runs one configuration of the SM120 block-scaled GEMM kernels (see kernels.cuh for the -D flags) and compares it with reference
 // kernels: on an SM12x natively, or on Hopper with sm120_on_sm90.hpp force-included. Prints one JSON object a run, one a line.
 //
-//   gemm --set std|moe|big|inexact|nan --clc 0|W --jitter NS --seed S --fault NAME     each may be a list: a,b
+//   gemm --set std|moe|big|pdl|inexact|nan --clc 0|W --jitter NS --seed S --fault NAME     each may be a list: a,b
 //   gemm --list
 //
 // Exit code 0: all passed, 1: something is wrong, 2: usage.
 //
 // Sets std, moe and big hold data for which fp32 gives the same bits in any order: every term is a multiple of one unit, and the sum
 // of magnitudes, which is measured, stays below 2^24 units. Outputs are compared bit for bit.
+// Set pdl is the same, but the kernel before lets the GEMM start early and then writes the scales of the last group's activations.
 // Set inexact holds codes and scales of the full range. With S = alpha sum |terms| of one output and r the output's exact value,
 //   |error| <= u |r| + g S + s,   g = (c + 2) 2^-24  (emulated: c = ceil(K / K of the mma), each mma rounds its exact sum once)
 //                                 g = (K + 2) 2^-23  (native: at worst each addition truncates)
@@ -35,7 +36,7 @@ constexpr bool emulated = true;
 constexpr bool emulated = false;
 #endif
 
-constexpr int hang_seconds = 20;
+constexpr int hang_seconds = 10;
 
 struct Fault {
   std::string name, kind, what;
@@ -59,7 +60,8 @@ struct Shape3 {
 using Launch = std::vector<Shape3>;  // the groups of one launch; one for a dense kernel
 
 std::map<std::string, Data> const sets = {
-    {"std", Data::exact}, {"moe", Data::exact}, {"big", Data::exact}, {"inexact", Data::inexact}, {"nan", Data::nan}};
+    {"std", Data::exact}, {"moe", Data::exact},       {"big", Data::exact},
+    {"pdl", Data::exact}, {"inexact", Data::inexact}, {"nan", Data::nan}};
 
 /// What each set launches. K is a multiple of what TMA asks for: 32 elements, or 128 when it unpacks.
 std::vector<Launch> launches_of(std::string const& set) {
@@ -135,7 +137,7 @@ constexpr int exact_shift =
 Group make_group(Shape3 shape, Data data, std::mt19937_64& random, bool& is_exact) {
   Group g;
   g.shape = shape;
-  auto const [m, n, k] = shape;
+  int const m = shape.m, n = shape.n, k = shape.k;
   auto const a = random_operand(data, Type::activation, Type::scale, Type::vector, m, k, random);
   auto const b = random_operand(data, Type::weight, Type::scale, Type::vector, n, k, random);
   auto upload = [](std::vector<unsigned char> bytes) {  // slack, so that seeded faults read garbage and not beyond memory
@@ -287,13 +289,33 @@ DeviceBytes upload(std::vector<T> const& values) {
   return DeviceBytes(values);
 }
 
-void run_kernel(std::vector<Group> const& groups, Output const& out, std::string const& fault, unsigned workers) {
+/// Writes late, after having let the next kernel of the stream start: one that reads too early finds NaN scales.
+__global__ void late_writer(unsigned char* to, unsigned char const* from, std::size_t size) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  for (int i = 0; i < 300; ++i) __nanosleep(1000);
+  for (std::size_t i = threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
+}
+
+void run_kernel(std::vector<Group> const& groups, Output const& out, Options const& options) {
+  auto const& fault = options.fault;
   std::size_t const workspace_size = 64 << 20;
   DeviceBytes const workspace(workspace_size);
   cudaEvent_t begin, finish;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&finish), "event");
+  bool const written_late = options.set == "pdl";
+  auto const& late = groups.back().activation_scales;
+  DeviceBytes late_copy;
+  if (written_late) {
+    late_copy = DeviceBytes(late.read<unsigned char>());
+    check(cudaMemset(late.data(), 0xff, late.size()), "cudaMemset");
+  }
   check(cudaDeviceSynchronize(), "setup");
+  Watchdog const watchdog;
+  auto start = [&] {
+    check(cudaEventRecord(begin), "event");
+    if (written_late) late_writer<<<1, 1024>>>(late.data(), late_copy.data(), late.size());
+  };
 #if GROUPED
   using StrideAct = conditional_t<SWAP, Input::StrideB, Input::StrideA>;
   using StrideWeight = conditional_t<SWAP, Input::StrideA, Input::StrideB>;
@@ -389,9 +411,8 @@ void run_kernel(std::vector<Group> const& groups, Output const& out, std::string
 #endif
   int sm_count = 0;
   check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0), "multiprocessors");
-  Watchdog const watchdog;
-  check(cudaEventRecord(begin), "event");
-  launch_grouped(input, int(groups.size()), workers != 0 ? std::min<int>(workers, sm_count) : sm_count);
+  start();
+  launch_grouped(input, int(groups.size()), options.clc != 0 ? std::min<int>(options.clc, sm_count) : sm_count);
 #else
   auto const& g = groups[0];
   DeviceBytes const device_alpha = upload(std::vector<float>{g.alpha});
@@ -406,11 +427,14 @@ void run_kernel(std::vector<Group> const& groups, Output const& out, std::string
                          g.shape.k + (fault == "scale-stride" ? 4 * Type::vector : 0),
                          device_alpha.as<float>(),
                          out.bytes.data()};
-  Watchdog const watchdog;
-  check(cudaEventRecord(begin), "event");
+  start();
   launch_dense(input, workspace.data(), workspace_size);
 #endif
   check(cudaEventRecord(finish), "event");
+  // FlashInfer's launcher makes its own types: what it launched must be the kernel whose stages and size are reported here.
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, cutlass::device_kernel<Kernel>), "cudaFuncGetAttributes");
+  if (attributes.maxDynamicSharedSizeBytes != int(Kernel::SharedStorageSize)) throw std::runtime_error("another kernel was launched");
   check(cudaEventSynchronize(finish), "kernel");
   float milliseconds = 0;
   check(cudaEventElapsedTime(&milliseconds, begin, finish), "event");
@@ -521,7 +545,7 @@ void run_set(Options const& options) {
     std::vector<Group> groups;
     for (auto const& shape : launch) groups.push_back(make_group(shape, data, random, r.exact));
     Output const out = make_output(launch, random);
-    run_kernel(groups, out, options.fault, options.clc);
+    run_kernel(groups, out, options);
     compare(groups, out, data);
     for (auto const& s : launch) {
       std::uint64_t const tile_rows = SWAP ? s.n : s.m, tile_columns = SWAP ? s.m : s.n;
@@ -552,7 +576,7 @@ std::vector<std::string> split(std::string const& list) {
 
 int usage(std::string const& problem) {
   std::fprintf(stderr,
-               "%s\nusage: gemm --set std|moe|big|inexact|nan [--clc 0|W] [--jitter NS] [--seed S] [--fault NAME], or gemm --list\n",
+               "%s\nusage: gemm --set std|moe|big|pdl|inexact|nan [--clc 0|W] [--jitter NS] [--seed S] [--fault NAME], or gemm --list\n",
                problem.c_str());
   return 2;
 }

@@ -124,7 +124,11 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
 using AnyKernel = cutlass::gemm::kernel::GemmUniversal<
     conditional_t<GROUPED, Input::ProblemShape, Shape<int, int, int, int>>, Mainloop, Epilogue,
     conditional_t<STREAMK, cutlass::gemm::StreamKScheduler, void>>;
+#if __has_include("sm120kit/stage_count.hpp")  // the patched launchers take a stage less where the automatic count does not fit
 using Kernel = typename sm120kit::FittingKernel<AnyKernel>::type;
+#else
+using Kernel = AnyKernel;
+#endif
 using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 static_assert(Kernel::SharedStorageSize <= 101376, "the kernel does not fit into the shared memory of SM120");
 
@@ -207,10 +211,11 @@ inline void launch_grouped(Input const& input, int groups, int sm_count) {
   thread.bias_ptr = as(thread.bias_ptr, f.ptr_bias);
   thread.scale_ptr_array = f.ptr_router_scales;
   thread.ptr_out = static_cast<ElementD*>(f.ptr_final_output);
-  if constexpr (SWAP)
-    thread.dOut = f.stride_final_output_transposed;
-  else
-    thread.dOut = f.stride_final_output;
+#if SWAP
+  thread.dOut = f.stride_final_output_transposed;
+#else
+  thread.dOut = f.stride_final_output;
+#endif
   thread.ptr_index = f.ptr_source_token_index;
   thread.index_modulo = f.num_rows_in_final_output;
   thread.shape_override = f.shape_override;

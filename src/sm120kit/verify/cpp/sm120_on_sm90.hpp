@@ -17,13 +17,14 @@
 
 #define SM120_ON_SM90 1
 
-#if defined(CUTLASS_ENABLE_GDC_FOR_SM100) && !defined(CUTLASS_ENABLE_GDC_FOR_SM90)
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // griddepcontrol in the kernels, as the SM120 build has it
+#if defined(CUTLASS_ENABLE_GDC_FOR_SM100) && defined(__CUDA_ARCH__)
+#define CUTLASS_GDC_ENABLED  // griddepcontrol, where the SM120 build has it (CUTLASS_ENABLE_GDC_FOR_SM90 would add hints)
 #endif
 
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -54,17 +55,24 @@ struct alignas(16) UnpackingMap {
 };
 static_assert(sizeof(UnpackingMap) <= sizeof(CUtensorMap));
 
-__host__ __device__ inline UnpackingMap volatile* unpacking_map(void const* map) {
-  auto const ours = (UnpackingMap volatile*)map;
-  return ours->magic == UnpackingMap::expected_magic ? ours : nullptr;
+/// A word of a map. Maps in global and shared memory change while a kernel runs; kernel parameters allow plain loads only.
+__host__ __device__ inline uint64_t word_of_map(void const* map, int index) {
+#if defined(__CUDA_ARCH__)
+  if (!__isGridConstant(map)) return ((uint64_t volatile const*)map)[index];
+#endif
+  return ((uint64_t const*)map)[index];
+}
+__host__ __device__ inline UnpackingMap* unpacking_map(void const* map) {
+  return word_of_map(map, 0) == UnpackingMap::expected_magic ? (UnpackingMap*)map : nullptr;
 }
 
 /// One thread does what the bulk tensor copy would: 16 elements of 8 bytes go into each slot of 16 bytes, elements outside the
 /// tensor as zeros. The packed bytes count for the barrier.
-__device__ __noinline__ void unpacking_copy(UnpackingMap volatile const* shared_map, uint64_t* barrier, void* destination,
+__device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t* barrier, void* destination,
                                             int32_t c0, int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
   UnpackingMap map;
-  for (unsigned i = 0; i < sizeof map / 4; ++i) ((uint32_t*)&map)[i] = ((uint32_t volatile const*)shared_map)[i];
+  static_assert(sizeof map % 8 == 0 && offsetof(UnpackingMap, magic) == 0);
+  for (unsigned i = 0; i < sizeof map / 8; ++i) ((uint64_t*)&map)[i] = word_of_map(where, i);
   uint32_t const base = uint32_t(__cvta_generic_to_shared(destination));
   uint32_t row = 0;
   for (uint32_t i4 = 0; i4 < map.box[4]; ++i4)
