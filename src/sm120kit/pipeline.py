@@ -297,7 +297,7 @@ def verify_kernels(
         only=asked.only,
         quick=asked.quick,
     )
-    return report, kept, verifier.name(item.name, gpu)
+    return report, kept, verifier.receipt_name(item.name, gpu)
 
 
 def compile_verification(
@@ -320,7 +320,7 @@ def _programs(
     tree, stock = (
         verifier.Tree(_exported(one, workspace), one.tree, cutlass.path) for one in (patched, _unpatched_tree(item, options))
     )
-    matrix = verifier.matrix(_tiles(item, patched, tools, workspace), pattern=asked.only, quick=asked.quick)
+    matrix = verifier.matrix_of(_tiles(item, patched, tools, workspace), pattern=asked.only, quick=asked.quick)
     planted = [verifier.stock_control(stock)]
     if asked.whole:
         planted += verifier.mutants(tree, workspace.cache / "verify" / "mutants", asked.device)

@@ -7,9 +7,9 @@ software, and runs every tile with hostile data, shapes and timing. It plants fa
 from sm120kit.verify.controls import Control, mutants, stock_control
 from sm120kit.verify.gpu import Device, Gpu, arch, probe, require
 from sm120kit.verify.kernels import Report, compile_only, verify
-from sm120kit.verify.matrix import Matrix, matrix
+from sm120kit.verify.matrix import Matrix, matrix_of
 from sm120kit.verify.programs import Compiler, Tree, sources_digest
-from sm120kit.verify.receipt import name, record, stale
+from sm120kit.verify.receipt import receipt_name, record, stale
 from sm120kit.verify.running import Verdict
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "Verdict",
     "arch",
     "compile_only",
-    "matrix",
+    "matrix_of",
     "mutants",
-    "name",
     "probe",
+    "receipt_name",
     "record",
     "require",
     "sources_digest",

@@ -23,7 +23,7 @@ INSTRUCTIONS = Program("instructions", "instructions.cu")
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one configuration. Errors are the largest of its runs, see :class:`running.Run`.
+    """What was found of one configuration. Errors are the largest of set inexact, see :class:`running.Run`.
 
     ``excused``: it is known why this kernel cannot run on SM120, and no build contains it. ``runs`` counts by set.
     """
@@ -176,7 +176,7 @@ def _row(one: Configuration, built: Path | CompileFailed, device: Device, quick:
     verdict = worst([each.verdict for each in runs])
     bad = next((each for each in runs if each.verdict is verdict and verdict is not Verdict.PASS), None)
     why = _why(bad) if bad else ""
-    last = runs[-1]
+    last, inexact = runs[-1], [each for each in runs if each.set == "inexact"]
     if not bad and one.stages and (last.stages, last.smem_bytes) != (one.stages, one.smem_bytes):
         verdict = Verdict.WRONG
         why = (
@@ -192,9 +192,9 @@ def _row(one: Configuration, built: Path | CompileFailed, device: Device, quick:
         False,
         dict(Counter(each.set for each in runs)),
         sum(each.outputs for each in runs),
-        max(each.max_relative_error for each in runs),
-        max(each.error_bound for each in runs),
-        max(each.error_over_bound for each in runs),
+        max((each.max_relative_error for each in inexact), default=0.0),
+        max((each.error_bound for each in inexact), default=0.0),
+        max((each.error_over_bound for each in inexact), default=0.0),
         last.stages,
         last.smem_bytes,
         round(sum(each.milliseconds for each in runs), 3),
@@ -207,7 +207,8 @@ def _why(bad: Run) -> str:
     """The first bad run, in words."""
     where = f"set {bad.set}, seed {bad.seed}, CLC {bad.clc}, jitter {bad.jitter_ns} ns"
     differ = f"{bad.mismatches:,} of {bad.outputs:,} outputs differ" if bad.mismatches else ""
-    return "; ".join(filter(None, (bad.signature, differ, bad.detail, where)))
+    first = f"first: {bad.first_mismatch}" if bad.first_mismatch else ""
+    return "; ".join(filter(None, (bad.signature, differ, first, bad.detail, where)))
 
 
 def _faults(one: Configuration, built: Path) -> list[Caught]:

@@ -68,7 +68,7 @@ class Matrix:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def matrix(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = False) -> Matrix:
+def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = False) -> Matrix:
     """The matrix for a tile table. ``pattern`` is a glob on configuration names; a plain word means any name with it.
 
     Raises:
@@ -97,6 +97,7 @@ def matrix(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = False
             aside["left out"].append(LeftOut(one.name, reason))
         else:
             kept.append(one)
+    whole = tuple(kept)
     if pattern:
         glob = pattern if any(letter in pattern for letter in "*?[") else f"*{pattern}*"
         kept = [one for one in kept if fnmatch(one.name, glob)]
@@ -104,7 +105,7 @@ def matrix(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = False
         if not kept and not any(aside.values()):
             raise UnknownName(
                 f"no configuration matches {pattern!r}",
-                f"they have names such as {', '.join(one.name for one in _examples(run))}",
+                f"they have names such as {', '.join(one.name for one in _examples(whole))}",
             )
     return Matrix(tuple(kept), *(tuple(aside[kind]) for kind in ("too big", "does not compile", "left out")))
 

@@ -54,7 +54,7 @@ def record(
     }
 
 
-def name(engine: str, gpu: Gpu) -> str:
+def receipt_name(engine: str, gpu: Gpu) -> str:
     """The file name of an engine's receipt from one GPU."""
     return f"verify-{engine}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
 

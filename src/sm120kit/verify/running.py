@@ -74,6 +74,7 @@ class Run:
     verdict: Verdict
     detail: str = ""
     signature: str = ""
+    first_mismatch: str = ""
     outputs: int = 0
     mismatches: int = 0
     max_relative_error: float = 0.0
