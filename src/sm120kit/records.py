@@ -312,10 +312,11 @@ class EmulationFinding:
 
 @dataclass(frozen=True)
 class Emulation:
-    """What running a tile's mainloop on the CPU showed.
+    """What running a tile's mainloop and epilogue on the CPU showed.
 
-    ``passed`` means every output has the bits of the integer reference and there is no finding. ``max_error`` is None when an
-    output was NaN or nothing came out. ``signature`` names a known way to be wrong that explains every mismatch.
+    ``passed`` means every accumulator (``outputs``) and every bf16 value that the epilogue ``stored`` has the bits of the integer
+    reference, and there is no finding. ``max_error`` is None when an accumulator was NaN or nothing came out. ``signature`` names
+    a known way to be wrong that explains every mismatch.
     ``expected_bytes`` and ``delivered_bytes`` are those of one pipeline stage; -1 when no stage was ever completed.
     """
 
@@ -326,6 +327,8 @@ class Emulation:
     mismatches: int = 0
     max_error: float | None = None
     signature: str = ""
+    stored: int = 0
+    stored_mismatches: int = 0
     stages: int = 0
     tensor_bytes: int = 0
     mma_count: int = 0
@@ -542,15 +545,16 @@ class Seen:
     """What a probe is on one tree.
 
     ``error`` and ``where`` are the compiler's first error, empty when it compiles. ``facts`` hold what the host compiler or the
-    generator says, such as stages; ``types`` C++ types as text. ``numbers`` is None when they were not asked for, and ``code``
-    has only those archs for which it was compiled.
+    generator says, such as stages; ``types`` C++ types as text. ``numbers`` is what the emulation of the mainloop showed, ``why``
+    it is wrong. ``code`` has only those archs for which it was compiled.
     """
 
     error: str = ""
     where: str = ""
     facts: dict[str, str | int] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    numbers: Numbers | None = None
+    numbers: Proof = Proof.NOT_CHECKED
+    why: str = ""
     code: dict[str, tuple[KernelCode, ...]] = field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
     "cli": 8,
     "delivery": 7,
+    "proving": 7,
     "pipeline": 6,
     **dict.fromkeys(
         [
@@ -19,6 +20,7 @@ LAYERS = {
             "lock",
             "tiles",
             "emulate",
+            "prove",
             "plan",
             "build",
             "image",

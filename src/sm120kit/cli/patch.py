@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
+from sm120kit.cli import patch_proof
 from sm120kit.cli.options import Json, Mirror, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.pipeline import Options
     from sm120kit.records import PatchStatus
 
-app = typer.Typer(help="List, check, apply and edit the patch series.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, check, prove, apply and edit the patch series.", no_args_is_help=True, rich_markup_mode=None)
+app.command("prove")(patch_proof.prove)
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe name, engine@version, or recipe file.")]
 Into = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the files go; nobody else's directory.")]

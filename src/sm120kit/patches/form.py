@@ -12,18 +12,22 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from sm120kit.errors import BadPatch
+from sm120kit.patches import probes
 from sm120kit.patches.diff import Hunk, Problem, scan
+from sm120kit.records import Probe
 
 FIRST_LINE = f"From {'0' * 40} Mon Sep 17 00:00:00 2001"
 """What git writes above every patch, with the commit id left out because it would differ after each export."""
 
 REQUIRED = ("Applies-To", "Upstream-Status", "Origin", "Matters-For", "No-Effect-For", "Evidence", "Drop-When")
-OPTIONAL = ("Fixed-In", "Signed-off-by")
+OPTIONAL = ("Fixed-In", "Signed-off-by", "Probe")
+REPEATABLE = ("Signed-off-by", "Probe")
 
 _Bad = Callable[[int, str], None]
 """Takes a line number and what is wrong there."""
@@ -67,6 +71,16 @@ class Patch:
     def sha256(self) -> str:
         """Of the file."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def hunks_sha256(self) -> str:
+        """Of the diff alone: a proof stays true when the prose changes."""
+        return hashlib.sha256(self.diff).hexdigest()
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What it names to be proven by."""
+        return tuple(probes.parse(value) for key, value in self.trailers if key == "Probe")
 
     def trailer(self, name: str) -> str:
         """The value of a trailer, empty when it is not there."""
@@ -140,6 +154,29 @@ def parse(project: str, file: Path, content: bytes) -> tuple[Patch | None, list[
         same = next((i for i, pair in enumerate(zip(normal, content, strict=False)) if pair[0] != pair[1]), len(normal))
         bad(content[:same].count(b"\n") + 1, "not in normal form: `sm120kit patch check --fix` writes it")
     return patch, problems
+
+
+def foreign(file: Path) -> Patch:
+    """Somebody else's patch from anywhere: in our form with its project and probes, else any git diff, for no project yet.
+
+    Raises:
+        BadPatch: there is no such file, or no diff in it.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a patch of a series or an existing file") from error
+    named = re.search(rb"^Applies-To: *([\w.-]+)", content, re.MULTILINE)
+    patch, problems = parse(named[1].decode() if named else "", file, content)
+    if patch and not problems:
+        return patch
+    if named:
+        raise BadPatch("\n".join(map(str, problems)), "patches/README.md describes the format")
+    start = re.search(rb"^diff --git ", content, re.MULTILINE)
+    if not start:
+        raise BadPatch(f"{file} has no line 'diff --git': it is no git diff", "make one with git diff or git format-patch")
+    epoch = datetime.fromtimestamp(0, UTC)
+    return Patch("", file.stem, "", epoch, file.stem, "", (), SpecifierSet(), content[start.start() :], (), content)
 
 
 def normal_form(patch: Patch) -> bytes:
@@ -218,7 +255,7 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
         if name not in REQUIRED + OPTIONAL:
             near = difflib.get_close_matches(name, REQUIRED + OPTIONAL, n=1)
             bad(line, f"unknown trailer {name}" + (f"; did you mean {near[0]}?" if near else ""))
-        elif name in seen and name != "Signed-off-by":
+        elif name in seen and name not in REPEATABLE:
             bad(line, f"{name} is there twice")
         elif not value:
             bad(line, f"{name} says nothing")
@@ -226,10 +263,19 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
             bad(
                 line, f"Upstream-Status is {value!r}, not Submitted [URL], Backport [commit], Inappropriate [reason] or Pending"
             )
+        elif name == "Probe":
+            _check_probe(value, line, bad)
         elif name == "Applies-To":
             versions = _applies_to(project, value, line, bad)
         seen.add(name)
     return versions
+
+
+def _check_probe(value: str, line: int, bad: _Bad) -> None:
+    try:
+        probes.parse(value)
+    except probes.BadProbe as problem:
+        bad(line, f"Probe is {value!r}: {problem}")
 
 
 def _applies_to(project: str, value: str, line: int, bad: _Bad) -> SpecifierSet | None:

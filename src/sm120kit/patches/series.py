@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sm120kit.workspace import disk_errors, write_atomic
 RESERVED = "evidence"
 """The directory beside the projects that holds what proves patches; its files are in no series."""
 
+_EVIDENCE = re.compile(r"\b(?:patches|tests)/[\w./-]*\w")
 _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
 
@@ -35,8 +37,21 @@ def load(root: Path, project: str) -> tuple[Patch, ...]:
 
 
 def lint(root: Path) -> list[Problem]:
-    """Everything that is wrong with any series below ``root``."""
-    return [problem for project in projects(root) for problem in read(root, project)[1]]
+    """Everything that is wrong with any series below ``root``, and evidence that is named and not there."""
+    found = []
+    for project in projects(root):
+        patches, problems = read(root, project)
+        found += problems + [problem for patch in patches for problem in _absent_evidence(root, patch)]
+    return found
+
+
+def _absent_evidence(root: Path, patch: Patch) -> Iterator[Problem]:
+    """Files of this repository that an ``Evidence`` trailer names; ``tests/`` is not in an installed copy."""
+    for path in _EVIDENCE.findall(patch.trailer("Evidence")):
+        if (root.parent / path).exists() or not (root.parent / path.partition("/")[0]).is_dir():
+            continue
+        line = next(n for n, line in enumerate(patch.content.split(b"\n"), 1) if line.startswith(b"Evidence:"))
+        yield Problem(root / patch.project / f"{patch.slug}.patch", line, f"Evidence names {path}, which is not there")
 
 
 def fix(root: Path) -> list[Path]:

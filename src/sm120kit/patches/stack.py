@@ -7,7 +7,7 @@ there exactly. A hunk may lie some lines away from where it was written for; its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,17 @@ def apply(checkout: Checkout, inside: tuple[Inside, ...], root: Path, overrides:
     return PatchedTree(checkout, inside, commit, tree, tuple(applied))
 
 
+def compose(
+    checkout: Checkout, inside: tuple[Inside, ...], chosen: Sequence[Patch], overrides: Path | None
+) -> tuple[str, tuple[Step, ...]]:
+    """The tree below some patches, with our headers unless ``overrides`` is None, and each patch as it stands on those before.
+
+    They have to be in the order of projects in which a series is applied. No commit is made.
+    """
+    tree = _with_overrides(Repository(checkout.repository), checkout, inside, overrides) if overrides else checkout.tree
+    return tree, tuple(_steps(checkout, inside, chosen, tree))
+
+
 def message_of(patch: Patch) -> str:
     """The message of a patch's commit: its own, and a last trailer that names its file."""
     return f"{patch.subject}\n\n{patch.body}\nPatch: {patch.name}\n"
@@ -121,18 +132,27 @@ def _require_fitting(steps: list[Step]) -> None:
 
 def _walk(checkout: Checkout, inside: tuple[Inside, ...], root: Path, tree: str) -> Iterator[Step]:
     """Every patch in order, each on top of those before it that apply."""
+    return _steps(checkout, inside, in_order(checkout.pin, inside, root), tree)
+
+
+def in_order(pin: Pin, inside: tuple[Inside, ...], root: Path) -> list[Patch]:
+    """The patches of every project of a tree, in the order in which they are applied."""
+    return [patch for part in parts_of(pin, inside) for patch in load(root, part.project)]
+
+
+def _steps(checkout: Checkout, inside: tuple[Inside, ...], patches: Sequence[Patch], tree: str) -> Iterator[Step]:
     repository = Repository(checkout.repository)
     parts = parts_of(checkout.pin, inside)
-    series = [(part, load(root, part.project)) for part in parts]
+    by_project = {part.project: part for part in parts}
     _require_parts(repository, tree, parts)
     with repository.index(tree) as index:
-        for part, patches in series:
-            for patch in patches:
-                state, detail = _put(index, patch, part)
-                if state is PatchState.APPLIES:
-                    before, tree = tree, index.write_tree()
-                    _require_inside(repository, before, tree, patch, part, parts)
-                yield Step(patch, PatchStatus(part.project, patch.slug, part.version, state, detail), tree)
+        for patch in patches:
+            part = by_project[patch.project]
+            state, detail = _put(index, patch, part)
+            if state is PatchState.APPLIES:
+                before, tree = tree, index.write_tree()
+                _require_inside(repository, before, tree, patch, part, parts)
+            yield Step(patch, PatchStatus(part.project, patch.slug, part.version, state, detail), tree)
 
 
 def _put(index: Index, patch: Patch, part: Part) -> tuple[PatchState, str]:
