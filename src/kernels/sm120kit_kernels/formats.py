@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,9 @@ ROWS, FACTORS = 128, 4
 class Format:
     """A block-scaled format.
 
-    ``vector`` values along K share a scale factor of type ``scale_type``. ``packed`` is how many values a byte holds: FP4 has two,
-    the one with the lower index in the lower nibble. ``largest`` is the largest finite value, ``exponent`` its exponent of two.
+    ``vector`` values along K share a scale factor of type ``scale_type``. ``packed`` is how many values a byte holds: two of
+    FP4, the one with the lower index in the lower nibble. ``largest`` is the largest finite value, ``exponent`` the exponent
+    of its power of two.
     """
 
     name: str
@@ -87,7 +89,7 @@ def unswizzle_scales(blocks: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def swizzle_grouped_scales(scales: Tensor, offsets: Tensor) -> Tensor:
-    """Scale factors of the rows of all groups, each group in blocks of its own: group g has rows ``offsets[g]:offsets[g + 1]``."""
+    """Scale factors of the rows of all groups, each group in blocks of its own; group g has ``offsets[g]:offsets[g + 1]``."""
     bounds = offsets.tolist()
-    groups = [swizzle_scales(scales[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    groups = [swizzle_scales(scales[start:end]) for start, end in itertools.pairwise(bounds)]
     return torch.cat([group.view(torch.uint8) for group in groups]).view(scales.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _HERE = Path(__file__).resolve().parent
+_LIBRARY = "sm120kit_kernels.so"
 
 
 def build_info() -> dict[str, Any]:
@@ -25,8 +26,8 @@ def build_info() -> dict[str, Any]:
 @functools.cache
 def load() -> Any:
     """The compiled library; ``RuntimeError`` when this package has none."""
-    path = _HERE / "sm120kit_kernels.so"
-    if not path.is_file():
+    path = _HERE / _LIBRARY
+    if not is_there():
         raise RuntimeError(
             f"this package has no compiled kernels ({path} does not exist), only the reference for CPU tensors; "
             "build a wheel with `sm120kit build kernels`"
@@ -36,16 +37,21 @@ def load() -> Any:
     return tvm_ffi.load_module(str(path))
 
 
+def is_there() -> bool:
+    """Whether this package has compiled kernels; without them it is the reference alone."""
+    return (_HERE / _LIBRARY).is_file()
+
+
 @functools.cache
 def kernels() -> tuple[str, ...]:
-    """Names of the kernels in the library, such as ``nvfp4_dense_128x128x128``; none when there is no library."""
-    return tuple(map(str, load().names())) if (_HERE / "sm120kit_kernels.so").is_file() else ()
+    """Names of the kernels in the library, such as ``nvfp4_dense_128x128x128``."""
+    return tuple(map(str, load().names())) if is_there() else ()
 
 
 @functools.cache
 def archs() -> tuple[str, ...]:
     """CUDA targets that the library was compiled for, as it says itself: ``sm_120f`` is SM120 and SM121."""
-    return tuple(f"sm_{arch.removesuffix('-real')}" for arch in str(load().archs()).split(","))
+    return tuple(f"sm_{arch.removesuffix('-real')}" for arch in str(load().archs()).split(",")) if is_there() else ()
 
 
 def runs_on(arch: str, capability: tuple[int, int]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -24,13 +26,14 @@ def gemm(
 ) -> Tensor:
     """``alpha * A @ B.T`` as bfloat16 ``[M, N]``.
 
-    ``a`` is ``[M, K]`` and ``b`` ``[N, K]``: FP4 as uint8 with two values per byte, FP8 as float8_e4m3fn. Scale factors are those
-    of :func:`~sm120kit_kernels.swizzle_scales`. ``alpha`` is one float32 on the same device, 1 when absent. ``tile`` such as
-    ``128x128x128`` chooses among the compiled kernels; CPU tensors go to the reference, which has none.
+    ``a`` is ``[M, K]`` and ``b`` ``[N, K]``: FP4 as uint8 with two values per byte, FP8 as float8_e4m3fn. Scale factors are as
+    :func:`~sm120kit_kernels.swizzle_scales` lays them. ``alpha`` is one float32 on the same device, 1 when absent. ``tile``
+    such as ``128x128x128`` chooses among the compiled kernels; CPU tensors go to the reference, which has none.
     """
     if alpha is None:
         alpha = torch.ones(1, dtype=torch.float32, device=a.device)
-    return torch.ops.sm120kit.gemm(a, b, a_scales, b_scales, alpha, format, tile)
+    d: Tensor = torch.ops.sm120kit.gemm(a, b, a_scales, b_scales, alpha, format, tile)
+    return d
 
 
 def grouped_gemm(
@@ -47,13 +50,14 @@ def grouped_gemm(
     """``alpha[g] * A_g @ B_g.T`` for the rows of each group, as bfloat16 ``[M, N]``, M being the rows of all groups together.
 
     ``b`` is ``[groups, N, K]``; ``offsets`` are ``groups + 1`` int32 on the same device, from 0 to M: group g has rows
-    ``offsets[g]:offsets[g + 1]``, and may have none. ``a_scales`` are those of :func:`~sm120kit_kernels.swizzle_grouped_scales`,
-    or a longer buffer; ``b_scales`` are ``[groups, ...]``, each as of :func:`~sm120kit_kernels.swizzle_scales`. ``alpha`` is
-    one float32 per group. On CUDA, ``offsets`` are read by the GPU alone: nothing waits, and wrong ones stop the kernel.
+    ``offsets[g]:offsets[g + 1]``, and may have none. ``a_scales`` are as :func:`~sm120kit_kernels.swizzle_grouped_scales` lays
+    them, or a longer buffer; ``b_scales`` are ``[groups, ...]``, each as :func:`~sm120kit_kernels.swizzle_scales` does.
+    ``alpha`` is one float32 per group. On CUDA the GPU alone reads ``offsets``: nothing waits, and wrong ones stop the kernel.
     """
     if alpha is None:
-        alpha = torch.ones(b.shape[0], dtype=torch.float32, device=a.device)
-    return torch.ops.sm120kit.grouped_gemm(a, b, a_scales, b_scales, offsets, alpha, format, tile)
+        alpha = torch.ones(b.shape[:1], dtype=torch.float32, device=a.device)
+    d: Tensor = torch.ops.sm120kit.grouped_gemm(a, b, a_scales, b_scales, offsets, alpha, format, tile)
+    return d
 
 
 @torch.library.custom_op("sm120kit::gemm", mutates_args=(), device_types="cpu")
@@ -82,14 +86,15 @@ def _(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, alpha: Tensor, f
 def _grouped_gemm(
     a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, offsets: Tensor, alpha: Tensor, format: str, tile: str
 ) -> Tensor:
-    form = _check_grouped(a, b, a_scales, b_scales, offsets, alpha, format)
+    _check_grouped(a, b, a_scales, b_scales, offsets, alpha, format)
     bounds = offsets.tolist()
     if bounds[0] != 0 or bounds[-1] != a.shape[0] or bounds != sorted(bounds):
         raise ValueError(f"offsets={bounds} do not rise from 0 to the {a.shape[0]} rows of a")
-    rows = sum(round_up(end - start, ROWS) for start, end in zip(bounds, bounds[1:], strict=False))
+    rows = sum(round_up(end - start, ROWS) for start, end in itertools.pairwise(bounds))
     if a_scales.shape[0] < rows:
         raise ValueError(
-            f"a_scales has {a_scales.shape[0]} rows; these groups in blocks of {ROWS} rows each need {rows} (swizzle_grouped_scales)"
+            f"a_scales has {a_scales.shape[0]} rows; these groups, each in blocks of {ROWS} rows, need {rows} "
+            "(swizzle_grouped_scales)"
         )
     return reference.grouped_gemm(a, b, a_scales, b_scales, offsets, alpha, format)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def grouped_gemm(
     d = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
     bounds = offsets.tolist()
     at = 0
-    for group, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for group, (start, end) in enumerate(itertools.pairwise(bounds)):
         high, _ = scale_shape(end - start, a.shape[1] * form.packed, form)
         d[start:end] = gemm(a[start:end], b[group], a_scales[at : at + high], b_scales[group], alpha[group], format)
         at += high

@@ -69,16 +69,16 @@ def compile_kernels(
     relink(work / "cutlass", cutlass)
     source = work / "source"
     _copy_source(source, record_json(_build_info(plan, tree)).encode())
-    # CMake writes whole paths into its commands; where __FILE__ shows one, it is the same in every directory.
-    same_paths = f"-ffile-prefix-map={work}=."
+    # CMake writes whole paths into its commands; where __FILE__ shows one, it is to be the same in every directory.
+    same_paths = [f"-ffile-prefix-map={directory}={name}" for directory, name in ((work, "."), (_tvm_ffi(), "tvm_ffi"))]
     defines = {
         "CMAKE_CXX_COMPILER": plan.toolchain.host_compiler,
         "CMAKE_CUDA_COMPILER": str(cuda / "bin" / "nvcc"),
         "CMAKE_CUDA_HOST_COMPILER": plan.toolchain.host_compiler,
         "CMAKE_CUDA_COMPILER_LAUNCHER": f"{sys.executable};-m;sm120kit.memory",
         "CMAKE_CUDA_ARCHITECTURES": ";".join(f"{arch.removeprefix('sm_')}-real" for arch in plan.archs),
-        "CMAKE_CXX_FLAGS": same_paths,
-        "CMAKE_CUDA_FLAGS": f"-Xcompiler={same_paths}",
+        "CMAKE_CXX_FLAGS": " ".join(same_paths),
+        "CMAKE_CUDA_FLAGS": f"-Xcompiler={same_paths[0]}",
         "SM120KIT_CUTLASS": str(work / "cutlass"),
         "SM120KIT_KERNELS": ";".join(Path(unit.source).stem for unit in module.units),
     }
@@ -118,6 +118,13 @@ def compile_kernels(
     )
     if done.returncode != 0:
         raise compile_error(done.stdout + done.stderr, events, log)
+
+
+def _tvm_ffi() -> Path:
+    """The directory of tvm-ffi's package, where its headers are."""
+    spec = importlib.util.find_spec("tvm_ffi")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _settings() -> list[str]:

@@ -1,0 +1,236 @@
+"""Tests of an installed sm120kit-kernels wheel; test_kernels_wheel.py runs them beside the wheel that it built.
+
+The expected products come from a model of their own: values from their bits, scale factors from where the formula of their
+layout says they lie, sums in float64, bfloat16 by its bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import sm120kit_kernels as kernels
+import torch
+from sm120kit_kernels import bench, library
+
+VECTOR = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+FORMATS = tuple(VECTOR)
+
+
+def minifloat(codes: np.ndarray, exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray:
+    mantissa = (codes & ((1 << mantissa_bits) - 1)).astype(np.float64)
+    exponent = (codes >> mantissa_bits & ((1 << exponent_bits) - 1)).astype(np.int64)
+    sign = np.where(codes >> (exponent_bits + mantissa_bits) & 1, -1.0, 1.0)
+    normal = np.ldexp(1 + mantissa / 2**mantissa_bits, exponent - bias)
+    return sign * np.where(exponent == 0, np.ldexp(mantissa, 1 - bias - mantissa_bits), normal)
+
+
+def real(values: torch.Tensor, blocks: torch.Tensor, format: str) -> np.ndarray:
+    """The matrix that values and swizzled scale factors stand for."""
+    stored = values.view(torch.uint8).numpy().astype(np.int64)
+    if format == "mxfp8":
+        matrix = minifloat(stored, 4, 3, 7)
+    else:
+        codes = np.stack((stored & 15, stored >> 4), axis=-1).reshape(stored.shape[0], -1)
+        matrix = minifloat(codes, 2, 1, 1)
+    rows, k = matrix.shape
+    r, c = np.indices((rows, k))
+    c //= VECTOR[format]
+    wide = -(-k // VECTOR[format] // 4) * 4
+    at = ((r // 128) * (wide // 4) + c // 4) * 512 + (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4
+    factors = blocks.view(torch.uint8).numpy().flatten().astype(np.int64)[at]
+    return matrix * (minifloat(factors, 4, 3, 7) if format == "nvfp4" else np.exp2(factors.astype(np.float64) - 127))
+
+
+def bfloat16_bits(x: np.ndarray) -> np.ndarray:
+    """Round to the nearest bfloat16, ties to even."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def expected(a: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
+    return bfloat16_bits((a @ b.T).astype(np.float32) * np.float32(alpha))
+
+
+def bits(d: torch.Tensor) -> np.ndarray:
+    return d.view(torch.int16).numpy().view(np.uint16)
+
+
+def operand(rows: int, k: int, format: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return kernels.quantize(torch.randn(rows, k, generator=torch.Generator().manual_seed(seed)), format)
+
+
+def problem(m: int, n: int, k: int, format: str) -> tuple[torch.Tensor, ...]:
+    (a, sa), (b, sb) = operand(m, k, format, 1), operand(n, k, format, 2)
+    return a, b, kernels.swizzle_scales(sa), kernels.swizzle_scales(sb), torch.tensor([0.75])
+
+
+def grouped_problem(sizes: tuple[int, ...], n: int, k: int, format: str) -> tuple[torch.Tensor, ...]:
+    a, sa = operand(sum(sizes), k, format, 3)
+    bs = [operand(n, k, format, 4 + group) for group in range(len(sizes))]
+    offsets = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+    return (
+        a,
+        torch.stack([b for b, _ in bs]),
+        kernels.swizzle_grouped_scales(sa, offsets),
+        torch.stack([kernels.swizzle_scales(sb) for _, sb in bs]),
+        offsets,
+        torch.arange(1, len(sizes) + 1) / 4,
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 32), (128, 128, 128), (200, 264, 96), (333, 40, 160)])
+def test_gemm_on_the_cpu(m: int, n: int, k: int, format: str) -> None:
+    a, b, sa, sb, alpha = problem(m, n, k, format)
+    d = kernels.gemm(a, b, sa, sb, alpha, format=format)
+    assert d.dtype == torch.bfloat16
+    assert (bits(d) == expected(real(a, sa, format), real(b, sb, format), 0.75)).all()
+    assert torch.equal(kernels.gemm(a, b, sa, sb, format=format), kernels.gemm(a, b, sa, sb, torch.ones(1), format=format))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("sizes", [(5,), (0, 1, 0, 200, 7, 0), (128, 128), (0, 0, 3)])
+def test_grouped_gemm_on_the_cpu(sizes: tuple[int, ...], format: str) -> None:
+    a, b, sa, sb, offsets, alpha = grouped_problem(sizes, 24, 96, format)
+    d = kernels.grouped_gemm(a, b, sa, sb, offsets, alpha, format=format)
+    at = 0
+    for group, size in enumerate(sizes):
+        start, high = int(offsets[group]), -(-size // 128) * 128
+        left = real(a[start : start + size], sa[at : at + high], format) if size else np.zeros((0, 96))
+        at += high
+        assert (bits(d[start : start + size]) == expected(left, real(b[group], sb[group], format), (group + 1) / 4)).all()
+
+
+def test_no_rows_at_all() -> None:
+    a, b, sa, sb, alpha = problem(4, 8, 32, "nvfp4")
+    assert kernels.gemm(a[:0], b, sa[:0], sb, alpha).shape == (0, 8)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_traces_under_compile(format: str) -> None:
+    """In one graph, with a fake of the right shape and type, and for another M without tracing again for each."""
+    arguments = problem(40, 16, 64, format)
+
+    def layer(*operands: torch.Tensor) -> torch.Tensor:
+        return kernels.gemm(*operands, format=format).float().relu() + 1
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert torch.equal(compiled(*arguments), layer(*arguments))
+    other = problem(300, 16, 64, format)
+    assert torch.equal(compiled(*other), layer(*other))
+    grouped = grouped_problem((3, 0, 9), 16, 64, format)
+    step = torch.compile(lambda *x: kernels.grouped_gemm(*x, format=format) * 2, fullgraph=True, backend="eager")
+    assert torch.equal(step(*grouped), kernels.grouped_gemm(*grouped, format=format) * 2)
+
+
+def test_operators_are_well_formed() -> None:
+    """Torch's own examination: schema, fake tensors, ahead-of-time tracing. It cannot handle FP8, hence bytes."""
+    a, b, sa, sb, alpha = problem(40, 16, 64, "nvfp4")
+    scales = sa.view(torch.uint8), sb.view(torch.uint8)
+    torch.library.opcheck(torch.ops.sm120kit.gemm.default, (a, b, *scales, alpha, "nvfp4", ""))
+    a, b, sa, sb, offsets, alpha = grouped_problem((3, 0, 9), 16, 64, "mxfp4")
+    scales = sa.view(torch.uint8), sb.view(torch.uint8)
+    torch.library.opcheck(torch.ops.sm120kit.grouped_gemm.default, (a, b, *scales, offsets, alpha, "mxfp4", ""))
+
+
+def test_meta_tensors_give_shapes() -> None:
+    arguments = [x.to("meta") for x in problem(40, 16, 64, "nvfp4")]
+    d = kernels.gemm(*arguments)
+    assert (d.shape, d.dtype, d.device.type) == ((40, 16), torch.bfloat16, "meta")
+
+
+DENSE_FAULTS = {
+    "format": ({"format": "fp4"}, ValueError, "'fp4' is not supported; formats: nvfp4, mxfp4, mxfp8"),
+    "type": ({"a": torch.zeros(40, 32)}, TypeError, "a is torch.float32; nvfp4 values are torch.uint8"),
+    "k": ({"a": torch.zeros(40, 20, dtype=torch.uint8)}, ValueError, "a has K=40; K must be a positive multiple of 32"),
+    "no k": ({"a": torch.zeros(40, 0, dtype=torch.uint8)}, ValueError, "a has K=0"),
+    "other k": ({"b": torch.zeros(16, 64, dtype=torch.uint8)}, ValueError, "a has K=64 and b has K=128"),
+    "n": ({"b": torch.zeros(12, 32, dtype=torch.uint8)}, ValueError, "b has N=12; N must be a positive multiple of 8"),
+    "dimensions": ({"a": torch.zeros(1, 40, 32, dtype=torch.uint8)}, ValueError, r"\(1, 40, 32\); expected \[rows, K\]"),
+    "strides": (
+        {"a": torch.zeros(32, 40, dtype=torch.uint8).T},
+        ValueError,
+        r"a has strides \(1, 40\); it must be contiguous",
+    ),
+    "scale layout": (
+        {"a_scales": torch.zeros(40, 4, dtype=torch.uint8)},
+        ValueError,
+        r"\(40, 4\); expected \(128, 4\).*swizzle",
+    ),
+    "scale type": ({"b_scales": torch.zeros(128, 4)}, TypeError, "b_scales is torch.float32; .* are torch.float8_e4m3fn"),
+    "alpha": ({"alpha": torch.ones(2)}, ValueError, r"alpha is torch.float32 of shape \(2,\); expected 1"),
+    "alpha type": ({"alpha": torch.ones(1).double()}, ValueError, "alpha is torch.float64"),
+    "device": ({"alpha": torch.ones(1, device="meta")}, ValueError, "on one device; they are on .*'alpha': 'meta'"),
+}
+
+
+@pytest.mark.parametrize("fault", DENSE_FAULTS)
+def test_gemm_refuses(fault: str) -> None:
+    changed, error, words = DENSE_FAULTS[fault]
+    good = dict(zip(("a", "b", "a_scales", "b_scales", "alpha"), problem(40, 16, 64, "nvfp4"), strict=True))
+    kernels.gemm(**good)
+    with pytest.raises(error, match=words):
+        kernels.gemm(**{**good, **changed})
+
+
+GROUPED_FAULTS = {
+    "groups": ({"b": torch.zeros(0, 16, 32, dtype=torch.uint8)}, "b has no groups"),
+    "dimensions": ({"b": torch.zeros(16, 32, dtype=torch.uint8)}, r"expected \[groups, N, K\]"),
+    "offsets type": ({"offsets": torch.tensor([0, 3, 3, 12])}, r"offsets is torch.int64 of shape \(4,\); expected"),
+    "offsets size": ({"offsets": torch.tensor([0, 12], dtype=torch.int32)}, r"shape \(2,\); expected .* \(4,\)"),
+    "offsets end": ({"offsets": torch.tensor([0, 3, 3, 13], dtype=torch.int32)}, "do not rise from 0 to the 12 rows"),
+    "offsets fall": ({"offsets": torch.tensor([0, 4, 3, 12], dtype=torch.int32)}, "do not rise"),
+    "scale rows": ({"a_scales": torch.zeros(128, 4, dtype=torch.uint8)}, "a_scales has 128 rows; .* need 256"),
+    "scale layout": (
+        {"a_scales": torch.zeros(12, 4, dtype=torch.uint8)},
+        r"\(12, 4\); expected \[rows, 4\] with rows a multiple",
+    ),
+    "alpha": ({"alpha": torch.ones(1)}, "expected 3"),
+}
+
+
+@pytest.mark.parametrize("fault", GROUPED_FAULTS)
+def test_grouped_gemm_refuses(fault: str) -> None:
+    changed, words = GROUPED_FAULTS[fault]
+    names = ("a", "b", "a_scales", "b_scales", "offsets", "alpha")
+    good = dict(zip(names, grouped_problem((3, 0, 9), 16, 64, "nvfp4"), strict=True))
+    kernels.grouped_gemm(**good)
+    with pytest.raises(ValueError, match=words):
+        kernels.grouped_gemm(**{**good, **changed})
+
+
+def test_the_library_says_what_it_is() -> None:
+    info = kernels.build_info()
+    assert list(kernels.kernels()) == info["kernels"] and list(kernels.archs()) == info["archs"]
+    assert all(library.load().shared_bytes(name) <= 101376 for name in kernels.kernels())
+    for name in kernels.kernels():
+        format, family, tile = name.split("_")
+        assert library.choose(format, family, "") in kernels.kernels() and library.choose(format, family, tile) == name
+        with pytest.raises(ValueError, match=f"tile='9x9x9' is not there for {family} {format}; tiles: .*{tile}"):
+            library.choose(format, family, "9x9x9")
+    with pytest.raises(RuntimeError, match="no dense fp3 kernel was compiled"):
+        library.choose("fp3", "dense", "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: bench compares on it")
+def test_without_a_gpu_the_cuda_path_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="CUDA device 0: "):
+        library.load().multiprocessors(0)
+    plain = torch.zeros(4, dtype=torch.uint8)
+    name = kernels.kernels()[0]
+    with pytest.raises(ValueError, match="must be on one CUDA device; one has device type 1"):
+        library.load().launch(name, *[plain] * 6, plain.view(2, 2), plain, 64, 1, 1)
+    with pytest.raises(ValueError, match="no kernel nothing was compiled"):
+        library.load().workspace_bytes("nothing", 1, 1, 1, 1, 1)
+    assert bench.main([]) == 2
+    assert "unverified on SM120: nothing was run: torch sees no CUDA GPU" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that the wheel was compiled for")
+@pytest.mark.parametrize("name", kernels.kernels())
+def test_on_the_gpu_every_bit_is_the_reference(name: str) -> None:
+    for seed in range(2):
+        for what, differ, outputs in bench.compare(name, torch.device("cuda"), seed):
+            assert differ == 0, f"{what}: {differ} of {outputs} differ"

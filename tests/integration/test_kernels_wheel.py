@@ -1,0 +1,155 @@
+"""``sm120kit build kernels`` for real, one kernel: compiler wheels, CMake, the wheel, and its own tests beside a CPU torch.
+
+One compile takes a bit more than a minute. The kernel is the one that computes wrong numbers in stock CUTLASS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sm120kit import build as builder
+from sm120kit.errors import ExpectationFailed
+from sm120kit.records import BuildPlan
+from sm120kit.workspace import read_record
+
+ROOT = Path(__file__).parents[2]
+KERNEL = "nvfp4_grouped_128x128x64"
+
+pytestmark = pytest.mark.compiler
+
+
+def command(state: Path, *words: str | Path, python_path: str = "") -> subprocess.CompletedProcess[str]:
+    """The tool as on a machine without a CUDA toolkit: the compiler can only be that of the wheels."""
+    path = [str(Path(name).parent) for name in ("/usr/bin/git", "/bin/sh")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "SM120KIT"))}
+    return subprocess.run(
+        [sys.executable, "-m", "sm120kit", *map(str, words)],
+        env={
+            **kept,
+            "PATH": os.pathsep.join(path),
+            "SM120KIT_STATE": str(state),
+            "PYTHONPATH": os.pathsep.join(filter(None, (python_path, os.environ.get("PYTHONPATH")))),
+        },
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def wheel(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built where torch cannot be imported."""
+    no_torch = tmp_path_factory.mktemp("no_torch")
+    (no_torch / "torch.py").write_text("raise ImportError('a build of the kernels needs no torch')\n")
+    done = command(state, "build", "kernels", "--kernels", KERNEL, "--output", state / "out", python_path=str(no_torch))
+    assert done.returncode == 0, done.stderr
+    assert "unverified on SM120" in done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the wheel is installed."""
+    target = tmp_path_factory.mktemp("site")
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run([sys.executable, *words], check=True)
+    return target
+
+
+def test_the_wheel_says_what_it_is(wheel: Path, state: Path, site: Path) -> None:
+    (directory,) = (state / "build" / "kernels").iterdir()
+    plan = json.loads((directory / "plan.json").read_text())
+    artifacts = json.loads((directory / "artifacts.json").read_text())
+    assert wheel.name == f"sm120kit_kernels-0.1.0+sm120kit.{plan['digest'][:12]}-py3-none-linux_x86_64.whl"
+    info = json.loads((site / "sm120kit_kernels" / "build_info.json").read_text())
+    assert (info["plan"], info["tree"], info["kernels"]) == (plan["digest"], plan["tree"], [KERNEL])
+    assert (info["cutlass"], info["archs"]) == ("4.2.1", ["sm_120f"])
+    assert {"single-k-block-mainloop", "effective-block-sf"} <= {patch["slug"] for patch in info["patches"]}
+    (module,) = artifacts["modules"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert module["path"] in archive.namelist()
+
+
+def test_the_library_needs_neither_torch_nor_a_cuda_runtime(site: Path) -> None:
+    said = subprocess.run(["readelf", "-d", site / "sm120kit_kernels" / "sm120kit_kernels.so"], capture_output=True, text=True)
+    needed = set(re.findall(r"NEEDED.*\[(.+?)\.so", said.stdout))
+    assert "libtvm_ffi" in needed
+    assert needed <= {"libtvm_ffi", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux-x86-64"}
+    assert "RUNPATH" not in said.stdout and "RPATH" not in said.stdout
+
+
+def test_its_device_code_is_the_kernel_for_sm12x_alone(state: Path, wheel: Path) -> None:
+    said = json.loads(command(state, "inspect", wheel, "--json").stdout)
+    assert {cubin["arch"] for cubin in said} == {"sm_120f"}
+    names = [kernel["name"] for cubin in said for kernel in cubin["kernels"]]
+    assert sum("device_kernel" in name and KERNEL in name for name in names) == 1
+
+
+def test_nothing_in_it_names_where_it_was_built(state: Path, site: Path) -> None:
+    for path in (site / "sm120kit_kernels").iterdir():
+        if path.is_file():
+            content = path.read_bytes()
+            assert str(state).encode() not in content and sys.prefix.encode() not in content, path.name
+
+
+def test_a_second_build_has_nothing_to_do(wheel: Path, state: Path) -> None:
+    log = next(state.glob("work/kernels-*/compile.log"))
+    before = log.stat().st_mtime_ns
+    done = command(state, "build", "kernels", "--kernels", KERNEL, "--output", state / "out", "--offline")
+    assert done.returncode == 0 and "nothing to do for kernels@flashinfer-0.6.6" in done.stderr
+    assert log.stat().st_mtime_ns == before
+
+
+def test_the_wheels_own_tests_pass_beside_a_cpu_torch(site: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    inside = Path(__file__).with_name("kernels_wheel_inside.py")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
+    done = subprocess.run(
+        [sys.executable, *words, f"--rootdir={tmp_path}", f"--junitxml={report}", str(inside)],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r'(tests|skipped|failures|errors)="(\d+)"', report.read_text()))
+    assert int(counts["tests"]) > 50 and counts["failures"] == counts["errors"] == "0"
+    # The one test that needs a GPU, of the one kernel; where there is a GPU, the one that needs none.
+    assert counts["skipped"] == "1"
+
+
+def test_a_kernel_that_is_not_in_the_device_code_fails_the_build(wheel: Path, state: Path) -> None:
+    (directory,) = (state / "build" / "kernels").iterdir()
+    (work,) = state.glob("work/kernels-*")
+    plan = read_record(BuildPlan, directory / "plan.json")
+    builder.check(plan, work)
+    (module,) = plan.modules
+    absent = tuple((pattern.replace("128x128x64", "128x128x32"), least) for pattern, least in module.expect_kernels)
+    wanted = dataclasses.replace(plan, modules=(dataclasses.replace(module, expect_kernels=absent),))
+    with pytest.raises(ExpectationFailed, match=r"0 kernels like .*128x128x32"):
+        builder.check(wanted, work)
+
+
+def test_bad_input_is_refused(wheel: Path, state: Path) -> None:
+    offline = ("--offline", "--output", state / "refused")
+    done = command(state, "build", "kernels", "--kernels", "nvfp5", *offline)
+    assert done.returncode == 10 and "'nvfp5'" in done.stderr and KERNEL in done.stderr
+    done = command(state, "build", "kernels@flashinfer-9", *offline)
+    assert done.returncode == 10 and "flashinfer-9" in done.stderr
+    done = command(state, "build", "kernels", "--kernels", "mxfp8_dense", "--memory", "1", *offline)
+    assert done.returncode == 42 and "1.0 GiB can be used" in done.stderr
+    done = command(state, "build", "kernels", "--arch", "sm_90", *offline)
+    assert done.returncode == 10 and "sm_90" in done.stderr
+    assert not (state / "refused").exists()
