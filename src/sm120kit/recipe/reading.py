@@ -68,7 +68,7 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
 
     if "name" in data and data["name"] != stem:
         yield f"name: {data['name']!r} is not the file's name {stem!r}"
-    yield from _unfit_environment(table("environment"), data)
+    yield from _unfit_environment(data)
     if KINDS.get(str(data.get("engine"))) is EngineRecipe:
         return
     fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]
@@ -87,9 +87,10 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
         yield f"default_group: no group {default!r}{did_you_mean(default, table('groups'))}"
 
 
-def _unfit_environment(environment: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:
+def _unfit_environment(data: dict[str, Any]) -> Iterator[str]:
     """Pins that contradict the recipe itself: an engine that is not asked for, a version that is known to be bad."""
-    asked = environment.get("requires")
+    environment = data.get("environment")
+    asked = environment.get("requires") if isinstance(environment, dict) else None
     pins = dict(pin.split("==", 1) for pin in asked if isinstance(pin, str) and "==" in pin) if isinstance(asked, list) else {}
     engine, version = data.get("engine"), data.get("version")
     if KINDS.get(str(engine)) is EngineRecipe and pins.get(str(engine)) != version:
