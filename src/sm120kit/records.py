@@ -314,9 +314,9 @@ class EmulationFinding:
 class Emulation:
     """What running a tile's mainloop and epilogue on the CPU showed.
 
-    ``passed`` means every accumulator (``outputs``) and every bf16 value that the epilogue ``stored`` has the bits of the integer
-    reference, and there is no finding. ``max_error`` is None when an accumulator was NaN or nothing came out. ``signature`` names
-    a known way to be wrong that explains every mismatch.
+    ``passed`` means every accumulator (``outputs``) and every bf16 value that the epilogue ``stored`` has the bits of the
+    integer reference, and there is no finding. ``max_error`` is None when an accumulator was NaN or nothing came out.
+    ``signature`` names a known way to be wrong that explains every mismatch.
     ``expected_bytes`` and ``delivered_bytes`` are those of one pipeline stage; -1 when no stage was ever completed.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from itertools import product
-from math import isnan, ldexp, nan
+from math import inf, isnan, ldexp, nan
 from pathlib import Path
 
 import pytest
@@ -96,13 +96,81 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(output))
 
 
+Fragments = tuple[list[int], list[int], list[int], list[int]]  # registers of all lanes: A (4 each), B (2), scales of A, of B
+
+
+def bits_of(name: str) -> tuple[int, int]:
+    """Bits that an element takes in a register, and how many registers hold."""
+    return (4, 8) if KINDS[name][0] == 64 else (8, 4)
+
+
+def code_of(name: str, kind: str, code: int) -> int:
+    """A code as it stands in a register: 4-bit ones of the 8-bit instruction in bits 2 to 5."""
+    return code << 2 if KINDS[name][0] == 32 and kind == "e2m1" else code
+
+
+def fill(name: str, codes_a: list[int], codes_b: list[int], scale_a: int, scale_b: int) -> Fragments:
+    """Fragments in which codes take turns and all scales are the same."""
+    bits, per = bits_of(name)
+    _, kind_a, kind_b, _, _ = KINDS[name]
+    registers = []
+    for codes, count, kind in ((codes_a, 4, kind_a), (codes_b, 2, kind_b)):
+        turns = (code_of(name, kind, codes[i % len(codes)]) for i in range(32 * count * per))
+        registers.append([sum(next(turns) << bits * i for i in range(per)) for _ in range(32 * count)])
+    return registers[0], registers[1], [scale_a * 0x01010101] * 32, [scale_b * 0x01010101] * 32
+
+
+def emulated(library: ctypes.CDLL, name: str, fragments: Fragments, c: list[float]) -> list[float]:
+    d = (ctypes.c_float * 128)()
+    getattr(library, name)(*((ctypes.c_uint32 * len(words))(*words) for words in fragments), (ctypes.c_float * 128)(*c), d)
+    return list(d)
+
+
+def modelled(name: str, fragments: Fragments, c: list[float]) -> dict[tuple[int, int], tuple[int, float]]:
+    """Per row and column: where the result is among the registers, and what it is."""
+    k, kind_a, kind_b, kind_sf, vector = KINDS[name]
+    bits, per = bits_of(name)
+    layout_a, layout_b = (A64, B64) if k == 64 else (A32, B32)
+    a, b, *scales = fragments
+
+    def unpacked(registers: list[int], layout: Layout, count: int, rows: int, kind: str) -> list[float]:
+        out = [0.0] * (rows * k)
+        for lane, value in product(range(32), range(count * per)):
+            code = registers[lane * count + value // per] >> bits * (value % per) & (1 << bits) - 1
+            at = offset(layout[0], lane) + offset(layout[1], value)
+            out[at] = element(kind, code >> 2 if k == 32 and kind == "e2m1" else code)
+        return out
+
+    values_a = unpacked(a, layout_a, 4, 16, kind_a)
+    values_b = unpacked(b, layout_b, 2, 8, kind_b)
+    found = {}
+    for row, column in product(range(16), range(8)):
+        lane_a = next(lane for lane in range(32) if lane % 4 < 2 and offset(SFA_THREADS, lane) == row)
+        lane_b = next(lane for lane in range(32) if lane % 4 < 1 and offset(SFB_THREADS, lane) == column)
+        (at,) = (i for i in range(128) if offset(C[0], i // 4) + offset(C[1], i % 4) == row + 16 * column)
+        want = c[at]
+        for x in range(k):
+            shift = 8 * (x // vector)
+            sfa = scale(kind_sf, scales[0][lane_a] >> shift & 255)
+            sfb = scale(kind_sf, scales[1][lane_b] >> shift & 255)
+            want += values_a[row + 16 * x] * sfa * values_b[column + 8 * x] * sfb
+        found[row, column] = at, ctypes.c_float(want).value
+    return found
+
+
+def agree(library: ctypes.CDLL, name: str, fragments: Fragments, c: list[float], exact: bool = True) -> list[float]:
+    d = emulated(library, name, fragments, c)
+    for at, want in modelled(name, fragments, c).values():
+        same = d[at] == want or (isnan(want) and isnan(d[at]))
+        assert same or (not exact and d[at] == pytest.approx(want, rel=1e-6)), (d[at], want)
+    return d
+
+
 @pytest.mark.parametrize(("name", "extreme"), list(product(KINDS, (False, True))))
 def test_mma_is_what_cute_takes_it_for(library: ctypes.CDLL, name: str, extreme: bool) -> None:
     """Random fragments, with junk in the lanes whose scale is not selected; extreme ones have all scale codes, so NaN too."""
-    k, kind_a, kind_b, kind_sf, vector = KINDS[name]
+    kind_sf = KINDS[name][3]
     dice = random.Random(name)
-    bits, per = (4, 8) if k == 64 else (8, 4)
-    layout_a, layout_b = (A64, B64) if k == 64 else (A32, B32)
     for _ in range(12):
         a = [dice.getrandbits(32) for _ in range(128)]
         b = [dice.getrandbits(32) for _ in range(64)]
@@ -114,30 +182,67 @@ def test_mma_is_what_cute_takes_it_for(library: ctypes.CDLL, name: str, extreme:
             if lane % 4:
                 scales[1][lane] = dice.getrandbits(32)
         c = [float(dice.randrange(-8, 9)) for _ in range(128)]
-        d = (ctypes.c_float * 128)()
-        getattr(library, name)(
-            *((ctypes.c_uint32 * len(words))(*words) for words in (a, b, *scales)), (ctypes.c_float * 128)(*c), d
-        )
+        agree(library, name, (a, b, scales[0], scales[1]), c, exact=not extreme)
 
-        def unpacked(registers: list[int], layout: Layout, count: int, rows: int, kind: str) -> list[float]:
-            out = [0.0] * (rows * k)
-            for lane, value in product(range(32), range(count * per)):
-                code = registers[lane * count + value // per] >> bits * (value % per) & (1 << bits) - 1
-                at = offset(layout[0], lane) + offset(layout[1], value)
-                out[at] = element(kind, code >> 2 if k == 32 and kind == "e2m1" else code)
-            return out
 
-        values_a = unpacked(a, layout_a, 4, 16, kind_a)
-        values_b = unpacked(b, layout_b, 2, 8, kind_b)
-        for row, column in product(range(16), range(8)):
-            lane_a = next(lane for lane in range(32) if lane % 4 < 2 and offset(SFA_THREADS, lane) == row)
-            lane_b = next(lane for lane in range(32) if lane % 4 < 1 and offset(SFB_THREADS, lane) == column)
-            (at,) = (i for i in range(128) if offset(C[0], i // 4) + offset(C[1], i % 4) == row + 16 * column)
-            want = c[at]
-            for x in range(k):
-                shift = 8 * (x // vector)
-                sfa = scale(kind_sf, scales[0][lane_a] >> shift & 255)
-                sfb = scale(kind_sf, scales[1][lane_b] >> shift & 255)
-                want += values_a[row + 16 * x] * sfa * values_b[column + 8 * x] * sfb
-            want = ctypes.c_float(want).value
-            assert d[at] == want or (isnan(want) and isnan(d[at])) or (extreme and d[at] == pytest.approx(want, rel=1e-6))
+ONE = {"ue4m3": 0x38, "ue8m0": 127}
+LARGEST = {"e2m1": (0x7, 6.0), "e4m3": (0x7E, 448.0)}
+NAN_SCALE = {"ue4m3": 0x7F, "ue8m0": 0xFF}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_code_of_an_operand_meets_every_code_of_the_other(library: ctypes.CDLL, name: str) -> None:
+    """All 16 e2m1 and all 256 e4m3 codes but NaN in each operand, every one against a single code of the other at a time."""
+    _, kind_a, kind_b, kind_sf, _ = KINDS[name]
+    codes = {"e2m1": list(range(16)), "e4m3": [code for code in range(256) if code & 127 != 127]}
+    several = {"e2m1": list(range(16)), "e4m3": [0x00, 0x80, 0x01, 0x08, 0x38, 0xB8, 0x7E, 0xFE]}
+    for code in several[kind_b]:
+        agree(library, name, fill(name, codes[kind_a], [code], ONE[kind_sf], ONE[kind_sf]), [0.0] * 128)
+    for code in several[kind_a]:
+        agree(library, name, fill(name, [code], codes[kind_b], ONE[kind_sf], ONE[kind_sf]), [0.0] * 128)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_largest_values(library: ctypes.CDLL, name: str) -> None:
+    k, kind_a, kind_b, kind_sf, _ = KINDS[name]
+    (code_a, a), (code_b, b) = LARGEST[kind_a], LARGEST[kind_b]
+    scales = [(0x7E, 0x7E, 448.0 * 448.0)] if kind_sf == "ue4m3" else [(254, 0, 1.0), (254, 127 - 24, ldexp(1.0, 103))]
+    for scale_a, scale_b, factor in scales:
+        d = agree(library, name, fill(name, [code_a], [code_b], scale_a, scale_b), [0.0] * 128)
+        assert set(d) == {a * b * factor * k}
+    if kind_sf == "ue8m0":  # beyond what fp32 holds
+        assert set(agree(library, name, fill(name, [code_a], [code_b], 254, 254), [0.0] * 128)) == {inf}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_scale_of_zero_and_the_smallest(library: ctypes.CDLL, name: str) -> None:
+    """ue4m3 has a zero; the smallest ue8m0 is 2^-127."""
+    k, kind_a, kind_b, kind_sf, _ = KINDS[name]
+    (code_a, a), (code_b, b) = LARGEST[kind_a], LARGEST[kind_b]
+    c = [float(1 + i) for i in range(128)]
+    d = agree(library, name, fill(name, [code_a], [code_b], 0, ONE[kind_sf]), c)
+    assert d == c
+    alone = agree(library, name, fill(name, [code_a], [code_b], 0, ONE[kind_sf]), [0.0] * 128)
+    assert set(alone) == {0.0 if kind_sf == "ue4m3" else a * b * k * ldexp(1.0, -127)}
+
+
+@pytest.mark.parametrize(("name", "operand"), list(product(KINDS, (0, 1))))
+def test_a_nan_scale_spoils_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
+    kind_sf = KINDS[name][3]
+    fragments = fill(name, [0], [0], ONE[kind_sf], ONE[kind_sf])
+    fragments[2 + operand][4 * 3] = NAN_SCALE[kind_sf]  # lane 12 holds the scales of row 3, or of column 3
+    d = agree(library, name, fragments, [1.0] * 128)
+    for (row, column), (at, _) in modelled(name, fragments, [1.0] * 128).items():
+        assert isnan(d[at]) == ((row, column)[operand] == 3)
+
+
+@pytest.mark.parametrize(("name", "operand"), [(name, i) for name in KINDS for i in (0, 1) if KINDS[name][1 + i] == "e4m3"])
+def test_a_nan_element_spoils_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
+    """Both e4m3 NaN codes, against zeros and ordinary numbers."""
+    kind_sf = KINDS[name][3]
+    for code in (0x7F, 0xFF):
+        fragments = fill(name, [0], [0], ONE[kind_sf], ONE[kind_sf])
+        fragments[operand][(4, 2)[operand] * 4 * 3] = code  # the first element of row 3, or of column 3
+        d = agree(library, name, fragments, [1.0] * 128)
+        for (row, column), (at, _) in modelled(name, fragments, [1.0] * 128).items():
+            assert isnan(d[at]) == ((row, column)[operand] == 3)

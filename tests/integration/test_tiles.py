@@ -68,10 +68,12 @@ def quick(tree: Path, directory: Path) -> list[listing.Instantiation]:
     return found
 
 
-def test_every_tile_of_the_quick_group_is_proven(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+def test_every_tile_of_the_quick_group_is_proven(
+    trees: dict[str, Path], tools: Toolchain, tmp_path: Path, emulations: Path
+) -> None:
     asked = quick(trees["after"], tmp_path / "units")
     facts = [fact for kernels in measure(asked, trees["after"], tools, tmp_path / "tiles") for fact in kernels]
-    emulator = Emulator(trees["after"] / CUTLASS, tools, tmp_path / "cache")
+    emulator = Emulator(trees["after"] / CUTLASS, tools, emulations)
     found = pipeline.with_numbers(facts, emulator, "quick", emulated=True)
     assert len(found) == len(facts) == 20
     for one in found:
@@ -84,12 +86,12 @@ def test_every_tile_of_the_quick_group_is_proven(trees: dict[str, Path], tools: 
 
 
 def test_k64_is_wrong_without_the_patches_and_proven_with_them(
-    trees: dict[str, Path], tools: Toolchain, tmp_path: Path
+    trees: dict[str, Path], tools: Toolchain, tmp_path: Path, emulations: Path
 ) -> None:
     found = []
     for side in ("before", "after"):
         ((fact,),) = measure([ask(trees[side], "nvfp4", "128x128x64", "none")], trees[side], tools, tmp_path / "tiles")
-        emulator = Emulator(trees[side] / CUTLASS, tools, tmp_path / "cache")
+        emulator = Emulator(trees[side] / CUTLASS, tools, emulations)
         found += pipeline.with_numbers([fact], emulator, side, emulated=True)
     (row,) = compare.rows(found[:1], found[1:])
     assert row.changed

@@ -70,7 +70,7 @@ def fact(tile: Tile = TILE, **changes: object) -> TileFacts:
 
 
 def test_tiles_with_one_mainloop_share_an_emulation_that_is_kept(compiler: Compiler, emulator: Emulator) -> None:
-    half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize", swap=True)
+    half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize")
     facts = [fact(), fact(half), fact(finalize), fact(finalize, stages=3), fact(schedule="pingpong")]
     assert {one.numbers.why for one in pipeline.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
     assert compiler.calls == 0
@@ -79,12 +79,6 @@ def test_tiles_with_one_mainloop_share_an_emulation_that_is_kept(compiler: Compi
     assert compiler.calls == 3
     assert pipeline.with_numbers(facts, emulator, "t", False) == found
     assert compiler.calls == 3
-
-
-def test_operands_of_two_types_that_change_places_are_another_mainloop() -> None:
-    wide = replace(TILE, dtype="fp8xmxfp4")
-    assert Mainloop.of(wide) != Mainloop.of(replace(wide, swap=True))
-    assert Mainloop.of(TILE) == Mainloop.of(replace(TILE, swap=True))
 
 
 def test_other_headers_are_another_emulation(emulator: Emulator, tmp_path: Path) -> None:

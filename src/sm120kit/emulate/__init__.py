@@ -1,11 +1,14 @@
-"""Run a tile's real mainloop on this machine's CPU and compare with integers, bit for bit: no GPU, no nvcc.
+"""Run a tile's real mainloop and epilogue on this machine's CPU and compare with integers, bit for bit: no GPU, no nvcc.
 
-``cpp/`` compiles CUTLASS's own SM120 block-scaled collective, its ``load()`` and ``mma()`` unchanged, for the host and puts an
-emulated machine below it: tensor maps with the rules of the driver's documentation, bulk copies, mbarriers with transaction
-bytes, ldmatrix and the block-scaled mma by the fragment tables of the PTX ISA. One CTA works through three GEMMs (stages wrap
-around, ragged edges, a partial k tile, a single row) with the producer running ahead, lagging behind, and at random.
+``cpp/`` compiles CUTLASS's own SM120 block-scaled collectives for the host, the mainloop's ``load()`` and ``mma()`` and the
+epilogue's ``load()`` and ``store()`` unchanged, and puts an emulated machine below them: tensor maps with the rules of the
+driver's documentation, bulk copies in both directions, mbarriers with transaction bytes, named barriers, ldmatrix, stmatrix and
+the block-scaled mma by the fragment tables of the PTX ISA. One CTA works through three GEMMs (stages wrap around, ragged edges,
+a partial k tile, a single row) with the producer running ahead, lagging behind, and at random. The epilogue is
+alpha A B + beta C in bf16; a grouped kernel has an alpha and tensor maps per group. Outputs are poisoned, between guards.
 
-What it cannot show: epilogues, tile schedulers, clusters, timing, and the instructions themselves.
+What it does not cover: FlashInfer's finalize epilogue, f16 outputs, tile schedulers (stream-K among them), clusters, timing,
+memory ordering between the generic and the async proxy, and the instructions themselves.
 """
 
 from __future__ import annotations
@@ -39,8 +42,24 @@ FLAGS = (
 )
 
 DTYPES = ("nvfp4", "mxfp4", "mxfp8", "fp8xmxfp4")
-FAULTS = ("stage-off-by-one", "bytes-too-few", "bytes-too-many", "scales-swapped", "scale-stride")
-"""What can be planted on demand; every one has to be found, on every tile."""
+FAULTS = (
+    "stage-off-by-one",
+    "bytes-too-few",
+    "bytes-too-many",
+    "scales-swapped",
+    "scale-stride",
+    "box-too-small",
+    "box-too-big",
+    "modes-swapped",
+    "group-offset-a",
+    "group-offset-b",
+    "group-offset-sfa",
+    "group-offset-sfb",
+    "group-offset-output",
+    "no-store-wait",
+    "no-named-barrier",
+)
+"""What can be planted on demand (cpp/cta.hpp); every one has to be found. Those of groups need a grouped tile."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +77,8 @@ class Mainloop:
 
     @classmethod
     def of(cls, tile: Tile, *, pingpong: bool = False, stages: int = 0) -> Mainloop:
-        """A tile's; where both operands have one type it makes no difference that they change places."""
-        swap = tile.swap and tile.dtype == "fp8xmxfp4"
-        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, swap, pingpong, stages)
+        """A tile's."""
+        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages)
 
     @property
     def tile(self) -> Tile:
@@ -91,8 +109,8 @@ def run(
 ) -> Emulation:
     """Emulate ``tile`` with the CUTLASS whose include directory is ``cutlass``; half a minute, nothing when known.
 
-    The tile's epilogue and output type do not matter, except for the ``stages`` that they leave; 0 stands for those of a plain
-    bf16 epilogue. ``fault`` is one of :data:`FAULTS`, to see it found.
+    The tile's epilogue and output type do not matter, except for the ``stages`` that they leave: the epilogue is a plain one in
+    bf16, and ``stages`` 0 stands for those that it leaves. ``fault`` is one of :data:`FAULTS`, to see it found.
 
     Raises:
         CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.

@@ -4,7 +4,8 @@
 //   barriers     barrier.h is read as if for a device, its inline assembly discarded; the calls that it makes to CUTLASS's
 //                synchronisation log at each barrier operation go to the machine
 //   tensor maps  tensormap.replace and its fences: the functions of copy_sm90_desc.hpp under their own names
-//   copies       detail::CallCOPY of the bulk tensor load and of ldmatrix
+//   copies       the bulk tensor store by its name; detail::CallCOPY of the bulk tensor load, of ldmatrix and stmatrix
+//   threads      who a thread is: elect_one_sync and the canonical indices, by their names
 //   mma          the block-scaled operations, specialised in full
 #pragma once
 
@@ -17,6 +18,30 @@
 #undef CUTE_INVALID_CONTROL_PATH
 #define CUTE_INVALID_CONTROL_PATH(text) emulate::report().add("not emulated", text)
 
+// ---- who a thread is: threadIdx says so, as on a device
+#define elect_one_sync hidden_elect_one_sync
+#define canonical_lane_idx hidden_canonical_lane_idx
+#define canonical_warp_idx hidden_canonical_warp_idx
+#define canonical_warp_idx_sync hidden_canonical_warp_idx_sync
+#define canonical_warp_group_idx hidden_canonical_warp_group_idx
+#include <cute/arch/cluster_sm90.hpp>
+#include <cutlass/cutlass.h>
+#undef elect_one_sync
+#undef canonical_lane_idx
+#undef canonical_warp_idx
+#undef canonical_warp_idx_sync
+#undef canonical_warp_group_idx
+
+namespace cute {
+inline uint32_t elect_one_sync() { return threadIdx.x % 32 == 0; }
+}  // namespace cute
+namespace cutlass {
+inline int canonical_lane_idx() { return threadIdx.x % NumThreadsPerWarp; }
+inline int canonical_warp_idx() { return threadIdx.x / NumThreadsPerWarp; }
+inline int canonical_warp_idx_sync() { return threadIdx.x / NumThreadsPerWarp; }
+inline int canonical_warp_group_idx() { return threadIdx.x / NumThreadsPerWarpGroup; }
+}  // namespace cutlass
+
 // ---- wmma is of no use here and needs nvcc: read its header as an nvcc too old for it would
 #pragma push_macro("__CUDACC_VER_MAJOR__")
 #undef __CUDACC_VER_MAJOR__
@@ -25,7 +50,7 @@
 #undef __CUDACC_VER_MAJOR__
 #pragma pop_macro("__CUDACC_VER_MAJOR__")
 
-// ---- tensor map functions: CUTLASS's own are read under another name, ours take their place
+// ---- tensor map and bulk store functions: CUTLASS's own are read under another name, ours take their place
 #define tma_descriptor_replace_addr_in_global_mem hidden_replace_addr_in_global_mem
 #define tma_descriptor_replace_addr_in_shared_mem hidden_replace_addr_in_shared_mem
 #define tma_descriptor_replace_dims_strides_in_shared_mem hidden_replace_dims_strides_in_shared_mem
@@ -34,8 +59,16 @@
 #define tma_descriptor_fence_acquire hidden_fence_acquire
 #define tma_desc_commit_group hidden_commit_group
 #define tma_desc_wait_group hidden_wait_group
+#define SM90_TMA_STORE hidden_bulk_store
+#define tma_store_fence hidden_store_fence
+#define tma_store_arrive hidden_store_arrive
+#define tma_store_wait hidden_store_wait
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+#undef SM90_TMA_STORE
+#undef tma_store_fence
+#undef tma_store_arrive
+#undef tma_store_wait
 #undef tma_desc_commit_group
 #undef tma_desc_wait_group
 #undef tma_descriptor_replace_addr_in_global_mem
@@ -59,23 +92,34 @@ inline void tma_descriptor_replace_dims_strides_in_shared_mem(TmaDescriptor& whe
   emulate::store_map(&where, map);
 }
 inline void tma_descriptor_cp_fence_release(TmaDescriptor const* global, TmaDescriptor& shared) {
+  if (!elect_one_sync()) return;  // the warp does it together, once
   auto map = emulate::load_map(&shared);
   map.rejected = !emulate::obeys_rules(map);
   emulate::store_map(const_cast<TmaDescriptor*>(global), map);
 }
-inline void tma_desc_commit_group() {}
-inline void tma_desc_wait_group() {}
+struct SM90_TMA_STORE {
+  template <class... Coordinate>
+  static void copy(void const* map, void const* source, Coordinate const&... coordinate) {
+    emulate::bulk_store(map, emulate::machine().shared.address_of(source), {std::int32_t(coordinate)...});
+  }
+};
+inline void tma_store_fence() {}
+inline void tma_store_arrive() { emulate::machine().store_commit(); }
+template <int Count>
+void tma_store_wait() {
+  emulate::machine().store_wait(Count);
+}
+inline void tma_desc_commit_group() { emulate::machine().store_commit(); }
+inline void tma_desc_wait_group() { emulate::machine().store_wait(0); }
 inline void tma_descriptor_fence_release() {}
 inline void tma_descriptor_fence_acquire(TmaDescriptor const*) {}
 }  // namespace cute
 
 // ---- barriers
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm100_tma.hpp>
 #include <cutlass/arch/config.h>
 #include <cutlass/arch/memory_sm75.h>
 #include <cutlass/arch/synclog.hpp>
-#include <cutlass/cutlass.h>
 
 namespace cutlass::arch {
 inline void emulated_init(uint32_t address, uint32_t count) { emulate::machine().barrier_init(address, count); }
@@ -136,6 +180,7 @@ inline void emulated_unknown(char const* what) { emulate::report().add("not emul
 #include <cute/tensor.hpp>
 #include <cute/arch/copy_sm100.hpp>
 #include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm120.hpp>
 #include <cute/atom/copy_traits_sm90_tma.hpp>
 
@@ -161,16 +206,24 @@ inline Stages& stages() {
   return the;
 }
 
-inline int warp_of_thread() { return (machine().thread() - 1) / 32; }  // fibre 0 is the producer
-inline int lane_of_thread() { return (machine().thread() - 1) % 32; }
+template <class Lane, class Perform>
+void with_warp(char const* instruction, Lane& mine, Perform perform) {
+  machine().together(threadIdx.x / 32, threadIdx.x % 32, instruction, &mine, perform);
+}
 
-template <int Count, bool Unpack, class... D>
+template <int Count, Matrix Kind, class... D>
 void call_ldmatrix(void const* row, D&... registers) {
   LdmatrixLane mine{machine().shared.address_of(row), {}};
-  machine().together(warp_of_thread(), lane_of_thread(), Unpack ? "ldmatrix.b4x16_p64" : "ldmatrix", &mine,
-                     [](std::array<LdmatrixLane*, 32> const& lanes) { ldmatrix<Count, Unpack>(lanes); });
+  with_warp(Kind == Matrix::unpacked ? "ldmatrix.b4x16_p64" : "ldmatrix", mine,
+            [](std::array<LdmatrixLane*, 32> const& lanes) { ldmatrix<Count, Kind>(lanes); });
   int i = 0;
   ((registers = mine.registers[i++]), ...);
+}
+
+template <int Count, Matrix Kind, class... S>
+void call_stmatrix(void* row, S const&... registers) {
+  LdmatrixLane mine{machine().shared.address_of(row), {registers...}};
+  with_warp("stmatrix", mine, [](std::array<LdmatrixLane*, 32> const& lanes) { stmatrix<Count, Kind>(lanes); });
 }
 
 template <int K, Element A, Element B, Scale S, int Vector>
@@ -179,7 +232,7 @@ struct MmaOperation {
   static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                   uint32_t b1, float c0, float c1, float c2, float c3, SFA sfa, SFB sfb) {
     MmaLane mine{{a0, a1, a2, a3}, {b0, b1}, sfa, sfb, {c0, c1, c2, c3}, {}};
-    machine().together(warp_of_thread(), lane_of_thread(), "mma", &mine, [](std::array<MmaLane*, 32> const& lanes) {
+    with_warp("mma", mine, [](std::array<MmaLane*, 32> const& lanes) {
       block_scaled_mma<K, A, B, S, Vector>(lanes);
       ++machine().mma_count;
     });
@@ -216,21 +269,34 @@ EMULATE_MMA(SM120_16x8x32_TN_VS, 32, e2m1, e4m3, ue8m0, 32, uint8_t)
 #undef EMULATE_MMA
 
 namespace detail {
-#define EMULATE_LDMATRIX(OP, COUNT, UNPACK)                      \
-  template <>                                                    \
-  struct CallCOPY<OP> {                                          \
-    template <class Row, class... D>                             \
-    void operator()(Row const& row, D&... registers) const {     \
-      emulate::call_ldmatrix<COUNT, UNPACK>(&row, registers...); \
-    }                                                            \
+#define EMULATE_LDMATRIX(OP, COUNT, KIND)                                       \
+  template <>                                                                   \
+  struct CallCOPY<OP> {                                                         \
+    template <class Row, class... D>                                            \
+    void operator()(Row const& row, D&... registers) const {                    \
+      emulate::call_ldmatrix<COUNT, emulate::Matrix::KIND>(&row, registers...); \
+    }                                                                           \
   };
-EMULATE_LDMATRIX(SM75_U32x1_LDSM_N, 1, false)
-EMULATE_LDMATRIX(SM75_U32x2_LDSM_N, 2, false)
-EMULATE_LDMATRIX(SM75_U32x4_LDSM_N, 4, false)
-EMULATE_LDMATRIX(SM100_SU4_DU8x16_x1_LDSM_N, 1, true)
-EMULATE_LDMATRIX(SM100_SU4_DU8x16_x2_LDSM_N, 2, true)
-EMULATE_LDMATRIX(SM100_SU4_DU8x16_x4_LDSM_N, 4, true)
+EMULATE_LDMATRIX(SM75_U32x1_LDSM_N, 1, plain)
+EMULATE_LDMATRIX(SM75_U32x2_LDSM_N, 2, plain)
+EMULATE_LDMATRIX(SM75_U32x4_LDSM_N, 4, plain)
+EMULATE_LDMATRIX(SM75_U16x4_LDSM_T, 2, transposed)
+EMULATE_LDMATRIX(SM100_SU4_DU8x16_x1_LDSM_N, 1, unpacked)
+EMULATE_LDMATRIX(SM100_SU4_DU8x16_x2_LDSM_N, 2, unpacked)
+EMULATE_LDMATRIX(SM100_SU4_DU8x16_x4_LDSM_N, 4, unpacked)
 #undef EMULATE_LDMATRIX
+
+#define EMULATE_STMATRIX(OP, KIND)                                                   \
+  template <>                                                                        \
+  struct CallCOPY<OP> {                                                              \
+    template <class Row>                                                             \
+    void operator()(uint32_t const& first, uint32_t const& second, Row& row) const { \
+      emulate::call_stmatrix<2, emulate::Matrix::KIND>(&row, first, second);         \
+    }                                                                                \
+  };
+EMULATE_STMATRIX(SM90_U32x2_STSM_N, plain)
+EMULATE_STMATRIX(SM90_U16x4_STSM_T, transposed)
+#undef EMULATE_STMATRIX
 
 template <>
 struct CallCOPY<SM90_TMA_LOAD_OP> {

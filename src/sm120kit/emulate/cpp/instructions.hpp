@@ -1,4 +1,4 @@
-// Warp instructions by the fragment tables of the PTX ISA, not by CuTe's traits: ldmatrix and the block-scaled mma.sync.
+// Warp instructions by the fragment tables of the PTX ISA, not by CuTe's traits: ldmatrix, stmatrix, the block-scaled mma.sync.
 //
 // lane = 4 g + p. Register fragments, from "Matrix Fragments for mma.m16n8k64" and "... m16n8k32":
 //   A  m16n8k64, 4 bit: a0 (row g, k 8p..8p+7)  a1 (row g+8, same)  a2 (row g, k+32)  a3 (row g+8, k+32)
@@ -81,31 +81,63 @@ void block_scaled_mma(std::array<MmaLane*, 32> const& lanes) {
   }
 }
 
+/// What one lane brings to ldmatrix or stmatrix, and takes away.
 struct LdmatrixLane {
   std::uint32_t address;
   std::uint32_t registers[4];
 };
 
-/// ldmatrix.m8n8.x{Count}.b16, or with `Unpack` ldmatrix.m8n16.x{Count}.b8x16.b4x16_p64: rows of 16 bytes, given by the
-/// addresses of lanes 8i..8i+7 for matrix i. Unpacking takes 16 values of 4 bits from the row's first 8 bytes to the low bits of
-/// 16 bytes.
-template <int Count, bool Unpack>
+/// How ldmatrix and stmatrix see the 8 rows of 16 bytes of a matrix.
+enum class Matrix {
+  plain,       // .m8n8.b16: lane 4 g + p holds of row g the columns 2p, 2p+1
+  transposed,  // .m8n8.trans.b16: of column g the rows 2p, 2p+1
+  unpacked,    // .m8n16.b8x16.b4x16_p64: 16 values of 4 bits in the first 8 bytes become the low bits of 16 bytes
+};
+
+/// Where the two halves of lane 4 g + p's register lie in a matrix: row and byte in it.
+template <Matrix Kind>
+std::array<std::array<int, 2>, 2> halves(int g, int p) {
+  if (Kind == Matrix::transposed) return {{{2 * p, 2 * g}, {2 * p + 1, 2 * g}}};
+  return {{{g, 4 * p}, {g, 4 * p + 2}}};
+}
+
+/// The addresses of a matrix's rows, from lanes 8 i to 8 i + 7 for matrix i; what is wrong with one is a finding.
+inline bool row_is_good(std::uint32_t address, char const* what) {
+  if (address % 16 != 0)
+    report().add(std::string("misaligned ") + what, format("row address %u is not a multiple of 16", address));
+  if (machine().shared.holds(address, 16)) return true;
+  report().add("shared memory out of bounds", format("%s of 16 bytes at %u of %zu", what, address, machine().shared.size()));
+  return false;
+}
+
+template <int Count, Matrix Kind>
 void ldmatrix(std::array<LdmatrixLane*, 32> const& lanes) {
-  auto& shared = machine().shared;
   for (int matrix = 0; matrix < Count; ++matrix) {
+    unsigned char bytes[8][16];
+    std::memset(bytes, SharedMemory::poison, sizeof bytes);
     for (int row = 0; row < 8; ++row) {
       std::uint32_t const address = lanes[8 * matrix + row]->address;
-      unsigned char bytes[16];
-      std::memset(bytes, SharedMemory::poison, sizeof bytes);
-      if (address % 16 != 0) report().add("misaligned ldmatrix", format("row address %u is not a multiple of 16", address));
-      if (!shared.holds(address, 16)) {
-        report().add("shared memory out of bounds", format("ldmatrix reads 16 bytes at %u of %zu", address, shared.size()));
-      } else if (Unpack) {
-        for (int i = 0; i < 16; ++i) bytes[i] = (shared.base()[address + i / 2] >> (4 * (i % 2))) & 15;
-      } else {
-        std::memcpy(bytes, shared.base() + address, 16);
+      if (!row_is_good(address, "ldmatrix")) continue;
+      unsigned char const* from = machine().shared.base() + address;
+      for (int i = 0; i < 16; ++i) bytes[row][i] = Kind == Matrix::unpacked ? (from[i / 2] >> (4 * (i % 2))) & 15 : from[i];
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      auto* to = reinterpret_cast<unsigned char*>(&lanes[lane]->registers[matrix]);
+      for (auto [row, byte] : halves<Kind>(lane / 4, lane % 4)) std::memcpy(to, bytes[row] + byte, 2), to += 2;
+    }
+  }
+}
+
+template <int Count, Matrix Kind>
+void stmatrix(std::array<LdmatrixLane*, 32> const& lanes) {
+  for (int matrix = 0; matrix < Count; ++matrix) {
+    for (int lane = 0; lane < 32; ++lane) {
+      auto const* from = reinterpret_cast<unsigned char const*>(&lanes[lane]->registers[matrix]);
+      for (auto [row, byte] : halves<Kind>(lane / 4, lane % 4)) {
+        std::uint32_t const address = lanes[8 * matrix + row]->address;
+        if (row_is_good(address, "stmatrix")) std::memcpy(machine().shared.base() + address + byte, from, 2);
+        from += 2;
       }
-      for (int p = 0; p < 4; ++p) std::memcpy(&lanes[4 * row + p]->registers[matrix], bytes + 4 * p, 4);
     }
   }
 }

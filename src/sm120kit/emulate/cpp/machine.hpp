@@ -59,14 +59,15 @@ class SharedMemory {
   }
   bool holds(std::uint32_t address, std::size_t bytes) const { return address <= size_ && bytes <= size_ - address; }
 
-  /// Copy from the bulk copy engine, for a full barrier in one of its phases. Every byte belongs to one stage only.
+  /// Copy from the bulk copy engine, for a full barrier in one of its phases. Every byte belongs to one stage of the mainloop
+  /// only, or to none (stage -1).
   void deliver(std::uint32_t address, unsigned char const* from, std::size_t bytes, int stage, std::uint32_t phase) {
     for (std::size_t i = 0; i < bytes; ++i) {
       auto& owner = owner_[address + i];
       if (owner.stage >= 0 && owner.stage != stage) {
         report().add("overlapping stages", format("shared memory byte %u is written for stage %d and for stage %d",
                                                   unsigned(address + i), owner.stage, stage));
-      } else if (owner.stage == stage && owner.phase == phase) {
+      } else if (stage >= 0 && owner.stage == stage && owner.phase == phase) {
         report().add("written twice",
                      format("shared memory byte %u is written twice for stage %d in one phase", unsigned(address + i), stage));
       }
@@ -112,9 +113,11 @@ class Machine {
   Machine(std::size_t shared_bytes) : shared(shared_bytes) {}
 
   SharedMemory shared;
-  std::function<void(std::uint32_t address)> on_phase;  // called when a barrier completes a phase
+  std::function<void(std::uint32_t address, std::int64_t bytes)> on_phase;  // a barrier completes a phase with these bytes
+  std::function<void(int thread)> on_switch;                                // another thread goes on
+  bool ignores_store_waits = false, ignores_named_barriers = false;         // faults that can be planted
   std::uint64_t mma_count = 0;
-  std::int64_t phase_bytes = -1;  // bytes delivered per full-barrier phase; all phases agree or the report says so
+  std::int64_t phase_bytes = -1;  // bytes delivered per phase of a full barrier
 
   // ---- threads
 
@@ -142,6 +145,7 @@ class Machine {
       int const next = pick();
       if (next < 0) break;
       current_ = next;
+      if (on_switch) on_switch(next);
       swapcontext(&scheduler_, &threads_[next]->context);
       current_ = -1;
     }
@@ -149,6 +153,11 @@ class Machine {
       if (!fibre->done) hung = true;
     }
     if (hung) describe_hang();
+    for (auto const& [thread, stores] : stores_) {
+      if (!stores.open.empty() || !stores.groups.empty())
+        report().add("unfinished store", format("thread %d ends before its bulk stores have read shared memory", thread));
+    }
+    stores_.clear();
     for (auto const& fibre : threads_) munmap(fibre->stack, stack_bytes);
     warps_.clear();
     named_.clear();
@@ -198,6 +207,7 @@ class Machine {
   }
 
   void named_barrier(std::uint32_t id, std::uint32_t threads) {
+    if (ignores_named_barriers) return;
     auto& barrier = named_[id];
     auto const generation = barrier.generation;
     if (++barrier.arrived == threads) {
@@ -207,6 +217,29 @@ class Machine {
     }
     wait_until([&barrier, generation] { return barrier.generation != generation; },
                format("named barrier %u of %u threads", id, threads));
+  }
+
+  // ---- bulk stores: the engine reads shared memory at once or, to show who overwrites it too early, as late as it may
+
+  void store(std::function<void()> move) {
+    if (schedule_ == Schedule::producer_first)
+      move();
+    else
+      stores_[current_].open.push_back(std::move(move));
+  }
+  void store_commit() {
+    auto& stores = stores_[current_];
+    stores.groups.push_back(std::move(stores.open));
+    stores.open.clear();
+  }
+  /// Wait until at most `pending` of this thread's committed groups have not read their shared memory.
+  void store_wait(std::size_t pending) {
+    if (ignores_store_waits) return;
+    auto& groups = stores_[current_].groups;
+    while (groups.size() > pending) {
+      for (auto const& move : groups.front()) move();
+      groups.erase(groups.begin());
+    }
   }
 
   // ---- mbarriers, by shared memory address
@@ -264,6 +297,10 @@ class Machine {
     std::uint32_t arrived = 0;
     std::uint64_t generation = 0;
   };
+  struct Stores {
+    std::vector<std::function<void()>> open;
+    std::vector<std::vector<std::function<void()>>> groups;
+  };
 
   static void enter(unsigned high, unsigned low) {
     auto* fibre = reinterpret_cast<Fibre*>((static_cast<std::uintptr_t>(high) << 32) | low);
@@ -300,11 +337,11 @@ class Machine {
 
   void settle(std::uint32_t address, Barrier& barrier) {
     if (barrier.pending != 0 || barrier.tx != 0) return;
-    if (barrier.delivered != 0) phase_bytes = barrier.delivered;
+    auto const bytes = barrier.delivered;
     barrier.pending = barrier.count;
     barrier.expected = barrier.delivered = 0;
     ++barrier.phase;
-    if (on_phase) on_phase(address);
+    if (on_phase) on_phase(address, bytes);
   }
 
   void describe_hang() {
@@ -326,6 +363,7 @@ class Machine {
   std::map<int, Meeting> warps_;
   std::map<std::uint32_t, Named> named_;
   std::map<std::uint32_t, Barrier> barriers_;
+  std::map<int, Stores> stores_;
   ucontext_t scheduler_;
   std::mt19937_64 random_;
   Schedule schedule_ = Schedule::producer_last;

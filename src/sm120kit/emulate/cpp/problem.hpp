@@ -40,6 +40,50 @@ struct Operand {
   std::vector<std::int32_t> value;  // in units, scale included: rows x k
 };
 
+inline std::uint16_t bf16_of(float value) {  // round to nearest even; not for NaN
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/// An m x n matrix of bf16 as a kernel stores it: lines padded to 8 elements and 8 more, guards around, all poisoned (NaN).
+class Bf16Matrix {
+ public:
+  Bf16Matrix(int m, int n, bool column_major)
+      : lines_(column_major ? n : m), length_(column_major ? m : n), column_major_(column_major) {
+    bytes_.assign(2 * guard + std::size_t(lines_) * pitch() * 2, poison);
+  }
+  int pitch() const { return (length_ + 7) / 8 * 8 + 8; }
+  unsigned char* first() { return bytes_.data() + guard; }
+  void allow(bool writable) { global_memory().allow(first(), std::size_t(lines_) * pitch() * 2, writable); }
+  std::uint16_t get(int i, int j) const {
+    std::uint16_t value;
+    std::memcpy(&value, bytes_.data() + at(i, j), sizeof value);
+    return value;
+  }
+  void set(int i, int j, std::uint16_t value) { std::memcpy(bytes_.data() + at(i, j), &value, sizeof value); }
+  /// Bytes of the guards and of the padding that are not poison any more.
+  std::size_t overwritten() const {
+    std::size_t count = 0;
+    std::size_t const line = std::size_t(pitch()) * 2, end = guard + lines_ * line;
+    for (std::size_t b = 0; b < bytes_.size(); ++b) {
+      bool const inside = b >= guard && b < end && (b - guard) % line < std::size_t(length_) * 2;
+      count += !inside && bytes_.data()[b] != poison;
+    }
+    return count;
+  }
+
+ private:
+  static constexpr std::size_t guard = 1024;
+  static constexpr unsigned char poison = 0xff;
+  std::size_t at(int i, int j) const {
+    return guard + 2 * (column_major_ ? std::size_t(j) * pitch() + i : std::size_t(i) * pitch() + j);
+  }
+  int lines_, length_;
+  bool column_major_;
+  Bytes bytes_;
+};
+
 struct Comparison {
   std::uint64_t mismatches = 0;
   double max_error = 0;
@@ -53,6 +97,7 @@ struct Problem {
   double unit = 0;
   bool exact = true;
   std::vector<std::int64_t> expected;  // in units, m x n
+  std::vector<std::int32_t> source;    // the epilogue's C, in units, m x n: multiples of 16, so that bf16 holds them
 
   Problem(int m_, int n_, int k_, std::uint64_t seed) : m(m_), n(n_), k(k_) {
     std::mt19937_64 random(seed);
@@ -68,9 +113,16 @@ struct Problem {
           magnitude += term < 0 ? -term : term;
         }
         expected[std::size_t(i) * n + j] = sum;
-        if (magnitude >= (std::int64_t{1} << 24)) exact = false;
+        source.push_back(16 * (int(random() % 256) - 128));
+        if (magnitude + 2 * std::abs(source.back()) >= (std::int64_t{1} << 24)) exact = false;
       }
     }
+  }
+
+  /// alpha A B + beta C rounded once; alpha is 1/2, 1 or 2, beta 0 or 1.
+  std::uint16_t stored(int i, int j, double alpha, double beta) const {
+    std::size_t const at = std::size_t(i) * n + j;
+    return bf16_of(static_cast<float>((alpha * double(expected[at]) + beta * source[at]) * unit));
   }
 
   void register_memory() const {
@@ -78,6 +130,11 @@ struct Problem {
       global_memory().allow(o->packed.data(), o->packed.size());
       global_memory().allow(o->scale_bytes.data(), o->scale_bytes.size());
     }
+  }
+
+  bool is_right(int i, int j, float got) const {
+    float const want = static_cast<float>(double(expected[std::size_t(i) * n + j]) * unit);
+    return std::memcmp(&want, &got, sizeof want) == 0 || (want == 0 && got == 0);
   }
 
   /// Bit for bit. The signature names a known way to be wrong that explains every mismatch.
@@ -88,7 +145,7 @@ struct Problem {
       for (int j = 0; j < n; ++j) {
         std::size_t const at = std::size_t(i) * n + j;
         float const want = static_cast<float>(double(expected[at]) * unit), got = output[at];
-        if (std::memcmp(&want, &got, sizeof want) == 0 || (want == 0 && got == 0)) continue;
+        if (is_right(i, j, got)) continue;
         ++result.mismatches;
         double const error = std::abs(double(want) - double(got));
         result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(result.max_error, error);
@@ -180,7 +237,7 @@ struct Result {
   std::uint64_t outputs, mismatches;
   double max_error;
   std::string signature;
-  std::uint64_t mma_count;
+  std::uint64_t stored, stored_mismatches, mma_count;
   std::int64_t delivered_bytes;
   long expected_bytes;
   int stages;
@@ -188,12 +245,13 @@ struct Result {
 
   void print() const {
     std::printf(
-        "{\"passed\": %s, \"outputs\": %llu, \"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stages\": %d, "
-        "\"tensor_bytes\": %ld, "
+        "{\"passed\": %s, \"outputs\": %llu, \"mismatches\": %llu, \"max_error\": %s, \"signature\": %s, \"stored\": %llu, "
+        "\"stored_mismatches\": %llu, \"stages\": %d, \"tensor_bytes\": %ld, "
         "\"mma_count\": %llu, \"expected_bytes\": %ld, \"delivered_bytes\": %lld, \"findings\": %s}\n",
         passed ? "true" : "false", (unsigned long long)outputs, (unsigned long long)mismatches,
-        std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(), stages,
-        tensor_bytes, (unsigned long long)mma_count, expected_bytes, (long long)delivered_bytes, report().json().c_str());
+        std::isinf(max_error) ? "null" : format("%.9g", max_error).c_str(), Report::quote(signature).c_str(),
+        (unsigned long long)stored, (unsigned long long)stored_mismatches, stages, tensor_bytes, (unsigned long long)mma_count,
+        expected_bytes, (long long)delivered_bytes, report().json().c_str());
   }
 };
 

@@ -30,6 +30,7 @@ inline int bits_of(int type) {
     case CU_TENSOR_MAP_DATA_TYPE_UINT8:
       return 8;
     case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
       return 16;
     case CU_TENSOR_MAP_DATA_TYPE_UINT32:
       return 32;
@@ -46,6 +47,8 @@ inline char const* name_of_type(int type) {
       return "UINT8";
     case CU_TENSOR_MAP_DATA_TYPE_UINT16:
       return "UINT16";
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+      return "BFLOAT16";
     case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B:
       return "16U4_ALIGN8B";
     case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B:
@@ -60,6 +63,12 @@ inline std::string describe(TensorMap const& map) {
                 name_of_type(map.type), map.dim[0], map.dim[1], map.dim[2], map.dim[3], map.dim[4],
                 (unsigned long long)map.stride[0], (unsigned long long)map.stride[1], (unsigned long long)map.stride[2],
                 (unsigned long long)map.stride[3], map.box[0], map.box[1], map.box[2], map.box[3], map.box[4], map.swizzle);
+}
+
+/// Called with each map that the host encodes, before it is judged: a place to plant a fault.
+inline std::function<void(TensorMap&)>& on_encode() {
+  static std::function<void(TensorMap&)> the;
+  return the;
 }
 
 /// Check every documented rule; each broken one becomes a finding. The grouped kernel's host side encodes placeholders that the
@@ -120,19 +129,21 @@ inline TensorMap load_map(void const* where) {
 }
 inline void store_map(void* where, TensorMap const& map) { std::memcpy(where, &map, sizeof map); }
 
-/// Global memory that copies may read: everything else is out of bounds.
+/// Global memory that copies may read, or also write: everything else is out of bounds.
 struct GlobalMemory {
   struct Range {
     std::uint64_t begin, end;
+    bool writable;
   };
   std::vector<Range> ranges;
-  void allow(void const* begin, std::size_t bytes) {
+  void allow(void const* begin, std::size_t bytes, bool writable = false) {
     auto const at = reinterpret_cast<std::uint64_t>(begin);
-    ranges.push_back({at, at + bytes});
+    ranges.push_back({at, at + bytes, writable});
   }
-  bool holds(std::uint64_t address, std::size_t bytes) const {
-    return std::any_of(ranges.begin(), ranges.end(),
-                       [&](Range const& r) { return address >= r.begin && address + bytes <= r.end; });
+  bool holds(std::uint64_t address, std::size_t bytes, bool to_write = false) const {
+    return std::any_of(ranges.begin(), ranges.end(), [&](Range const& r) {
+      return address >= r.begin && address + bytes <= r.end && (r.writable || !to_write);
+    });
   }
 };
 inline GlobalMemory& global_memory() {
@@ -153,27 +164,29 @@ inline std::uint32_t swizzled(std::uint32_t address, int swizzle) {
   }
 }
 
-/// cp.async.bulk.tensor global -> shared, tiled mode, with complete_tx on `barrier`. Elements outside the tensor arrive as zero
-/// and count as delivered; gaps of 16U4_ALIGN16B are neither written nor counted (as CUTLASS's stage bytes imply).
-inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint32_t barrier, int stage,
-                      std::array<std::int32_t, 5> const& coordinate) {
-  auto& m = machine();
-  if (map.magic != TensorMap::expected_magic)
-    return report().add("rejected tensor map", "a copy uses 128 bytes that are no tensor map");
-  if (map.rejected) report().add("copy with rejected tensor map", describe(map));
-  if (destination % 128 != 0)
-    report().add("misaligned copy", format("shared memory destination %u is not a multiple of 128", destination));
-  if (unpacks(map.type) && coordinate[0] % 128 != 0) {
-    report().add("misaligned copy", format("coordinate %d of a 16U4_ALIGN16B copy is not a multiple of 128", coordinate[0]));
+/// What both directions of a bulk tensor copy have to obey; false when there is nothing to go on with.
+inline bool can_copy(TensorMap const& map, std::uint32_t shared, std::array<std::int32_t, 5> const& coordinate) {
+  if (map.magic != TensorMap::expected_magic) {
+    report().add("rejected tensor map", "a copy uses 128 bytes that are no tensor map");
+    return false;
   }
+  if (map.rejected) report().add("copy with rejected tensor map", describe(map));
+  if (shared % 128 != 0) report().add("misaligned copy", format("shared memory address %u is not a multiple of 128", shared));
+  if (unpacks(map.type) && coordinate[0] % 128 != 0)
+    report().add("misaligned copy", format("coordinate %d of a 16U4_ALIGN16B copy is not a multiple of 128", coordinate[0]));
+  return bits_of(map.type) != 0;
+}
+
+/// The box of a bulk tensor copy, in chunks of at most 16 bytes of shared memory, the unit of swizzling:
+/// `move(address in shared memory, source, bytes)`, where source(b) is the global address of the chunk's byte b, or 0 when that
+/// lies outside of the tensor.
+template <class Move>
+void for_each_chunk(TensorMap const& map, std::uint32_t shared, std::array<std::int32_t, 5> const& coordinate, Move move) {
   int const bits = bits_of(map.type);
-  if (bits == 0) return;
-  std::uint32_t const phase = m.barrier_phase(barrier);
-  // The inner dimension moves in chunks of 16 bytes of shared memory, the unit of swizzling, or what is left of it.
   std::uint32_t const row_global = map.box[0] * bits / 8;
   std::uint32_t const row_shared = unpacks(map.type) ? map.box[0] : row_global;
   std::uint32_t const chunk_shared = 16, chunk_global = unpacks(map.type) ? 8 : 16;
-  std::uint32_t delivered = 0, offset = 0;
+  std::uint32_t offset = 0;
   std::array<std::uint32_t, 5> i{};
   for (i[4] = 0; i[4] < map.box[4]; ++i[4])
     for (i[3] = 0; i[3] < map.box[3]; ++i[3])
@@ -189,29 +202,66 @@ inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint
               row += std::uint64_t(c) * map.stride[d - 1];
           }
           for (std::uint32_t at = 0, to = 0; at < row_global; at += chunk_global, to += chunk_shared) {
-            std::uint32_t const bytes = std::min(chunk_global, row_global - at);
-            unsigned char chunk[16] = {};
-            for (std::uint32_t b = 0; b < bytes && inside; ++b) {
+            auto source = [&](std::uint32_t b) -> std::uint64_t {
               std::int64_t const bit = std::int64_t(coordinate[0]) * bits + (at + b) * 8;
-              if (bit < 0 || bit / bits >= map.dim[0]) continue;
-              std::uint64_t const source = row + bit / 8;
-              if (!global_memory().holds(source, 1)) {
-                report().add("global memory out of bounds", describe(map));
-                continue;
-              }
-              chunk[b] = *reinterpret_cast<unsigned char const*>(source);
-            }
-            std::uint32_t const address = swizzled(destination + offset + to, map.swizzle);
-            if (!m.shared.holds(address, bytes)) {
-              report().add("shared memory out of bounds",
-                           format("a copy writes %u bytes at %u of %zu", bytes, address, m.shared.size()));
-            } else {
-              m.shared.deliver(address, chunk, bytes, stage, phase);
-            }
-            delivered += bytes;
+              return !inside || bit < 0 || bit / bits >= map.dim[0] ? 0 : row + bit / 8;
+            };
+            move(swizzled(shared + offset + to, map.swizzle), source, std::min(chunk_global, row_global - at));
           }
         }
+}
+
+/// cp.async.bulk.tensor global -> shared, tiled mode, with complete_tx on `barrier`. Elements outside the tensor arrive as zero
+/// and count as delivered; gaps of 16U4_ALIGN16B are neither written nor counted (as CUTLASS's stage bytes imply).
+inline void bulk_copy(TensorMap const& map, std::uint32_t destination, std::uint32_t barrier, int stage,
+                      std::array<std::int32_t, 5> const& coordinate) {
+  auto& m = machine();
+  if (!can_copy(map, destination, coordinate)) return;
+  std::uint32_t const phase = m.barrier_phase(barrier);
+  std::uint32_t delivered = 0;
+  for_each_chunk(map, destination, coordinate, [&](std::uint32_t address, auto source, std::uint32_t bytes) {
+    unsigned char chunk[16] = {};
+    for (std::uint32_t b = 0; b < bytes; ++b) {
+      std::uint64_t const from = source(b);
+      if (from == 0) continue;
+      if (global_memory().holds(from, 1))
+        chunk[b] = *reinterpret_cast<unsigned char const*>(from);
+      else
+        report().add("global memory out of bounds", describe(map));
+    }
+    if (m.shared.holds(address, bytes))
+      m.shared.deliver(address, chunk, bytes, stage, phase);
+    else
+      report().add("shared memory out of bounds",
+                   format("a copy writes %u bytes at %u of %zu", bytes, address, m.shared.size()));
+    delivered += bytes;
+  });
   m.barrier_complete(barrier, delivered);
+}
+
+/// cp.async.bulk.tensor shared -> global, tiled mode. Elements outside the tensor are not written. The map is read when the
+/// engine gets to it, so that one who changes it too early is seen.
+inline void bulk_store(void const* map_address, std::uint32_t from, std::array<std::int32_t, 5> const& coordinate) {
+  machine().store([=] {
+    auto& m = machine();
+    TensorMap const map = load_map(map_address);
+    if (!can_copy(map, from, coordinate)) return;
+    for_each_chunk(map, from, coordinate, [&](std::uint32_t address, auto target, std::uint32_t bytes) {
+      if (!m.shared.holds(address, bytes)) {
+        report().add("shared memory out of bounds",
+                     format("a copy reads %u bytes at %u of %zu", bytes, address, m.shared.size()));
+        return;
+      }
+      for (std::uint32_t b = 0; b < bytes; ++b) {
+        std::uint64_t const to = target(b);
+        if (to == 0) continue;
+        if (global_memory().holds(to, 1, true))
+          *reinterpret_cast<unsigned char*>(to) = m.shared.base()[address + b];
+        else
+          report().add("global memory out of bounds", "written: " + describe(map));
+      }
+    });
+  });
 }
 
 }  // namespace emulate
@@ -235,6 +285,7 @@ extern "C" inline CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* tensorMap
   }
   for (int i = 0; i + 1 < int(rank); ++i) map.stride[i] = strides[i];
   if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) emulate::report().add("not emulated", "interleaved tensor maps");
+  if (emulate::on_encode()) emulate::on_encode()(map);
   map.rejected = !emulate::obeys_rules(map);
   emulate::store_map(tensorMap, map);
   return CUDA_SUCCESS;  // a refusal is a finding; going on shows what else is wrong
