@@ -11,38 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit import build as builder
-from sm120kit import console, emulate, patches, plan, recipe, sources, toolchain
-from sm120kit import lock as locks
+from sm120kit import console, emulate, locking, patches, plan, recipe, sources, toolchain
 from sm120kit import tiles as tile_facts
 from sm120kit import verify as verifier
-from sm120kit.errors import CompileFailed, LockDiffers
+from sm120kit.errors import CompileFailed
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
 from sm120kit.records import (
     Arch,
     Artifacts,
     BuildPlan,
-    Closure,
     Emulation,
     Generated,
-    Lock,
-    LockedFile,
     Numbers,
     PatchedTree,
     Proof,
     TileFacts,
     Toolchain,
 )
-from sm120kit.workspace import (
-    Workspace,
-    data_root,
-    digest_of,
-    file_sha256,
-    publish_directory,
-    read_record,
-    write_atomic,
-    write_record,
-)
+from sm120kit.trees import Options, patched_tree
+from sm120kit.workspace import Workspace, digest_of, publish_directory, read_record, write_record
+
+__all__ = ["KERNELS", "Built", "Options", "Stage", "build", "patched_tree", "tiles"]
 
 KERNELS = "kernels"
 """The name under which our own kernels are built, where others are those of recipes."""
@@ -56,17 +46,6 @@ class Stage(StrEnum):
     PLAN = "plan"
     COMPILE = "compile"
     PACK = "pack"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How, not what: none of these changes the result."""
-
-    workspace: Workspace
-    mirror: str | None = None
-    offline: bool = False
-    jobs: int | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,101 +69,6 @@ class Built:
 class _GeneratedRecord:
     modules: tuple[Generated, ...]
     versions: dict[str, str]
-
-
-def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
-    """Fetch a recipe's source and apply its series; both only when nobody did before."""
-    root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
-    inputs = [path for base in (root, overrides) for path in sorted(base.rglob("*")) if path.is_file()]
-    key = digest_of([item.pin, item.inside, [[str(path.relative_to(data_root())), file_sha256(path)] for path in inputs]])
-    record = options.workspace.cache / "trees" / f"{key}.json"
-    if record.is_file():
-        tree = read_record(PatchedTree, record)
-        if tree.checkout.repository.is_dir():
-            return tree
-    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
-    tree = patches.apply(checkout, item.inside, root, overrides)
-    write_record(record, tree)
-    return tree
-
-
-def lock(name: str, options: Options, *, upgrade: bool = False) -> tuple[Lock, Path]:
-    """Lock a recipe and write the lock beside it. Wheels that answer the same environment stay; others keep their versions
-    where they fit, unless ``upgrade`` is set.
-
-    Raises:
-        ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
-        LockDiffers: the recipe of an engine rests on one that is not locked, or differently.
-    """
-    item, path = recipe.load_any(name), recipe.lock_path(name)
-    kernels = _kernels_of(item)
-    held = _old_lock(path)
-    closures = []
-    for platform in item.environment.platforms if item.environment else ():
-        kept = None if upgrade else locks.usable(held, item, platform)
-        closures.append(kept or _resolved(item, platform, held, options, upgrade=upgrade))
-    made = _lock_of(item, kernels, closures, options)
-    write_atomic(path, locks.text(made).encode())
-    return made, path
-
-
-def locked(name: str, options: Options) -> Lock:
-    """The lock of a recipe, after making sure that it is what would be locked now. Needs no network once sources are there.
-
-    Raises:
-        LockDiffers: it is not there, edited or outdated; the message names every field that differs.
-    """
-    item, path = recipe.load_any(name), recipe.lock_path(name)
-    held = locks.read(path)
-    found = locks.differences(held, _lock_of(item, _kernels_of(item), held.closures, options))
-    if found:
-        count = f"{len(found)} difference{'s' * (len(found) > 1)}"
-        raise LockDiffers(
-            "\n  ".join([f"the lock of {item.name} is not what would be built now: {count}", *found]),
-            f"if that is meant, lock it again: sm120kit recipe lock {item.name}; else restore what was changed",
-        )
-    return held
-
-
-def _kernels_of(item: recipe.Recipe | recipe.EngineRecipe) -> recipe.Recipe:
-    return item if isinstance(item, recipe.Recipe) else recipe.load(item.flashinfer)
-
-
-def _old_lock(path: Path) -> Lock | None:
-    try:
-        return locks.read(path)
-    except LockDiffers:
-        return None
-
-
-def _resolved(
-    item: recipe.Recipe | recipe.EngineRecipe, platform: str, held: Lock | None, options: Options, *, upgrade: bool
-) -> Closure:
-    assert item.environment is not None
-    kernels = _kernels_of(item)
-    before = [one.wheels for one in held.closures if one.platform == platform] if held and not upgrade else []
-    wheels = sources.resolve(
-        locks.wanted(item, kernels),
-        item.environment.python,
-        platform,
-        options.workspace,
-        overrides={name: table.version for name, table in item.environment.overrides.items()},
-        constraints=locks.constraints(item, kernels),
-        as_of=item.environment.as_of,
-        prefer=before[0] if before else (),
-        mirror=options.mirror,
-        offline=options.offline,
-    )
-    return locks.closure(platform, item.environment.python, wheels, replaced=item is not kernels)
-
-
-def _lock_of(
-    item: recipe.Recipe | recipe.EngineRecipe, kernels: recipe.Recipe, closures: Sequence[Closure], options: Options
-) -> Lock:
-    rests_on = "" if item is kernels else f"{kernels.name} {locks.build_id(locked(kernels.name, options))}"
-    root = data_root() / "cutlass_overrides"
-    ours = [LockedFile(str(path.relative_to(root)), file_sha256(path)) for path in sorted(root.rglob("*")) if path.is_file()]
-    return locks.make(item, kernels, patched_tree(kernels, options), ours, closures, rests_on)
 
 
 def tiles(name: str, options: Options, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
@@ -356,7 +240,11 @@ def build(
     tree = patched_tree(item, options)
     if to is Stage.PATCH:
         return Built(item, tree)
+    held = locking.tied(name, options, tell)
     tools = toolchain.find(targets, item.headers)
+    if held:
+        here = {"nvidia-cuda-nvcc": tools.nvcc_version, "apache-tvm-ffi": _version("apache-tvm-ffi")}
+        locking.compare_toolchain(held, here, tell)
     place = f"{item.name}-{'-'.join(sorted(targets))}"
     work = workspace.work(place)
     with workspace.locked(place):

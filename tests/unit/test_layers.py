@@ -9,10 +9,12 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 8,
-    "delivery": 7,
-    "proving": 7,
-    "pipeline": 6,
+    "cli": 10,
+    "delivery": 9,
+    "proving": 9,
+    "pipeline": 8,
+    "locking": 7,
+    "trees": 6,
     **dict.fromkeys(
         [
             "sources",

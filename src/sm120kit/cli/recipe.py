@@ -115,18 +115,19 @@ def lock(
 ) -> None:
     """Write down everything that builds are made of, beside their recipes: sources, trees, patches, wheels by hash."""
     from sm120kit import lock as locks
-    from sm120kit import pipeline, recipe
+    from sm120kit import locking, recipe
+    from sm120kit.trees import Options
     from sm120kit.workspace import Workspace
 
     if check and upgrade:
         raise typer.BadParameter("--check writes nothing; --upgrade is for writing")
-    options = pipeline.Options(Workspace.open(state), mirror, offline)
+    options = Options(Workspace.open(state), mirror, offline)
     ids = {}
     for name in names or [*recipe.names(recipe.Recipe), *recipe.names(recipe.EngineRecipe)]:
         if check:
-            made = pipeline.locked(name, options)
+            made = locking.locked(name, options)
         else:
-            made, path = pipeline.lock(name, options, upgrade=upgrade)
+            made, path = locking.lock(name, options, upgrade=upgrade)
             console.say(f"wrote {path}")
         ids[str(made.recipe["name"])] = locks.build_id(made)
         if not json:
