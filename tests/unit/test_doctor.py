@@ -16,7 +16,7 @@ from sm120kit.cli import app
 from sm120kit.doctor import CHECKS, Finding, Impact, Scope, Status, measure
 from sm120kit.doctor.model import check, ok
 from sm120kit.errors import CannotMeasure
-from sm120kit.host import Host, Link, probe
+from sm120kit.host import Host, Link, PeerCache, probe
 
 HERE = Path(__file__).parent / "hosts"
 HOSTS = runpy.run_path(str(HERE / "build.py"))
@@ -115,6 +115,44 @@ def test_bars_without_a_place(hosts: dict[str, Host]) -> None:
     assert (
         finding.verdict.impact is Impact.BREAKS and "pci=realloc" in finding.verdict.fix and "41:00" not in finding.verdict.fact
     )
+
+
+@pytest.mark.parametrize(
+    ("granted", "verdicts", "stale"),
+    [
+        ("OK", {"0->0": True, "0->1": True, "1->0": True}, False),
+        ("OK", {"0->0": True, "0->1": False, "1->0": True}, True),
+        ("CNS", {"0->0": True, "0->1": False, "1->0": False}, False),
+        ("CNS", {"0->0": True, "0->1": True}, True),
+        (None, {"0->1": True}, False),
+        ("OK", {"0->2": True}, True),
+        ("OK", None, True),
+    ],
+)
+def test_cached_p2p_verdicts_that_are_out_of_date(
+    granted: str | None, verdicts: dict[str, bool] | None, stale: bool, hosts: dict[str, Host]
+) -> None:
+    host = hosts["node-forced"]
+    pairs = tuple(replace(pair, granted=granted) for pair in host.pairs)
+    assert verdict(replace(host, pairs=pairs, peer_caches=(PeerCache("/x.json", verdicts),)), "peer-cache").status is (
+        Status.PROBLEM if stale else Status.OK
+    )
+
+
+def verdict(host: Host, name: str) -> doctor.Verdict:
+    return doctor.diagnose(host, [one for one in CHECKS if one.name == name])[0].verdict
+
+
+def test_four_gpus_do_not_meet_the_turin_problem(hosts: dict[str, Host]) -> None:
+    host = hosts["turin-8"]
+    assert verdict(replace(host, gpus=host.gpus[:4]), "turin-graph").status is Status.NOT_APPLICABLE
+    assert verdict(replace(host, names=("NCCL_GRAPH_FILE",)), "turin-graph").status is Status.OK
+
+
+def test_acs_is_not_cleared_under_guests_without_a_warning(hosts: dict[str, Host]) -> None:
+    host = replace(hosts["pix-pair"], passthrough=("0000:05:00.0",))
+    assert "passthrough of 0000:05:00.0" in verdict(host, "acs").fix
+    assert "passthrough" not in verdict(hosts["pix-pair"], "acs").fix
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def copies(kind: str, count: int) -> None:
 
 
 def rank_main(rank: int, kind: str, count: int, meeting: str) -> None:
+    torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
@@ -112,6 +113,7 @@ def rank_main(rank: int, kind: str, count: int, meeting: str) -> None:
 
 
 def main(what: str, kind: str, count: int) -> None:
+    torch.set_num_threads(1)
     say(torch=torch.__version__, devices=torch.cuda.device_count())
     if kind == "cuda" and torch.cuda.device_count() < count:
         sys.exit(f"torch {torch.__version__} sees {torch.cuda.device_count()} of {count} GPUs")

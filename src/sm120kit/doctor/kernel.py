@@ -23,7 +23,7 @@ def iommu(host: Host) -> Verdict:
             Impact.BREAKS,
             each(translated),
             cause="the IOMMU translates the GPUs' addresses, and peer traffic with them",
-            consequence="NCCL hangs at the first collective (IO_PAGE_FAULT in dmesg), or transfers lose 15 %",
+            consequence="NCCL may hang at the first collective (IO_PAGE_FAULT in dmesg), or transfers lose 15 %",
             fix=f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
         )
     if all(kind == "identity" for kind in kinds.values()):

@@ -28,13 +28,16 @@ def acs(host: Host) -> Verdict:
     redirecting = [port for port in host.bridges if (port.acs or 0) & ACS_REDIRECT]
     if redirecting:
         buses = [port.bus for port in redirecting]
+        fix = "for port in " + " ".join(buses) + '; do sudo setpci -s "$port" ECAP_ACS+6.w=0000; done'
+        fix += " (after every boot, from a oneshot systemd unit; pci=noacs does not clear what firmware has set)"
+        if host.passthrough:
+            fix = f"first end the passthrough of {', '.join(host.passthrough)}: without ACS its groups merge. Then {fix}"
         return problem(
             Impact.BREAKS,
             "ACSCtl " + ", ".join(f"{port.acs:#06x} at {port.bus}" for port in redirecting),
             cause="ACS request or completion redirect is set on these root or switch ports, often by firmware",
-            consequence="NCCL with two ranks hangs, or a switch forwards 50 GB/s both ways together instead of 103",
-            fix="for port in " + " ".join(buses) + '; do sudo setpci -s "$port" ECAP_ACS+6.w=0000; done'
-            " (after every boot, from a oneshot systemd unit; pci=noacs does not clear what firmware has set)",
+            consequence="NCCL with two ranks may hang, or a switch forwards 50 GB/s both ways together instead of 103",
+            fix=fix,
         )
     if any(port.has_acs is None for port in host.bridges):
         return unknown(

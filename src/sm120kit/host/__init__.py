@@ -49,6 +49,7 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
         command_line=system.command_line(source),
         wsl="microsoft" in system_version.lower(),
         virtual=system.virtual(source),
+        passthrough=pci.passthrough(source),
         iommu_active=None if groups is None else bool(groups),
         aspm_policy=source.text("/sys/module/pcie_aspm/parameters/policy"),
         memory_total=total,

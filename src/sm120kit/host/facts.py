@@ -143,7 +143,8 @@ class Host:
     """Everything known about one machine, in one record.
 
     ``environment`` holds values of the few variables that judgement needs; of all others only the name is kept, in ``names``.
-    ``virtual`` is the hypervisor's product name, "" on bare metal; ``iommu_active`` tells whether the kernel drives one.
+    ``virtual`` is the hypervisor's product name, "" on bare metal; ``passthrough`` are devices held for guests (vfio-pci);
+    ``iommu_active`` tells whether the kernel drives one.
     ``file_systems`` are (mount point, type) of disks; ``settings`` the kernel settings by their names in ``SETTINGS``.
     """
 
@@ -151,6 +152,7 @@ class Host:
     command_line: tuple[str, ...] | None
     wsl: bool
     virtual: str | None
+    passthrough: tuple[str, ...]
     iommu_active: bool | None
     aspm_policy: str | None
     memory_total: int | None

@@ -31,6 +31,11 @@ def nvidia_gpus(source: Source) -> tuple[str, ...]:
     )
 
 
+def passthrough(source: Source) -> tuple[str, ...]:
+    """Addresses of devices that vfio-pci holds for guests."""
+    return tuple(path.rpartition("/")[2] for path in source.glob("/sys/bus/pci/drivers/vfio-pci/*:*:*.*"))
+
+
 def ancestry(source: Source, bus: str) -> tuple[str, tuple[str, ...]]:
     """A device's root complex, such as ``pci0000:00``, and the ports above it, nearest the CPU first."""
     parts = source.real(f"{DEVICES}/{bus}").resolve().parts

@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {
     "active": (),
     "processes": 0,
     "aspm": False,
-    "acs": 0x0000,
+    "acs": 0x0011,
     "aer": (0, 0, 0),
     "iommu": "identity",
     "root_reads": True,
