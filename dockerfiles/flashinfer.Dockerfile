@@ -7,9 +7,9 @@ FROM ${BASE} AS locked
 ARG SOURCE_DATE_EPOCH
 COPY tools/ /context/tools/
 COPY locked/ /context/locked/
-# A venv has no pip; the one from tools/ runs as a zip and is not installed. Packages carry files for other Pythons, which
-# compileall counts as failures.
-RUN set -eu; \
+# A venv has no pip; the one from tools/ runs as a zip and is not installed. Bytecode carries the hash of its source, not a time,
+# which is why nothing but compileall may write it. Packages carry files for other Pythons, which compileall counts as failures.
+RUN set -eu; export PYTHONDONTWRITEBYTECODE=1; \
     python3 -m venv --without-pip /opt/venv; \
     PYTHONPATH=$(echo /context/tools/pip-*.whl) /opt/venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --root-user-action ignore --no-cache-dir --no-index --no-deps --no-compile --require-hashes \
@@ -20,7 +20,7 @@ RUN set -eu; \
 FROM locked AS ours
 ARG SOURCE_DATE_EPOCH
 COPY ours/ /context/ours/
-RUN set -eu; \
+RUN set -eu; export PYTHONDONTWRITEBYTECODE=1; \
     PYTHONPATH=$(echo /context/tools/pip-*.whl) /opt/venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --root-user-action ignore --no-cache-dir --no-index --no-deps --no-compile --require-hashes --root /overlay \
         --find-links /context/ours --requirement /context/ours/requirements.txt; \

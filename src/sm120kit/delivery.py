@@ -73,16 +73,14 @@ def image(
     """
     images.require_pinned(base)
     built = pipeline.build(name, options, archs=archs, group=group, tell=tell, watch=watch)
-    assert built.plan is not None and built.tree is not None and built.artifacts is not None and built.directory is not None
+    assert built.artifacts is not None and built.directory is not None
     wheels = (*closure.wheels, images.INSTALLER)
     *locked, installer = sources.wheelhouse(wheels, options.workspace, mirror=options.mirror, offline=options.offline)
     labels = {"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python}
     context = images.make_context(
         "flashinfer",
         base,
-        built.plan,
-        built.tree,
-        [built.directory / built.artifacts.wheel.path],
+        built.directory / built.artifacts.wheel.path,
         list(zip(closure.wheels, locked, strict=True)),
         installer,
         labels,

@@ -6,17 +6,20 @@ stay behind in a layer or its history. Its digest names the image.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
 from sm120kit.daemon import Daemon
-from sm120kit.errors import HashMismatch, ImageBuildFailed, NoSuchImage, UnknownName
-from sm120kit.records import Arch, BuildPlan, Image, ImageContext, LockedWheel, PatchedTree
+from sm120kit.errors import BadArtifact, HashMismatch, ImageBuildFailed, NoSuchImage, UnknownName
+from sm120kit.records import Image, ImageContext, LockedWheel
 from sm120kit.workspace import (
     Workspace,
     data_root,
@@ -44,9 +47,7 @@ _EPOCH = 315532800
 def make_context(
     kind: str,
     base: str,
-    plan: BuildPlan,
-    tree: PatchedTree,
-    ours: Sequence[Path],
+    patched: Path,
     locked: Sequence[tuple[LockedWheel, Path]],
     installer: Path,
     labels: Mapping[str, str],
@@ -54,13 +55,14 @@ def make_context(
 ) -> ImageContext:
     """Lay out everything that an image is made of in ``<state>/images/<digest>/context``; what is there already stays.
 
-    ``kind`` names the Dockerfile, ``ours`` are the wheels built here, ``locked`` those of others, each a file that has the
-    locked hash. ``labels`` are added to those that follow from the plan and the patched tree.
+    ``kind`` names the Dockerfile, ``patched`` is the wheel built here, ``locked`` are those of others, each a file that has the
+    locked hash. ``labels`` are added to those that follow from what the patched wheel says of itself.
 
     Raises:
         NoSuchImage: ``base`` is not named by digest or id.
         UnknownName: there is no Dockerfile of that kind.
         HashMismatch: a wheel is not what is locked.
+        BadArtifact: the patched wheel does not say what it is.
         NotEnoughDisk, StateUnwritable: it cannot be stored.
     """
     require_pinned(base)
@@ -72,30 +74,26 @@ def make_context(
         if file_sha256(path) != wheel.sha256:
             raise HashMismatch(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", _EPOCH))
-    mine = {path.name: file_sha256(path) for path in ours}
-    version = f"{plan.version}+sm120kit.{plan.digest[:12]}"
-    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch), "ARCH_LIST": " ".join(map(arch_number, plan.archs))}
+    origin, (name, version), ours = _origin(patched), _name_and_version(patched), file_sha256(patched)
+    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch), "ARCH_LIST": " ".join(map(arch_number, origin["archs"]))}
     said = {
         "org.opencontainers.image.title": f"sm120kit {kind}",
-        "org.opencontainers.image.description": f"{plan.recipe} for NVIDIA SM12x, patched and compiled ahead",
+        "org.opencontainers.image.description": f"{origin['recipe']} for NVIDIA SM12x, patched and compiled ahead",
         "org.opencontainers.image.version": version,
-        "org.opencontainers.image.revision": plan.commit,
+        "org.opencontainers.image.revision": origin["commit"],
         "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "org.opencontainers.image.base.digest": f"sha256:{base.rpartition('sha256:')[2]}",
         f"{LABEL}kind": kind,
-        f"{LABEL}recipe": plan.recipe,
-        f"{LABEL}plan": plan.digest,
-        f"{LABEL}commit": plan.commit,
-        f"{LABEL}tree": plan.tree,
-        f"{LABEL}archs": ",".join(plan.archs),
-        f"{LABEL}modules": ",".join(module.name for module in plan.modules if module.packed),
-        f"{LABEL}patches": ",".join(f"{patch.project}/{patch.slug}@{patch.sha256[:12]}" for patch in tree.patches),
+        **{f"{LABEL}{key}": origin[key] for key in ("recipe", "plan", "commit", "tree")},
+        f"{LABEL}archs": ",".join(origin["archs"]),
+        f"{LABEL}modules": ",".join(origin["modules"]),
+        f"{LABEL}patches": ",".join(f"{one['project']}/{one['slug']}@{one['sha256'][:12]}" for one in origin["patches"]),
         f"{LABEL}wheels": ",".join(f"{wheel.name}=={wheel.version}" for wheel, _ in locked),
         **labels,
     }
     if "@" in base:
         said["org.opencontainers.image.base.name"] = base.partition("@")[0]
-    digest = digest_of([file_sha256(dockerfile), arguments, said, mine, [wheel for wheel, _ in locked], INSTALLER])
+    digest = digest_of([file_sha256(dockerfile), arguments, said, ours, [wheel for wheel, _ in locked], INSTALLER])
     said[f"{LABEL}context"] = digest
     target = workspace.root / "images" / digest
     context = ImageContext(
@@ -103,13 +101,13 @@ def make_context(
         digest=digest,
         kind=kind,
         base=base,
-        reference=f"sm120kit/{kind}:{plan.version}-sm120kit.{digest[:12]}",
+        reference=f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{digest[:12]}",
         arguments=arguments,
         labels=said,
     )
     with workspace.locked(f"image-{digest}"):
         if not (target / "context.json").is_file():
-            total = sum(path.stat().st_size for path in [*ours, *(path for _, path in locked)])
+            total = sum(path.stat().st_size for path in [patched, *(path for _, path in locked)])
             require_disk(target, total, "the build context")
             with publish_directory(target) as beside:
                 place = beside / "context"
@@ -117,7 +115,7 @@ def make_context(
                 shutil.copyfile(dockerfile, place / "Dockerfile")
                 _wheels(place / "tools", [(INSTALLER.name, INSTALLER.version, INSTALLER.sha256, installer)])
                 _wheels(place / "locked", [(wheel.name, wheel.version, wheel.sha256, path) for wheel, path in locked])
-                _wheels(place / "ours", [(*_name_and_version(path), mine[path.name], path) for path in ours])
+                _wheels(place / "ours", [(name, version, ours, patched)])
                 write_record(beside / "context.json", context)
     return context
 
@@ -136,7 +134,7 @@ def require_pinned(base: str) -> None:
         )
 
 
-def arch_number(arch: Arch) -> str:
+def arch_number(arch: str) -> str:
     """``sm_120f`` as FlashInfer and torch write it: ``12.0f``."""
     digits = arch.removeprefix("sm_")
     return f"{digits[:2]}.{digits[2:]}"
@@ -182,6 +180,17 @@ def _wheels(place: Path, wheels: Sequence[tuple[str, str, str, Path]]) -> None:
             shutil.copyfile(path, place / path.name)
     lines = sorted(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in wheels)
     (place / "requirements.txt").write_text("".join(lines))
+
+
+def _origin(wheel: Path) -> dict[str, Any]:
+    """What a wheel that was built here says of itself."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith(".dist-info/sm120kit.json"))
+            said: dict[str, Any] = json.loads(archive.read(member))
+            return said
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadArtifact(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build makes one") from error
 
 
 def _name_and_version(wheel: Path) -> tuple[str, str]:
