@@ -242,9 +242,8 @@ def build(
         return Built(item, tree)
     held = locking.tied(name, options, tell)
     tools = toolchain.find(targets, item.headers)
-    if held:
-        here = {"nvidia-cuda-nvcc": tools.nvcc_version, "apache-tvm-ffi": _version("apache-tvm-ffi")}
-        locking.compare_toolchain(held, here, tell)
+    for line in locking.toolchain_differences(held, tools) if held else ():
+        tell(f"not the locked toolchain: {line}")
     place = f"{item.name}-{'-'.join(sorted(targets))}"
     work = workspace.work(place)
     with workspace.locked(place):

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
     "cli": 10,
     "delivery": 9,
+    "engines": 9,
     "proving": 9,
     "pipeline": 8,
     "locking": 7,
