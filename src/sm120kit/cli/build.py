@@ -42,7 +42,8 @@ def build(
     """Fetch, patch, compile and check an engine for SM12x, and pack it as a wheel. Needs no GPU."""
     import time
 
-    from sm120kit import pipeline, recipe
+    from sm120kit import engines, pipeline, recipe
+    from sm120kit.cli.engine import show_built, show_plan
     from sm120kit.errors import UnknownName
     from sm120kit.workspace import Workspace, write_atomic
 
@@ -55,12 +56,21 @@ def build(
     )
     started = time.monotonic()
     archs = [recipe.parse_arch(text) for text in arch or ()]
+    whole = None
     with _watcher() as watch:
-        built = pipeline.build(engine, options, archs=archs, group=kernels, to=stage, tell=console.say, watch=watch)
+        if engine.partition("@")[0] != pipeline.KERNELS and isinstance(recipe.load_any(engine), recipe.EngineRecipe):
+            if archs:
+                raise typer.BadParameter("the recipe of an engine says for which archs its image is")
+            whole = engines.build(engine, options, group=kernels, to=stage, tell=console.say, watch=watch)
+            built = whole.kernels
+        else:
+            built = pipeline.build(engine, options, archs=archs, group=kernels, to=stage, tell=console.say, watch=watch)
     seconds = time.monotonic() - started
     if built.artifacts is None or built.directory is None:
         if json:
             console.json_data(built.plan or built.tree)
+        elif whole is not None and stage is pipeline.Stage.PLAN:
+            show_plan(whole, options.workspace)
         elif built.plan is not None and stage is pipeline.Stage.PLAN:
             _show_plan(built.plan)
         else:
@@ -78,6 +88,8 @@ def build(
     console.say(f"{len(built.artifacts.modules)} modules packed, {built.artifacts.kernels} kernels found in their device code")
     console.say("unverified on SM120: no kernel was run")
     console.say(f"records and logs: {built.directory}")
+    if whole is not None:
+        show_built(whole, wheel)
     console.data(str(wheel))
 
 
