@@ -7,6 +7,8 @@ layout says they lie, sums in float64, bfloat16 by its bits.
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -214,7 +216,10 @@ def test_the_library_says_what_it_is() -> None:
         library.choose("fp3", "dense", "")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: bench compares on it")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that the wheel was compiled for")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the other tests run on it")
 def test_without_a_gpu_the_cuda_path_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="CUDA device 0: "):
         library.load().multiprocessors(0)
@@ -228,9 +233,70 @@ def test_without_a_gpu_the_cuda_path_says_so(capsys: pytest.CaptureFixture[str])
     assert "unverified on SM120: nothing was run: torch sees no CUDA GPU" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that the wheel was compiled for")
+@on_gpu
 @pytest.mark.parametrize("name", kernels.kernels())
 def test_on_the_gpu_every_bit_is_the_reference(name: str) -> None:
     for seed in range(2):
         for what, differ, outputs in bench.compare(name, torch.device("cuda"), seed):
             assert differ == 0, f"{what}: {differ} of {outputs} differ"
+
+
+@on_gpu
+@pytest.mark.parametrize("name", kernels.kernels())
+def test_on_the_gpu_streams_graphs_and_compile(name: str) -> None:
+    """The kernel runs on the stream that is current, can be recorded, reads offsets when it is replayed, and traces."""
+    format, family, tile = name.split("_")
+    call = kernels.gemm if family == "dense" else kernels.grouped_gemm
+    made = problem(133, 264, 160, format) if family == "dense" else grouped_problem((66, 0, 67), 264, 160, format)
+    operands = [x.cuda() for x in made]
+    expected = call(*[x.cpu() for x in operands], format=format)
+
+    def run() -> torch.Tensor:
+        return call(*operands, format=format, tile=tile)
+
+    def error(d: torch.Tensor) -> float:
+        return float((d.cpu().double() - expected.double()).norm() / expected.double().norm())
+
+    assert error(run()) < 2e-3
+    side, values, kept = torch.cuda.Stream(), operands[0].view(torch.uint8), operands[0].view(torch.uint8).clone()
+    values.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # were the kernel on another stream, it would read the zeros
+        values.copy_(kept)
+        d = run()
+    side.synchronize()
+    assert error(d) < 2e-3
+    with torch.cuda.stream(side):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            d = run()
+    d.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert error(d) < 2e-3
+    compiled = torch.compile(lambda *x: call(*x, format=format, tile=tile).float() * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*operands), run().float() * 2)
+
+
+@on_gpu
+@pytest.mark.parametrize("offsets", [[0, 3, 3, 13], [0, 4, 3, 12], [1, 4, 4, 12], [0, 3, 3, 12]])
+def test_on_the_gpu_wrong_offsets_stop_the_kernel(offsets: list[int]) -> None:
+    """In a process of its own, because a stopped kernel takes its CUDA context along. The last ones need more scale factors."""
+    name = next((name for name in kernels.kernels() if "_grouped_" in name), None)
+    if name is None:
+        pytest.skip("needs a grouped kernel")
+    program = (
+        "import sys, torch\n"
+        "import sm120kit_kernels as kernels\n"
+        f"format, offsets = {name.split('_')[0]!r}, {offsets!r}\n"
+        "a, sa = kernels.quantize(torch.randn(12, 64), format)\n"
+        "b, sb = kernels.quantize(torch.randn(16, 64), format)\n"
+        "sa, sb = (kernels.swizzle_scales(x).view(torch.uint8) for x in (sa, sb))\n"
+        "b, sb = torch.stack([b.view(torch.uint8)] * 3).view(b.dtype), torch.stack([sb] * 3)\n"
+        "operands = (x.cuda() for x in (a, b, sa, sb, torch.tensor(offsets, dtype=torch.int32)))\n"
+        "kernels.grouped_gemm(*operands, format=format)\n"
+        "torch.cuda.synchronize()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and "sm120kit_kernels: group" in done.stdout, done.stderr[-500:]

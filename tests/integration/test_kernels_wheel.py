@@ -124,10 +124,14 @@ def test_the_wheels_own_tests_pass_beside_a_cpu_torch(site: Path, tmp_path: Path
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    counts = dict(re.findall(r'(tests|skipped|failures|errors)="(\d+)"', report.read_text()))
-    assert int(counts["tests"]) > 50 and counts["failures"] == counts["errors"] == "0"
-    # The one test that needs a GPU, of the one kernel; where there is a GPU, the one that needs none.
-    assert counts["skipped"] == "1"
+    said = report.read_text()
+    counts = dict(re.findall(r'(tests|skipped|failures|errors)="(\d+)"', said))
+    assert int(counts["tests"]) - int(counts["skipped"]) >= 50
+    # Nothing is skipped but what needs a GPU, or where there is one, what needs none.
+    assert {reason.split(" GPU")[0] for reason in re.findall(r'pytest.skip" message="(.+?)"', said)} <= {
+        "needs a",
+        "there is a",
+    }
 
 
 def test_a_kernel_that_is_not_in_the_device_code_fails_the_build(wheel: Path, state: Path) -> None:
