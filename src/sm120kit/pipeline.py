@@ -198,7 +198,8 @@ def _programs(
 ) -> tuple[verifier.Compiler, verifier.Tree, verifier.Matrix, list[verifier.Control]]:
     """The compiler, the patched tree, what to run of it, and the faults to plant."""
     workspace = options.workspace
-    tools = toolchain.find([Arch(arch)] if asked.device is verifier.Device.NATIVE else [Arch.SM_120A])
+    native = asked.device is verifier.Device.NATIVE
+    tools = toolchain.find([Arch(arch)] if native else [], verifier.HEADERS)
     patched = patched_tree(item, options)
     (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
     tree, stock = (
@@ -208,8 +209,7 @@ def _programs(
     planted = [verifier.stock_control(stock)]
     if asked.whole:
         planted += verifier.mutants(tree, workspace.cache / "verify" / "mutants", asked.device)
-    emulated = asked.device is verifier.Device.EMULATE
-    compiler = verifier.Compiler(arch, emulated, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes)
+    compiler = verifier.Compiler(arch, not native, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes)
     return compiler, tree, matrix, planted
 
 

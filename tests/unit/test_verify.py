@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,13 +249,13 @@ def test_an_instruction_probe_that_makes_no_sense_is_an_error(bench: Bench, text
 
 def test_a_program_that_does_not_compile_fails_unless_it_is_a_candidate_that_is_too_big() -> None:
     broken, too_big = CompileFailed("error: x"), CompileFailed("error: the kernel does not fit into the shared memory of SM120")
-    assert kernels._row(GROUPED, broken, Device.EMULATE, False)[0].verdict is Verdict.DOES_NOT_COMPILE
+    assert kernels._row(GROUPED, broken, Device.EMULATE, False, threading.Event())[0].verdict is Verdict.DOES_NOT_COMPILE
     for one, failure, excused in (
         (GROUPED, broken, False),
         (GROUPED, too_big, False),
         (replace(GROUPED, generated=False), too_big, True),
     ):
-        row, _ = kernels._row(one, failure, Device.EMULATE, False)
+        row, _ = kernels._row(one, failure, Device.EMULATE, False, threading.Event())
         assert row.excused is excused
         assert kernels.Report(rows=[row, kernels.Row("right", Verdict.PASS)]).passed is excused
 

@@ -8,11 +8,12 @@ from sm120kit.verify.controls import Control, mutants, stock_control
 from sm120kit.verify.gpu import Device, Gpu, arch, probe, require
 from sm120kit.verify.kernels import Report, compile_only, verify
 from sm120kit.verify.matrix import Matrix, matrix_of
-from sm120kit.verify.programs import Compiler, Tree, sources_digest
+from sm120kit.verify.programs import HEADERS, Compiler, Tree, sources_digest
 from sm120kit.verify.receipt import receipt_name, record, stale
 from sm120kit.verify.running import Verdict
 
 __all__ = [
+    "HEADERS",
     "Compiler",
     "Control",
     "Device",

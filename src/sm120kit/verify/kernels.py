@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sm120kit import process
@@ -17,6 +19,9 @@ from sm120kit.verify.gpu import Device
 from sm120kit.verify.matrix import Configuration, Matrix
 from sm120kit.verify.programs import TOO_BIG, Compiler, Program, Tree
 from sm120kit.verify.running import Arguments, Run, Verdict, run, worst
+
+RUNS_AT_ONCE = 4
+"""Programs that share the GPU: most of their time they prepare data and compare, on the CPU."""
 
 INSTRUCTIONS = Program("instructions", "instructions.cu")
 
@@ -116,33 +121,47 @@ def verify(
     quick: bool,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Report:
-    """Compile and run it all; a program runs as soon as it is compiled, one at a time on the GPU."""
+    """Compile and run it all; a program runs as soon as it is compiled, a few at a time."""
     started = time.monotonic()
     report = Report(left_out=matrix.left_out)
     for verdict, lefts in ((Verdict.TOO_BIG, matrix.too_big), (Verdict.DOES_NOT_COMPILE, matrix.does_not_compile)):
         report.rows += [Row(left.what, verdict, left.reason, excused=True) for left in lefts]
     configurations = {_program(one, tree): one for one in matrix.run}
     faults = {one.program: one for one in planted}
-    seen: dict[str, list[Caught]] = {}
     programs = [*configurations, *faults, INSTRUCTIONS]
-    with compiler.compile_all(programs) as compiled:
-        for number, (program, built) in enumerate(compiled, start=1):
-            if program is INSTRUCTIONS:
-                report.instructions += _instructions(built)
-                said = f"{len(report.instructions)} instructions"
-            elif program in faults:
-                report.faults.append(_control(faults[program], built))
-                said = _words(report.faults[-1])
-            else:
-                row, caught = _row(configurations[program], built, device, quick)
-                report.rows.append(row)
-                for one in caught:
-                    seen.setdefault(one.name, []).append(one)
-                said = f"{row.verdict}{': ' + row.why if row.why else ''}"
-            tell(f"[{number}/{len(programs)}] {program.name}: {said}")
+    stop = threading.Event()
+
+    def judge(program: Program, built: Path | CompileFailed) -> tuple[str, list[Row], list[Caught], list[Instruction]]:
+        """What one program shows, and that in words."""
+        if program is INSTRUCTIONS:
+            found = _instructions(built)
+            return ", ".join(sorted({one.verdict for one in found})), [], [], found
+        if program in faults:
+            caught = _control(faults[program], built, stop)
+            return _words(caught), [], [caught], []
+        row, all_caught = _row(configurations[program], built, device, quick, stop)
+        return f"{row.verdict}: {row.why}" if row.why else row.verdict, [row], all_caught, []
+
+    with compiler.compile_all(programs) as compiled, ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+        try:
+            waiting: dict[Future[tuple[str, list[Row], list[Caught], list[Instruction]]], Program] = {}
+            for number, (program, built) in enumerate(compiled, start=1):
+                tell(f"[{number}/{len(programs)}] compiled {program.name}")
+                waiting[pool.submit(judge, program, built)] = program
+                for done in filter(Future.done, waiting):
+                    done.result()  # what is no verdict ends it at once
+            for number, done in enumerate(as_completed(waiting), start=1):
+                said, rows, caught, instructions = done.result()
+                report.rows += rows
+                report.faults += caught
+                report.instructions += instructions
+                tell(f"[{number}/{len(programs)}] {waiting[done].name}: {said}")
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     report.rows.sort(key=lambda row: row.name)
-    report.faults += [_merged(same) for same in seen.values()]
-    report.faults.sort(key=lambda one: (one.kind, one.name))
+    report.faults = _merged(report.faults)
     report.compile_seconds = round(sum(event.seconds for event in compiler.compiled.events), 1)
     report.seconds = round(time.monotonic() - started, 1)
     return report
@@ -165,14 +184,16 @@ def _program(one: Configuration, tree: Tree) -> Program:
     return Program(one.name, "gemm.cu", one.definitions(), tree)
 
 
-def _row(one: Configuration, built: Path | CompileFailed, device: Device, quick: bool) -> tuple[Row, list[Caught]]:
+def _row(
+    one: Configuration, built: Path | CompileFailed, device: Device, quick: bool, stop: threading.Event
+) -> tuple[Row, list[Caught]]:
     """A configuration's runs, and the planted faults of its program."""
     if isinstance(built, CompileFailed):
         too_big = TOO_BIG in built.message
         verdict = Verdict.TOO_BIG if too_big else Verdict.DOES_NOT_COMPILE
         return Row(one.name, verdict, built.message, one.generated, excused=too_big and not one.generated), []
     started = time.monotonic()
-    runs = [each for arguments in plan(one, device, quick=quick) for each in run(built, arguments)]
+    runs = [each for arguments in plan(one, device, quick=quick) for each in run(built, arguments, stop)]
     verdict = worst([each.verdict for each in runs])
     bad = next((each for each in runs if each.verdict is verdict and verdict is not Verdict.PASS), None)
     why = _why(bad) if bad else ""
@@ -183,7 +204,7 @@ def _row(one: Configuration, built: Path | CompileFailed, device: Device, quick:
             f"not the engine's kernel: {last.stages} stages and {last.smem_bytes:,} B, "
             f"the tile table says {one.stages} and {one.smem_bytes:,} B"
         )
-    caught = _faults(one, built)
+    caught = _faults(one, built, stop)
     row = Row(
         one.name,
         verdict,
@@ -211,7 +232,7 @@ def _why(bad: Run) -> str:
     return "; ".join(filter(None, (bad.signature, differ, first, bad.detail, where)))
 
 
-def _faults(one: Configuration, built: Path) -> list[Caught]:
+def _faults(one: Configuration, built: Path, stop: threading.Event) -> list[Caught]:
     """The faults that a program plants in its arguments, each in turn."""
     done = process.run([built, "--list"], check=False)
     try:
@@ -222,7 +243,7 @@ def _faults(one: Configuration, built: Path) -> list[Caught]:
         ) from error
     left, runs = list(known), []
     while left:
-        runs += run(built, Arguments(("std",), faults=tuple(left)))
+        runs += run(built, Arguments(("std",), faults=tuple(left)), stop)
         left = list(known)[len(runs) :]
     return [
         _caught(each.fault, known[each.fault]["class"], known[each.fault]["what"], one.name, [each], each.signature)
@@ -230,12 +251,12 @@ def _faults(one: Configuration, built: Path) -> list[Caught]:
     ]
 
 
-def _control(control: Control, built: Path | CompileFailed) -> Caught:
+def _control(control: Control, built: Path | CompileFailed, stop: threading.Event) -> Caught:
     """A program with a fault of its own."""
     name = control.program.name
     if isinstance(built, CompileFailed):
         raise ExpectationFailed(f"the planted fault {control.name} does not compile: {built.message}", built.hint)
-    runs = run(built, control.arguments)
+    runs = run(built, control.arguments, stop)
     signature = next((each.signature for each in runs if each.signature), "")
     caught = _caught(control.name, control.kind, control.what, name, runs, signature)
     if control.signature and signature != control.signature:
@@ -248,10 +269,15 @@ def _caught(name: str, kind: str, what: str, on: str, runs: Sequence[Run], signa
     return Caught(name, kind, what, {on: verdict}, (on,) if verdict is Verdict.PASS else (), signature)
 
 
-def _merged(same: Sequence[Caught]) -> Caught:
-    """One fault on several kernels."""
-    seen = {on: verdict for one in same for on, verdict in sorted(one.seen.items())}
-    return Caught(same[0].name, same[0].kind, same[0].what, seen, tuple(on for one in same for on in one.missed))
+def _merged(caught: Sequence[Caught]) -> list[Caught]:
+    """Each fault once, with all the kernels on which it was planted."""
+    found: dict[tuple[str, str], Caught] = {}
+    for one in sorted(caught, key=lambda one: (one.kind, one.name, *one.seen)):
+        same = found.get((one.kind, one.name))
+        found[one.kind, one.name] = (
+            replace(one, seen=same.seen | one.seen, missed=(*same.missed, *one.missed), signature="") if same else one
+        )
+    return list(found.values())
 
 
 def _words(one: Caught) -> str:

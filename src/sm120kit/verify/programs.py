@@ -48,6 +48,9 @@ INCLUDES = (
     "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels/include",
     "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels",
 )
+HEADERS = ("curand_kernel.h",)
+"""What CUTLASS's utilities include beyond compiler and runtime. Of cuBLAS only a type is named: ``absent`` has it."""
+
 TOO_BIG = "does not fit into the shared memory of SM120"
 """What the static assertion in kernels.cuh says."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -134,21 +135,33 @@ def contradiction(run: Run) -> str:
     return "; ".join(text for text, is_so in problems.items() if is_so)
 
 
-def run(program: Path, arguments: Arguments, *, patience_seconds: float = PATIENCE_SECONDS) -> list[Run]:
+class _Deadline(threading.Event):
+    """Set when a time has passed, or when ``stop`` is."""
+
+    def __init__(self, seconds: float, stop: threading.Event) -> None:
+        super().__init__()
+        self.at, self.stop = time.monotonic() + seconds, stop
+
+    def is_set(self) -> bool:
+        return self.stop.is_set() or time.monotonic() >= self.at
+
+
+def run(
+    program: Path, arguments: Arguments, stop: threading.Event | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+) -> list[Run]:
     """The runs of one process in their order. A hang or a crash ends it: the result ends with that run, the rest was not run.
 
     Raises:
         ExpectationFailed: the program does not take these arguments.
+        Stopped: another thread set ``stop``.
     """
-    stop = threading.Event()
-    timer = threading.Timer(patience_seconds, stop.set)
-    timer.start()
+    stop = stop or threading.Event()
     try:
-        done = process.run([program, *arguments.words()], check=False, stop=stop)
+        done = process.run([program, *arguments.words()], check=False, tied=True, stop=_Deadline(patience_seconds, stop))
     except process.Stopped:
+        if stop.is_set():
+            raise
         return [_failed(arguments, 0, Verdict.HANG, f"no end after {patience_seconds:g} s")]
-    finally:
-        timer.cancel()
     if done.returncode == 2:
         raise ExpectationFailed(
             f"{program} does not take its arguments: {done.stderr.strip()[:300]}", f"command: {process.paste_line(done.argv)}"
