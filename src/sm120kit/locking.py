@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib.metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sm120kit import lock as locks
-from sm120kit import recipe, sources
-from sm120kit.errors import LockDiffers
-from sm120kit.records import Closure, Lock, LockedFile
+from sm120kit import recipe, sources, toolchain
+from sm120kit.errors import LockDiffers, ToolchainUnsuitable
+from sm120kit.records import Closure, Lock, LockedFile, Toolchain
 from sm120kit.trees import Options, patched_tree
 from sm120kit.workspace import data_root, file_sha256, write_atomic
 
+FFI = "apache-tvm-ffi"
+"""The distribution with whose headers modules are compiled, and whose library they call at run time."""
+
 
 def lock(name: str, options: Options, *, upgrade: bool = False) -> tuple[Lock, Path]:
-    """Lock a recipe and write the lock beside it. Wheels that answer the same environment stay; others keep their versions
-    where they fit, unless ``upgrade`` is set.
+    """Lock a recipe and write the lock beside it.
+
+    Wheels that answer the same environment stay as they are; in a changed one, versions stay where they fit. With ``upgrade``
+    neither holds.
 
     Raises:
         ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
@@ -52,6 +58,7 @@ def locked(name: str, options: Options) -> Lock:
 
 
 def kernels_of(item: recipe.Recipe | recipe.EngineRecipe) -> recipe.Recipe:
+    """The recipe whose kernels an engine brings; a recipe of kernels is its own."""
     return item if isinstance(item, recipe.Recipe) else recipe.load(item.flashinfer)
 
 
@@ -104,10 +111,30 @@ def tied(name: str, options: Options, tell: Callable[[str], None]) -> Lock | Non
     return locked(name, options)
 
 
-def compare_toolchain(held: Lock, here: Mapping[str, str], tell: Callable[[str], None]) -> bool:
-    """Whether this machine has the compilers that are locked. What differs is told; the plan's digest then differs as well."""
+def toolchain_differences(held: Lock, tools: Toolchain) -> tuple[str, ...]:
+    """In what the compilers at hand are not the locked ones: a build with them works, but its result has another digest."""
     pins = dict(line.split("==") for line in (held.recipe.get("environment") or {}).get("requires", ()))
-    other = {name: version for name, version in here.items() if pins.get(name, version) != version}
-    for name, version in other.items():
-        tell(f"not the locked toolchain: {name} is {version} here, the lock has {pins[name]}")
-    return not other
+    here = {"nvidia-cuda-nvcc": tools.nvcc_version, FFI: _version(FFI)}
+    return tuple(f"{name} {here[name]}, the lock has {pins[name]}" for name in here if pins.get(name, here[name]) != here[name])
+
+
+def require_toolchain(kernels: str, options: Options) -> None:
+    """Make sure that kernels are compiled with the locked compilers: an engine brings the libraries that fit these.
+
+    Raises:
+        ToolchainUnsuitable: they are others.
+    """
+    found = toolchain_differences(locked(kernels, options), toolchain.find(headers=recipe.load(kernels).headers))
+    if found:
+        wanted = [f"{line.split()[0]}=={line.split()[-1]}" for line in found]
+        raise ToolchainUnsuitable(
+            "\n  ".join([f"these compilers are not those of the lock of {kernels}:", *found]),
+            f"in the environment of sm120kit: pip install {' '.join(wanted)}",
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

@@ -137,6 +137,28 @@ def lock(
 
 
 @app.command()
+def requirements(
+    name: str,
+    platform: Annotated[str | None, typer.Option("--platform", help="One of the recipe's; default: its first.")] = None,
+) -> None:
+    """The locked wheels as a requirements file with hashes, for `pip install --require-hashes --no-deps -r` or uv.
+
+    The wheel that is built here is not among them.
+    """
+    from sm120kit import lock as locks
+    from sm120kit import recipe
+    from sm120kit.errors import UnknownName
+
+    held = locks.read(recipe.lock_path(name))
+    asked = (held.recipe.get("environment") or {}).get("platforms", [])
+    wanted = platform or next(iter(asked), "")
+    closure = next((one for one in held.closures if one.platform == wanted), None)
+    if closure is None:
+        raise UnknownName(f"{name} is not locked for platform {wanted!r}", f"platforms: {', '.join(asked) or 'none'}")
+    console.data(locks.requirements(closure).rstrip())
+
+
+@app.command()
 def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this file.")] = None) -> None:
     """The JSON Schema of a recipe, for editors."""
     from sm120kit import recipe, workspace

@@ -1,0 +1,61 @@
+"""``sm120kit build`` of vLLM and SGLang: the plan of an image, and the part of it that is built here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit import console
+
+if TYPE_CHECKING:
+    from sm120kit.engines import Engine
+    from sm120kit.workspace import Workspace
+
+
+def show_plan(engine: Engine, workspace: Workspace) -> None:
+    """What the image is made of: every wheel, what is patched, what stays official and why."""
+    item, closure, plan = engine.recipe, engine.closure, engine.kernels.plan
+    console.data(f"{item.name} ({item.state}): build id {engine.build_id}")
+    console.data(f"Python {closure.python} on {closure.platform}; base image {engine.lock.base_image}")
+    console.data(f"rests on {engine.lock.rests_on}\n")
+    sizes = {wheel: workspace.downloads / wheel.sha256 / wheel.filename for wheel in closure.wheels}
+    known = {wheel: path.stat().st_size for wheel, path in sizes.items() if path.is_file()}
+    console.table(
+        ("wheel", "version", "MB", "sha256"),
+        (
+            (wheel.name, wheel.version, f"{known[wheel] / 1e6:.1f}" if wheel in known else "", wheel.sha256[:12])
+            for wheel in closure.wheels
+        ),
+    )
+    console.data(
+        f"{len(closure.wheels)} wheels; {len(known)} are at hand, {sum(known.values()) / 1e6:.1f} MB; "
+        "the index does not say how big the others are\n"
+    )
+    console.table(("built here", "why"), ((part.what, part.reason) for part in item.built))
+    console.table(("stays official", "why"), ((part.what, part.reason) for part in item.official))
+    if item.environment.overrides:
+        console.table(
+            ("overridden", "version", "why"),
+            ((name, given.version, given.reason) for name, given in item.environment.overrides.items()),
+        )
+    console.table(
+        ("source", "version", "tree", "patched tree"),
+        ((one.project, one.version, one.tree, one.patched_tree) for one in engine.lock.sources),
+    )
+    console.table(("patch", "sha256"), ((patch.path, patch.sha256) for patch in engine.lock.patches))
+    if plan is not None:
+        units = [unit for module in plan.modules for unit in module.units]
+        console.data(
+            f"FlashInfer plan {plan.digest}: {len(plan.modules)} modules, {len(units)} units, "
+            f"about {sum(unit.estimate_seconds for unit in units) / 60:.0f} CPU-minutes, "
+            f"at most {max((unit.estimate_bytes for unit in units), default=0) / 2**30:.1f} GiB for one unit"
+        )
+        console.table(("left out", "reason"), ((left.what, left.reason) for left in plan.left_out))
+    console.data("unverified on SM120: no kernel was run")
+
+
+def show_built(engine: Engine, wheel: Path) -> None:
+    """What there is now, and what is not."""
+    console.say(f"lock of {engine.recipe.name} holds: build id {engine.build_id}")
+    console.say(f"{wheel.name} takes the place of the official FlashInfer beside {len(engine.closure.wheels)} locked wheels")
+    console.say(f"not made: the image of {engine.recipe.name}; `sm120kit recipe requirements` lists what it installs")
