@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,6 +118,18 @@ def run(
             f"log: {logfile}" if logfile else f"command: {paste_line(words, env, cwd)}",
         )
     return done
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[threading.Event]:
+    """An event for ``run``'s ``stop`` that is set when the time is up. Not even a program that cannot be killed holds it."""
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.start()
+    try:
+        yield stop
+    finally:
+        timer.cancel()
 
 
 def _outputs(child: subprocess.Popen[bytes], stdin: bytes | None, stop: threading.Event | None) -> tuple[bytes, bytes]:

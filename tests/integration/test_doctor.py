@@ -95,7 +95,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_step_that_hangs_ends_with_its_name(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
-        """#!/bin/sh\ntrap '' TERM\necho '{"about": "the first all-reduce of 2 ranks"}'\nsleep 60 & wait\nwait\n"""
+        """#!/bin/sh\ntrap '' TERM\necho '{"about": "the first all-reduce of 2 ranks"}' > "$5"\nsleep 60 & wait\nwait\n"""
     )
     python.chmod(0o755)
     started = time.monotonic()

@@ -103,6 +103,18 @@ def test_garbage_in_any_one_file_is_survived(tmp_path: Path) -> None:
         path.write_bytes(before)
 
 
+def test_a_guest_is_known_by_its_processor_or_by_its_board(tmp_path: Path) -> None:
+    root = HOSTS["build"]("no-gpu", tmp_path)
+    assert probe(root).virtual == ""
+    (root / "proc/cpuinfo").write_text("flags\t: fpu hypervisor sse\n")
+    assert probe(root).virtual == "WS WRX90E-SAGE"
+    (root / "sys/class/dmi/id/product_name").unlink()
+    (root / "sys/class/dmi/id/sys_vendor").unlink()
+    assert probe(root).virtual == "unnamed hypervisor"
+    (root / "proc/cpuinfo").unlink()
+    assert probe(root).virtual is None
+
+
 A, B, C = "0000:00:01.1", "0000:01:00.0", "0000:02:00.0"
 
 

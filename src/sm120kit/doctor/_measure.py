@@ -1,7 +1,8 @@
-"""Copies between GPUs, read back, and collectives: ``python _measure.py copies|collective KIND COUNT``.
+"""Copies between GPUs, read back, and collectives: ``python _measure.py copies|collective KIND COUNT OUTPUT``.
 
-A program of its own, which needs torch only and may hang: whoever starts it limits its time. It says what it is about to do
-before it does it, one JSON object per line. KIND is ``cuda``, or ``cpu`` to try the program where there is no GPU.
+A program of its own, which needs torch only and may hang: whoever starts it limits its time. It writes what it is about to do
+to OUTPUT before it does it, and then what it found, one JSON object per line. KIND is ``cuda``, or ``cpu`` to try the program
+where there is no GPU.
 """
 
 # mypy: disable-error-code="no-untyped-call,attr-defined"
@@ -25,7 +26,8 @@ ROUNDS = {"cuda": (100, 10), "cpu": (2, 2)}
 
 
 def say(**facts: object) -> None:
-    os.write(1, (json.dumps(facts) + "\n").encode())  # whole lines, though several ranks write
+    with open(sys.argv[4], "ab", buffering=0) as output:  # noqa: PTH123
+        output.write((json.dumps(facts) + "\n").encode())  # whole lines, though several ranks write
 
 
 def place(kind: str, number: int) -> torch.device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from sm120kit.doctor.model import Finding, Impact, Verdict, ok, problem
 from sm120kit.errors import CannotMeasure
 from sm120kit.host import Host, Pair
-from sm120kit.process import run
+from sm120kit.process import Stopped, deadline, run
 
 PROGRAM = Path(__file__).with_name("_measure.py")
 SECONDS = 180
@@ -81,20 +82,26 @@ def ask(what: str, count: int, python: str, kind: str = "cuda", seconds: int = S
     Raises:
         CannotMeasure: this Python has no torch, or torch does not see the GPUs.
     """
-    argv = ["timeout", "-k", "5", str(seconds), python, str(PROGRAM), what, kind, str(count)]
-    # GPUs are numbered as nvidia-smi has them; a choice of the user's would number others.
-    done = run(argv, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, drop=["CUDA_VISIBLE_DEVICES"], check=False)
-    lines = tuple(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    told = Told(lines)
-    if done.returncode in (124, 137, -9):
-        about = [line["about"] for line in told.having("about")]
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory, "output")
+        output.touch()
+        argv: list[str | Path] = [python, PROGRAM, what, kind, str(count), output]
+        done, words = None, ""
+        try:
+            with deadline(seconds) as stop:
+                # GPUs are numbered as nvidia-smi has them; a choice of the user's would number others.
+                surroundings = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+                done = run(argv, env=surroundings, drop=["CUDA_VISIBLE_DEVICES"], check=False, stop=stop)
+                words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        except Stopped:
+            pass
+        lines = tuple(json.loads(line) for line in output.read_text().splitlines())
+    about = [line["about"] for line in lines if "about" in line]
+    if done is None:
         return Told(lines, hung=about[-1] if about else "starting torch")
-    if done.returncode:
-        words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        if not told.having("about"):
-            raise CannotMeasure(f"{python}: {words[0]}", "name a Python whose torch has CUDA and NCCL: --python PATH")
-        return Told(lines, failed=words[0])
-    return told
+    if done.returncode and not about:
+        raise CannotMeasure(f"{python}: {words}", "name a Python whose torch has CUDA and NCCL: --python PATH")
+    return Told(lines, failed=words if done.returncode else "")
 
 
 def judge_copies(host: Host, told: Told) -> tuple[Finding, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sm120kit.errors import Sm120kitError
 from sm120kit.host.reduce import REDUCE
-from sm120kit.process import run
+from sm120kit.process import Stopped, deadline, run
 
 COMMANDS = {
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
@@ -35,6 +35,8 @@ class Source:
     root: Path
     record: Path | None = None
     unread: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    """Programs that did not answer in time; they are not asked again."""
 
     def real(self, path: str) -> Path:
         """Where a path of the host lies. Symbolic links in recorded trees must be relative."""
@@ -105,21 +107,26 @@ class Source:
             if recorded is None:
                 self.unread[name] = self.unread.pop(kept)
             return recorded
+        argv = COMMANDS[name]
+        if argv[0] in self.silent:
+            self.unread[name] = f"{argv[0]} was silent before"
+            return None
         try:
-            done = run(["timeout", "-k", "5", str(COMMAND_SECONDS), *COMMANDS[name]], check=False)
+            with deadline(COMMAND_SECONDS) as stop:
+                done = run(argv, check=False, stop=stop)
+        except Stopped:
+            self.silent.add(argv[0])
+            self.unread[name] = f"no answer within {COMMAND_SECONDS} s"
+            return None
         except Sm120kitError as error:
             self.unread[name] = error.message
             return None
-        if done.returncode == 0:
-            text = REDUCE[kept](done.stdout) if kept in REDUCE else done.stdout
-            self._keep(kept, text.encode())
-            return text
-        # 124: its time was up; 137 or -9: it had to be killed as well.
-        late = f"no answer within {COMMAND_SECONDS} s"
-        reasons = {124: late, 137: late, -9: late, 127: "no such program"}
-        said = " ".join((done.stdout + done.stderr).split())[:200]
-        self.unread[name] = reasons.get(done.returncode, f"exit code {done.returncode}: {said}")
-        return None
+        if done.returncode:
+            self.unread[name] = f"exit code {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:200]}"
+            return None
+        text = REDUCE[kept](done.stdout) if kept in REDUCE else done.stdout
+        self._keep(kept, text.encode())
+        return text
 
     def _keep(self, path: str, content: bytes | None = None) -> None:
         """Record a path with the links on its way; without ``content``, only that it is there."""

@@ -112,7 +112,7 @@ HOSTS: dict[str, dict[str, Any]] = {
         "said": lambda one, other: "PHB",
         "grant": "CNS",
         "bar1": 256,
-        "cpu": ("AuthenticAMD", 25, "AMD EPYC 7302 16-Core Processor", "fpu hypervisor"),
+        "cpu": ("AuthenticAMD", 25, "AMD EPYC 7302 16-Core Processor", "fpu sse"),
         "product_name": "Standard PC (Q35 + ICH9, 2009)",
         "vendor_name": "QEMU",
         "registry": "",
