@@ -13,7 +13,7 @@ GRUB = "in /etc/default/grub, then sudo update-grub and reboot"
     "iommu",
     "the IOMMU does not translate for the GPUs",
     Scope.BARE_PAIR,
-    f"vllm-project/vllm#33041; NVIDIA/nccl#257; {WIKI} hardware/collapse-report.md; noonghunna/club-3090 docs/PCIE_P2P.md §4",
+    "vllm-project/vllm#33041; NVIDIA/nccl#257; pytorch/pytorch#84803; NVIDIA/open-gpu-kernel-modules#1257",
 )
 def iommu(host: Host) -> Verdict:
     kinds = {gpu.bus: gpu.iommu for gpu in host.gpus}
@@ -23,7 +23,7 @@ def iommu(host: Host) -> Verdict:
             Impact.BREAKS,
             each(translated),
             cause="the IOMMU translates the GPUs' addresses, and peer traffic with them",
-            consequence="NCCL may hang at the first collective (IO_PAGE_FAULT in dmesg), or transfers lose 15 %",
+            consequence="NCCL may hang at the first collective; copies between GPUs may deliver zeros without any error",
             fix=f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
         )
     if all(kind == "identity" for kind in kinds.values()):

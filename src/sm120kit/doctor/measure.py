@@ -115,7 +115,7 @@ def judge_copies(host: Host, told: Told) -> tuple[Finding, ...]:
         problem(
             Impact.BREAKS,
             "; ".join(wrong),
-            cause="P2P between these GPUs delivers other bytes than were sent",
+            cause="P2P between these GPUs delivers other bytes than were sent; mostly the IOMMU translates",
             consequence='garbage output ("!!!!") or none of the draft tokens accepted, without any error',
             fix=WRONG_FIX,
         )

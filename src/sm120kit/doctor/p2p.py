@@ -48,7 +48,7 @@ def grant(host: Host) -> Verdict:
     "force-p2p",
     "ForceP2P is set where it helps, and only there",
     Scope.BARE_PAIR,
-    f"{WIKI} hardware/pcie-bandwidth.md; {CLUB} §4a",
+    f"{WIKI} hardware/pcie-bandwidth.md; {CLUB} §4a; NVIDIA/open-gpu-kernel-modules#1257",
 )
 def force_p2p(host: Host) -> Verdict:
     if any(gpu.consumer for gpu in host.gpus):
@@ -80,7 +80,7 @@ def force_p2p(host: Host) -> Verdict:
             cause="without a switch the driver stages peer writes in host memory unless told otherwise",
             consequence="one-shot all-reduce takes 59 instead of 7 µs at 16 KB, and engines turn it off above 4 KB",
             fix=f"echo 'options nvidia NVreg_RegistryDwords=\"{keys}\"' | sudo tee /etc/modprobe.d/nvidia-p2p.conf; "
-            "sudo update-initramfs -u; reboot; then sm120kit doctor --measure: on GeForce, forced P2P has corrupted data",
+            "sudo update-initramfs -u; reboot; then sm120kit doctor --measure: such P2P has corrupted data",
         )
     return ok("set")
 
