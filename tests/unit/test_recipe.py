@@ -111,3 +111,72 @@ def test_schema_knows_every_key() -> None:
     assert kernels["additionalProperties"] is engine["additionalProperties"] is False
     assert set(kernels["required"]) >= {"edition", "engine", "sources", "modules", "groups"}
     assert set(engine["required"]) >= {"edition", "engine", "flashinfer", "environment", "state"}
+
+
+ENGINE = recipe.directory() / "sglang-0.5.11.toml"
+
+
+@pytest.mark.parametrize("name", recipe.names(recipe.EngineRecipe))
+def test_every_recipe_of_an_engine_is_well_formed(name: str) -> None:
+    item = recipe.load_engine(name)
+    assert item.name == name and item.name.startswith(f"{item.engine}-{item.version}")
+    assert item.kernels in recipe.load(item.flashinfer).groups
+    assert item.built and item.official, "says what is built, what stays official, and why"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"b12x==0.8.3"', '"b12x"', "environment.requires.1: 'b12x' is not pinned: write name==version"),
+        ('"b12x==0.8.3"', '"b12x>=0.8.3"', "is not pinned: write name==version"),
+        ('"b12x==0.8.3"', '"b12x==0.8.*"', "is not pinned: write name==version"),
+        ('"b12x==0.8.3"', '"b12x==0.7.4"', "b12x 0.7.4 is known to be bad: its author reverted it"),
+        ('"b12x==0.8.3"', '"b12x==0.9.5"', "b12x 0.9.5 is known to be bad: a tile heuristic"),
+        ('"sglang==0.5.11"', '"sglang==0.5.10"', "has no 'sglang==0.5.11', the engine itself"),
+        ("manylinux_2_35_x86_64", "linux_x86_64", "'linux_x86_64' is not a platform: write manylinux_2_<glibc>_x86_64"),
+        ("manylinux_2_35_x86_64", "win_amd64", "is not a platform"),
+        ('as_of = "2026-05-08"', 'as_of = "May"', "'May' is not a day: write YYYY-MM-DD"),
+        ('state = "resolved"', 'state = "tested"', "state: input should be 'resolved' or 'verified'; it is 'tested'"),
+        ('engine = "sglang"', 'engine = "llama"', "engine: input should be 'flashinfer'"),
+        ('serve = ["python"', 'serv = ["python"', "serv: unknown key; did you mean 'serve'?"),
+        ("[environment]", "[enviroment]", "enviroment: unknown key; did you mean 'environment'?"),
+        ("as_of =", "asof =", "environment.asof: unknown key; did you mean 'as_of'?"),
+        (
+            'name = "sglang-0.5.11"',
+            'name = "sglang-0.5.11"\nbase_image = "debian:12"',
+            "base_image: 'debian:12' is not well-formed",
+        ),
+    ],
+)
+def test_one_problem_of_an_engine(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = ENGINE.read_text()
+    assert old in text
+    path = tmp_path / ENGINE.name
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(BadRecipe, match=re.escape(said)):
+        recipe.load_any(str(path))
+
+
+def test_an_engine_alone_means_the_newest_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "recipes" / "engines"
+    place.mkdir(parents=True)
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    for version in ("0.9.0", "0.10.0", "0.11.0"):
+        text = ENGINE.read_text().replace("0.5.11", version)
+        (place / f"sglang-{version}.toml").write_text(text)
+    with pytest.raises(UnknownName, match="none is verified yet") as caught:
+        recipe.load_engine("sglang")
+    assert caught.value.hint == "name one with its version: sglang@0.9.0, sglang@0.10.0, sglang@0.11.0"
+    for version in ("0.9.0", "0.10.0"):
+        path = place / f"sglang-{version}.toml"
+        path.write_text(path.read_text().replace('state = "resolved"', 'state = "verified"'))
+    assert recipe.load_engine("sglang").version == "0.10.0"
+
+
+def test_kinds_are_not_mixed_up() -> None:
+    with pytest.raises(UnknownName, match="has no kernels of its own") as caught:
+        recipe.load("vllm@0.19.1")
+    assert caught.value.hint == "it rests on flashinfer-0.6.6"
+    with pytest.raises(UnknownName, match="a recipe of kernels, not of an engine"):
+        recipe.load_engine("flashinfer")
+    assert set(recipe.names()) == {*recipe.names(recipe.Recipe), *recipe.names(recipe.EngineRecipe)}
