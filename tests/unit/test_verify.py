@@ -307,7 +307,12 @@ def test_every_tile_is_run_or_has_its_reason() -> None:
 
 def test_names_choose_kernels() -> None:
     chosen = [one.name for one in matrix.matrix_of(facts(), pattern="128x128x64-finalize").run]
-    assert chosen == ["grouped-nvfp4-128x128x64-finalize-bf16", "grouped-nvfp4-128x128x64-finalize-swap-bf16"]
+    assert chosen == [
+        "grouped-nvfp4-128x128x64-finalize-bf16",
+        "grouped-nvfp4-128x128x64-finalize-swap-bf16",
+        "grouped-mxfp4-128x128x64-finalize-bf16",
+        "grouped-mxfp8-128x128x64-finalize-swap-bf16",
+    ]
     assert len(matrix.matrix_of(facts(), pattern="dense-mxfp8-128x128x64-bf16").run) == 1
     with pytest.raises(UnknownName, match="no configuration matches 'int8'") as failure:
         matrix.matrix_of(facts(), pattern="int8")

@@ -105,7 +105,7 @@ def plan(one: Configuration, device: Device, *, quick: bool) -> list[Arguments]:
     if quick:
         return [Arguments(("std", "inexact"), workers)]
     jitters = (0, 4095) if emulated else (0,)
-    found = [Arguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), Arguments(("big", "nan"))]
+    found = [Arguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), Arguments(("big", "nan", "pdl"))]
     if emulated:
         found.append(Arguments(("std",), (workers[-1],), (131_071,), (3,)))
     return found

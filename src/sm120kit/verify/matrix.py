@@ -12,9 +12,6 @@ from sm120kit.records import LeftOut, Tile, TileFacts
 MX_SHAPES = ((128, 128, 128), (128, 128, 64), (256, 128, 64), (128, 256, 64))
 """Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8: FlashInfer generates none for SM120, the K=64 patches are about them."""
 
-PINGPONG = (("dense", "nvfp4", 128, 128, 128), ("grouped", "nvfp4", 128, 128, 128), ("dense", "nvfp4", 128, 128, 64))
-"""Tiles that also run with the pingpong schedule, which no engine generates yet."""
-
 F16_SHAPE = "128x128x128"
 """The output type changes the last conversion and nothing else: f16 runs on this tile, everything on bf16."""
 
@@ -116,8 +113,17 @@ def _added() -> Iterable[Configuration]:
         for family in ("dense", "grouped"):
             for m, n, k in MX_SHAPES:
                 yield Configuration(Tile(family, dtype, m, n, k, "none", False, "bf16"))
-    for family, dtype, m, n, k in PINGPONG:
-        yield Configuration(Tile(family, dtype, m, n, k, "none", False, "bf16"), pingpong=True)
+    yield Configuration(Tile("grouped", "mxfp4", 128, 128, 64, "finalize", False, "bf16"))
+    yield Configuration(Tile("grouped", "mxfp8", 128, 128, 64, "finalize", True, "bf16"))
+    yield Configuration(Tile("dense", "fp8xmxfp4", 128, 128, 128, "none", False, "bf16"))
+    yield Configuration(Tile("dense", "nvfp4", 128, 128, 128, "none", True, "bf16"))
+    for family, dtype, k in (
+        ("dense", "nvfp4", 128),
+        ("dense", "nvfp4", 64),
+        ("grouped", "nvfp4", 128),
+        ("grouped", "mxfp4", 64),
+    ):
+        yield Configuration(Tile(family, dtype, 128, 128, k, "none", False, "bf16"), pingpong=True)
 
 
 def _twin(one: Configuration) -> str:
