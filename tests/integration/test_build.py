@@ -18,37 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TINY = """
-[groups.tiny]
-summary = "the smallest module"
-modules = ["fp4_quantization_120f"]
-"""
-
 pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recipes, patches and overrides, with a tiny kernel group."""
-    root = tmp_path_factory.mktemp("data")
-    for name in ("recipes", "patches", "cutlass_overrides"):
-        shutil.copytree(ROOT / name, root / name)
-    with (root / "recipes" / "engines" / "flashinfer-0.6.6.toml").open("a") as recipe:
-        recipe.write(TINY)
-    return root
-
-
-@pytest.fixture(scope="module")
-def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, fetched once for all tests here, as a mirror directory."""
-    state = tmp_path_factory.mktemp("fetch")
-    command(state, ROOT, "build", "flashinfer@0.6.6", "--to", "fetch")
-    mirror = state / "mirror"
-    mirror.mkdir()
-    (sdist,) = state.rglob("flashinfer_python-0.6.6.tar.gz")
-    shutil.copyfile(sdist, mirror / sdist.name)
-    return mirror
 
 
 def argv(*words: str | Path) -> list[str]:
@@ -68,13 +38,6 @@ def command(state: Path, data: Path, *words: str | Path, check: bool = True) -> 
 def build(state: Path, data: Path, downloads: Path, **options: bool) -> subprocess.CompletedProcess[str]:
     words = ["build", "flashinfer@0.6.6", "--kernels", "tiny", "--mirror", downloads, "--output", state / "out", "--offline"]
     return command(state, data, *words, **options)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, data: Path, downloads: Path) -> tuple[Path, Path]:
-    """A state directory with a finished build, and its wheel."""
-    state = tmp_path_factory.mktemp("state")
-    return state, Path(build(state, data, downloads).stdout.strip())
 
 
 def members(wheel: Path) -> dict[str, str]:
