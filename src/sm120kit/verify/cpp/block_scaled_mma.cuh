@@ -1,13 +1,13 @@
-// The block-scaled mma.sync of SM120 in software, for a warp of any GPU from sm_75 on. Written from the fragment tables of the PTX
-// ISA ("Matrix Fragments for mma.m16n8k64", "... m16n8k32", "Block Scaling for mma.sync"), not from CuTe's traits.
+// The block-scaled mma.sync of SM120 in software, for a warp of any GPU from sm_75 on. Written from the fragment tables of the
+// PTX ISA ("Matrix Fragments for mma.m16n8k64", "... m16n8k32", "Block Scaling for mma.sync"), not from CuTe's traits.
 //
 // lane = 4 g + p. Register fragments:
 //   A  m16n8k64, 4 bit: a0 (row g, k 8p..8p+7)  a1 (row g+8, same)  a2 (row g, k+32)  a3 (row g+8, k+32)
 //      m16n8k32, 8 bit: a0 (row g, k 4p..4p+3)  a1 (row g+8, same)  a2 (row g, k+16)  a3 (row g+8, k+16)
 //   B  the same for column g: b0, b1 (k + 32 or + 16)
 //   C  c0 c1 (row g, columns 2p, 2p+1)  c2 c3 (row g+8)
-// Scales with selectors 0: of each quad, lane p=0 holds those of row g, p=1 of row g+8; for B lane p=0 those of column g. Byte j
-// belongs to the j-th scale vector along k. What other lanes and bytes hold does not matter.
+// Scales with selectors 0: of each quad, lane p=0 holds those of row g, p=1 of row g+8; for B lane p=0 those of column g. Byte
+// j belongs to the j-th scale vector along k. What other lanes and bytes hold does not matter.
 //
 // Arithmetic. Products and the sum over one scale vector are exact, in integers. These sums times their two scales are added in
 // double in ascending k, the accumulator last, and the result is rounded once to fp32. NaN elements and scales give NaN, also

@@ -1,15 +1,16 @@
-// Runs one configuration of the SM120 block-scaled GEMM kernels (see kernels.cuh for the -D flags) and compares it with reference
-// kernels: on an SM12x natively, or on Hopper with sm120_on_sm90.hpp force-included. Prints one JSON object a run, one a line.
+// Runs one configuration of the SM120 block-scaled GEMM kernels (see kernels.cuh for the -D flags) and compares it with
+// reference kernels: on an SM12x natively, or on Hopper with sm120_on_sm90.hpp force-included. Prints one JSON object a run,
+// one a line.
 //
 //   gemm --set std|moe|big|pdl|inexact|nan --clc 0|W --jitter NS --seed S --fault NAME     each may be a list: a,b
 //   gemm --list
 //
 // Exit code 0: all passed, 1: something is wrong, 2: usage.
 //
-// Sets std, moe and big hold data for which fp32 gives the same bits in any order: every term is a multiple of one unit, and the sum
-// of magnitudes, which is measured, stays below 2^24 units. Outputs are compared bit for bit.
-// Set pdl is the same, but the kernel before lets the GEMM start early and then writes the scales of the last group's activations.
-// Set inexact holds codes and scales of the full range. With S = alpha sum |terms| of one output and r the output's exact value,
+// Sets std, moe and big hold data for which fp32 gives the same bits in any order: every term is a multiple of one unit, and
+// the sum of magnitudes, which is measured, stays below 2^24 units. Outputs are compared bit for bit. Set pdl is the same, but
+// the kernel before lets the GEMM start early and then writes the scales of the last group's activations. Set inexact holds
+// codes and scales of the full range. With S = alpha sum |terms| of one output and r the output's exact value,
 //   |error| <= u |r| + g S + s,   g = (c + 2) 2^-24  (emulated: c = ceil(K / K of the mma), each mma rounds its exact sum once)
 //                                 g = (K + 2) 2^-23  (native: at worst each addition truncates)
 // where u is half an ulp of the output type and s half its smallest step; the 2 is for alpha and for the bias of finalize.
@@ -59,9 +60,8 @@ struct Shape3 {
 };
 using Launch = std::vector<Shape3>;  // the groups of one launch; one for a dense kernel
 
-std::map<std::string, Data> const sets = {
-    {"std", Data::exact}, {"moe", Data::exact},       {"big", Data::exact},
-    {"pdl", Data::exact}, {"inexact", Data::inexact}, {"nan", Data::nan}};
+std::map<std::string, Data> const sets = {{"std", Data::exact}, {"moe", Data::exact},       {"big", Data::exact},
+                                          {"pdl", Data::exact}, {"inexact", Data::inexact}, {"nan", Data::nan}};
 
 /// What each set launches. K is a multiple of what TMA asks for: 32 elements, or 128 when it unpacks.
 std::vector<Launch> launches_of(std::string const& set) {
@@ -73,9 +73,9 @@ std::vector<Launch> launches_of(std::string const& set) {
   std::vector<Launch> result;
   if (set == "std") {
     std::vector<Shape3> const shapes = {
-        {1, 128, k(TILE_K)},        {TILE_M, TILE_N, k(TILE_K)},    {129, 136, k(TILE_K + 32)}, {300, 264, wrap},
-        {257, 72, k(TILE_K / 2)},   {64, 384, k(2 * TILE_K + 96)},  {200, 200, k(640)},         {385, 128, k(3 * TILE_K - 32)},
-        {17, 520, k(wrap - 32)},
+        {1, 128, k(TILE_K)}, {TILE_M, TILE_N, k(TILE_K)},    {129, 136, k(TILE_K + 32)},
+        {300, 264, wrap},    {257, 72, k(TILE_K / 2)},       {64, 384, k(2 * TILE_K + 96)},
+        {200, 200, k(640)},  {385, 128, k(3 * TILE_K - 32)}, {17, 520, k(wrap - 32)},
     };
     for (auto const& s : shapes) result.push_back({s});
 #if GROUPED
@@ -118,21 +118,21 @@ std::vector<Launch> launches_of(std::string const& set) {
 struct Group {
   Shape3 shape;
   DeviceBytes activations, weights, activation_scales, weight_scales;
-  Sums<long long> exact;   // of exact data
-  Sums<double> inexact;    // of any data
+  Sums<long long> exact;  // of exact data
+  Sums<double> inexact;   // of any data
   float alpha = 1;
   std::vector<float> bias;  // of finalize, one a feature
 
   double unit(Data data) const {
-    return data == Data::inexact
-               ? 1
-               : std::ldexp(1.0, unit_exponent(Type::activation) + unit_exponent(Type::weight) + 2 * unit_exponent(Type::scale));
+    return data == Data::inexact ? 1
+                                 : std::ldexp(1.0, unit_exponent(Type::activation) + unit_exponent(Type::weight) +
+                                                       2 * unit_exponent(Type::scale));
   }
 };
 
 /// Multiples of 2^bits reference units are the unit of exact data.
-constexpr int exact_shift =
-    (Type::activation == Element::e4m3 ? 6 : 0) + (Type::weight == Element::e4m3 ? 6 : 0) + (Type::scale == Scale::ue4m3 ? 12 : 0);
+constexpr int exact_shift = (Type::activation == Element::e4m3 ? 6 : 0) + (Type::weight == Element::e4m3 ? 6 : 0) +
+                            (Type::scale == Scale::ue4m3 ? 12 : 0);
 
 Group make_group(Shape3 shape, Data data, std::mt19937_64& random, bool& is_exact) {
   Group g;
@@ -172,7 +172,7 @@ Group make_group(Shape3 shape, Data data, std::mt19937_64& random, bool& is_exac
 struct Result {
   std::uint64_t outputs = 0, mismatches = 0, signature_hits = 0, nan_expected = 0, mma_expected = 0;
   double max_relative_error = 0, error_bound = 0, error_over_bound = 0;
-  bool guard_intact = true, exact = true;
+  bool guard_intact = true, exact = true, nan_scales = false, nan_unnoticed = false;
   std::string first_mismatch;
   float milliseconds = 0;
 };
@@ -195,6 +195,17 @@ unsigned long long mma_count() {
   check(cudaMemcpyFromSymbol(&count, sm120_on_sm90::mma_count, sizeof count), "mma count");
 #endif
   return count;
+}
+
+/// Whether an mma got a NaN scale since the last call.
+bool nan_scales() {
+  unsigned seen = 0;
+#ifdef SM120_ON_SM90
+  unsigned const none = 0;
+  check(cudaMemcpyFromSymbol(&seen, sm120_on_sm90::nan_scales, sizeof seen), "NaN scales");
+  check(cudaMemcpyToSymbol(sm120_on_sm90::nan_scales, &none, sizeof none), "NaN scales");
+#endif
+  return seen != 0;
 }
 
 void print(std::string const& verdict, std::string const& detail, long long count) {
@@ -223,10 +234,11 @@ void print(std::string const& verdict, std::string const& detail, long long coun
       << ", \"outputs\": " << r.outputs << ", \"mismatches\": " << r.mismatches
       << ", \"max_relative_error\": " << number(r.max_relative_error) << ", \"error_bound\": " << number(r.error_bound)
       << ", \"error_over_bound\": " << number(r.error_over_bound) << ", \"nan_expected\": " << r.nan_expected
-      << ", \"signature\": " << quoted(signature) << ", \"first_mismatch\": " << quoted(r.first_mismatch) << ", \"mma_count\": "
-      << (emulated && count >= 0 ? std::to_string(count) : "null") << ", \"mma_expected\": " << r.mma_expected
-      << ", \"guard_intact\": " << (r.guard_intact ? "true" : "false") << ", \"stages\": " << stages
-      << ", \"smem_bytes\": " << Kernel::SharedStorageSize << ", \"milliseconds\": " << number(r.milliseconds) << "}\n";
+      << ", \"signature\": " << quoted(signature) << ", \"first_mismatch\": " << quoted(r.first_mismatch)
+      << ", \"mma_count\": " << (emulated && count >= 0 ? std::to_string(count) : "null")
+      << ", \"mma_expected\": " << r.mma_expected << ", \"guard_intact\": " << (r.guard_intact ? "true" : "false")
+      << ", \"stages\": " << stages << ", \"smem_bytes\": " << Kernel::SharedStorageSize
+      << ", \"milliseconds\": " << number(r.milliseconds) << "}\n";
   std::fputs(out.str().c_str(), stdout);
   std::fflush(stdout);
 }
@@ -240,14 +252,15 @@ void print(std::string const& verdict, std::string const& detail, long long coun
 /// Ends the process if it is not destroyed in time: the launcher itself may wait for the kernel.
 class Watchdog {
  public:
-  Watchdog() : thread_([this] {
-    auto const start = std::chrono::steady_clock::now();
-    while (!done_) {
-      if (std::chrono::steady_clock::now() - start > std::chrono::seconds(hang_seconds))
-        end("hang", "no end after " + std::to_string(hang_seconds) + " s");
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }) {}
+  Watchdog()
+      : thread_([this] {
+          auto const start = std::chrono::steady_clock::now();
+          while (!done_) {
+            if (std::chrono::steady_clock::now() - start > std::chrono::seconds(hang_seconds))
+              end("hang", "no end after " + std::to_string(hang_seconds) + " s");
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+        }) {}
   ~Watchdog() {
     done_ = true;
     thread_.join();
@@ -261,9 +274,9 @@ class Watchdog {
 /// The rows of all groups lie one after the other, as a mixture of experts has its permuted tokens.
 struct Output {
   DeviceBytes bytes;
-  std::vector<int> token;          // finalize: the output row of each row
+  std::vector<int> token;           // finalize: the output row of each row
   std::vector<float> router_scale;  // finalize: of each row
-  int rows = 0;                    // of the output
+  int rows = 0;                     // of the output
 };
 
 Output make_output(Launch const& launch, std::mt19937_64& random) {
@@ -398,10 +411,10 @@ void run_kernel(std::vector<Group> const& groups, Output const& out, Options con
   input.fusion = Input::EpilogueFusion::FINALIZE;
   auto& f = input.fused_finalize_epilogue;
   f.ptr_final_output = out.bytes.data();
-  f.stride_final_output = cutlass::make_cute_packed_stride(Input::FusedFinalizeEpilogue::StrideFinalOutput{},
-                                                           make_shape(out.rows, hidden, 1));
-  f.stride_final_output_transposed = cutlass::make_cute_packed_stride(Input::FusedFinalizeEpilogue::StrideFinalOutput_T{},
-                                                                      make_shape(hidden, out.rows, 1));
+  f.stride_final_output =
+      cutlass::make_cute_packed_stride(Input::FusedFinalizeEpilogue::StrideFinalOutput{}, make_shape(out.rows, hidden, 1));
+  f.stride_final_output_transposed =
+      cutlass::make_cute_packed_stride(Input::FusedFinalizeEpilogue::StrideFinalOutput_T{}, make_shape(hidden, out.rows, 1));
   f.num_rows_in_final_output = out.rows;
   f.shape_override = hidden;
   f.use_reduction = true;
@@ -434,7 +447,8 @@ void run_kernel(std::vector<Group> const& groups, Output const& out, Options con
   // FlashInfer's launcher makes its own types: what it launched must be the kernel whose stages and size are reported here.
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, cutlass::device_kernel<Kernel>), "cudaFuncGetAttributes");
-  if (attributes.maxDynamicSharedSizeBytes != int(Kernel::SharedStorageSize)) throw std::runtime_error("another kernel was launched");
+  if (attributes.maxDynamicSharedSizeBytes != int(Kernel::SharedStorageSize))
+    throw std::runtime_error("another kernel was launched");
   check(cudaEventSynchronize(finish), "kernel");
   float milliseconds = 0;
   check(cudaEventElapsedTime(&milliseconds, begin, finish), "event");
@@ -547,6 +561,15 @@ void run_set(Options const& options) {
     Output const out = make_output(launch, random);
     run_kernel(groups, out, options);
     compare(groups, out, data);
+    // Scales of rows beyond the matrix are NaN. Where whole blocks of 128 rows are used there are none, and no mma may meet
+    // one.
+    bool const whole_blocks =
+        std::all_of(launch.begin(), launch.end(), [](Shape3 const& s) { return s.m % 128 == 0 && s.n % 128 == 0; });
+    bool const seen = nan_scales();
+    if (data == Data::nan)
+      r.nan_unnoticed = r.nan_unnoticed || (emulated && !seen);
+    else
+      r.nan_scales = r.nan_scales || (seen && whole_blocks);
     for (auto const& s : launch) {
       std::uint64_t const tile_rows = SWAP ? s.n : s.m, tile_columns = SWAP ? s.m : s.n;
       r.mma_expected += (tile_rows + TILE_M - 1) / TILE_M * ((tile_columns + TILE_N - 1) / TILE_N) *
@@ -561,6 +584,8 @@ void run_set(Options const& options) {
   if (r.mismatches != 0) wrong("outputs differ");
   if (!r.guard_intact) wrong("guard bytes overwritten");
   if (emulated && count != r.mma_expected) wrong("mma count");
+  if (r.nan_scales) wrong("NaN scales reached an mma");
+  if (r.nan_unnoticed) wrong("the NaN scales of the NaN set were not noticed");
   if (!r.exact) wrong("the data are not exact: a sum of magnitudes reaches 2^24 units");
   if (data == Data::nan && r.nan_expected == 0) wrong("no NaN in the NaN set");
   print(verdict, detail, count);
@@ -575,9 +600,10 @@ std::vector<std::string> split(std::string const& list) {
 }
 
 int usage(std::string const& problem) {
-  std::fprintf(stderr,
-               "%s\nusage: gemm --set std|moe|big|pdl|inexact|nan [--clc 0|W] [--jitter NS] [--seed S] [--fault NAME], or gemm --list\n",
-               problem.c_str());
+  std::fprintf(
+      stderr,
+      "%s\nusage: gemm --set std|moe|big|pdl|inexact|nan [--clc 0|W] [--jitter NS] [--seed S] [--fault NAME], or gemm --list\n",
+      problem.c_str());
   return 2;
 }
 
@@ -591,7 +617,8 @@ int run(int argc, char** argv) {
     std::printf("], \"faults\": [");
     comma = "";
     for (auto const& f : faults)
-      std::printf("%s{\"name\": \"%s\", \"class\": \"%s\", \"what\": \"%s\"}", comma, f.name.c_str(), f.kind.c_str(), f.what.c_str()),
+      std::printf("%s{\"name\": \"%s\", \"class\": \"%s\", \"what\": \"%s\"}", comma, f.name.c_str(), f.kind.c_str(),
+                  f.what.c_str()),
           comma = ", ";
     std::printf("], \"stages\": %d, \"smem_bytes\": %d, \"emulated\": %s}\n", stages, int(Kernel::SharedStorageSize),
                 emulated ? "true" : "false");

@@ -1,12 +1,13 @@
-// The block-scaled mma.sync in software (block_scaled_mma.cuh) against an independent scalar model on the host, and with -DNATIVE (for
-// sm_120a) against the hardware instruction, fragment by fragment. Prints one JSON object an instruction; exit code 0: all agree,
-// 1: something differs.
+// The block-scaled mma.sync in software (block_scaled_mma.cuh) against an independent scalar model on the host, and with
+// -DNATIVE (for sm_120a) against the hardware instruction, fragment by fragment. Prints one JSON object an instruction; exit
+// code 0: all agree, 1: something differs.
 //
-// The model works on whole matrices: it draws A, B, C and scales as codes, puts them into fragments, and computes D in long double.
-// Everything that the instruction must not read (other lanes' scale registers, other bytes, the two bits on either side of a 4-bit
-// element) is junk. Kinds of input: random codes of the whole range, extremes (zeros, smallest, largest), NaN, and exact data, for
-// which the sum has one right value in fp32: they are compared bit for bit. For the others the software must be within one
-// rounding; the hardware, whose order of addition is not documented, within 64 + 2 roundings of the sum of magnitudes.
+// The model works on whole matrices: it draws A, B, C and scales as codes, puts them into fragments, and computes D in long
+// double. Everything that the instruction must not read (other lanes' scale registers, other bytes, the two bits on either side
+// of a 4-bit element) is junk. Kinds of input: random codes of the whole range, extremes (zeros, smallest, largest), NaN, and
+// exact data, for which the sum has one right value in fp32: they are compared bit for bit. For the others the software must be
+// within one rounding; the hardware, whose order of addition is not documented, within 64 + 2 roundings of the sum of
+// magnitudes.
 #include "block_scaled_mma.cuh"
 
 #include <cmath>
@@ -154,11 +155,11 @@ __global__ void software(Fragments const* in, Accumulators* out) {
 }
 
 #ifdef NATIVE
-#define HARDWARE(KIND, SHAPE, TYPES)                                                                                              \
-  asm volatile("mma.sync.aligned.kind::" KIND "." SHAPE ".row.col.f32." TYPES                                                     \
-               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}, {%14}, {%15, %15}, {%16}, {%15, %15};"          \
-               : "=f"(d.d[0]), "=f"(d.d[1]), "=f"(d.d[2]), "=f"(d.d[3])                                                           \
-               : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "r"(f.b[0]), "r"(f.b[1]), "f"(f.c[0]), "f"(f.c[1]),          \
+#define HARDWARE(KIND, SHAPE, TYPES)                                                                                        \
+  asm volatile("mma.sync.aligned.kind::" KIND "." SHAPE ".row.col.f32." TYPES                                               \
+               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}, {%14}, {%15, %15}, {%16}, {%15, %15};" \
+               : "=f"(d.d[0]), "=f"(d.d[1]), "=f"(d.d[2]), "=f"(d.d[3])                                                     \
+               : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "r"(f.b[0]), "r"(f.b[1]), "f"(f.c[0]), "f"(f.c[1]),    \
                  "f"(f.c[2]), "f"(f.c[3]), "r"(f.sfa), "h"((unsigned short)0), "r"(f.sfb))
 
 template <int K, Element A, Element B, Scale S, int Vector>
@@ -220,8 +221,9 @@ bool test(char const* name) {
             good = have == float(c.want[i][j]);
           } else {
             double const error = std::abs(double(have) - c.want[i][j]);
-            double const bound = of_hardware ? (K + 2) * std::ldexp(c.magnitude[i][j], -23)
-                                             : std::ldexp(std::abs(c.want[i][j]), -24) * 1.0001 + std::ldexp(c.magnitude[i][j], -48);
+            double const bound = of_hardware
+                                     ? (K + 2) * std::ldexp(c.magnitude[i][j], -23)
+                                     : std::ldexp(std::abs(c.want[i][j]), -24) * 1.0001 + std::ldexp(c.magnitude[i][j], -48);
             good = error <= bound;
             if (c.magnitude[i][j] > 0) worst = std::fmax(worst, error / c.magnitude[i][j]);
           }
@@ -229,7 +231,8 @@ bool test(char const* name) {
         }
     bool const good = ran && differ[0] + differ[1] + differ[2] + differ[3] == 0;
     std::printf(
-        "{\"instruction\": \"%s\", \"compared\": \"%s\", \"verdict\": \"%s\", \"values\": %d, \"differ_exact\": %ld, \"differ_random\": "
+        "{\"instruction\": \"%s\", \"compared\": \"%s\", \"verdict\": \"%s\", \"values\": %d, \"differ_exact\": %ld, "
+        "\"differ_random\": "
         "%ld, \"differ_extreme\": %ld, \"differ_nan\": %ld, \"max_error_over_magnitude\": %.3g}\n",
         name, who, good ? "pass" : "wrong", cases * 128, differ[0], differ[1], differ[2], differ[3], worst);
     passed = passed && good;

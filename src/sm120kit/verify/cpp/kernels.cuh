@@ -3,8 +3,8 @@
 // -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4 (activations x weights)  -DTILE_M -DTILE_N -DTILE_K (elements)  -DGROUPED=0|1
 // -DPINGPONG=0|1  -DSWAP=0|1  -DFINALIZE=0|1  -DOUTPUT=bf16|f16  -DSTREAMK=0|1  -DSTAGES=n (0: automatic)
 //
-// What FlashInfer can launch is launched by FlashInfer's own launcher. It has no MXFP4 or MXFP8, no pingpong and no dense swap, and
-// chooses the stage count itself: for these the same types are built here and handed the same arguments.
+// What FlashInfer can launch is launched by FlashInfer's own launcher. It has no MXFP4 or MXFP8, no pingpong and no dense swap,
+// and chooses the stage count itself: for these the same types are built here and handed the same arguments.
 #pragma once
 
 #if FINALIZE  // FlashInfer has names of its own spelt like that
@@ -92,16 +92,18 @@ using Tag = conditional_t<GROUPED, Layout*, Layout>;
 // ---- types, as FlashInfer's launchers make them
 
 #if FINALIZED
-using FusionOp = conditional_t<
-    SWAP, cutlass::epilogue::fusion::ScaledAccPerRowBiasPerColScaleScatter<TagC, ElementD, float, ElementD, float>,
-    cutlass::epilogue::fusion::ScaledAccPerColBiasPerRowScaleScatter<TagC, ElementD, float, ElementD, float>>;
+using FusionOp =
+    conditional_t<SWAP,
+                  cutlass::epilogue::fusion::ScaledAccPerRowBiasPerColScaleScatter<TagC, ElementD, float, ElementD, float>,
+                  cutlass::epilogue::fusion::ScaledAccPerColBiasPerRowScaleScatter<TagC, ElementD, float, ElementD, float>>;
 using StoredD = void;
 #else
 using FusionOp = cutlass::epilogue::fusion::LinearCombination<ElementD, float, conditional_t<GROUPED, ElementD, void>, float>;
 using StoredD = ElementD;
 #endif
 using EpilogueSchedule = conditional_t<
-    !PINGPONG_SCHEDULE, conditional_t<GROUPED, cutlass::epilogue::TmaWarpSpecialized, cutlass::epilogue::collective::EpilogueScheduleAuto>,
+    !PINGPONG_SCHEDULE,
+    conditional_t<GROUPED, cutlass::epilogue::TmaWarpSpecialized, cutlass::epilogue::collective::EpilogueScheduleAuto>,
     conditional_t<GROUPED, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong, cutlass::epilogue::TmaWarpSpecialized>>;
 using KernelSchedule = conditional_t<!PINGPONG_SCHEDULE, cutlass::gemm::collective::KernelScheduleAuto,
                                      conditional_t<GROUPED, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong,
@@ -110,20 +112,21 @@ constexpr int alignment_c = GROUPED && Type::activation == Element::e2m1 ? 32 : 
 
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, TileShape, ClusterShape,
-    cutlass::epilogue::collective::EpilogueTileAuto, float, float, conditional_t<GROUPED, ElementD, void>, Tag<TagC>, alignment_c,
-    StoredD, Tag<TagC>, 8, EpilogueSchedule, FusionOp>::CollectiveOp;
+    cutlass::epilogue::collective::EpilogueTileAuto, float, float, conditional_t<GROUPED, ElementD, void>, Tag<TagC>,
+    alignment_c, StoredD, Tag<TagC>, 8, EpilogueSchedule, FusionOp>::CollectiveOp;
 
 using StageCount = conditional_t<
     STAGES != 0, cutlass::gemm::collective::StageCount<STAGES>,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>>;
-using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp, PairA, Tag<cutlass::layout::RowMajor>, alignment(element_a),
-    PairB, Tag<cutlass::layout::ColumnMajor>, alignment(element_b), float, TileShape, ClusterShape, StageCount,
-    KernelSchedule>::CollectiveOp;
+using Mainloop =
+    typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm120, cutlass::arch::OpClassBlockScaledTensorOp,
+                                                          PairA, Tag<cutlass::layout::RowMajor>, alignment(element_a), PairB,
+                                                          Tag<cutlass::layout::ColumnMajor>, alignment(element_b), float,
+                                                          TileShape, ClusterShape, StageCount, KernelSchedule>::CollectiveOp;
 
-using AnyKernel = cutlass::gemm::kernel::GemmUniversal<
-    conditional_t<GROUPED, Input::ProblemShape, Shape<int, int, int, int>>, Mainloop, Epilogue,
-    conditional_t<STREAMK, cutlass::gemm::StreamKScheduler, void>>;
+using AnyKernel =
+    cutlass::gemm::kernel::GemmUniversal<conditional_t<GROUPED, Input::ProblemShape, Shape<int, int, int, int>>, Mainloop,
+                                         Epilogue, conditional_t<STREAMK, cutlass::gemm::StreamKScheduler, void>>;
 #if __has_include("sm120kit/stage_count.hpp")  // the patched launchers take a stage less where the automatic count does not fit
 using Kernel = typename sm120kit::FittingKernel<AnyKernel>::type;
 #else
@@ -152,12 +155,12 @@ namespace tensorrt_llm::kernels::cutlass_kernels_oss {
 #define bool_1 true
 #define INSTANTIATE(...) INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM(__VA_ARGS__)
 #if paste(is_nvfp4_, DTYPE) && !PINGPONG_SCHEDULE && STAGES == 0
-INSTANTIATE(Sm120, SafeFP4, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDefault, FUSION_NAME, TILE_M, TILE_N, TILE_K, 1,
-            1, 1, false, false, false, paste(bool_, SWAP));
+INSTANTIATE(Sm120, SafeFP4, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDefault, FUSION_NAME, TILE_M, TILE_N, TILE_K, 1, 1, 1,
+            false, false, false, paste(bool_, SWAP));
 #define LAUNCHER_TYPES SafeFP4, SafeFP4
 #elif paste(is_mixed_, DTYPE) && !PINGPONG_SCHEDULE && STAGES == 0
-INSTANTIATE(Sm120, __nv_fp8_e4m3, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDefault, FUSION_NAME, TILE_M, TILE_N,
-            TILE_K, 1, 1, 1, true, false, false, paste(bool_, SWAP));
+INSTANTIATE(Sm120, __nv_fp8_e4m3, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDefault, FUSION_NAME, TILE_M, TILE_N, TILE_K, 1,
+            1, 1, true, false, false, paste(bool_, SWAP));
 #define LAUNCHER_TYPES __nv_fp8_e4m3, SafeFP4
 #endif
 }  // namespace tensorrt_llm::kernels::cutlass_kernels_oss
@@ -166,7 +169,8 @@ INSTANTIATE(Sm120, __nv_fp8_e4m3, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDe
 namespace verify {
 
 /// Throws when CUTLASS refuses.
-inline void launch(Gemm& gemm, typename Gemm::Arguments const& arguments, void* workspace, std::size_t workspace_size, bool pdl) {
+inline void launch(Gemm& gemm, typename Gemm::Arguments const& arguments, void* workspace, std::size_t workspace_size,
+                   bool pdl) {
   auto accept = [](cutlass::Status status, char const* what) {
     if (status != cutlass::Status::kSuccess)
       throw std::runtime_error(std::string(what) + ": " + cutlass::cutlassGetStatusString(status));
@@ -198,10 +202,10 @@ inline void launch_grouped(Input const& input, int groups, int sm_count) {
   mainloop.dB = as(mainloop.dB, SWAP ? input.stride_act : input.stride_weight);
   mainloop.ptr_SFA = as(mainloop.ptr_SFA, SWAP ? sf_weight : sf_act);
   mainloop.ptr_SFB = as(mainloop.ptr_SFB, SWAP ? sf_act : sf_weight);
-  mainloop.layout_SFA = as(mainloop.layout_SFA, SWAP ? input.fpX_block_scaling_factors_stride_weight
-                                                     : input.fpX_block_scaling_factors_stride_act);
-  mainloop.layout_SFB = as(mainloop.layout_SFB, SWAP ? input.fpX_block_scaling_factors_stride_act
-                                                     : input.fpX_block_scaling_factors_stride_weight);
+  mainloop.layout_SFA = as(mainloop.layout_SFA,
+                           SWAP ? input.fpX_block_scaling_factors_stride_weight : input.fpX_block_scaling_factors_stride_act);
+  mainloop.layout_SFB = as(mainloop.layout_SFB,
+                           SWAP ? input.fpX_block_scaling_factors_stride_act : input.fpX_block_scaling_factors_stride_weight);
   typename Kernel::EpilogueArguments epilogue{};
   auto& thread = epilogue.thread;
   thread.alpha_ptr_array = input.alpha_scale_ptr_array;

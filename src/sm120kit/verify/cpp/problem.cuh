@@ -1,9 +1,9 @@
-// Block-scaled GEMMs with known results: data, and reference kernels that know nothing of CUTLASS. Codes are decoded and the layouts
-// of packed codes and of scale factors are written out here.
+// Block-scaled GEMMs with known results: data, and reference kernels that know nothing of CUTLASS. Codes are decoded and the
+// layouts of packed codes and of scale factors are written out here.
 //
 // D[m][n] = sum over k of a[m][k] sa[m][k/V] b[n][k] sb[n][k/V]; a are the activations (m tokens), b the weights (n features).
-// Scale factors differ in every coordinate. Those of rows beyond m or n are NaN; those of k beyond the end are ordinary, they meet
-// zeros.
+// Scale factors differ in every coordinate. Those of rows beyond m or n are NaN; those of k beyond the end are ordinary, they
+// meet zeros.
 #pragma once
 
 #include "block_scaled_mma.cuh"
@@ -83,19 +83,24 @@ class DeviceBytes {
 /// e2m1 in units of 1/2; e4m3 in units of 2^-9, NaN codes excepted.
 __host__ __device__ constexpr int integer_value(Element e, unsigned code) {
   int const mantissa_bits = e == Element::e2m1 ? 1 : 3, exponent_bits = e == Element::e2m1 ? 2 : 4;
-  int const mantissa = int(code) & ((1 << mantissa_bits) - 1), exponent = int(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  int const mantissa = int(code) & ((1 << mantissa_bits) - 1),
+            exponent = int(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
   int const magnitude = exponent == 0 ? mantissa : ((1 << mantissa_bits) + mantissa) << (exponent - 1);
   return code >> (mantissa_bits + exponent_bits) & 1 ? -magnitude : magnitude;
 }
 __host__ __device__ constexpr bool is_nan(Element e, unsigned code) { return e == Element::e4m3 && (code & 127) == 127; }
-__host__ __device__ constexpr bool is_nan(Scale s, unsigned code) { return s == Scale::ue8m0 ? code == 255 : (code & 127) == 127; }
+__host__ __device__ constexpr bool is_nan(Scale s, unsigned code) {
+  return s == Scale::ue8m0 ? code == 255 : (code & 127) == 127;
+}
 __host__ __device__ constexpr int unit_exponent(Element e) { return e == Element::e2m1 ? -1 : -9; }
 constexpr int smallest_exact_ue8m0 = 125;  // 1/4, the unit of ue8m0 in exact data
 __host__ __device__ constexpr int unit_exponent(Scale s) { return s == Scale::ue4m3 ? -9 : smallest_exact_ue8m0 - 127; }
 __host__ __device__ inline long long integer_value(Scale s, unsigned code) {
   return s == Scale::ue4m3 ? integer_value(Element::e4m3, code & 127) : 1ll << (code - smallest_exact_ue8m0);
 }
-__host__ __device__ inline double double_value(Element e, unsigned code) { return ldexp(double(integer_value(e, code)), unit_exponent(e)); }
+__host__ __device__ inline double double_value(Element e, unsigned code) {
+  return ldexp(double(integer_value(e, code)), unit_exponent(e));
+}
 __host__ __device__ inline double double_value(Scale s, unsigned code) {
   return s == Scale::ue4m3 ? ldexp(double(integer_value(s, code)), -9) : ldexp(1.0, int(code) - 127);
 }
@@ -116,7 +121,8 @@ struct Operand {
 inline Operand random_operand(Data data, Element element, Scale scale, int vector, int rows, int k, std::mt19937_64& random) {
   Operand o;
   int const blocks4 = ((k + vector - 1) / vector + 3) / 4 * 4, rows128 = (rows + 127) / 128 * 128;
-  // Exact: ue4m3 with all mantissas of two binades, 1 to 3.75; ue8m0 of four binades. Inexact: all positive ue4m3, 2^-10 to 2^10.
+  // Exact: ue4m3 with all mantissas of two binades, 1 to 3.75; ue8m0 of four binades. Inexact: all positive ue4m3, 2^-10 to
+  // 2^10.
   auto scale_code = [&]() -> unsigned {
     if (data == Data::inexact) return scale == Scale::ue4m3 ? 1 + random() % 126 : 117 + random() % 21;
     return scale == Scale::ue4m3 ? 56 + random() % 16 : smallest_exact_ue8m0 + random() % 4;
@@ -156,8 +162,8 @@ inline Operand random_operand(Data data, Element element, Scale scale, int vecto
 
 // ---- reference
 
-/// For each output of one GEMM: the sum, the sum of magnitudes, the parts of the first and of the last k tile, and whether it is NaN.
-/// In units for integers.
+/// For each output of one GEMM: the sum, the sum of magnitudes, the parts of the first and of the last k tile, and whether it
+/// is NaN. In units for integers.
 template <class T>
 struct Sums {
   std::vector<T> sum, magnitude, first, last;
@@ -211,7 +217,8 @@ template <class T, Element A, Element B, Scale S, int Vector>
 Sums<T> reference(ReferenceOperand a, ReferenceOperand b, int m, int n, int k, int tile_k) {
   std::size_t const count = std::size_t(m) * n;
   if (count == 0) return {};
-  DeviceBytes sum(count * sizeof(T)), magnitude(count * sizeof(T)), first(count * sizeof(T)), last(count * sizeof(T)), nan(count);
+  DeviceBytes sum(count * sizeof(T)), magnitude(count * sizeof(T)), first(count * sizeof(T)), last(count * sizeof(T)),
+      nan(count);
   reference_kernel<T, A, B, S, Vector><<<unsigned((count + 255) / 256), 256>>>(
       a, b, m, n, k, tile_k, sum.as<T>(), magnitude.as<T>(), first.as<T>(), last.as<T>(), nan.as<unsigned char>());
   check(cudaDeviceSynchronize(), "reference");

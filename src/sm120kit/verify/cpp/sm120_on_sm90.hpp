@@ -4,15 +4,16 @@
 //
 // No CUTLASS file is changed. CUTLASS's own headers are included here and only what Hopper lacks is replaced:
 //
-//   mma.sync block_scale   the operations of mma_sm120.hpp, specialised in full (block_scaled_mma.cuh)
-//   16U4_ALIGN8B           tensor maps of packed 4-bit elements: encoded as UINT8 after the rules of the 4-bit type are checked;
-//                          the first coordinate and, in maps rewritten on the device, the first extent are halved
-//   16U4_ALIGN16B          tensor maps that unpack 4-bit elements: a map of our own in the same 128 bytes, and a copy by the thread
-//                          that issues it; ldmatrix b8x16.b4x16_p64 in software
-//   clusterlaunchcontrol   the dense scheduler's queries: none succeeds, or W CTAs share all tiles (clc_workers)
+//   mma.sync block_scale  the operations of mma_sm120.hpp, specialised in full (block_scaled_mma.cuh)
+//   16U4_ALIGN8B          tensor maps of packed 4-bit elements: encoded as UINT8 once the rules of the 4-bit type are checked;
+//                         the first coordinate and, in maps rewritten on the device, the first extent are halved
+//   16U4_ALIGN16B         tensor maps that unpack 4-bit elements: a map of our own in the same 128 bytes, and a copy by the
+//                         thread that issues it; ldmatrix b8x16.b4x16_p64 in software
+//   clusterlaunchcontrol  the dense scheduler's queries: none succeeds, or W CTAs share all tiles (clc_workers)
 //
-// Beside that it can delay barrier operations at random (jitter_mask) and counts the mma (mma_count). Not covered: clusters larger
-// than one CTA, bulk tensor stores and reductions of 4-bit elements, 6-bit elements, sparse mma.
+// Beside that it can delay barrier operations at random (jitter_mask), counts the mma (mma_count) and notes NaN scales that
+// reach one (nan_scales). Not covered: clusters larger than one CTA, bulk tensor stores and reductions of 4-bit elements, 6-bit
+// elements, sparse mma.
 #pragma once
 
 #define SM120_ON_SM90 1
@@ -34,6 +35,7 @@
 namespace sm120_on_sm90 {
 
 static __device__ unsigned long long mma_count;
+static __device__ unsigned nan_scales;   // set once an mma has been given a NaN scale
 static __device__ unsigned jitter_mask;  // a barrier operation waits up to this many ns; 2^n - 1, 0 for no delay
 static __device__ unsigned clc_workers;  // 0: no query succeeds
 static __device__ unsigned clc_handed_out, clc_refused;
@@ -44,6 +46,17 @@ __device__ __noinline__ void delay(unsigned mask) {
 }
 __device__ inline void jitter() {
   if (unsigned const mask = *(unsigned volatile*)&jitter_mask) delay(mask);
+}
+
+/// Counts an mma and notes NaN among the scales that it uses: of lanes 4g and 4g+1 for A, of lane 4g for B.
+template <Scale S, class Register>
+__device__ inline void note_mma(Register sfa, Register sfb) {
+  if (threadIdx.x % 32 == 0) atomicAdd(&mma_count, 1ull);
+  uint32_t const nan = (S == Scale::ue8m0 ? 0xffffffffu : 0x7f7f7f7fu) >> (32 - 8 * sizeof(Register));
+  uint32_t const used = S == Scale::ue8m0 ? ~0u : 0x7f7f7f7fu;
+  uint32_t const byte = sizeof(Register) == 4 ? 0xffffffffu : (1u << (8 * sizeof(Register) % 32)) - 1;
+  auto holds_nan = [&](uint32_t reg) { return (__vcmpeq4(reg & used, nan) & byte) != 0; };
+  if ((threadIdx.x % 4 < 2 && holds_nan(sfa)) || (threadIdx.x % 4 == 0 && holds_nan(sfb))) nan_scales = 1;
 }
 
 // ---- tensor maps that unpack 4-bit elements: ours, in the 128 bytes of the opaque one
@@ -68,8 +81,8 @@ __host__ __device__ inline UnpackingMap* unpacking_map(void const* map) {
 
 /// One thread does what the bulk tensor copy would: 16 elements of 8 bytes go into each slot of 16 bytes, elements outside the
 /// tensor as zeros. The packed bytes count for the barrier.
-__device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t* barrier, void* destination,
-                                            int32_t c0, int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
+__device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t* barrier, void* destination, int32_t c0,
+                                            int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
   UnpackingMap map;
   static_assert(sizeof map % 8 == 0 && offsetof(UnpackingMap, magic) == 0);
   for (unsigned i = 0; i < sizeof map / 8; ++i) ((uint64_t*)&map)[i] = word_of_map(where, i);
@@ -101,8 +114,8 @@ __device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t*
                : "memory");
 }
 
-/// ldmatrix.m8n16.x{Count}.b8x16.b4x16_p64: lanes 8i to 8i+7 give the rows of matrix i; lane 4r+p gets elements 4p to 4p+3 of row r,
-/// each in the low bits of a byte.
+/// ldmatrix.m8n16.x{Count}.b8x16.b4x16_p64: lanes 8i to 8i+7 give the rows of matrix i; lane 4r+p gets elements 4p to 4p+3 of
+/// row r, each in the low bits of a byte.
 template <int Count>
 __device__ inline void unpacking_ldmatrix(uint32_t row_address, uint32_t (&registers)[Count]) {
   uint32_t lane;
@@ -147,7 +160,8 @@ CUTE_HOST_DEVICE void tma_descriptor_replace_addr_in_shared_mem(TmaDescriptor& m
   else
     original_replace_addr_in_shared_mem(map, address);
 }
-CUTE_HOST_DEVICE void tma_descriptor_replace_dims_strides_in_shared_mem(TmaDescriptor& map, cute::array<uint32_t, 5> const& shape,
+CUTE_HOST_DEVICE void tma_descriptor_replace_dims_strides_in_shared_mem(TmaDescriptor& map,
+                                                                        cute::array<uint32_t, 5> const& shape,
                                                                         cute::array<uint64_t, 5> const& stride) {
   if (auto* ours = sm120_on_sm90::unpacking_map(&map)) {
     for (int i = 0; i < 5; ++i) ours->dim[i] = shape[i];
@@ -216,7 +230,8 @@ inline bool obeys_rules(bool unpacks, cuuint32_t rank, void const* address, cuui
          swizzle);
   } else {
     unsigned const span = swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
-    rule(swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || box[0] / 2 <= span, "the inner box must fit into the swizzle's span", box[0] / 2);
+    rule(swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || box[0] / 2 <= span, "the inner box must fit into the swizzle's span",
+         box[0] / 2);
   }
   return good;
 }
@@ -231,7 +246,8 @@ inline CUresult checked_cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapData
     return cutlass::call_cuTensorMapEncodeTiled(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle,
                                                 promotion, fill);
   }
-  if (!obeys_rules(unpacks, rank, address, dim, stride, box, element_stride, interleave, swizzle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!obeys_rules(unpacks, rank, address, dim, stride, box, element_stride, interleave, swizzle))
+    return CUDA_ERROR_INVALID_VALUE;
   if (unpacks) {
     UnpackingMap ours{};
     ours.magic = UnpackingMap::expected_magic;
@@ -320,16 +336,16 @@ CUTE_HOST_DEVICE constexpr void fill_tma_gmem_shape_stride(Copy_Traits<Op, Bits,
   if constexpr (is_same_v<Element, float_e2m1_t> || is_same_v<Element, type_erased_dynamic_float4_t>) shape[0] /= 2;
 }
 
-#define SM120_ON_SM90_LDMATRIX(OPERATION, COUNT)                                                  \
-  template <>                                                                                     \
-  struct CallCOPY<OPERATION> {                                                                    \
-    template <class Row, class... Register>                                                       \
-    CUTE_HOST_DEVICE void operator()(Row const& row, Register&... registers) const {              \
-      uint32_t loaded[COUNT] = {};                                                                \
+#define SM120_ON_SM90_LDMATRIX(OPERATION, COUNT)                                                     \
+  template <>                                                                                        \
+  struct CallCOPY<OPERATION> {                                                                       \
+    template <class Row, class... Register>                                                          \
+    CUTE_HOST_DEVICE void operator()(Row const& row, Register&... registers) const {                 \
+      uint32_t loaded[COUNT] = {};                                                                   \
       CUTE_ON_DEVICE(sm120_on_sm90::unpacking_ldmatrix<COUNT>(cast_smem_ptr_to_uint(&row), loaded)); \
-      int i = 0;                                                                                  \
-      ((registers = loaded[i++]), ...);                                                           \
-    }                                                                                             \
+      int i = 0;                                                                                     \
+      ((registers = loaded[i++]), ...);                                                              \
+    }                                                                                                \
   };
 #if defined(__CUDA_ARCH__)
 #define CUTE_ON_DEVICE(...) __VA_ARGS__
@@ -345,26 +361,25 @@ SM120_ON_SM90_LDMATRIX(SM100_SU4_DU8x16_x4_LDSM_N, 4)
 
 // ---- mma
 
-#define SM120_ON_SM90_MMA(OPERATION, A, B, SF, VECTOR, SFREG, ...)                                                               \
-  template <>                                                                                                                    \
-  struct SM120::BLOCKSCALED::OPERATION<float_##A##_t, float_##B##_t, float, float_##SF##_t, VECTOR> {                            \
-    using DRegisters = float[4];                                                                                                 \
-    using ARegisters = uint32_t[4];                                                                                              \
-    using BRegisters = uint32_t[2];                                                                                              \
-    using CRegisters = float[4];                                                                                                 \
-    using SFARegisters = SFREG[1];                                                                                               \
-    using SFBRegisters = SFREG[1];                                                                                               \
-    static constexpr int SFBits = 8 * sizeof(SFREG);                                                                             \
-    using RegTypeSF = SFREG;                                                                                                     \
-    CUTE_HOST_DEVICE static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0, uint32_t const& a1,         \
-                                     uint32_t const& a2, uint32_t const& a3, uint32_t const& b0, uint32_t const& b1,             \
-                                     float const& c0, float const& c1, float const& c2, float const& c3, SFREG const& sfa,       \
-                                     SFREG const& sfb) {                                                                         \
-      CUTE_ON_DEVICE(if (threadIdx.x % 32 == 0) atomicAdd(&sm120_on_sm90::mma_count, 1ull);                                      \
-                     auto const result =                                                                                         \
-                         sm120_on_sm90::__VA_ARGS__({{a0, a1, a2, a3}, {b0, b1}, sfa, sfb, {c0, c1, c2, c3}});                   \
-                     d0 = result.d[0]; d1 = result.d[1]; d2 = result.d[2]; d3 = result.d[3];)                                    \
-    }                                                                                                                            \
+#define SM120_ON_SM90_MMA(OPERATION, A, B, SF, VECTOR, SFREG, ...)                                                             \
+  template <>                                                                                                                  \
+  struct SM120::BLOCKSCALED::OPERATION<float_##A##_t, float_##B##_t, float, float_##SF##_t, VECTOR> {                          \
+    using DRegisters = float[4];                                                                                               \
+    using ARegisters = uint32_t[4];                                                                                            \
+    using BRegisters = uint32_t[2];                                                                                            \
+    using CRegisters = float[4];                                                                                               \
+    using SFARegisters = SFREG[1];                                                                                             \
+    using SFBRegisters = SFREG[1];                                                                                             \
+    static constexpr int SFBits = 8 * sizeof(SFREG);                                                                           \
+    using RegTypeSF = SFREG;                                                                                                   \
+    CUTE_HOST_DEVICE static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0, uint32_t const& a1,       \
+                                     uint32_t const& a2, uint32_t const& a3, uint32_t const& b0, uint32_t const& b1,           \
+                                     float const& c0, float const& c1, float const& c2, float const& c3, SFREG const& sfa,     \
+                                     SFREG const& sfb) {                                                                       \
+      CUTE_ON_DEVICE(sm120_on_sm90::note_mma<sm120_on_sm90::Scale::SF>(sfa, sfb);                                              \
+                     auto const result = sm120_on_sm90::__VA_ARGS__({{a0, a1, a2, a3}, {b0, b1}, sfa, sfb, {c0, c1, c2, c3}}); \
+                     d0 = result.d[0]; d1 = result.d[1]; d2 = result.d[2]; d3 = result.d[3];)                                  \
+    }                                                                                                                          \
   };
 SM120_ON_SM90_MMA(SM120_16x8x64_TN_VS, e2m1, e2m1, ue4m3, 16, uint32_t, mma_m16n8k64<sm120_on_sm90::Scale::ue4m3, 16>)
 SM120_ON_SM90_MMA(SM120_16x8x64_TN_VS, e2m1, e2m1, ue8m0, 16, uint32_t, mma_m16n8k64<sm120_on_sm90::Scale::ue8m0, 16>)
@@ -407,38 +422,38 @@ __device__ inline bool starts_with_work() {
 
 namespace cutlass::gemm::kernel::detail {
 
-#define SM120_ON_SM90_CLC(STAGES)                                                                                                \
-  template <>                                                                                                                    \
-  CUTLASS_HOST_DEVICE void PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>, STAGES>::issue_clc_query(     \
-      PipelineState<STAGES> state, uint32_t barrier, CLCResponse* response) {                                                    \
-    SM120_ON_SM90_DEVICE(                                                                                                        \
-        uint4 const next = sm120_on_sm90::next_cta();                                                                            \
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(cute::cast_smem_ptr_to_uint(&response[state.index()])),    \
-                     "r"(next.x), "r"(next.y), "r"(next.z), "r"(next.w)                                                          \
-                     : "memory");                                                                                                \
-        __threadfence_block();                                                                                                   \
-        asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], 16;" ::"r"(barrier) : "memory");)                   \
-  }                                                                                                                              \
-  template <>                                                                                                                    \
-  CUTLASS_DEVICE auto PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>,                                    \
-                                                   STAGES>::work_tile_info_from_clc_response(uint32_t address) -> WorkTileInfo { \
-    uint4 response{};                                                                                                            \
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                                      \
-                 : "=r"(response.x), "=r"(response.y), "=r"(response.z), "=r"(response.w)                                        \
-                 : "r"(address)                                                                                                  \
-                 : "memory");                                                                                                    \
-    WorkTileInfo tile{};                                                                                                         \
-    tile.M_idx = response.x;                                                                                                     \
-    tile.N_idx = response.y;                                                                                                     \
-    tile.L_idx = response.z;                                                                                                     \
-    tile.is_valid_tile = response.w != 0;                                                                                        \
-    return tile;                                                                                                                 \
-  }                                                                                                                              \
-  template <>                                                                                                                    \
-  template <class Cluster>                                                                                                       \
-  CUTLASS_DEVICE auto PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>, STAGES>::initial_work_tile_info(   \
-      Cluster) -> WorkTileInfo {                                                                                                 \
-    return swizzle_and_rasterize(blockIdx.x, blockIdx.y, blockIdx.z, sm120_on_sm90::starts_with_work(), 0, 0);                   \
+#define SM120_ON_SM90_CLC(STAGES)                                                                                              \
+  template <>                                                                                                                  \
+  CUTLASS_HOST_DEVICE void PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>, STAGES>::issue_clc_query(   \
+      PipelineState<STAGES> state, uint32_t barrier, CLCResponse* response) {                                                  \
+    SM120_ON_SM90_DEVICE(                                                                                                      \
+        uint4 const next = sm120_on_sm90::next_cta();                                                                          \
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(cute::cast_smem_ptr_to_uint(&response[state.index()])),  \
+                     "r"(next.x), "r"(next.y), "r"(next.z), "r"(next.w) : "memory");                                           \
+        __threadfence_block();                                                                                                 \
+        asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], 16;" ::"r"(barrier) : "memory");)                 \
+  }                                                                                                                            \
+  template <>                                                                                                                  \
+  CUTLASS_DEVICE auto                                                                                                          \
+  PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>, STAGES>::work_tile_info_from_clc_response(           \
+      uint32_t address) -> WorkTileInfo {                                                                                      \
+    uint4 response{};                                                                                                          \
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                                    \
+                 : "=r"(response.x), "=r"(response.y), "=r"(response.z), "=r"(response.w)                                      \
+                 : "r"(address)                                                                                                \
+                 : "memory");                                                                                                  \
+    WorkTileInfo tile{};                                                                                                       \
+    tile.M_idx = response.x;                                                                                                   \
+    tile.N_idx = response.y;                                                                                                   \
+    tile.L_idx = response.z;                                                                                                   \
+    tile.is_valid_tile = response.w != 0;                                                                                      \
+    return tile;                                                                                                               \
+  }                                                                                                                            \
+  template <>                                                                                                                  \
+  template <class Cluster>                                                                                                     \
+  CUTLASS_DEVICE auto PersistentTileSchedulerSm100<cute::Shape<cute::_1, cute::_1, cute::_1>, STAGES>::initial_work_tile_info( \
+      Cluster) -> WorkTileInfo {                                                                                               \
+    return swizzle_and_rasterize(blockIdx.x, blockIdx.y, blockIdx.z, sm120_on_sm90::starts_with_work(), 0, 0);                 \
   }
 #if defined(__CUDA_ARCH__)
 #define SM120_ON_SM90_DEVICE(...) __VA_ARGS__
