@@ -106,6 +106,18 @@ def test_gpus_that_are_not_sm12x_or_not_the_drivers(hosts: dict[str, Host]) -> N
     assert found[0]["gpu"].impact is Impact.BREAKS and "9.0" in found[0]["gpu"].fact
     assert found[1]["driver"].impact is Impact.BREAKS and "vfio-pci" in found[1]["driver"].fact
     assert found[2]["gpu"].status is Status.OK
+    assert found[0]["bar1"].fact == "no SM12x GPU found" and found[2]["acs"].fact == "only one GPU"
+
+
+def test_a_gpu_for_the_display_is_left_aside(hosts: dict[str, Host]) -> None:
+    host = hosts["node-forced"]
+    old = replace(
+        host.gpus[0], bus="0000:05:00.0", name="GT 710", capability="3.5", aperture_mib=128, bridges=("0000:00:03.1",)
+    )
+    port = replace(host.bridges[0], bus="0000:00:03.1", acs=0x1D)
+    pairs = tuple(replace(host.pairs[0], second=old.bus, kind="PHB", granted="GNS") for _ in range(2))
+    mixed = replace(host, gpus=(*host.gpus, old), bridges=(*host.bridges, port), pairs=(*host.pairs, *pairs))
+    assert [one.verdict for one in doctor.diagnose(mixed)][1:] == [one.verdict for one in doctor.diagnose(host)][1:]
 
 
 def test_bars_without_a_place(hosts: dict[str, Host]) -> None:
@@ -159,6 +171,7 @@ def test_command_line(tmp_path: Path) -> None:
     root = HOSTS["build"]("neglected", tmp_path / "neglected")
     said = CliRunner().invoke(app, ["doctor", "--root", str(root)])
     assert said.exit_code == 1
+    assert said.output.rstrip().splitlines()[-1].startswith("not fit: ")
     assert "acs" in said.output and "setpci" not in said.output and "breaks" in said.output
     assert said.output.index("driver (breaks)") < said.output.index("power-limit (slows)") < said.output.index("zfs (minor)")
     record = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)

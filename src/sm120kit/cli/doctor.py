@@ -49,6 +49,7 @@ def doctor(
         from sm120kit.doctor.measure import measure as put_to_the_test
 
         findings += put_to_the_test(host, python)
+        console.say("the figures to compare with are published by others; unverified on SM120")
     fit = judge.fit(findings)
     if as_json:
         console.json_data({"fit": fit, "findings": [asdict(finding) for finding in findings], "host": asdict(host)})
@@ -66,7 +67,7 @@ def doctor(
         for finding in unknown:
             console.data(f"{finding.check} is unknown; to know it: {finding.verdict.fix}")
         counts = {status: sum(finding.status is status for finding in findings) for status in judge.Status}
-        console.data(", ".join(f"{count} {status}" for status, count in counts.items()))
+        console.data(f"{'fit' if fit else 'not fit'}: {', '.join(f'{count} {status}' for status, count in counts.items())}")
         if record:
             console.say(f"what was read is in {record}: look at it before you send it")
     raise typer.Exit(0 if fit else 1)

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sm120kit.doctor import collectives, containers, gpus, kernel, machine, p2p, pcie, unified
-from sm120kit.doctor.model import Check, Finding, Impact, Scope, Status, Verdict, not_applicable, outside, problem
+from sm120kit.doctor.model import (
+    Check,
+    Finding,
+    Impact,
+    Scope,
+    Status,
+    Verdict,
+    not_applicable,
+    outside,
+    problem,
+    without_strangers,
+)
 from sm120kit.host import Host
 
 __all__ = ["CHECKS", "Check", "Finding", "Impact", "Scope", "Status", "Verdict", "diagnose", "fit"]
@@ -20,8 +31,10 @@ CHECKS: tuple[Check, ...] = tuple(
 
 
 def diagnose(host: Host, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
-    """One finding per check, in their order."""
-    return tuple(Finding(check.name, check.title, _verdict(check, host), check.source) for check in checks)
+    """One finding per check, in their order. GPUs that are surely no SM12x, such as one for the display, are left aside."""
+    ours = without_strangers(host)
+    hosts = {check.name: host if check.scope is Scope.ANY else ours for check in checks}
+    return tuple(Finding(check.name, check.title, _verdict(check, hosts[check.name]), check.source) for check in checks)
 
 
 def fit(findings: Sequence[Finding]) -> bool:

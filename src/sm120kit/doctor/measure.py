@@ -37,8 +37,8 @@ BANDS = {
 BUS_BANDS = {(2, 16.0): 18.3, (8, 32.0): 22.2}
 """(ranks, GT/s) -> lowest published all-reduce bus bandwidth in GB/s."""
 SOURCE = (
-    "github.com/Visual-Synthesizer/rtx6kpro hardware/pcie-bandwidth.md, hardware/topology.md, benchmarks/p2p; "
-    "noonghunna/club-3090 docs/PCIE_P2P.md §5, §7"
+    "unverified on SM120; github.com/Visual-Synthesizer/rtx6kpro hardware/pcie-bandwidth.md, hardware/topology.md; "
+    "noonghunna/club-3090 docs/PCIE_P2P.md §5, §7; NVIDIA/open-gpu-kernel-modules#1257"
 )
 WRONG_FIX = "serve with NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce; remove ForceP2P; look at iommu and acs"
 HANG_FIX = "look at the findings iommu, acs and hmm; meanwhile NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce"

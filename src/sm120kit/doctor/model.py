@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sm120kit.host import Host
@@ -30,7 +30,7 @@ class Scope(StrEnum):
     """On which hosts a question makes sense."""
 
     ANY = "any host"
-    GPU = "a host with an NVIDIA GPU"
+    GPU = "a host with an SM12x GPU"
     DISCRETE = "a GPU with memory of its own"
     PAIR = "two GPUs with memory of their own"
     BARE_PAIR = "two GPUs with memory of their own on bare metal"
@@ -111,13 +111,26 @@ def each(facts: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{', '.join(buses)}: {fact}" for fact, buses in together.items())
 
 
+def without_strangers(host: Host) -> Host:
+    """A host as if it had only GPUs that are, or may be, SM12x."""
+    gpus = tuple(gpu for gpu in host.gpus if gpu.capability is None or gpu.capability.startswith("12."))
+    buses = {gpu.bus for gpu in gpus}
+    above = {bus for gpu in gpus for bus in gpu.bridges}
+    return replace(
+        host,
+        gpus=gpus,
+        bridges=tuple(port for port in host.bridges if port.bus in above),
+        pairs=tuple(pair for pair in host.pairs if {pair.first, pair.second} <= buses),
+    )
+
+
 def outside(host: Host, scope: Scope) -> str:
     """Why a host is outside a scope; "" when it is within."""
     discrete = [gpu for gpu in host.gpus if not gpu.unified]
     if scope is Scope.ANY:
         return ""
     if not host.gpus:
-        return "no NVIDIA GPU found"
+        return "no SM12x GPU found"
     if scope is Scope.UNIFIED:
         return "" if len(discrete) < len(host.gpus) else "the GPUs have memory of their own"
     if scope is Scope.GPU:
