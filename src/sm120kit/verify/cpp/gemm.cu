@@ -14,7 +14,7 @@
 //   |error| <= u |r| + g S + s,   g = (c + 2) 2^-24  (emulated: c = ceil(K / K of the mma), each mma rounds its exact sum once)
 //                                 g = (K + 2) 2^-23  (native: at worst each addition truncates)
 // where u is half an ulp of the output type and s half its smallest step; the 2 is for alpha and for the bias of finalize.
-// Reported are max |error| / S and the largest bound / S.
+// Reported are max |error| / S and the largest bound / S, of outputs for which S is a normal number of the output type.
 #include "kernels.cuh"
 
 #include <algorithm>
@@ -119,7 +119,7 @@ struct Group {
   Shape3 shape;
   DeviceBytes activations, weights, activation_scales, weight_scales;
   Sums<long long> exact;  // of exact data
-  Sums<double> inexact;   // of any data
+  Sums<double> inexact;   // of inexact data
   float alpha = 1;
   std::vector<float> bias;  // of finalize, one a feature
 
@@ -519,12 +519,11 @@ void compare(std::vector<Group> const& groups, Output const& out, Data data) {
       double const have = output_type.value(got[std::size_t(row) * n + column]);
       ++r.outputs;
       r.nan_expected += nan;
-      double const error = nan && std::isnan(have) ? 0 : std::abs(have - want);
-      double const scale = magnitude == 0 ? 1 : magnitude;
-      if (!(error / scale <= r.max_relative_error)) r.max_relative_error = error / scale;
-      bool const good = data == Data::inexact ? error <= bound : same(have, want);
-      if (data == Data::inexact) {
-        r.error_bound = std::max(r.error_bound, bound / scale);
+      double const error = same(have, want) ? 0 : std::isfinite(have - want) ? std::abs(have - want) : INFINITY;
+      bool const good = data == Data::inexact ? error <= bound : error == 0;
+      if (magnitude >= std::ldexp(1.0, output_type.smallest_exponent)) {
+        r.max_relative_error = std::max(r.max_relative_error, error / magnitude);
+        r.error_bound = std::max(r.error_bound, bound / magnitude);
         r.error_over_bound = std::max(r.error_over_bound, bound == 0 ? 0 : error / bound);
       }
       if (!good) {
