@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    root: Annotated[Path, typer.Option("--root", metavar="DIR", help="Look at a recorded host, as --record writes it.")] = Path(
-        "/"
-    ),
+    root: Annotated[
+        Path, typer.Option("--root", metavar="DIR", help="Look at a recorded host, as --record writes it.", show_default=False)
+    ] = Path("/"),
     record: Annotated[
         Path | None, typer.Option("--record", metavar="DIR", help="Also write what was read to a new directory.")
     ] = None,
@@ -25,7 +25,13 @@ def doctor(
         bool, typer.Option("--measure", help="Also copy between the GPUs, read back, and run collectives: takes minutes.")
     ] = False,
     python: Annotated[
-        str, typer.Option("--python", metavar="PYTHON", help="For --measure: a Python whose torch has CUDA; default: this one.")
+        str,
+        typer.Option(
+            "--python",
+            metavar="PYTHON",
+            help="For --measure: a Python whose torch has CUDA; default: this one.",
+            show_default=False,
+        ),
     ] = sys.executable,
     everything: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
     as_json: Json = False,

@@ -82,6 +82,12 @@ def copies(kind: str, count: int) -> None:
         say(together=rate(kind, count, [(one, one + half) for one in range(half)]) / half)
 
 
+def rank_wait(kind: str) -> None:
+    """Wait for this rank's GPU only: to wait for the others would start CUDA on them."""
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
 def rank_main(rank: int, kind: str, count: int, meeting: str) -> None:
     torch.set_num_threads(1)
     if kind == "cuda":
@@ -104,10 +110,10 @@ def rank_main(rank: int, kind: str, count: int, meeting: str) -> None:
         started = 0.0
         for turn in range(5 + rounds):
             if turn == 5:
-                wait(kind, 0 if kind == "cpu" else torch.cuda.device_count())
+                rank_wait(kind)
                 started = time.perf_counter()
             torch.distributed.all_reduce(value)
-        wait(kind, 0 if kind == "cpu" else torch.cuda.device_count())
+        rank_wait(kind)
         times.append((time.perf_counter() - started) / rounds)
     if rank == 0:
         say(small_us=times[0] * 1e6, bus=2 * (count - 1) / count * REDUCED_BYTES[kind] / times[1] / 1e9)
@@ -122,6 +128,7 @@ def main(what: str, kind: str, count: int) -> None:
     if what == "copies":
         copies(kind, count)
     else:
+        say(about=f"the start of {count} ranks")
         with tempfile.TemporaryDirectory() as directory:
             torch.multiprocessing.spawn(rank_main, (kind, count, os.path.join(directory, "meeting")), count)  # noqa: PTH118
     say(done=True)
