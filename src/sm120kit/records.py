@@ -499,9 +499,9 @@ class PublishedImage:
 class Probe:
     """A small instantiation by which a patch is proven, as its ``Probe`` trailer says (patches/README.md).
 
-    ``kind`` is ``collective`` (CUTLASS's own builder), ``launcher`` (the engine's launcher) or ``module`` (what the engine's
-    generator makes of ``module``). A shape of 0x0x0 stands for every tile that the engine generates. ``numbers`` asks for the
-    mainloop to be run on the CPU, ``code`` for nvcc. ``text`` is the probe as it is written.
+    ``kind`` is ``collective`` (CUTLASS's own builder), ``launcher`` (the engine's launcher) or ``flags`` (what the engine's
+    generator tells nvcc for ``module``). A shape of 0x0x0 stands for every tile that the engine generates. ``numbers`` asks for
+    the mainloop to be run on the CPU, ``code`` for nvcc. ``text`` is the probe as it is written.
     """
 
     text: str
@@ -545,8 +545,8 @@ class Seen:
     """What a probe is on one tree.
 
     ``error`` and ``where`` are the compiler's first error, empty when it compiles. ``facts`` hold what the host compiler or the
-    generator says, such as stages; ``types`` C++ types as text. ``numbers`` is what the emulation of the mainloop showed, ``why``
-    it is wrong. ``code`` has only those archs for which it was compiled.
+    generator says, such as stages; ``types`` C++ types as text. ``numbers`` is what the emulation of the mainloop showed, and
+    ``why`` when they are wrong. ``code`` has only those archs for which it was compiled.
     """
 
     error: str = ""
@@ -599,3 +599,41 @@ class PatchProof:
     host_compiler: str
     nvcc: str
     results: tuple[Proven, ...]
+
+
+@dataclass(frozen=True)
+class TileChange:
+    """A tile of which a series without one patch makes something else; None where that side does not list it.
+
+    ``tile.output`` names all outputs for which both sides are the same.
+    """
+
+    tile: Tile
+    without: TileFacts | None
+    full: TileFacts | None
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """A series without one patch, against the whole.
+
+    ``dependents`` are patches that do not apply without it and are left out, too. ``flags`` are compiler flags of launcher
+    modules that only the whole series has. ``failure`` says why nothing could be compared.
+    """
+
+    patch: str
+    tree: str
+    dependents: tuple[str, ...]
+    flags: tuple[str, ...]
+    changes: tuple[TileChange, ...]
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What each patch of a recipe's series is for, as far as the host compiler sees it; ``tree`` is that of the whole."""
+
+    recipe: str
+    tree: str
+    tiles: int
+    without: tuple[Ablated, ...]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, check, prove, apply and edit the patch series.", no_args_is_help=True, rich_markup_mode=None)
 app.command("prove")(patch_proof.prove)
+app.command("ablate")(patch_proof.ablate)
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe name, engine@version, or recipe file.")]
 Into = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the files go; nobody else's directory.")]

@@ -10,7 +10,7 @@ from sm120kit import console
 from sm120kit.cli.options import Json, Mirror, Offline, State
 
 if TYPE_CHECKING:
-    from sm120kit.records import Arch, KernelCode, Probe, Proven, Seen
+    from sm120kit.records import Ablated, Arch, KernelCode, Probe, Proven, Seen, TileFacts
 
 Dtype = Annotated[str | None, typer.Option("--for", metavar="DTYPE", help="Only nvfp4, mxfp4, mxfp8 or fp8xmxfp4.")]
 
@@ -53,7 +53,6 @@ def prove(
         arch=_arch(arch),
         code=code,
         probes=[_probe(text) for text in probe or ()],
-        tell=console.say,
     )
     if write:
         if dtype or probe:
@@ -69,6 +68,63 @@ def prove(
     console.data(f"{proof.patch} on {proof.recipe}: tree {proof.tree_below[:12]} → {proof.tree_above[:12]}")
     if any("not compared" in effect for one in proof.results for effect in one.effects):
         console.say("whether code differs is said by --code")
+
+
+def ablate(
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="A recipe name, engine@version, or recipe file.")
+    ] = "flashinfer",
+    patch: Annotated[
+        list[str] | None, typer.Option("--patch", metavar="PATCH", help="Leave out only this one; repeatable.")
+    ] = None,
+    dtype: Dtype = None,
+    mirror: Mirror = None,
+    offline: Offline = False,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """What a series lacks without each of its patches: tiles gained or lost, what compiles, stages and bytes.
+
+    Patches that do not apply without another are named and left out with it. The host compiler sees neither numbers nor code:
+    `sm120kit patch prove` compares those. A minute for each patch the first time.
+    """
+    from dataclasses import asdict
+
+    from sm120kit import pipeline, proving
+    from sm120kit.workspace import Workspace
+
+    options = pipeline.Options(Workspace.open(state), mirror, offline)
+    found = proving.ablate(recipe, options, dtype=_dtype(dtype), only=patch or ())
+    if json:
+        console.json_data(asdict(found))
+        return
+    console.table(
+        ("without", "also left out", "tile", "then", "with all"), (row for one in found.without for row in _rows(one))
+    )
+    console.data(f"{found.recipe}, tree {found.tree[:12]}: {found.tiles} kernels of tiles compared for each")
+
+
+def _rows(one: Ablated) -> list[list[str]]:
+    from sm120kit.cli.tiles import verdict
+
+    lead = [[one.patch, ", ".join(one.dependents)], ["", ""]]
+    told = [["", one.failure, ""]] if one.failure else []
+    told += [["flags", "", flag] for flag in one.flags]
+    for change in one.changes:
+        tile = change.tile
+        words = f"{tile.family} {tile.dtype} {tile.shape}" + (f" {tile.epilogue}" if tile.epilogue != "none" else "")
+        words += " swap" if tile.swap else ""
+        sides = (change.without, change.full)
+        told.append([f"{words}, {tile.output}", *(f"{_tile(side)}{verdict(side)}" for side in sides)])
+    told = told or [["", "nothing that the host compiler sees", ""]]
+    return [[*lead[min(number, 1)], *row] for number, row in enumerate(told)]
+
+
+def _tile(fact: TileFacts | None) -> str:
+    if fact is None:
+        return ""
+    told = "" if fact.generated else "not generated; "
+    return told + (f"{fact.stages} stages, {fact.smem_bytes:,} B, " if fact.compiles else "")
 
 
 def _dtype(name: str | None) -> str | None:

@@ -14,7 +14,7 @@ GENERATED = "generated"
 _FORMS = {
     "collective": "collective FAMILY DTYPE MxNxK|generated [numbers] [code] [-DNAME[=VALUE]]...",
     "launcher": "launcher FAMILY DTYPE MxNxK [finalize] [swap] [code]",
-    "module": "module NAME",
+    "flags": "flags MODULE",
 }
 _WORDS = {"collective": ("numbers", "code"), "launcher": ("finalize", "swap", "code")}
 _SHAPE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})x([1-9]\d{0,3})")
@@ -35,10 +35,10 @@ def parse(text: str) -> Probe:
     if kind not in _FORMS:
         raise BadProbe(f"a probe starts with {_one_of(kind, tuple(_FORMS))}")
     form = f"expected: {_FORMS[kind]}"
-    if kind == "module":
+    if kind == "flags":
         if len(words) != 1 or not re.fullmatch(r"\w+", words[0]):
             raise BadProbe(form)
-        return Probe(text=f"module {words[0]}", kind=kind, module=words[0])
+        return Probe(text=f"flags {words[0]}", kind=kind, module=words[0])
     if len(words) < 3:
         raise BadProbe(form)
     family, dtype, shape, *options = words

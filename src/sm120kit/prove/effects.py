@@ -38,7 +38,7 @@ def effects(probe: Probe, below: Seen, above: Seen) -> tuple[Effect, ...]:
         return tuple(found)
     if below.types != above.types:
         return (Effect.CHANGES_TYPE,)
-    return (Effect.NONE,) if archs or probe.kind == "module" else (Effect.NOT_COMPARED,)
+    return (Effect.NONE,) if archs or probe.kind == "flags" else (Effect.NOT_COMPARED,)
 
 
 def same_code(below: Sequence[KernelCode], above: Sequence[KernelCode]) -> bool:

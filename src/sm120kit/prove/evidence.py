@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.prove.effects import compare
-from sm120kit.records import PatchProof, Proven
+from sm120kit.records import PatchProof, Proof, Proven
 from sm120kit.workspace import read_record, record_json
 
 
@@ -44,7 +44,7 @@ def with_code(proof: PatchProof, kept: PatchProof | None) -> PatchProof:
 
 
 def differences(stored: PatchProof, found: PatchProof) -> list[str]:
-    """In what a stored proof differs from a new one; code only where both have it."""
+    """In what a stored proof differs from a new one; code and numbers only where both have them."""
     told = [
         f"{name}: {getattr(stored, name)} → {getattr(found, name)}"
         for name in ("patch", "hunks_sha256", "recipe", "tree_below", "tree_above")
@@ -62,9 +62,10 @@ def _differences(stored: Proven, found: Proven) -> list[str]:
     told = []
     for side in ("below", "above"):
         was, now = getattr(stored, side), getattr(found, side)
+        checked = Proof.NOT_CHECKED not in (was.numbers, now.numbers)
         told += [
             f"{side}: {name} {getattr(was, name)} → {getattr(now, name)}"
-            for name in ("error", "where", "facts", "types", "numbers", "why")
+            for name in ("error", "where", "facts", "types", *(("numbers", "why") if checked else ()))
             if getattr(was, name) != getattr(now, name)
         ]
         told += [
