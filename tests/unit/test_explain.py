@@ -94,11 +94,11 @@ LINE = b"INFO 11-21 12:00:00 [loggers.py:123] Engine 000: Avg generation through
 
 
 def test_large_logs_take_little_time() -> None:
-    log = io.BytesIO(LINE * 100_000 + BY_ID["no-devices"].sample.encode())
+    log = io.BytesIO(LINE * 30_000 + BY_ID["no-devices"].sample.encode())
     started = time.process_time()
     told = explain.read(log)
-    assert told.lines == 100_001 and ids(told) == ["no-devices"]
-    assert time.process_time() - started < 5
+    assert told.lines == 30_001 and ids(told) == ["no-devices"]
+    assert time.process_time() - started < 3
 
 
 class Long(io.RawIOBase):
