@@ -148,7 +148,7 @@ recorded = {recorded!r}
 for run in itertools.product(given["--set"], given["--fault"], given["--clc"], given["--jitter"], given["--seed"]):
     name, fault, clc, jitter, seed = run
     line = dict(recorded[name], fault=fault, clc=int(clc), jitter_ns=int(jitter), seed=int(seed))
-    line.update({changes!r}.get(fault, {{}}))
+    line.update({changes!r}.get(fault, {{}}) or {changes!r}.get(f"{{fault}} in {{name}}", {{}}))
     print(json.dumps(line))
     if line["verdict"] in ("hang", "crash"):
         sys.exit(1)
@@ -186,8 +186,10 @@ class Bench:
         recorded = {line["set"]: line for line in map(json.loads, PASSED)}
         self.put(program, PROGRAM.format(python=sys.executable, recorded=recorded, changes=changes))
 
-    def run(self, one: Configuration = GROUPED) -> kernels.Report:
-        return kernels.verify(matrix.Matrix((one,)), [self.stock], TREE, self.compiler, Device.EMULATE, quick=True)
+    def run(self, *several: Configuration) -> kernels.Report:
+        return kernels.verify(
+            matrix.Matrix(several or (GROUPED,)), [self.stock], TREE, self.compiler, Device.EMULATE, quick=True
+        )
 
 
 @pytest.fixture
@@ -211,7 +213,12 @@ def test_a_right_kernel_passes_and_every_fault_is_found(bench: Bench) -> None:
 
 def test_a_fault_that_is_not_found_is_named(bench: Bench) -> None:
     bench.gemm(kernels._program(GROUPED, TREE), {"group-k": FOUND["group-k"]})
-    assert bench.run().missed == [f"scale-stride ({GROUPED.name})"]
+    other = replace(GROUPED, tile=replace(GROUPED.tile, k=256))
+    bench.gemm(kernels._program(other, TREE), FOUND)
+    report = bench.run(other, GROUPED)
+    assert report.missed == [f"scale-stride ({GROUPED.name})"]
+    (stride,) = (one for one in report.faults if one.name == "scale-stride")
+    assert stride.seen == {GROUPED.name: Verdict.PASS, other.name: Verdict.CRASH}
 
 
 @pytest.mark.parametrize("change", [{}, {"verdict": "wrong", "mismatches": 5}, {"verdict": "hang"}], ids=str)
@@ -222,11 +229,11 @@ def test_stock_cutlass_must_be_wrong_in_the_known_way(bench: Bench, change: dict
 
 @pytest.mark.parametrize("verdict", ["wrong", "hang", "crash"])
 def test_one_bad_run_fails_the_kernel(bench: Bench, verdict: str) -> None:
-    bench.gemm(kernels._program(GROUPED, TREE), FOUND | {"none": {"verdict": verdict, "mismatches": 4}})
+    bench.gemm(kernels._program(GROUPED, TREE), FOUND | {"none in inexact": {"verdict": verdict, "mismatches": 4}})
     report = bench.run()
     assert not report.passed
     assert report.rows[0].verdict == verdict.upper()
-    assert "4 of 484,560 outputs differ" in report.rows[0].why
+    assert "4 of 154,600 outputs differ" in report.rows[0].why
 
 
 def test_a_kernel_that_is_not_the_one_in_the_tile_table_is_wrong(bench: Bench) -> None:
@@ -262,6 +269,7 @@ def test_a_program_that_does_not_compile_fails_unless_it_is_a_candidate_that_is_
 
 def test_nothing_run_is_no_pass() -> None:
     assert not kernels.Report().passed
+    assert not kernels.Report(instructions=[kernels.Instruction("mma", "with model", Verdict.PASS, 1, 0.0)]).passed
     assert not kernels.Report(rows=[kernels.Row("x", Verdict.TOO_BIG, excused=True)]).passed
 
 
