@@ -213,7 +213,7 @@ def test_a_right_kernel_passes_and_every_fault_is_found(bench: Bench) -> None:
 
 def test_a_fault_that_is_not_found_is_named(bench: Bench) -> None:
     bench.gemm(kernels._program(GROUPED, TREE), {"group-k": FOUND["group-k"]})
-    other = replace(GROUPED, tile=replace(GROUPED.tile, k=256))
+    other = replace(GROUPED, tile=replace(GROUPED.tile, dtype="mxfp4"))
     bench.gemm(kernels._program(other, TREE), FOUND)
     report = bench.run(other, GROUPED)
     assert report.missed == [f"scale-stride ({GROUPED.name})"]
