@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -27,7 +28,7 @@ KERNEL = "nvfp4_grouped_128x128x64"
 pytestmark = pytest.mark.compiler
 
 
-def command(state: Path, *words: str | Path, python_path: str = "") -> subprocess.CompletedProcess[str]:
+def command(state: Path, *words: str | Path, python_path: str = "", data: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """The tool as on a machine without a CUDA toolkit: the compiler can only be that of the wheels."""
     path = [str(Path(name).parent) for name in ("/usr/bin/git", "/bin/sh")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "SM120KIT"))}
@@ -37,6 +38,7 @@ def command(state: Path, *words: str | Path, python_path: str = "") -> subproces
             **kept,
             "PATH": os.pathsep.join(path),
             "SM120KIT_STATE": str(state),
+            "SM120KIT_DATA": str(data),
             "PYTHONPATH": os.pathsep.join(filter(None, (python_path, os.environ.get("PYTHONPATH")))),
         },
         capture_output=True,
@@ -156,4 +158,21 @@ def test_bad_input_is_refused(wheel: Path, state: Path) -> None:
     assert done.returncode == 42 and "1.0 GiB can be used" in done.stderr
     done = command(state, "build", "kernels", "--arch", "sm_90", *offline)
     assert done.returncode == 10 and "sm_90" in done.stderr
+    assert not (state / "refused").exists()
+
+
+def test_what_does_not_compile_is_named(wheel: Path, state: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("recipes", "patches", "cutlass_overrides", "src/kernels"):
+        shutil.copytree(ROOT / name, data / name)
+    broken = data / "src" / "kernels" / "kernels" / "broken_dense_1x1x1.cu"
+    broken.write_text("#error this cannot be\n")
+    words = ("build", "kernels", "--kernels", "broken", "--offline", "--output", state / "refused")
+    done = command(state, *words, data=data)
+    assert done.returncode == 51 and "broken_dense_1x1x1.cu.o does not compile" in done.stderr, done.stderr
+    assert "this cannot be" in done.stderr and "compile.log" in done.stderr
+    cmake = data / "src" / "kernels" / "CMakeLists.txt"
+    cmake.write_text('cmake_minimum_required(VERSION 3.26)\nmessage(FATAL_ERROR "not today")\n')
+    done = command(state, *words, data=data)
+    assert done.returncode == 50 and "not today" in done.stderr, done.stderr
     assert not (state / "refused").exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from sm120kit.build.compiling import Progress, compile_error, under_gate
 from sm120kit.build.cuda import link_toolchain, relink
 from sm120kit.build.finishing import artifact, check, origin
 from sm120kit.build.pack import EPOCH, local_version
-from sm120kit.errors import ToolchainMissing
+from sm120kit.errors import CommandFailed, ToolchainMissing
 from sm120kit.memory import Costs
 from sm120kit.records import Artifact, Artifacts, BuildPlan, PatchedTree
 from sm120kit.workspace import data_root, file_sha256, publish_directory, record_json, write_atomic, write_record
@@ -56,6 +57,7 @@ def compile_kernels(
 
     Raises:
         ToolchainMissing: a Python package of the build is absent.
+        CommandFailed: CMake or the backend refuses.
         NotEnoughMemory, NotEnoughDisk, CompileFailed: as :func:`sm120kit.build.compiling.compile_units`.
     """
     absent = [name for name in BUILD_PACKAGES if importlib.util.find_spec(name) is None]
@@ -116,8 +118,12 @@ def compile_kernels(
         log=log,
         watch=watch,
     )
+    said = done.stdout + done.stderr
+    if re.search("^FAILED: ", said, re.MULTILINE):
+        raise compile_error(said, events, log)
     if done.returncode != 0:
-        raise compile_error(done.stdout + done.stderr, events, log)
+        tail = "\n".join(said.strip().splitlines()[-12:])
+        raise CommandFailed(f"building the kernels failed with exit code {done.returncode}\n{tail}", f"log: {log}")
 
 
 def _tvm_ffi() -> Path:
