@@ -40,7 +40,7 @@ static __device__ unsigned jitter_mask;  // a barrier operation waits up to this
 static __device__ unsigned clc_workers;  // 0: no query succeeds
 static __device__ unsigned clc_handed_out, clc_refused;
 
-__device__ __noinline__ void delay(unsigned mask) {
+static __device__ __noinline__ void delay(unsigned mask) {
   unsigned const x = unsigned(clock64()) * 2654435761u ^ (threadIdx.x / 32 * 40503u + blockIdx.x * 69069u);
   __nanosleep((x ^ x >> 15) & mask);
 }
@@ -64,7 +64,7 @@ __device__ inline void note_mma(Register sfa, Register sfb) {
 struct alignas(16) UnpackingMap {
   static constexpr uint64_t expected_magic = 0x3c5a0f9618e7d24bu;
   uint64_t magic, address, stride[4];  // strides in bytes, of dimensions 1 to 4
-  uint32_t dim[5], box[5], rank, swizzle_128;
+  uint32_t dim[5], box[5], swizzle_128;
 };
 static_assert(sizeof(UnpackingMap) <= sizeof(CUtensorMap));
 
@@ -81,8 +81,8 @@ __host__ __device__ inline UnpackingMap* unpacking_map(void const* map) {
 
 /// One thread does what the bulk tensor copy would: 16 elements of 8 bytes go into each slot of 16 bytes, elements outside the
 /// tensor as zeros. The packed bytes count for the barrier.
-__device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t* barrier, void* destination, int32_t c0,
-                                            int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
+static __device__ __noinline__ void unpacking_copy(UnpackingMap const* where, uint64_t* barrier, void* destination, int32_t c0,
+                                                   int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
   UnpackingMap map;
   static_assert(sizeof map % 8 == 0 && offsetof(UnpackingMap, magic) == 0);
   for (unsigned i = 0; i < sizeof map / 8; ++i) ((uint64_t*)&map)[i] = word_of_map(where, i);
@@ -252,7 +252,6 @@ inline CUresult checked_cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapData
     UnpackingMap ours{};
     ours.magic = UnpackingMap::expected_magic;
     ours.address = reinterpret_cast<uint64_t>(address);
-    ours.rank = rank;
     ours.swizzle_128 = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
     for (cuuint32_t i = 0; i < 5; ++i) {
       ours.dim[i] = i < rank ? uint32_t(dim[i]) : 1;
