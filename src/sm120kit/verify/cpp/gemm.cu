@@ -45,7 +45,7 @@ struct Fault {
 std::vector<Fault> const faults = {
     {"none", "", "no fault"},
     {"scale-stride", "scale-factor stride", "the layout of the activations' scales is made for a longer K"},
-    {"scales-swapped", "scale-factor stride", "the first rows' scales of activations and weights change places"},
+    {"scales-swapped", "scale-factor stride", "the scales of activations and weights change places"},
 #if GROUPED
     {"group-offset", "wrong group offset", "one group's weights are those of the group before it"},
     {"group-scale-offset", "wrong group offset", "one group's weight scales are those of the group before it"},
