@@ -216,6 +216,13 @@ def test_the_library_says_what_it_is() -> None:
         library.choose("fp3", "dense", "")
 
 
+@pytest.mark.parametrize("shape", ["16", "16x64", "16x12x64", "16x64x40", "0x64x64"])
+def test_bench_refuses_shapes(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--shape", shape])
+    assert f"'{shape}' is not MxNxK" in capsys.readouterr().err
+
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that the wheel was compiled for")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -137,11 +138,11 @@ def time_all(formats: list[str], shapes: list[tuple[int, int, int]], repeats: in
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when all compared outputs are equal, 1 when some differ, 2 when nothing could be compared."""
     parser = argparse.ArgumentParser(prog="python -m sm120kit_kernels.bench", description=__doc__)
-    parser.add_argument("--shape", action="append", metavar="MxNxK", help="time this product; may be repeated")
+    parser.add_argument("--shape", action="append", type=_shape, metavar="MxNxK", help="time this product; may be repeated")
     parser.add_argument("--repeats", type=int, default=30, help="runs per time, of which the median is shown")
     parser.add_argument("--no-time", action="store_true", help="compare only")
     asked = parser.parse_args(argv)
-    shapes = [tuple(int(size) for size in text.split("x")) for text in asked.shape or ()] or list(TIMED)
+    shapes = asked.shape or list(TIMED)
     info = library.build_info()
     print(
         f"sm120kit-kernels {info['version']}; CUTLASS {info.get('cutlass', 'unknown')}, tree {info.get('tree', 'unknown')[:12]}"
@@ -166,6 +167,14 @@ def main(argv: list[str] | None = None) -> int:
         formats = sorted({name.split("_")[0] for name in library.kernels() if "_dense_" in name})
         time_all(formats, shapes, asked.repeats, device)
     return 1 if wrong else 0
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    """``16x4096x4096`` as M, N, K."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
+    if not found or int(found[2]) % 8 or int(found[3]) % 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MxNxK with N a multiple of 8 and K of 32, such as 16x4096x4096")
+    return int(found[1]), int(found[2]), int(found[3])
 
 
 def _refusal() -> str:
