@@ -144,7 +144,7 @@ def test_kept_receipts_are_about_this_series_and_every_tile(path: Path, tree: Tr
 @pytest.mark.compiler
 @pytest.mark.parametrize(("arch", "emulated"), [("sm_90a", True), ("sm_120a", False)])
 def test_the_instruction_probe_compiles(tmp_path: Path, arch: str, emulated: bool) -> None:
-    tools = toolchain.find([] if emulated else [Arch(arch)])
+    tools = toolchain.find([] if emulated else [Arch(arch)], verify.HEADERS)
     compiler = Compiler(arch, emulated, tools, tmp_path, jobs=1, budget_bytes=None)
     with compiler.compile_all([kernels.INSTRUCTIONS]) as compiled:
         ((_, program),) = compiled

@@ -278,7 +278,7 @@ def test_runs_that_only_emulation_has() -> None:
         return [(arguments.clc, arguments.jitter_ns) for arguments in kernels.plan(one, device, quick=False)]
 
     dense = Configuration(Tile("dense", "nvfp4", 128, 128, 128, "none", False, "bf16"))
-    assert words(dense, Device.EMULATE) == [((0, 5), (0, 4095)), ((0,), (0,)), ((5,), (131_071,))]
+    assert words(dense, Device.EMULATE) == [((0, 5), (0, 4095)), ((0,), (0,)), ((5,), (kernels.LONG_JITTER_NS,))]
     assert words(dense, Device.NATIVE) == [((0,), (0,)), ((0,), (0,))]
     assert words(GROUPED, Device.NATIVE) == [((0, 5), (0,)), ((0,), (0,))]
     assert {clc for clc, _ in words(replace(dense, streamk=True), Device.EMULATE)} == {(0,)}
@@ -418,3 +418,15 @@ def test_committed_receipts_are_of_the_present_programs(path: Path) -> None:
 def test_runs_have_distinct_fields() -> None:
     """A line of the program has a key for every field, so that none silently keeps its default."""
     assert Run.__dataclass_fields__.keys() <= json.loads(PASSED[0]).keys()
+
+
+def test_right_kernels_stand_what_planted_faults_are_run_with() -> None:
+    """Else a fault could be found that is none: by arguments under which every kernel fails."""
+    for mutant in json.loads(controls.MUTANTS.read_text()):
+        one = controls._configuration(mutant["config"])
+        asked = controls._arguments(mutant["arguments"])
+        plan = kernels.plan(one, Device.EMULATE, quick=False)
+        assert {*asked.sets} <= {name for arguments in plan for name in arguments.sets}
+        assert max(asked.jitter_ns) in {jitter for arguments in plan for jitter in arguments.jitter_ns}
+        assert max(asked.clc) in {clc for arguments in plan for clc in arguments.clc}
+        assert one.name in {other.name for other in matrix.matrix_of(facts()).run}

@@ -7,15 +7,18 @@ is one more: its K=64 tile computes wrong numbers. The programs themselves plant
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.errors import ExpectationFailed
+from sm120kit import process
+from sm120kit.errors import CompileFailed, ExpectationFailed
 from sm120kit.records import Tile
 from sm120kit.verify.gpu import Device
 from sm120kit.verify.matrix import Configuration
 from sm120kit.verify.programs import SOURCES, Program, Tree
-from sm120kit.verify.running import Arguments
+from sm120kit.verify.running import Arguments, Run, Verdict, run, worst
 from sm120kit.workspace import digest_of, write_atomic
 
 STOCK = "stock-k64"
@@ -94,3 +97,69 @@ def _arguments(words: list[str]) -> Arguments:
 
 
 _DEFAULTS = {"--clc": "0", "--jitter": "0", "--seed": "1"}
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A planted fault: on which kernels it was planted, and how each showed it."""
+
+    name: str
+    kind: str
+    what: str
+    seen: dict[str, Verdict]
+    missed: tuple[str, ...]
+    signature: str = ""
+
+
+def in_arguments(name: str, built: Path, stop: threading.Event) -> list[Caught]:
+    """The faults that the program of kernel ``name`` plants in its arguments, each in turn."""
+    done = process.run([built, "--list"], check=False)
+    try:
+        known = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ExpectationFailed(
+            f"{built} --list says {done.stdout[:200]!r}", "the program is not one of verify kernels"
+        ) from error
+    left, runs = list(known), []
+    while left:
+        runs += run(built, Arguments(("std",), faults=tuple(left)), stop)
+        left = list(known)[len(runs) :]
+    return [
+        _caught(each.fault, known[each.fault]["class"], known[each.fault]["what"], name, [each], each.signature)
+        for each in runs
+    ]
+
+
+def in_program(control: Control, built: Path | CompileFailed, stop: threading.Event) -> Caught:
+    """A program with a fault of its own."""
+    name = control.program.name
+    if isinstance(built, CompileFailed):
+        raise ExpectationFailed(f"the planted fault {control.name} does not compile: {built.message}", built.hint)
+    runs = run(built, control.arguments, stop)
+    signature = next((each.signature for each in runs if each.signature), "")
+    caught = _caught(control.name, control.kind, control.what, name, runs, signature)
+    if control.signature and signature != control.signature:
+        return Caught(control.name, control.kind, control.what, caught.seen, (name,), signature)
+    return caught
+
+
+def _caught(name: str, kind: str, what: str, on: str, runs: Sequence[Run], signature: str) -> Caught:
+    verdict = worst([each.verdict for each in runs])
+    return Caught(name, kind, what, {on: verdict}, (on,) if verdict is Verdict.PASS else (), signature)
+
+
+def merged(caught: Sequence[Caught]) -> list[Caught]:
+    """Each fault once, with all the kernels on which it was planted."""
+    found: dict[tuple[str, str], Caught] = {}
+    for one in sorted(caught, key=lambda one: (one.kind, one.name, *one.seen)):
+        same = found.get((one.kind, one.name))
+        found[one.kind, one.name] = (
+            replace(one, seen=same.seen | one.seen, missed=(*same.missed, *one.missed), signature="") if same else one
+        )
+    return list(found.values())
+
+
+def words(one: Caught) -> str:
+    """Whether a fault was found, and how."""
+    verdicts = ", ".join(one.seen.values())
+    return f"{'NOT FOUND' if one.missed else 'found'} ({verdicts}{': ' + one.signature if one.signature else ''})"

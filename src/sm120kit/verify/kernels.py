@@ -8,17 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm120kit import process
 from sm120kit.errors import CompileFailed, ExpectationFailed
 from sm120kit.records import LeftOut
-from sm120kit.verify.controls import Control
+from sm120kit.verify import controls
+from sm120kit.verify.controls import Caught, Control
 from sm120kit.verify.gpu import Device
 from sm120kit.verify.matrix import Configuration, Matrix
 from sm120kit.verify.programs import TOO_BIG, Compiler, Program, Tree
-from sm120kit.verify.running import Arguments, Run, Verdict, run, worst
+from sm120kit.verify.running import Arguments, Run, Verdict, run, watched, worst
+
+LONG_JITTER_NS = 524_287
+"""The delays with which the planted fault of a missing barrier shows: right kernels must stand them."""
 
 RUNS_AT_ONCE = 4
 """Programs that share the GPU: most of their time they prepare data and compare, on the CPU."""
@@ -47,18 +50,6 @@ class Row:
     smem_bytes: int = 0
     milliseconds: float = 0.0
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Caught:
-    """A planted fault: on which kernels it was planted, and how each showed it."""
-
-    name: str
-    kind: str
-    what: str
-    seen: dict[str, Verdict]
-    missed: tuple[str, ...]
-    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ def plan(one: Configuration, device: Device, *, quick: bool) -> list[Arguments]:
     jitters = (0, 4095) if emulated else (0,)
     found = [Arguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), Arguments(("big", "nan", "pdl"))]
     if emulated:
-        found.append(Arguments(("std",), (workers[-1],), (131_071,), (3,)))
+        found.append(Arguments(("std",), (workers[-1],), (LONG_JITTER_NS,), (3,)))
     return found
 
 
@@ -134,11 +125,11 @@ def verify(
     def judge(program: Program, built: Path | CompileFailed) -> tuple[str, list[Row], list[Caught], list[Instruction]]:
         """What one program shows, and that in words."""
         if program is INSTRUCTIONS:
-            found = _instructions(built)
+            found = _instructions(built, stop)
             return ", ".join(sorted({one.verdict for one in found})), [], [], found
         if program in faults:
-            caught = _control(faults[program], built, stop)
-            return _words(caught), [], [caught], []
+            caught = controls.in_program(faults[program], built, stop)
+            return controls.words(caught), [], [caught], []
         row, all_caught = _row(configurations[program], built, device, quick, stop)
         return f"{row.verdict}: {row.why}" if row.why else row.verdict, [row], all_caught, []
 
@@ -161,7 +152,7 @@ def verify(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     report.rows.sort(key=lambda row: row.name)
-    report.faults = _merged(report.faults)
+    report.faults = controls.merged(report.faults)
     report.compile_seconds = round(sum(event.seconds for event in compiler.compiled.events), 1)
     report.seconds = round(time.monotonic() - started, 1)
     return report
@@ -204,7 +195,7 @@ def _row(
             f"not the engine's kernel: {last.stages} stages and {last.smem_bytes:,} B, "
             f"the tile table says {one.stages} and {one.smem_bytes:,} B"
         )
-    caught = _faults(one, built, stop)
+    caught = controls.in_arguments(one.name, built, stop)
     row = Row(
         one.name,
         verdict,
@@ -232,64 +223,13 @@ def _why(bad: Run) -> str:
     return "; ".join(filter(None, (bad.signature, differ, first, bad.detail, where)))
 
 
-def _faults(one: Configuration, built: Path, stop: threading.Event) -> list[Caught]:
-    """The faults that a program plants in its arguments, each in turn."""
-    done = process.run([built, "--list"], check=False)
-    try:
-        known = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ExpectationFailed(
-            f"{built} --list says {done.stdout[:200]!r}", "the program is not one of verify kernels"
-        ) from error
-    left, runs = list(known), []
-    while left:
-        runs += run(built, Arguments(("std",), faults=tuple(left)), stop)
-        left = list(known)[len(runs) :]
-    return [
-        _caught(each.fault, known[each.fault]["class"], known[each.fault]["what"], one.name, [each], each.signature)
-        for each in runs
-    ]
-
-
-def _control(control: Control, built: Path | CompileFailed, stop: threading.Event) -> Caught:
-    """A program with a fault of its own."""
-    name = control.program.name
-    if isinstance(built, CompileFailed):
-        raise ExpectationFailed(f"the planted fault {control.name} does not compile: {built.message}", built.hint)
-    runs = run(built, control.arguments, stop)
-    signature = next((each.signature for each in runs if each.signature), "")
-    caught = _caught(control.name, control.kind, control.what, name, runs, signature)
-    if control.signature and signature != control.signature:
-        return Caught(control.name, control.kind, control.what, caught.seen, (name,), signature)
-    return caught
-
-
-def _caught(name: str, kind: str, what: str, on: str, runs: Sequence[Run], signature: str) -> Caught:
-    verdict = worst([each.verdict for each in runs])
-    return Caught(name, kind, what, {on: verdict}, (on,) if verdict is Verdict.PASS else (), signature)
-
-
-def _merged(caught: Sequence[Caught]) -> list[Caught]:
-    """Each fault once, with all the kernels on which it was planted."""
-    found: dict[tuple[str, str], Caught] = {}
-    for one in sorted(caught, key=lambda one: (one.kind, one.name, *one.seen)):
-        same = found.get((one.kind, one.name))
-        found[one.kind, one.name] = (
-            replace(one, seen=same.seen | one.seen, missed=(*same.missed, *one.missed), signature="") if same else one
-        )
-    return list(found.values())
-
-
-def _words(one: Caught) -> str:
-    verdicts = ", ".join(one.seen.values())
-    return f"{'NOT FOUND' if one.missed else 'found'} ({verdicts}{': ' + one.signature if one.signature else ''})"
-
-
-def _instructions(built: Path | CompileFailed) -> list[Instruction]:
+def _instructions(built: Path | CompileFailed, stop: threading.Event) -> list[Instruction]:
     """What the instruction probe says."""
     if isinstance(built, CompileFailed):
         raise ExpectationFailed(f"the instruction probe does not compile: {built.message}", built.hint)
-    done = process.run([built], check=False)
+    done = watched([built], stop)
+    if done is None:
+        raise ExpectationFailed("the instruction probe does not end", f"command: {built}")
     found = []
     for line in filter(None, done.stdout.splitlines()):
         try:

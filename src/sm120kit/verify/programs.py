@@ -6,6 +6,7 @@ A program is kept under the digest of everything that it is made of, so that an 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -128,6 +129,7 @@ class Compiler:
             words += DEFINITIONS
         elif not self.emulated:
             words.append("-DNATIVE")
+        words += [] if (home / "lib64").is_dir() else [f"-L{home / 'lib'}"]  # where the wheels have it
         return [*words, *program.definitions, str(SOURCES / program.source), "-o", str(output)]
 
     @contextmanager
@@ -193,12 +195,12 @@ class Compiler:
         line = process.paste_line(command)
         if done.returncode != 0:
             said = done.stderr + done.stdout
-            if done.returncode in (137, 143) or "Killed" in said or "out of memory" in said:
+            if done.returncode in (137, 143) or re.search(r"Killed|out of memory|signal 9", said):
                 raise NotEnoughMemory(
                     f"the system ended the compiler of {program.name}; {available() / 2**30:.1f} GiB are available now",
                     "end other programs, or give less to --memory or --jobs",
                 )
-            errors = [text for text in said.splitlines() if "error" in text]
+            errors = [text for text in said.splitlines() if re.search(r"\berror\b|undefined reference|cannot find", text)]
             return CompileFailed(errors[0].strip() if errors else said.strip()[-300:], f"command: {line}")
         with publish_directory(place) as fresh:
             output.rename(fresh / "program")

@@ -146,6 +146,22 @@ class _Deadline(threading.Event):
         return self.stop.is_set() or time.monotonic() >= self.at
 
 
+def watched(
+    argv: Sequence[str | Path], stop: threading.Event, patience_seconds: float = PATIENCE_SECONDS
+) -> process.Completed | None:
+    """A program's end, or None when it has none in time and was ended.
+
+    Raises:
+        Stopped: another thread set ``stop``.
+    """
+    try:
+        return process.run(argv, check=False, tied=True, stop=_Deadline(patience_seconds, stop))
+    except process.Stopped:
+        if stop.is_set():
+            raise
+        return None
+
+
 def run(
     program: Path, arguments: Arguments, stop: threading.Event | None = None, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> list[Run]:
@@ -155,12 +171,8 @@ def run(
         ExpectationFailed: the program does not take these arguments.
         Stopped: another thread set ``stop``.
     """
-    stop = stop or threading.Event()
-    try:
-        done = process.run([program, *arguments.words()], check=False, tied=True, stop=_Deadline(patience_seconds, stop))
-    except process.Stopped:
-        if stop.is_set():
-            raise
+    done = watched([program, *arguments.words()], stop or threading.Event(), patience_seconds)
+    if done is None:
         return [_failed(arguments, 0, Verdict.HANG, f"no end after {patience_seconds:g} s")]
     if done.returncode == 2:
         raise ExpectationFailed(
