@@ -49,7 +49,7 @@ def dequantize(values: Tensor, factors: Tensor, format: str = "nvfp4") -> Tensor
     """The real numbers, exact, as float64 ``[rows, K]``; ``factors`` are ``[rows, K / vector]``, not swizzled."""
     form = get(format)
     if form.scale_type == torch.float8_e4m3fn:
-        real = factors.view(form.scale_type).double()
+        real = factors.view(form.scale_type).float().double()
     else:
         # 255 is NaN, all others are powers of two (OCP Microscaling Formats, section 5.4.1).
         codes = factors.view(torch.uint8).int()
@@ -71,7 +71,7 @@ def _encode(scaled: Tensor, form: Format) -> Tensor:
 
 def _decode(values: Tensor, form: Format) -> Tensor:
     if form.packed == 1:
-        return values.view(form.value_type).double()
+        return values.view(form.value_type).float().double()
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float64, device=values.device)
     codes = values.view(torch.uint8).int()
     return table[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)]
