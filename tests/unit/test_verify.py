@@ -12,7 +12,7 @@ import pytest
 
 from sm120kit import verify
 from sm120kit.errors import CompileFailed, ExpectationFailed, NoGpu, UnknownName, WrongGpu
-from sm120kit.records import Tile, TileFacts, Toolchain
+from sm120kit.records import LeftOut, Tile, TileFacts, Toolchain
 from sm120kit.verify import controls, gpu, kernels, matrix, receipt, running
 from sm120kit.verify.gpu import Device, Gpu
 from sm120kit.verify.matrix import Configuration
@@ -430,3 +430,24 @@ def test_right_kernels_stand_what_planted_faults_are_run_with() -> None:
         assert max(asked.jitter_ns) in {jitter for arguments in plan for jitter in arguments.jitter_ns}
         assert max(asked.clc) in {clc for arguments in plan for clc in arguments.clc}
         assert one.name in {other.name for other in matrix.matrix_of(facts()).run}
+
+
+def test_the_table_says_what_was_not_shown(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    from sm120kit.cli import verify_kernels as cli
+
+    report = bench.run(GROUPED)
+    report.left_out = (LeftOut("grouped-nvfp4-128x256x128-f16", "differs from its bf16 twin"),)
+    report.rows.append(kernels.Row("mixed", Verdict.DOES_NOT_COMPILE, "boxes of 128", excused=True))
+    record = verify.record(
+        report, engine="x", tree=TREE.tree, device=Device.EMULATE, gpu=H200, compiler=bench.compiler, only="", quick=False
+    )
+    cli._show(report, record)
+    said = capsys.readouterr().out
+    assert "1 of 2 kernels pass on NVIDIA H200 (driver 580.159.03, CUDA 13.0; nvcc 13.0.88, sm_90a)" in said
+    assert "mixed: DOES NOT COMPILE: boxes of 128" in said
+    assert "left out: 1 kernels: differs from its bf16 twin" in said
+    assert f"WRONG: {controls.STOCK_SIGNATURE}" in said
+    assert "unverified on SM120. What this cannot show:" in said
+    assert "  the block-scaled mma instruction itself" in said
+    cli._show(report, {**record, "verified_on_sm120": True})
+    assert "unverified" not in capsys.readouterr().out

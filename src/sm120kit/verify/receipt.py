@@ -21,7 +21,8 @@ EMULATION_CANNOT_SHOW = (
     f"the limit of {SMEM_CAPACITY_BYTES:,} B of shared memory: a static assertion holds it, this GPU would allow more",
     "the machine code that ptxas makes for sm_120: this is code for sm_90",
     "cluster launch control and programmatic dependent launch as SM120 does them",
-    "rules of the packed 4-bit tensor maps: they are expressed in bytes here",
+    "the driver's rules for tensor maps of 4-bit elements: the packed ones are expressed in bytes here",
+    "TMA copies that unpack 4-bit elements, for FP8 x MXFP4: they are software here",
     "code that only an SM120 target enables, such as the hardware's conversion to FP4",
 )
 
