@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -41,8 +42,14 @@ def data(text: str) -> None:
 
 
 def json_data(value: Any) -> None:
-    """Output for programs."""
-    print(json.dumps(value, indent=2, default=str), flush=True)
+    """Output for programs; records are objects."""
+    print(json.dumps(value, indent=2, default=_plain), flush=True)
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
