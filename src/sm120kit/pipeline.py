@@ -14,7 +14,7 @@ from sm120kit import build as builder
 from sm120kit import console, emulate, locking, patches, plan, recipe, sources, toolchain
 from sm120kit import tiles as tile_facts
 from sm120kit import verify as verifier
-from sm120kit.errors import CompileFailed
+from sm120kit.errors import CompileFailed, UnknownName
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
 from sm120kit.records import (
@@ -286,6 +286,9 @@ def _build_kernels(
 ) -> Built:
     """The stages of :func:`build` for our own kernels; ``group`` is how their names start."""
     workspace = options.workspace
+    cutlass = next((inside for inside in item.inside if inside.project == "cutlass"), None)
+    if cutlass is None:
+        raise UnknownName(f"no CUTLASS lies in the sources of {item.name}", "name a recipe that has one: kernels@flashinfer-0.6.6")
     if to is Stage.FETCH:
         sources.fetch(item.pin, workspace, mirror=options.mirror, offline=options.offline)
         return Built(item)
@@ -307,7 +310,6 @@ def _build_kernels(
         if (target / "artifacts.json").is_file():
             return Built(item, tree, decided, read_record(Artifacts, target / "artifacts.json"), target)
         tell(f"compiling {len(decided.modules[0].units)} kernels against CUTLASS of {item.name} (tree {tree.tree[:12]})")
-        (cutlass,) = (inside for inside in item.inside if inside.project == "cutlass")
         builder.compile_kernels(
             decided,
             tree,

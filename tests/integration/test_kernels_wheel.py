@@ -148,12 +148,19 @@ def test_a_kernel_that_is_not_in_the_device_code_fails_the_build(wheel: Path, st
         builder.check(wanted, work)
 
 
-def test_bad_input_is_refused(wheel: Path, state: Path) -> None:
+def test_bad_input_is_refused(wheel: Path, state: Path, tmp_path: Path) -> None:
     offline = ("--offline", "--output", state / "refused")
     done = command(state, "build", "kernels", "--kernels", "nvfp5", *offline)
     assert done.returncode == 10 and "'nvfp5'" in done.stderr and KERNEL in done.stderr
     done = command(state, "build", "kernels@flashinfer-9", *offline)
     assert done.returncode == 10 and "flashinfer-9" in done.stderr
+    recipe = tmp_path / "flashinfer-1.0.toml"
+    said = (
+        (ROOT / "recipes" / "engines" / "flashinfer-0.6.6.toml").read_text().replace('"flashinfer-0.6.6"', '"flashinfer-1.0"')
+    )
+    recipe.write_text(re.sub(r"\[sources\.cutlass\]\n(\w+ = .*\n)+", "", said))
+    done = command(state, "build", f"kernels@{recipe}", *offline)
+    assert done.returncode == 10 and "no CUTLASS lies in the sources of flashinfer-1.0" in done.stderr, done.stderr
     done = command(state, "build", "kernels", "--kernels", "mxfp8_dense", "--memory", "1", *offline)
     assert done.returncode == 42 and "1.0 GiB can be used" in done.stderr
     done = command(state, "build", "kernels", "--arch", "sm_90", *offline)
