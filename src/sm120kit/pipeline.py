@@ -288,7 +288,7 @@ def _build_kernels(
     workspace = options.workspace
     cutlass = next((inside for inside in item.inside if inside.project == "cutlass"), None)
     if cutlass is None:
-        raise UnknownName(f"no CUTLASS lies in the sources of {item.name}", "name a recipe that has one: kernels@flashinfer-0.6.6")
+        raise UnknownName(f"no CUTLASS lies in the sources of {item.name}", "name a recipe with one: kernels@flashinfer-0.6.6")
     if to is Stage.FETCH:
         sources.fetch(item.pin, workspace, mirror=options.mirror, offline=options.offline)
         return Built(item)
