@@ -451,3 +451,25 @@ def test_the_table_says_what_was_not_shown(bench: Bench, capsys: pytest.CaptureF
     assert "  the block-scaled mma instruction itself" in said
     cli._show(report, {**record, "verified_on_sm120": True})
     assert "unverified" not in capsys.readouterr().out
+
+
+# ---- the table of planted faults in the docs
+
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split("|"))
+    for line in (data_root() / "docs" / "verify.md").read_text().split("| class | fault |")[1].split("\n\n")[0].splitlines()[2:]
+]
+
+
+def test_the_docs_list_every_fault_that_is_planted() -> None:
+    mutants = {(one["class"], one["name"], one["what"]) for one in json.loads(controls.MUTANTS.read_text())}
+    stock = controls.stock_control(TREE)
+    assert {*mutants, (stock.kind, stock.name, stock.what)} <= {row[:3] for row in ROWS}
+
+
+@pytest.mark.skipif(not EVIDENCE, reason="no receipt of verify kernels exists yet")
+@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.name)
+def test_the_docs_say_what_the_receipt_saw(path: Path) -> None:
+    planted = json.loads(path.read_text())["planted"]
+    seen = [(one["kind"], one["name"], one["what"], ", ".join(sorted(set(one["seen"].values())))) for one in planted]
+    assert sorted(seen) == ROWS, "\n".join(f"| {' | '.join(row)} |" for row in sorted(seen))
