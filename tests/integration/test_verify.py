@@ -19,7 +19,6 @@ from sm120kit.verify.matrix import Configuration
 from sm120kit.verify.programs import Compiler, Tree
 from sm120kit.workspace import Workspace, data_root
 
-EVIDENCE = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
 RECIPE = "flashinfer-0.6.6"
 CUTLASS = "3rdparty/cutlass"
 
@@ -126,16 +125,18 @@ def test_every_planted_fault_fits_the_tree_and_changes_one_file(tree: Tree, tmp_
     assert {one.kind for one in planted} - {one.kind for one in native} == {"missing barrier"}
 
 
-@pytest.mark.skipif(not EVIDENCE, reason="no receipt of verify kernels exists yet")
-@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.name)
-def test_kept_receipts_are_about_this_series_and_every_tile(path: Path, tree: Tree, tmp_path: Path) -> None:
-    kept = json.loads(path.read_text())
-    assert kept["engine"] == RECIPE
-    assert receipt.stale(path, tree.tree) == []
-    named = {one["name"] for one in kept["configurations"]} | {one["what"] for one in kept["left_out"]}
-    assert {Configuration(one.tile).name for one in listing.instantiations(tree.root)} <= named
-    planted = {one.name for one in controls.mutants(tree, tmp_path, verify.Device(kept["device"]))}
-    assert {*planted, controls.STOCK} <= {one["name"] for one in kept["planted"]}
+def test_kept_receipts_are_about_this_series_and_every_tile(tree: Tree, tmp_path: Path) -> None:
+    found = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+    if not found:
+        pytest.skip("no receipt of verify kernels exists yet")
+    for path in found:
+        kept = json.loads(path.read_text())
+        assert kept["engine"] == RECIPE
+        assert receipt.stale(path, tree.tree) == []
+        named = {one["name"] for one in kept["configurations"]} | {one["what"] for one in kept["left_out"]}
+        assert {Configuration(one.tile).name for one in listing.instantiations(tree.root)} <= named
+        planted = {one.name for one in controls.mutants(tree, tmp_path, verify.Device(kept["device"]))}
+        assert {*planted, controls.STOCK} <= {one["name"] for one in kept["planted"]}
 
 
 # ---- what it compiles

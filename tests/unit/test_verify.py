@@ -23,7 +23,14 @@ from sm120kit.workspace import data_root
 RECORDED = Path(__file__).with_name("data") / "verify"
 PASSED = (RECORDED / "passed.jsonl").read_text().splitlines()
 FAILED = (RECORDED / "failed.jsonl").read_text().splitlines()
-EVIDENCE = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+
+
+def receipts() -> list[Path]:
+    """Those that are kept. There must be one."""
+    found = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+    if not found:
+        pytest.skip("no receipt of verify kernels exists yet")
+    return found
 
 
 # ---- what one line says
@@ -409,10 +416,8 @@ def test_stale_evidence_is_recognised(bench: Bench, tmp_path: Path, change: dict
     assert problem in found
 
 
-@pytest.mark.skipif(not EVIDENCE, reason="no receipt of verify kernels exists yet")
-@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.name)
-def test_committed_receipts_are_of_the_present_programs(path: Path) -> None:
-    assert receipt.stale(path) == []
+def test_committed_receipts_are_of_the_present_programs() -> None:
+    assert {path.name: receipt.stale(path) for path in receipts()} == {path.name: [] for path in receipts()}
 
 
 def test_runs_have_distinct_fields() -> None:
@@ -467,9 +472,8 @@ def test_the_docs_list_every_fault_that_is_planted() -> None:
     assert {*mutants, (stock.kind, stock.name, stock.what)} <= {row[:3] for row in ROWS}
 
 
-@pytest.mark.skipif(not EVIDENCE, reason="no receipt of verify kernels exists yet")
-@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.name)
-def test_the_docs_say_what_the_receipt_saw(path: Path) -> None:
-    planted = json.loads(path.read_text())["planted"]
-    seen = [(one["kind"], one["name"], one["what"], ", ".join(sorted(set(one["seen"].values())))) for one in planted]
-    assert sorted(seen) == ROWS, "\n".join(f"| {' | '.join(row)} |" for row in sorted(seen))
+def test_the_docs_say_what_the_receipts_saw() -> None:
+    for path in receipts():
+        planted = json.loads(path.read_text())["planted"]
+        seen = [(one["kind"], one["name"], one["what"], ", ".join(sorted(set(one["seen"].values())))) for one in planted]
+        assert sorted(seen) == ROWS, "\n".join(f"| {' | '.join(row)} |" for row in sorted(seen))
