@@ -7,8 +7,12 @@ the block-scaled mma by the fragment tables of the PTX ISA. One CTA works throug
 a partial k tile, a single row) with the producer running ahead, lagging behind, and at random. The epilogue is
 alpha A B + beta C in bf16; a grouped kernel has an alpha and tensor maps per group. Outputs are poisoned, between guards.
 
-What it does not cover: FlashInfer's finalize epilogue, f16 outputs, tile schedulers (stream-K among them), clusters, timing,
-memory ordering between the generic and the async proxy, and the instructions themselves.
+With ``whole_kernel``, the grouped cooperative kernel's own ``operator()`` runs instead, with its scheduler, as one to three
+persistent CTAs.
+
+What it does not cover: FlashInfer's finalize epilogue (g++ 12 refuses its header), f16 outputs, the schedulers of dense kernels
+(stream-K among them), clusters, timing, memory ordering between the generic and the async proxy, and the instructions
+themselves.
 """
 
 from __future__ import annotations
@@ -74,11 +78,12 @@ class Mainloop:
     swap: bool
     pingpong: bool
     stages: int
+    whole_kernel: bool = False
 
     @classmethod
-    def of(cls, tile: Tile, *, pingpong: bool = False, stages: int = 0) -> Mainloop:
+    def of(cls, tile: Tile, *, pingpong: bool = False, stages: int = 0, whole_kernel: bool = False) -> Mainloop:
         """A tile's."""
-        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages)
+        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages, whole_kernel)
 
     @property
     def tile(self) -> Tile:
@@ -94,6 +99,7 @@ class Mainloop:
             f"-DGROUPED={int(self.family == 'grouped')}",
             f"-DPINGPONG={int(self.pingpong)}",
             f"-DSTAGES={self.stages}",
+            f"-DKERNEL={int(self.whole_kernel)}",
         )
 
 
@@ -106,18 +112,22 @@ def run(
     pingpong: bool = False,
     stages: int = 0,
     fault: str = "none",
+    whole_kernel: bool = False,
 ) -> Emulation:
     """Emulate ``tile`` with the CUTLASS whose include directory is ``cutlass``; half a minute, nothing when known.
 
     The tile's epilogue and output type do not matter, except for the ``stages`` that they leave: the epilogue is a plain one in
     bf16, and ``stages`` 0 stands for those that it leaves. ``fault`` is one of :data:`FAULTS`, to see it found.
+    ``whole_kernel`` runs the kernel itself, which must be grouped and cooperative: what it stores is compared, its accumulators
+    (``outputs``) are not seen.
 
     Raises:
         CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.
         NotEnoughMemory: the system ended the compiler.
         ExpectationFailed: the emulation broke down without a verdict.
     """
-    emulation = Emulator(cutlass, toolchain, cache).run(Mainloop.of(tile, pingpong=pingpong, stages=stages), fault)
+    mainloop = Mainloop.of(tile, pingpong=pingpong, stages=stages, whole_kernel=whole_kernel)
+    emulation = Emulator(cutlass, toolchain, cache).run(mainloop, fault)
     return replace(emulation, tile=tile)
 
 

@@ -4,8 +4,16 @@
 //
 // -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4  -DTILE_M -DTILE_N -DTILE_K (elements)  -DSWAP=1: A and B change places
 // -DGROUPED=0: dense  -DPINGPONG=1: that schedule, else cooperative  -DSTAGES: a stage count, else the builder's (0)
+// -DKERNEL=1: the whole kernel instead, which is grouped and cooperative; its accumulators are not seen, only what it stores
 // An argument names a seeded fault (cta.hpp): each must be found, or the emulation proves nothing.
 #include "cta.hpp"
+
+#ifndef KERNEL
+#define KERNEL 0
+#endif
+#if KERNEL
+#include "kernel.hpp"
+#endif
 
 namespace {
 
@@ -17,8 +25,8 @@ struct Totals {
 };
 
 void judge(cta::Problem const& p, cta::Output const& output, int group, float beta, Totals& totals) {
-  auto const compared = p.compare(output.accumulators, TILE_K);
-  totals.outputs += output.accumulators.size();
+  auto const compared = KERNEL ? emulate::Comparison{} : p.compare(output.accumulators, TILE_K);
+  totals.outputs += KERNEL ? 0 : output.accumulators.size();
   totals.mismatches += compared.mismatches;
   totals.max_error = std::max(totals.max_error, compared.max_error);
   if (totals.signature.empty()) totals.signature = compared.signature;
@@ -28,10 +36,10 @@ void judge(cta::Problem const& p, cta::Output const& output, int group, float be
       ++totals.stored;
       if (want == got || ((want | got) & 0x7fff) == 0) continue;
       ++totals.stored_mismatches;
-      if (p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
+      if (KERNEL || p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
         emulate::report().add("wrongly stored",
-                              emulate::format("group %d row %d column %d: the accumulator is right; %04x is stored, not %04x",
-                                              group, i, j, got, want));
+                              emulate::format("group %d row %d column %d: %04x is stored, not %04x%s", group, i, j, got, want,
+                                              KERNEL ? "" : "; the accumulator is right"));
     }
   }
   if (std::size_t const bytes = output.stored.overwritten()) {
@@ -53,7 +61,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   cta::Fault const fault = faults.at(fault_name);
+#if KERNEL
+  if (fault.producer_stage != 0) {
+    std::fprintf(stderr, "the kernel counts its stages by itself: %s cannot be planted\n", fault_name.c_str());
+    return 2;
+  }
+  emulate::Machine machine(sizeof(cta::Kernel::SharedStorage));
+#else
   emulate::Machine machine(sizeof(cta::SharedStorage));
+#endif
   emulate::current_machine() = &machine;
   emulate::catch_wild_access(machine.shared);
 
@@ -84,7 +100,12 @@ int main(int argc, char** argv) {
       outputs.reserve(launch.size());
       for (auto const* p : launch) outputs.emplace_back(*p);
       try {
-        cta::run(launch, outputs, beta, fault, order, ++run);
+        ++run;
+#if KERNEL
+        cta::launch(launch, outputs, beta, /* CTAs */ run, fault, order, run);
+#else
+        cta::run(launch, outputs, beta, fault, order, run);
+#endif
       } catch (emulate::Hang const&) {
         hung = true;
       }

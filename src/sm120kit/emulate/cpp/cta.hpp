@@ -208,38 +208,47 @@ Pipeline transaction_pipeline(Storage& storage, bool producer, std::uint32_t byt
   }
 }
 
+/// Plant what is not planted in the arguments: in the machine, and in the first map that the host encodes, that of A.
+inline void plant(Fault const& fault) {
+  emulate::machine().ignores_store_waits = fault.no_store_wait;
+  emulate::machine().ignores_named_barriers = fault.no_named_barrier;
+  emulate::on_encode() = [rows = fault.box_rows, encoded = 0](emulate::TensorMap& map) mutable {
+    if (encoded++ == 0) map.box[1] -= rows;
+  };
+}
+
+/// Tell the machine where the mainloop's barriers are, full ones first: it poisons a stage that all consumers have released.
+inline void watch_stages(void const* barriers) {
+  auto& machine = emulate::machine();
+  emulate::stages().first_full = machine.shared.address_of(barriers);
+  emulate::stages().first_empty = emulate::stages().first_full + 8 * stage_count;
+  emulate::stages().count = stage_count;
+  machine.on_phase = [&machine](std::uint32_t address, std::int64_t bytes) {
+    int const stage = emulate::stages().of_empty(address);
+    if (stage >= 0) machine.shared.release(stage);
+    if (emulate::stages().of_full(address) >= 0 && bytes != 0) machine.phase_bytes = bytes;
+  };
+}
+
 /// Every tile of the problems; the results go to `outputs`. With beta 0 the source is not loaded.
 inline void run(std::vector<Problem const*> const& problems, std::vector<Output>& outputs, float beta, Fault const& fault,
                 emulate::Schedule order, std::uint64_t seed) {
   auto& machine = emulate::machine();
   auto* shared = reinterpret_cast<SharedStorage*>(machine.shared.base());
   machine.shared.clear();
-  machine.ignores_store_waits = fault.no_store_wait;
-  machine.ignores_named_barriers = fault.no_named_barrier;
+  plant(fault);
   machine.on_switch = [](int fibre) {
     // The first lane of a producer warp issues its copies: warp 0 for the mainloop, warp 2 for the epilogue's source.
     threadIdx.x = fibre < producers ? 64 * fibre : first_consumer_thread + fibre - producers;
   };
   machine.on_switch(0);
-  emulate::on_encode() = [&fault, encoded = 0](emulate::TensorMap& map) mutable {
-    if (encoded++ == 0) map.box[1] -= fault.box_rows;
-  };
 
   Device device(problems, outputs, fault);
   alignas(128) static unsigned char workspace[2][8 * 128];
   auto const problem_shape = device.problem_shape();
   auto const params = Collective::to_underlying_arguments(problem_shape, device.mainloop(), workspace[0]);
   auto const epilogue_params = Epilogue::to_underlying_arguments(problem_shape, device.epilogue(beta), workspace[1]);
-  emulate::on_encode() = nullptr;
-
-  emulate::stages().first_full = machine.shared.address_of(&shared->pipeline);
-  emulate::stages().first_empty = emulate::stages().first_full + 8 * stage_count;
-  emulate::stages().count = stage_count;
-  machine.on_phase = [&](std::uint32_t address, std::int64_t bytes) {
-    int const stage = emulate::stages().of_empty(address);
-    if (stage >= 0) machine.shared.release(stage);
-    if (emulate::stages().of_full(address) >= 0 && bytes != 0) machine.phase_bytes = bytes;
-  };
+  watch_stages(&shared->pipeline);
   using Pipeline = typename Collective::MainloopPipeline;
   using SourcePipeline = typename Epilogue::LoadPipeline;
   auto pipeline_for = [&](bool producer, auto initialise) {

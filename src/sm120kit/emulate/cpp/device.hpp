@@ -20,28 +20,20 @@ inline dim3 gridDim{1, 1, 1};
 
 std::size_t __cvta_generic_to_shared(void const* pointer);
 
-inline void __syncthreads() {}
+void __syncthreads();
 inline void __syncwarp(unsigned = 0xffffffffu) {}
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) {}
 inline void __trap() { __builtin_trap(); }
 template <class T>
-T __shfl_sync(unsigned, T value, int, int = 32) {
-  return value;
-}
+T __shfl_sync(unsigned, T value, int from, int = 32);
 template <class T>
-T __shfl_up_sync(unsigned, T value, unsigned, int = 32) {
-  return value;
-}
+T __shfl_up_sync(unsigned, T value, unsigned by, int = 32);
 template <class T>
-T __shfl_down_sync(unsigned, T value, unsigned, int = 32) {
-  return value;
-}
+T __shfl_down_sync(unsigned, T value, unsigned by, int = 32);
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int, int = 32) {
-  return value;
-}
-inline unsigned __ballot_sync(unsigned, int predicate) { return predicate != 0; }
+T __shfl_xor_sync(unsigned, T value, int by, int = 32);
+unsigned __ballot_sync(unsigned, int predicate);
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }

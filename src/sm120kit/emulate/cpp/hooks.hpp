@@ -211,6 +211,23 @@ void with_warp(char const* instruction, Lane& mine, Perform perform) {
   machine().together(threadIdx.x / 32, threadIdx.x % 32, instruction, &mine, perform);
 }
 
+/// What one lane brings to a shuffle or ballot, and takes away.
+template <class T>
+struct ShuffleLane {
+  T value;
+  int from;
+  T got;
+};
+template <class T>
+T shuffle(char const* instruction, T value, int from) {
+  ShuffleLane<T> mine{value, from, value};
+  with_warp(instruction, mine, [](std::array<ShuffleLane<T>*, 32> const& lanes) {
+    for (auto* lane : lanes)
+      if (lane->from >= 0 && lane->from < 32) lane->got = lanes[lane->from]->value;
+  });
+  return mine.got;
+}
+
 template <int Count, Matrix Kind, class... D>
 void call_ldmatrix(void const* row, D&... registers) {
   LdmatrixLane mine{machine().shared.address_of(row), {}};
@@ -241,6 +258,29 @@ struct MmaOperation {
 };
 
 }  // namespace emulate
+
+inline void __syncthreads() { emulate::machine().named_barrier(0, blockDim.x); }
+template <class T>
+T __shfl_sync(unsigned, T value, int from, int) {
+  return emulate::shuffle("shfl.idx", value, from);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned by, int) {
+  return emulate::shuffle("shfl.up", value, int(threadIdx.x % 32) - int(by));
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned by, int) {
+  return emulate::shuffle("shfl.down", value, int(threadIdx.x % 32 + by));
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int by, int) {
+  return emulate::shuffle("shfl.bfly", value, int(threadIdx.x % 32) ^ by);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  unsigned all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= unsigned(emulate::shuffle("vote.ballot", predicate != 0, lane)) << lane;
+  return all;
+}
 
 namespace cute {
 
