@@ -10,14 +10,14 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import process
 from sm120kit.errors import CompileFailed, NotEnoughMemory
-from sm120kit.memory import Costs, Event, Gate, available
+from sm120kit.memory import Costs, Gate, available
 from sm120kit.records import Toolchain
 from sm120kit.workspace import digest_of, file_sha256, locked, publish_directory
 
@@ -92,14 +92,6 @@ class Program:
     tree: Tree | None = None
 
 
-@dataclass
-class Compiled:
-    """How the compiles of a run went: names of those that were known already, and what the others cost."""
-
-    known: list[str] = field(default_factory=list)
-    events: tuple[Event, ...] = ()
-
-
 class Compiler:
     """nvcc for one arch. ``budget_bytes`` bounds the memory of all compiles together."""
 
@@ -109,7 +101,6 @@ class Compiler:
         self.arch, self.emulated, self.toolchain, self.cache = arch, emulated, toolchain, cache / "verify"
         self.jobs, self.budget_bytes = jobs or len(os.sched_getaffinity(0)), budget_bytes
         self.costs = Costs(self.cache / "costs.json")
-        self.compiled = Compiled()
         self.base = digest_of([sources_digest(), toolchain.nvcc_version, toolchain.host_version, arch, emulated])
 
     def place(self, program: Program) -> Path:
@@ -141,16 +132,15 @@ class Compiler:
         Raises:
             NotEnoughMemory: the system ended a compiler.
         """
-        known = [one for one in programs if (self.place(one) / "program").is_file()]
-        self.compiled.known = [one.name for one in known]
-        asked = [one for one in programs if one not in known]
         stop = threading.Event()
         gate = Gate(self.cache / "gate")
         with locked(self.cache / "compile.lock", "the programs of a verification"), ThreadPoolExecutor(self.jobs) as pool:
-            gate.open({str(self._output(one)): self._expected(one) for one in asked}, self.budget_bytes or available())
-            waiting: dict[Future[Path | CompileFailed], Program] = {}
+            known = [one for one in programs if (self.place(one) / "program").is_file()]
+            asked = {str(self._output(one)): one for one in programs if one not in known}
+            expected = {output: self._expected(one) for output, one in asked.items()}
+            gate.open(expected, self.budget_bytes or available())
             try:
-                waiting = {pool.submit(self._compile, one, gate, stop): one for one in asked}
+                waiting = {pool.submit(self._compile, one, gate, stop): one for one in asked.values()}
 
                 def finished() -> Iterator[tuple[Program, Path | CompileFailed]]:
                     for one in known:
@@ -162,11 +152,8 @@ class Compiler:
             finally:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.compiled.events = gate.events()
                 for event in gate.events():
-                    names = [one.name for one in asked if str(self._output(one)) == event.output]
-                    for name in names:
-                        self.costs.learn(name, event)
+                    self.costs.learn(asked[event.output].name, event)
                 self.costs.save()
 
     def _expected(self, program: Program) -> int:
