@@ -81,13 +81,6 @@ EDITS = {
     ),
     "no wait for the next stage": Edit("missing barrier", {"          pipeline.consumer_wait(smem_pipe_read);\n": ""}),
     "no wait for an empty stage": Edit("missing barrier", {"pipeline.producer_acquire(smem_pipe_write);": ""}),
-    "group 0's scale factors for every group": Edit(
-        "wrong group offset", {"mainloop_params.ptr_SFB[next_batch]": "mainloop_params.ptr_SFB[0]"}
-    ),
-    "barrier bytes without the scale factors of B": Edit(
-        "barrier bytes",
-        {"cutlass::bits_to_bytes(cosize(take<0,2>(SmemLayoutSFB{})) * cute::sizeof_bits_v<ElementSF>) +": ""},
-    ),
 }
 STOCK_K64, PUBLISHED_K64 = "NVFP4 128x128x64 of CUTLASS as released", "MXFP8 128x128x64 with the published EffBlk_SF"
 CLASSES = {
@@ -182,7 +175,7 @@ def is_right(result: Emulation) -> bool:
 
 
 def test_the_page_has_a_row_for_every_fault() -> None:
-    assert tuple(ARGUMENTS) == emulate.FAULTS
+    assert set(ARGUMENTS) == set(emulate.FAULTS)
     assert {fault: kind for fault, (kind, _) in rows().items()} == CLASSES
 
 
@@ -215,7 +208,7 @@ def test_k64_of_stock_cutlass_loses_its_first_k_tile(trees: dict[str, Path], run
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("dtype", "m", "n"),
-    [("nvfp4", 128, 128), ("mxfp4", 128, 128), ("mxfp8", 128, 128), ("nvfp4", 256, 128), ("mxfp8", 128, 256)],
+    [("nvfp4", 128, 128), ("mxfp4", 128, 128), ("mxfp8", 128, 128), ("mxfp8", 128, 256)],
 )
 def test_k64_is_right_with_the_series(trees: dict[str, Path], run: Run, dtype: str, m: int, n: int) -> None:
     stages = 9 if (dtype, m, n) == ("nvfp4", 128, 128) else 0
@@ -223,9 +216,7 @@ def test_k64_is_right_with_the_series(trees: dict[str, Path], run: Run, dtype: s
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(
-    ("dtype", "swap"), [("nvfp4", False), ("mxfp4", False), ("mxfp8", False), ("fp8xmxfp4", False), ("fp8xmxfp4", True)]
-)
+@pytest.mark.parametrize(("dtype", "swap"), [("nvfp4", False), ("mxfp8", False), ("fp8xmxfp4", False), ("fp8xmxfp4", True)])
 def test_k128_stays_right_with_the_series(trees: dict[str, Path], run: Run, dtype: str, swap: bool) -> None:
     stages = 4 if dtype == "nvfp4" else 0
     assert is_right(run(trees["patched"], dtype, 128, 128, 128, swap=swap, stages=stages))
