@@ -18,7 +18,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Unit and integration tests; real git, compilers and sources, no GPU. Arguments go to pytest."""
-    session.install("-e", ".[cuda,torch,kernels,dev]")
+    session.install("-e", ".[cuda,torch,kernels,docker,dev]")
     session.run("pytest", *session.posargs)
 
 

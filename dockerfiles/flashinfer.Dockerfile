@@ -1,6 +1,6 @@
 # FlashInfer with sm120kit's patches and compiled modules, on a base that brings Python 3.
 #
-# Built from a context that `sm120kit build --to context` makes: tools/ (pip), locked/ (third-party wheels) and ours/ (the patched
+# Built from a context that `sm120kit image --context-only` makes: tools/ (pip), locked/ (third-party wheels) and ours/ (the patched
 # wheel), each with a requirements file of sha256 hashes. Nothing is fetched, so no package host or credential can stay behind.
 ARG BASE
 FROM ${BASE} AS locked

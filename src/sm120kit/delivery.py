@@ -9,7 +9,7 @@ from pathlib import Path
 from sm120kit import image as images
 from sm120kit import pipeline, recipe, registry, sources
 from sm120kit.daemon import Daemon
-from sm120kit.errors import BadRecipe, NotVerified
+from sm120kit.errors import BadRecipe, NoSuchImage, NotVerified
 from sm120kit.records import Arch, Closure, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.verify import image as checks
 from sm120kit.workspace import Workspace, digest_of, read_record, write_record
@@ -86,6 +86,7 @@ def image(
         labels,
         options.workspace,
     )
+    tell(f"the build context is ready: {context.directory}")
     if context_only:
         return Delivered(context)
     made, ran = images.build(context, Daemon(), options.workspace, network=network, tell=tell)
@@ -97,7 +98,7 @@ def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = l
     daemon = Daemon()
     found = daemon.inspect(reference)
     if found is None:
-        raise NotVerified(f"there is no image {reference}", "sm120kit build --to image makes it, sm120kit pull fetches it")
+        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
     return checks.verify(found, _reference(found), expected(found), daemon, workspace, tell)
 
 
@@ -114,7 +115,7 @@ def expected(found: Image) -> checks.Expected:
     if missing:
         raise NotVerified(
             f"the image {found.id} is not one of ours: it has no label {images.LABEL}{missing[0]}",
-            "only images that `sm120kit build --to image` made can be verified",
+            "only images that `sm120kit image` made can be verified",
         )
     item = recipe.load(said["recipe"])
     modules = tuple(filter(None, said["modules"].split(",")))

@@ -50,7 +50,6 @@ def image_(
         tell=console.say,
     )
     if found.image is None:
-        console.say(f"the build context is ready: {found.context.directory}")
         console.say("left to do, where a container daemon is: the same command without --context-only")
         console.data(str(found.context.directory))
         return

@@ -123,7 +123,7 @@ def verified(reference: str, daemon: Daemon, workspace: Workspace) -> VerifiedIm
     """
     image = daemon.inspect(reference)
     if image is None:
-        raise NoSuchImage(f"there is no image {reference}", "sm120kit build --to image makes it, sm120kit pull fetches it")
+        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
     record = record_path(workspace, image)
     if not record.is_file():
         raise NotVerified(

@@ -1,0 +1,208 @@
+"""Build contexts, checks and the index, as far as no daemon is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm120kit import image, registry
+from sm120kit.errors import BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
+from sm120kit.records import Check, Image, ImageContext, LockedWheel, PublishedImage, Verdict, VerifiedImage
+from sm120kit.verify import image as checks
+from sm120kit.workspace import Workspace, file_sha256, write_record
+
+BASE = f"debian@sha256:{'a' * 64}"
+ORIGIN = {
+    "recipe": "flashinfer-0.6.6",
+    "plan": "b" * 64,
+    "commit": "c" * 40,
+    "tree": "d" * 40,
+    "archs": ["sm_120f"],
+    "modules": ["fp4_quantization_120f"],
+    "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
+}
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a context from small files; keywords replace what goes in."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    patched = wheels / "flashinfer_python-0.6.6+sm120kit.1-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(patched, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("flashinfer_python-0.6.6.dist-info/sm120kit.json"), json.dumps(ORIGIN))
+
+    def wheel(name: str, content: str) -> tuple[LockedWheel, Path]:
+        path = wheels / f"{name}-1.0-py3-none-any.whl"
+        path.write_text(content)
+        return LockedWheel(name, "1.0", path.name, file_sha256(path)), path
+
+    installer, pip = wheel("pip", "an installer")
+    monkeypatch.setattr(image, "INSTALLER", installer)
+    locked = [wheel("idna", "a wheel")]
+
+    def make(state: str = "state", **changed: Any) -> ImageContext:
+        inputs: dict[str, Any] = {
+            "kind": "flashinfer",
+            "base": BASE,
+            "patched": patched,
+            "locked": locked,
+            "installer": pip,
+            "labels": {"sm120kit.build-id": "f" * 64},
+        }
+        return image.make_context(**(inputs | changed), workspace=Workspace.open(tmp_path / state))
+
+    return make
+
+
+def test_a_context_holds_everything_by_hash(made: Any) -> None:
+    context = made()
+    assert {path.name for path in context.directory.iterdir()} == {"Dockerfile", "tools", "locked", "ours"}
+    text = (context.directory / "locked" / "requirements.txt").read_text()
+    assert text == f"idna==1.0 --hash=sha256:{file_sha256(context.directory / 'locked' / 'idna-1.0-py3-none-any.whl')}\n"
+    assert (
+        (context.directory / "ours" / "requirements.txt").read_text().startswith("flashinfer-python==0.6.6+sm120kit.1 --hash=")
+    )
+    assert context.arguments == {"BASE": BASE, "SOURCE_DATE_EPOCH": "315532800", "ARCH_LIST": "12.0f"}
+    assert context.reference == f"sm120kit/flashinfer:0.6.6-sm120kit.{context.digest[:12]}"
+    labels = context.labels
+    assert labels["org.opencontainers.image.base.digest"] == f"sha256:{'a' * 64}"
+    assert labels["org.opencontainers.image.created"] == "1980-01-01T00:00:00Z"
+    assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee" and labels["sm120kit.wheels"] == "idna==1.0"
+
+
+def test_the_digest_is_of_what_goes_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made()
+    assert made("another-directory").digest == first.digest
+    assert made(base=f"debian@sha256:{'b' * 64}").digest != first.digest
+    assert made(labels={}).digest != first.digest
+    assert made(locked=[]).digest != first.digest
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    assert made().digest != first.digest
+
+
+def test_a_context_that_is_there_is_left_alone(made: Any) -> None:
+    file = made().directory / "Dockerfile"
+    os.utime(file, (1, 1))
+    assert made().directory / "Dockerfile" == file and file.stat().st_mtime == 1
+
+
+@pytest.mark.parametrize(
+    "base", ["debian", "debian:12", "debian@sha256:abc", f"sha256:{'A' * 64}", f"debian:sha256:{'a' * 64}", ""]
+)
+def test_a_base_that_can_move_is_refused(made: Any, base: str) -> None:
+    with pytest.raises(NoSuchImage, match="not named by digest"):
+        made(base=base)
+
+
+def test_other_bytes_than_the_locked_are_refused(made: Any, tmp_path: Path) -> None:
+    (wheel,) = tmp_path.glob("wheels/idna*")
+    wheel.write_text("other bytes")
+    with pytest.raises(HashMismatch, match="idna"):
+        made()
+    assert not list(tmp_path.glob("state/images/*"))
+
+
+def test_a_wheel_that_does_not_say_what_it_is(made: Any, tmp_path: Path) -> None:
+    (wheel,) = tmp_path.glob("wheels/idna*")
+    with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
+        made(patched=wheel)
+
+
+def test_an_unknown_kind(made: Any) -> None:
+    with pytest.raises(UnknownName, match="no Dockerfile for 'toaster'"):
+        made(kind="toaster")
+
+
+def test_no_dockerfile_names_a_place_or_fetches() -> None:
+    for path in sorted((Path(__file__).parents[2] / "dockerfiles").glob("*.Dockerfile")):
+        text = path.read_text()
+        assert "://" not in text and "# syntax" not in text, path
+        for word in ("git clone", "curl", "wget", "apt-get", "index-url"):
+            assert word not in text, f"{path}: {word}"
+        assert text.rindex("USER ") > text.rindex("FROM "), f"{path}: the last stage runs as root"
+
+
+def test_children_pass_their_parents_checks() -> None:
+    assert checks.suites("flashinfer") == ("base", "flashinfer")
+    with pytest.raises(UnknownName, match="toaster"):
+        checks.suites("toaster")
+
+
+SUITE = """
+import warnings
+def check_good(expected): return {"found": expected["word"]}
+def check_bad(expected): assert False, "it is bad"
+def check_broken(expected): return 1 / 0
+def check_warns(expected): warnings.warn("odd")
+def check_absent(expected): raise NotRun("no driver")
+def check_leaves(expected): raise SystemExit(0)
+"""
+
+
+def test_the_runner_hides_nothing(tmp_path: Path) -> None:
+    runner = Path(__file__).parents[1] / "image" / "run.py"
+    (tmp_path / "run.py").write_bytes(runner.read_bytes())
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "checks.py").write_text(SUITE)
+    (tmp_path / "expected.json").write_text('{"word": "hello"}')
+    done = subprocess.run(
+        [sys.executable, tmp_path / "run.py", tmp_path / "expected.json", "one"], capture_output=True, text=True
+    )
+    lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    verdicts = {name: line["verdict"] for name, line in lines.items()}
+    failed = dict.fromkeys(("bad", "broken", "warns", "leaves"), "failed")
+    assert verdicts == {"good": "passed", "absent": "not run", **failed}
+    assert lines["good"]["said"] == {"found": "hello"} and lines["bad"]["detail"] == "it is bad"
+    assert "ZeroDivisionError" in lines["broken"]["detail"] and "odd" in lines["warns"]["detail"]
+
+
+def verified(**changed: Any) -> VerifiedImage:
+    found = Image("sha256:1", "content", "linux/amd64", (), {}, "1000", 1)
+    record = VerifiedImage(found, "sm120kit/flashinfer:tag", "suite", (Check("base", "user", Verdict.PASSED),), {})
+    return dataclasses.replace(record, **changed)
+
+
+@pytest.mark.parametrize("list_of", [(), (Check("base", "user", Verdict.FAILED),), (Check("base", "user", Verdict.NOT_RUN),)])
+def test_a_record_without_passed_checks_is_none(list_of: tuple[Check, ...]) -> None:
+    with pytest.raises(NotVerified, match="did not pass"):
+        registry.require_passed(verified(checks=list_of))
+    registry.require_passed(verified())
+
+
+def test_an_index_is_read_back_and_asked(tmp_path: Path) -> None:
+    path = tmp_path / "images.json"
+    assert registry.read_index(path).images == ()
+    entries = tuple(
+        PublishedImage("host/x", tag, "sha256:2", "flashinfer-0.6.6", build * 32, verified())
+        for tag, build in (("one", "ab"), ("two", "cd"))
+    )
+    write_record(path, registry.Index(registry.FORMAT, entries))
+    assert registry.read_index(path).images == entries
+    assert registry.find("one", path, "linux/amd64") == entries[0]
+    assert registry.find("cdcdcdcd", path, "linux/amd64") == entries[1]
+    for name, platform, words in (
+        ("flashinfer@0.6.6", "linux/amd64", "2 images"),
+        ("one", "linux/arm64", "no image 'one' for linux/arm64"),
+        ("vllm", "linux/amd64", "no image 'vllm'"),
+    ):
+        with pytest.raises(BadIndex, match=words):
+            registry.find(name, path, platform)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "not an index"), ("[]", "not an index"), ('{"format":9,"images":[]}', "format 9")]
+)
+def test_what_is_no_index(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "images.json"
+    path.write_text(text)
+    with pytest.raises(BadIndex, match=words):
+        registry.read_index(path)
