@@ -45,6 +45,8 @@ def prove(
     from sm120kit import pipeline, proving
     from sm120kit.workspace import Workspace
 
+    if write and (dtype or probe):
+        raise typer.BadParameter("a part of a proof is not kept: leave out --for and --probe", param_hint="--write")
     proof = proving.prove_patch(
         patch,
         pipeline.Options(Workspace.open(state), mirror, offline),
@@ -55,8 +57,6 @@ def prove(
         probes=[_probe(text) for text in probe or ()],
     )
     if write:
-        if dtype or probe:
-            raise typer.BadParameter("a part of a proof is not kept: leave out --for and --probe", param_hint="--write")
         proof, path = proving.keep(patch, proof)
         console.say(f"wrote {path}")
     if json:
@@ -168,9 +168,9 @@ def _told(side: Seen, other: Seen) -> str:
     if side.error:
         return f"error: {side.error} ({side.where})"
     told = [
-        f"{name} {_part(value, other.facts.get(name))}"
+        f"{name} {_part(value, other.facts.get(name))}".strip()
         for name, value in sorted(side.facts.items())
-        if _tells(name, value, other)
+        if name.endswith(("stages", "smem_bytes")) or other.facts.get(name) != value
     ]
     if side.numbers != "not checked":
         told.append(f"numbers {side.numbers}" + (f": {side.why}" if side.why else ""))
@@ -178,16 +178,13 @@ def _told(side: Seen, other: Seen) -> str:
     return "; ".join(told)
 
 
-def _tells(name: str, value: str | int, other: Seen) -> bool:
-    return name.endswith(("stages", "smem_bytes")) or other.facts.get(name) != value
-
-
 def _part(value: str | int, other: str | int | None) -> str:
-    """A value; of a list of words, those that the other side lacks."""
-    if isinstance(value, int) or " " not in f"{value} {other}".strip():
-        return f"{value:,}" if isinstance(value, int) else value
-    only = [word for word in value.split() if word not in str(other).split()]
-    return " ".join(only) or "fewer"
+    """A value; of flags, those that the other side lacks."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not value.startswith("-D"):
+        return value
+    return " ".join(word for word in value.split() if word not in str(other).split()) or "without those"
 
 
 def _code(kernels: tuple[KernelCode, ...]) -> str:

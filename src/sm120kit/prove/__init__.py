@@ -7,7 +7,7 @@ what a patch does to speed is unverified on SM120.
 from __future__ import annotations
 
 from sm120kit.prove.code import Unit, compile_unit
-from sm120kit.prove.collective import HEADERS, facts_of, translation_unit
+from sm120kit.prove.collective import HEADERS, facts_of, own_sources, translation_unit
 from sm120kit.prove.effects import compare, effects
 from sm120kit.prove.evidence import differences, path_of, read, text, with_code
 
@@ -19,6 +19,7 @@ __all__ = [
     "differences",
     "effects",
     "facts_of",
+    "own_sources",
     "path_of",
     "read",
     "text",

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sm120kit.records import Probe
+from sm120kit.workspace import file_sha256
 
 HEADERS = Path(__file__).with_name("cpp")
-_TYPES = re.compile(r"warning:.*\b(?P<what>mainloop|scale_factors)\b.*\[with int line = (?P<line>\d+); (?P<types>.*)\]")
+_TYPES = re.compile(r"warning:.*\b(?P<what>mainloop|scale_factors)\b.*\[with int line = (?P<line>\d+); (?P<types>[^\]]*)\]")
 _ASSIGNED = re.compile(r"(\w+) = ")
+
+
+def own_sources() -> list[str]:
+    """The sha256 of the probe and of how its answers are read."""
+    return [file_sha256(path) for path in (*sorted(HEADERS.glob("*")), Path(__file__))]
 
 
 def translation_unit(probes: Sequence[Probe], *, host: bool) -> str:

@@ -44,7 +44,11 @@ def with_code(proof: PatchProof, kept: PatchProof | None) -> PatchProof:
 
 
 def differences(stored: PatchProof, found: PatchProof) -> list[str]:
-    """In what a stored proof differs from a new one; code and numbers only where both have them."""
+    """In what a stored proof differs from a new one; code and numbers only where both have them.
+
+    Every host compiler writes types in its own way, so those are compared only when it is the same one.
+    """
+    compared = ["error", "where", "facts"] + ["types"] * (stored.host_compiler == found.host_compiler)
     told = [
         f"{name}: {getattr(stored, name)} → {getattr(found, name)}"
         for name in ("patch", "hunks_sha256", "recipe", "tree_below", "tree_above")
@@ -54,18 +58,18 @@ def differences(stored: PatchProof, found: PatchProof) -> list[str]:
     told += [f"probe {probe}: only in the stored proof" for probe in before.keys() - now.keys()]
     told += [f"probe {probe}: not in the stored proof" for probe in now.keys() - before.keys()]
     for probe in sorted(before.keys() & now.keys()):
-        told += [f"probe {probe}, {what}" for what in _differences(before[probe], now[probe])]
+        told += [f"probe {probe}, {what}" for what in _differences(before[probe], now[probe], compared)]
     return sorted(told)
 
 
-def _differences(stored: Proven, found: Proven) -> list[str]:
+def _differences(stored: Proven, found: Proven, compared: list[str]) -> list[str]:
     told = []
     for side in ("below", "above"):
         was, now = getattr(stored, side), getattr(found, side)
         checked = Proof.NOT_CHECKED not in (was.numbers, now.numbers)
         told += [
             f"{side}: {name} {getattr(was, name)} → {getattr(now, name)}"
-            for name in ("error", "where", "facts", "types", *(("numbers", "why") if checked else ()))
+            for name in (*compared, *(("numbers", "why") if checked else ()))
             if getattr(was, name) != getattr(now, name)
         ]
         told += [

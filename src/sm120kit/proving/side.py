@@ -57,8 +57,7 @@ class Side:
 
     def collectives(self, probes: Sequence[Probe]) -> dict[Probe, Seen]:
         """What CUTLASS's builder makes of each, by the host compiler; those that are not known share a translation unit."""
-        own = [file_sha256(path) for path in sorted(prove.HEADERS.glob("*"))] + introspect.own_sources()
-        base = [self.headers, own, introspect.toolchain_key(self.tools)]
+        base = [self.headers, prove.own_sources(), introspect.own_sources(), introspect.toolchain_key(self.tools)]
 
         def record(probe: Probe) -> Path:
             told = [base, probe.family, probe.dtype, probe.shape, probe.definitions]
