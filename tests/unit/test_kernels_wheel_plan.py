@@ -11,7 +11,7 @@ import pytest
 from sm120kit import build, plan, recipe
 from sm120kit.build import kernels
 from sm120kit.cubin import matching
-from sm120kit.errors import ToolchainMissing, UnknownName
+from sm120kit.errors import ToolchainMissing, ToolchainUnsuitable, UnknownName
 from sm120kit.memory import Costs
 from sm120kit.records import Arch, BuildPlan, Checkout, Cubin, Kernel, PatchedTree, Toolchain
 
@@ -110,3 +110,10 @@ def test_what_a_build_needs_is_named_before_anything_is_written(monkeypatch: pyt
     with pytest.raises(ToolchainMissing, match=r"needs cmake, which") as refused:
         build.compile_kernels(make(), TREE, tmp_path, work, Costs(tmp_path / "costs"), jobs=1, budget_bytes=1)
     assert "sm120kit[cuda,kernels]" in refused.value.hint and not work.exists()
+
+
+@pytest.mark.parametrize("name", ["sp ace", "com,ma", "semi;colon", "quo'te"])
+def test_a_directory_that_would_divide_arguments_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainUnsuitable, match="divides their arguments"):
+        build.compile_kernels(make(), TREE, tmp_path, tmp_path / name, Costs(tmp_path / "costs"), jobs=1, budget_bytes=1)
+    assert not (tmp_path / name).exists()

@@ -19,7 +19,7 @@ from sm120kit.build.compiling import Progress, compile_error, under_gate
 from sm120kit.build.cuda import link_toolchain, relink
 from sm120kit.build.finishing import artifact, check, origin
 from sm120kit.build.pack import EPOCH, local_version
-from sm120kit.errors import CommandFailed, ToolchainMissing
+from sm120kit.errors import CommandFailed, ToolchainMissing, ToolchainUnsuitable
 from sm120kit.memory import Costs
 from sm120kit.records import Artifact, Artifacts, BuildPlan, PatchedTree
 from sm120kit.workspace import data_root, file_sha256, publish_directory, record_json, write_atomic, write_record
@@ -57,6 +57,7 @@ def compile_kernels(
 
     Raises:
         ToolchainMissing: a Python package of the build is absent.
+        ToolchainUnsuitable: the path of ``work`` has a character that divides arguments of CMake or nvcc.
         CommandFailed: CMake or the backend refuses.
         NotEnoughMemory, NotEnoughDisk, CompileFailed: as :func:`sm120kit.build.compiling.compile_units`.
     """
@@ -65,6 +66,12 @@ def compile_kernels(
         raise ToolchainMissing(
             f"building the kernels needs {', '.join(absent)}, which this environment lacks",
             "install what it needs: pip install 'sm120kit[cuda,kernels]'",
+        )
+    unfit = re.search(r"[\s,;'\"$]", str(work))
+    if unfit:
+        raise ToolchainUnsuitable(
+            f"CMake and nvcc cannot work in {work}: {unfit[0]!r} divides their arguments",
+            "name a state directory without it: --state or SM120KIT_STATE",
         )
     (module,) = plan.modules
     cuda = link_toolchain(work / "cuda", plan.toolchain)
