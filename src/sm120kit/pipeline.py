@@ -115,6 +115,8 @@ def with_numbers(facts: Sequence[TileFacts], emulator: emulate.Emulator, what: s
     found: dict[emulate.Mainloop, Emulation | CompileFailed | None] = {one: emulator.known(one) for one in distinct}
     if emulated:
         asked = [one for one in distinct if not found[one]]
+        if asked:
+            console.say(f"emulating {len(asked)} mainloops of {what}, half a minute each")
         with console.progress() as progress:
             task = progress.add_task(f"emulating {what}", total=len(asked))
             found |= emulator.run_all(asked, lambda: progress.advance(task))
