@@ -12,6 +12,7 @@ import http.server
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -252,6 +253,22 @@ def test_a_build_from_an_outdated_or_edited_lock_stops_and_says_what_differs(loc
     assert (locked.lock.read_bytes() == before) == (name in ("wheel", "no lock"))
 
 
+def test_a_build_of_kernels_stops_as_well(locked: Site) -> None:
+    locked.patch.write_text(PATCH.replace("+TWO", "+TWO!"))
+    for words in (("--dry-run",), ()):
+        stopped = locked.run("build", "flashinfer@1.0", *words, code=12)
+        assert "patches.flashinfer/shout.sha256" in stopped.stderr and not stopped.stdout
+    locked.run("build", "flashinfer@1.0", "--to", "patch")
+
+
+def test_settings_of_the_resolver_itself_change_nothing(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = locked.locks()
+    monkeypatch.setenv("UV_RESOLUTION", "lowest")
+    monkeypatch.setenv("UV_CONSTRAINT", str(locked.root / "nothing"))
+    locked.run("recipe", "lock", "--upgrade")
+    assert locked.locks() == before
+
+
 def test_a_wheel_edited_in_the_lock_is_the_right_one_again_after_locking(locked: Site) -> None:
     before = locked.lock.read_bytes()
     CHANGES["wheel"][0](locked)
@@ -450,6 +467,16 @@ def test_our_own_locks_are_what_would_be_locked_now(ours: tuple[Path, Path]) -> 
     checked = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert checked.stdout.count("ok ") == len(list((data / "recipes" / "engines").glob("*.toml")))
+
+
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can build it")
+def test_an_engine_for_another_machine_is_planned_but_not_built_here(ours: tuple[Path, Path]) -> None:
+    state, data = ours
+    surroundings = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
+    argv = [sys.executable, "-m", "sm120kit", "build", "sglang@0.5.23-spark"]
+    refused = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
+    assert refused.returncode == 41, refused.stderr
+    assert "sglang-0.5.23-spark is built natively on aarch64" in refused.stderr and "--dry-run" in refused.stderr
 
 
 def test_an_engine_resolves_again_to_the_bytes_of_its_lock(ours: tuple[Path, Path]) -> None:

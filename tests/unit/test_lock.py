@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sm120kit import lock, recipe
+from sm120kit import lock, locking, recipe
 from sm120kit.errors import BadRecipe, LockDiffers, ResolutionFailed
 from sm120kit.gitrepo import Repository
-from sm120kit.records import AppliedPatch, Checkout, Inside, Lock, LockedFile, LockedWheel, PatchedTree, SdistPin
+from sm120kit.records import AppliedPatch, Checkout, Inside, Lock, LockedFile, LockedWheel, PatchedTree, SdistPin, Toolchain
 from sm120kit.sources import resolver
 from sm120kit.workspace import data_root, digest_of, file_sha256
 
@@ -192,6 +192,18 @@ def test_prose_and_state_do_not_change_the_build_id() -> None:
 def test_requirements_are_pinned_by_hash() -> None:
     held = lock.closure(PLATFORM, "3.12", [wheel("a-b", "1.0", "c")], replaced=False)
     assert lock.requirements(held) == f"a-b==1.0 --hash=sha256:{'c' * 64}\n"
+
+
+def test_other_compilers_than_the_locked_ones_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = lock.read(recipe.lock_path("flashinfer-0.6.6"))
+    monkeypatch.setattr("sm120kit.locking._version", lambda package: "0.1.9")
+    tools = Toolchain(Path("/cuda"), "13.0.88", "g++", "g++ 12")
+    assert locking.toolchain_differences(held, tools) == ("apache-tvm-ffi 0.1.9, the lock has 0.1.15.post2",)
+    monkeypatch.setattr("sm120kit.locking._version", lambda package: "0.1.15.post2")
+    assert locking.toolchain_differences(held, tools) == ()
+    assert locking.toolchain_differences(held, replace(tools, nvcc_version="13.1.7")) == (
+        "nvidia-cuda-nvcc 13.1.7, the lock has 13.0.88",
+    )
 
 
 # What is committed
