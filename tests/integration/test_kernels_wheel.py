@@ -5,7 +5,6 @@ One compile takes a bit more than a minute. The kernel is the one that computes 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -16,11 +15,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from sm120kit import build as builder
-from sm120kit.errors import ExpectationFailed
-from sm120kit.records import BuildPlan
-from sm120kit.workspace import read_record
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "nvfp4_grouped_128x128x64"
@@ -136,18 +130,6 @@ def test_the_wheels_own_tests_pass_beside_a_cpu_torch(site: Path, tmp_path: Path
     }
 
 
-def test_a_kernel_that_is_not_in_the_device_code_fails_the_build(wheel: Path, state: Path) -> None:
-    (directory,) = (state / "build" / "kernels").iterdir()
-    (work,) = state.glob("work/kernels-*")
-    plan = read_record(BuildPlan, directory / "plan.json")
-    builder.check(plan, work)
-    (module,) = plan.modules
-    absent = tuple((pattern.replace("128x128x64", "128x128x32"), least) for pattern, least in module.expect_kernels)
-    wanted = dataclasses.replace(plan, modules=(dataclasses.replace(module, expect_kernels=absent),))
-    with pytest.raises(ExpectationFailed, match=r"0 kernels like .*128x128x32"):
-        builder.check(wanted, work)
-
-
 def test_bad_input_is_refused(wheel: Path, state: Path, tmp_path: Path) -> None:
     offline = ("--offline", "--output", state / "refused")
     done = command(state, "build", "kernels", "--kernels", "nvfp5", *offline)
@@ -168,18 +150,29 @@ def test_bad_input_is_refused(wheel: Path, state: Path, tmp_path: Path) -> None:
     assert not (state / "refused").exists()
 
 
-def test_what_does_not_compile_is_named(wheel: Path, state: Path, tmp_path: Path) -> None:
+def test_sources_that_are_no_good_fail_the_build(state: Path, tmp_path: Path) -> None:
+    """One that does not compile, one whose device code lacks the kernel it is named after, and CMake that refuses."""
     data = tmp_path / "data"
     for name in ("recipes", "patches", "cutlass_overrides", "src/kernels"):
         shutil.copytree(ROOT / name, data / name)
-    broken = data / "src" / "kernels" / "kernels" / "broken_dense_1x1x1.cu"
+    source = data / "src" / "kernels"
+    broken = source / "kernels" / "broken_dense_1x1x1.cu"
+    words = ("build", "kernels", "--kernels", "broken", "--output", state / "refused")
+
     broken.write_text("#error this cannot be\n")
-    words = ("build", "kernels", "--kernels", "broken", "--offline", "--output", state / "refused")
     done = command(state, *words, data=data)
     assert done.returncode == 51 and "broken_dense_1x1x1.cu.o does not compile" in done.stderr, done.stderr
     assert "this cannot be" in done.stderr and "compile.log" in done.stderr
-    cmake = data / "src" / "kernels" / "CMakeLists.txt"
-    cmake.write_text('cmake_minimum_required(VERSION 3.26)\nmessage(FATAL_ERROR "not today")\n')
+
+    broken.write_text(
+        '#include "sm120kit_kernels/kernels.hpp"\n'
+        "__global__ void device_kernel_of_another_name() {}\n"
+        'namespace sm120kit_kernels { static Registered const r{"broken_dense_1x1x1", {nullptr, nullptr, 1}}; }\n'
+    )
+    done = command(state, *words, data=data)
+    assert done.returncode == 52 and "0 kernels like *device_kernel*18broken_dense_1x1x1E*@sm_120f*" in done.stderr, done.stderr
+
+    (source / "CMakeLists.txt").write_text('cmake_minimum_required(VERSION 3.26)\nmessage(FATAL_ERROR "not today")\n')
     done = command(state, *words, data=data)
     assert done.returncode == 50 and "not today" in done.stderr, done.stderr
     assert not (state / "refused").exists()
