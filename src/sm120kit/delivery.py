@@ -99,7 +99,8 @@ def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = l
     found = daemon.inspect(reference)
     if found is None:
         raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
-    return checks.verify(found, _reference(found), expected(found), daemon, workspace, tell)
+    wanted = expected(found)
+    return checks.verify(found, found.labels[f"{images.LABEL}reference"], wanted, daemon, workspace, tell)
 
 
 def expected(found: Image) -> checks.Expected:
@@ -110,7 +111,7 @@ def expected(found: Image) -> checks.Expected:
         UnknownName: its recipe is not known here.
     """
     said = {key.removeprefix(images.LABEL): value for key, value in found.labels.items() if key.startswith(images.LABEL)}
-    wanted = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "context")
+    wanted = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "context", "reference")
     missing = [key for key in wanted if key not in said]
     if missing:
         raise NotVerified(
@@ -160,9 +161,3 @@ def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[Published
     """All entries of an index, and those whose digest their registry does not have."""
     listed = registry.read_index(index).images
     return listed, registry.unresolved(listed, Daemon())
-
-
-def _reference(found: Image) -> str:
-    version = found.labels["org.opencontainers.image.version"].partition("+")[0]
-    kind, context = found.labels["sm120kit.kind"], found.labels["sm120kit.context"]
-    return f"sm120kit/{kind}:{version}-sm120kit.{context[:12]}"

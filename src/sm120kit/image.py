@@ -94,14 +94,15 @@ def make_context(
     if "@" in base:
         said["org.opencontainers.image.base.name"] = base.partition("@")[0]
     digest = digest_of([file_sha256(dockerfile), arguments, said, ours, [wheel for wheel, _ in locked], INSTALLER])
-    said[f"{LABEL}context"] = digest
+    reference = f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{digest[:12]}"
+    said |= {f"{LABEL}context": digest, f"{LABEL}reference": reference}
     target = workspace.root / "images" / digest
     context = ImageContext(
         directory=target / "context",
         digest=digest,
         kind=kind,
         base=base,
-        reference=f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{digest[:12]}",
+        reference=reference,
         arguments=arguments,
         labels=said,
     )

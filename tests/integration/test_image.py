@@ -218,7 +218,7 @@ def test_every_check_finds_its_fault(place: Place, image: str) -> None:
         and "added.py belongs to no wheel" in files
     )
     assert place.names() == {"base:test"}
-    place.client.images.remove(changed)
+    place.client.images.remove(changed, noprune=True)
 
 
 def test_an_image_of_somebody_else_is_refused(place: Place) -> None:
