@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="Also ask what this configuration requires.", show_default=False)
+    ] = "",
     root: Annotated[
         Path, typer.Option("--root", metavar="DIR", help="Look at a recorded host, as --record writes it.", show_default=False)
     ] = Path("/"),
@@ -39,18 +42,20 @@ def doctor(
     """Look for what makes SM12x hosts hang, slow or wrong: IOMMU, ACS, BARs, links, P2P, driver, NCCL, containers.
 
     Nothing is changed, and only --measure uses a GPU. Run it as root to see ACS and ASPM. Exit code 0: nothing
-    breaks or slows this host, as far as could be known; 1: something does.
+    breaks or slows this host, as far as could be known, and it is what CONFIG asks for; 1: something does, or it is not.
     """
     from dataclasses import asdict
 
     from sm120kit import console
     from sm120kit import doctor as judge
     from sm120kit.host import probe
+    from sm120kit.recipe import configuration
 
     if measure and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
+    checks = judge.checks_for(configuration.load(config)) if config else judge.CHECKS
     host = probe(root, record)
-    findings = judge.diagnose(host)
+    findings = judge.diagnose(host, checks)
     if measure:
         from sm120kit.doctor.measure import measure as put_to_the_test
 
@@ -73,7 +78,8 @@ def doctor(
         for finding in unknown:
             console.data(f"{finding.check} is unknown; to know it: {finding.verdict.fix}")
         counts = {status: sum(finding.status is status for finding in findings) for status in judge.Status}
-        console.data(f"{'fit' if fit else 'not fit'}: {', '.join(f'{count} {status}' for status, count in counts.items())}")
+        answer = f"{'fit' if fit else 'not fit'}{f' for {config}' if config else ''}"
+        console.data(f"{answer}: {', '.join(f'{count} {status}' for status, count in counts.items())}")
         if record:
             console.say(f"what was read is in {record}: look at it before you send it")
     raise typer.Exit(0 if fit else 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sm120kit.doctor import collectives, containers, gpus, kernel, machine, p2p, pcie, unified
+from sm120kit.doctor import collectives, containers, gpus, kernel, machine, p2p, pcie, requirements, unified
 from sm120kit.doctor.model import (
     Check,
     Finding,
@@ -22,12 +22,18 @@ from sm120kit.doctor.model import (
     without_strangers,
 )
 from sm120kit.host import Host
+from sm120kit.recipe.configuration import Configuration
 
-__all__ = ["CHECKS", "Check", "Finding", "Impact", "Scope", "Status", "Verdict", "diagnose", "fit"]
+__all__ = ["CHECKS", "Check", "Finding", "Impact", "Scope", "Status", "Verdict", "checks_for", "diagnose", "fit"]
 
 CHECKS: tuple[Check, ...] = tuple(
     check for topic in (gpus, machine, kernel, pcie, p2p, collectives, containers, unified) for check in topic.CHECKS
 )
+
+
+def checks_for(configuration: Configuration) -> tuple[Check, ...]:
+    """All checks as far as they matter to a configuration, and what it requires. See :mod:`sm120kit.doctor.requirements`."""
+    return requirements.checks(configuration, CHECKS)
 
 
 def diagnose(host: Host, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
