@@ -153,7 +153,11 @@ def command(*words: str | Path, state: Path) -> subprocess.CompletedProcess[str]
         (["prove", "single-k-block-mainloop", "--for", "mxfp8"], 10, "has no probe for mxfp8"),
         (["prove", "gdc-flags", "--arch", "sm_90"], 10, "unknown arch 'sm_90'"),
         (["prove", "gdc-flags", "--probe", "launcher"], 30, "expected: launcher FAMILY"),
-        (["prove", "gdc-flags", "--recipe", "flashinfer-0.7.2.post1"], 31, "not for this version"),
+        (
+            ["prove", "gdc-flags", "--recipe", "flashinfer-0.7.2.post1"],
+            31,
+            "is for flashinfer >=0.6.6,<0.6.7; flashinfer-0.7.2.post1 has 0.7.2.post1",
+        ),
         (["prove", "gdc-flags", "--for", "nvfp4", "--write"], 2, "a part of a proof is not kept"),
         (["ablate", "flashinfer-0.6.6", "--patch", "nothing"], 10, "has no patch nothing"),
     ],

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import patches, prove, proving
-from sm120kit.errors import BadPatch, UnknownName
+from sm120kit import patches, pipeline, prove, proving
+from sm120kit.errors import BadPatch, PatchConflict, UnknownName
 from sm120kit.gitrepo import Repository
 from sm120kit.patches import probes
 from sm120kit.prove.code import coded
 from sm120kit.proving.side import _definitions
 from sm120kit.records import Checkout, Effect, GitPin, Kernel, KernelCode, PatchProof, PatchState, Proof, Proven, Seen
+from sm120kit.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 NEGATIVE = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
@@ -206,6 +207,18 @@ def test_a_slug_that_two_projects_have_is_ambiguous(tmp_path: Path, monkeypatch:
     with pytest.raises(UnknownName, match="2 projects have a patch one") as failure:
         proving.find_patch("one")
     assert failure.value.hint == "name one: cutlass/one, flashinfer/one"
+
+
+def test_a_patch_for_what_no_recipe_has_is_refused(tmp_path: Path) -> None:
+    options = pipeline.Options(Workspace(tmp_path), offline=True)
+    file = tmp_path / "theirs.patch"
+    text = NEGATIVE.read_text()
+    file.write_text(text.replace("Applies-To: cutlass >=4.2,<4.3", "Applies-To: cutlass >=3,<3.1"))
+    with pytest.raises(PatchConflict, match=r"is for cutlass >=3,<3\.1, which no recipe has"):
+        proving.subject(str(file), options)
+    file.write_text(text.replace("Applies-To: cutlass", "Applies-To: nccl"))
+    with pytest.raises(PatchConflict, match=r"is of nccl; flashinfer-0\.6\.6 has cutlass, flashinfer"):
+        proving.subject(str(file), options, "flashinfer-0.6.6")
 
 
 def test_somebody_elses_diff_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def subject(name: str, options: pipeline.Options, recipe_name: str | None = None
     """
     patch, ours = find_patch(name)
     item = recipe.load(recipe_name) if recipe_name else _first_for(patch)
+    there = {part.project: part.version for part in patches.parts_of(item.pin, item.inside)}
+    if patch.project and patch.project not in there:
+        raise PatchConflict(f"{patch.name} is of {patch.project}; {item.name} has {', '.join(there)}", "name another --recipe")
+    if patch.project and not patch.is_for(there[patch.project]):
+        wanted = patch.trailer("Applies-To")
+        raise PatchConflict(f"{patch.name} is for {wanted}; {item.name} has {there[patch.project]}", "name another --recipe")
     checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
     if ours:
@@ -71,15 +77,14 @@ def subject(name: str, options: pipeline.Options, recipe_name: str | None = None
         chosen = chosen[: chosen.index(patch) + 1] if patch in chosen else [*chosen, patch]
         tree, steps = patches.compose(checkout, item.inside, chosen, overrides)
     else:
-        named = [patch.project] if patch.project else [part.project for part in patches.parts_of(item.pin, item.inside)]
-        for project in named:
+        for project in [patch.project] if patch.project else there:
             tree, steps = patches.compose(checkout, item.inside, [replace(patch, project=project)], None)
             if steps[-1].status.state is PatchState.APPLIES:
                 break
     last = steps[-1]
-    unfit = next((step for step in steps if step.status.state in _UNFIT), last)
-    if unfit.status.state is not PatchState.APPLIES:
-        raise _UNFIT.get(unfit.status.state, PatchConflict)(
+    unfit = next((step for step in steps if step.status.state in _UNFIT), None)
+    if unfit:
+        raise _UNFIT[unfit.status.state](
             f"{unfit.patch.name} does not apply to {item.name}: {unfit.status.state}\n{unfit.status.detail}".rstrip(),
             "name another recipe with --recipe; `sm120kit patch status` shows how patches stand to each",
         )

@@ -101,7 +101,10 @@ class Side:
         calls = {probe: self._call(probe) for probe in probes}
         asked = list(dict.fromkeys(calls.values()))
         cache = self.options.workspace.cache / "tiles"
-        measured = introspect.measure(asked, self.place, self.tools, cache, lambda done: None) if asked else {}
+        try:
+            measured = introspect.measure(asked, self.place, self.tools, cache, lambda done: None) if asked else {}
+        except CompileFailed as failure:  # the headers that all of them share
+            return dict.fromkeys(probes, Seen(failure.message))
         found = {}
         for probe, call in calls.items():
             kernels = measured[call]
@@ -182,7 +185,7 @@ class Side:
             found = emulator.run_all(list(mainloops.values()), lambda: progress.advance(task))
         for probe, mainloop in mainloops.items():
             proof, why = _judged(found[mainloop])
-            seen[probe] = replace(seen[probe], numbers=proof, why=why)
+            seen[probe] = replace(seen[probe], numbers=proof, why=why.replace(f"{self.place}/", ""))
 
     def _unit(self, probe: Probe) -> prove.Unit:
         includes = [self.place / name for name in introspect.INCLUDES]
