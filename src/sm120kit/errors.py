@@ -200,6 +200,72 @@ class BadIndex(Sm120kitError):
     exit_code = 66
 
 
+class NoModel(Sm120kitError):
+    """A model folder that is not there or cannot be read."""
+
+    exit_code = 67
+
+
+class NotACheckpoint(Sm120kitError):
+    """A folder without ``config.json`` or safetensors files, or with one that is not what it should be."""
+
+    exit_code = 68
+
+
+class ShardMissing(Sm120kitError):
+    """A checkpoint lacks a file or tensor that its index lists."""
+
+    exit_code = 69
+
+
+class ShardDamaged(Sm120kitError):
+    """A safetensors file is truncated or has no header."""
+
+    exit_code = 71
+
+
+class MtpMissing(Sm120kitError):
+    """A configuration speculates with MTP tensors that the checkpoint does not have."""
+
+    exit_code = 72
+
+
+class TooFewGpus(Sm120kitError):
+    """A configuration needs more GPUs, or others."""
+
+    exit_code = 73
+
+
+class DoesNotFit(Sm120kitError):
+    """Weights and KV cache do not fit into the GPUs' memory."""
+
+    exit_code = 74
+
+
+class WrongImage(Sm120kitError):
+    """A verified image of another engine, or with a version that is known to be bad for the configuration."""
+
+    exit_code = 75
+
+
+class ServerDied(Sm120kitError):
+    """A launched server ended by itself."""
+
+    exit_code = 76
+
+
+class NotHealthy(Sm120kitError):
+    """A launched server did not become healthy in time."""
+
+    exit_code = 77
+
+
+class PortTaken(Sm120kitError):
+    """Something listens already where a server is to be launched."""
+
+    exit_code = 78
+
+
 class HostUnreadable(Sm120kitError):
     """A host's facts cannot be read at all: no /proc or /sys, or no such recorded host."""
 

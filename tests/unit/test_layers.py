@@ -36,7 +36,7 @@ LAYERS = {
         ],
         5,
     ),
-    **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "daemon", "memory", "toolchain"], 4),
+    **dict.fromkeys(["recipe", "host", "gitrepo", "cubin", "daemon", "memory", "toolchain", "checkpoint"], 4),
     "workspace": 3,
     **dict.fromkeys(["process", "console"], 2),
     **dict.fromkeys(["records", "errors"], 1),
