@@ -46,6 +46,7 @@ class _Interrupted(BaseException):
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one, as timeout(1) sends, must not interrupt the ending
     raise _Interrupted
 
 
