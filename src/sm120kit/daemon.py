@@ -201,7 +201,12 @@ class Daemon:
     def _container(self, image: str, argv: Sequence[str], network: str) -> Iterator[Any]:
         with _told(f"starting {image}"):
             container = self._client.containers.create(
-                image, list(argv), entrypoint=[], network_mode=network, cap_drop=["ALL"], security_opt=["no-new-privileges"]
+                image,
+                list(argv[1:]),
+                entrypoint=[argv[0]],
+                network_mode=network,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
             )
         try:
             yield container
