@@ -82,9 +82,9 @@ def fetch(wanted: Wanted, downloads: Path, key: str, places: Places) -> Path:
         raise FetchFailed(
             "\n  ".join([f"{what} could not be fetched:", *failed]), "check the network, pip's settings or --mirror"
         )
-    file = wanted.filename if isinstance(wanted, LockedWheel) else "an sdist"
+    file = wanted.filename if isinstance(wanted, LockedWheel) else "sdist"
     raise FetchFailed(
-        f"no place that is configured has {file} of {what}",
+        f"no {file} of {what} at any configured place",
         "see 'pip config list'; name a directory that holds it with --mirror",
     )
 
