@@ -159,11 +159,11 @@ def _cells(one: Proven) -> list[str]:
         one.probe.dtype,
         archs,
         ", ".join(one.effects),
-        *(_told(side, other) for side, other in ((one.below, one.above), (one.above, one.below))),
+        *(_told(one.probe, side, other) for side, other in ((one.below, one.above), (one.above, one.below))),
     ]
 
 
-def _told(side: Seen, other: Seen) -> str:
+def _told(probe: Probe, side: Seen, other: Seen) -> str:
     """A side in words; of two that are alike in something, only what differs and the most telling of the rest."""
     if side.error:
         return f"error: {side.error} ({side.where})"
@@ -172,7 +172,7 @@ def _told(side: Seen, other: Seen) -> str:
         for name, value in sorted(side.facts.items())
         if name.endswith(("stages", "smem_bytes")) or other.facts.get(name) != value
     ]
-    if side.numbers != "not checked":
+    if probe.numbers:
         told.append(f"numbers {side.numbers}" + (f": {side.why}" if side.why else ""))
     told += [f"{arch} {_code(kernels)}" for arch, kernels in sorted(side.code.items())]
     return "; ".join(told)
