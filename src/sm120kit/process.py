@@ -121,6 +121,41 @@ def run(
 
 
 @contextlib.contextmanager
+def started(
+    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, patience: float = 5
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs beside this one while the block does, with all it says appended to ``log``.
+
+    It is a process group of its own, which is ended with the block: SIGTERM, and SIGKILL after ``patience`` seconds. Whatever
+    it started and left behind in its group is ended too.
+
+    Raises:
+        ToolchainMissing: there is no such program.
+    """
+    words = [str(word) for word in argv]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        try:
+            child = subprocess.Popen(
+                words,
+                env=os.environ | dict(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise ToolchainMissing(f"program not found: {words[0]}", "install it or put it on PATH") from error
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            _end_group(child, patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[threading.Event]:
     """An event for ``run``'s ``stop`` that is set when the time is up. Not even a program that cannot be killed holds it."""
     stop = threading.Event()
@@ -161,15 +196,15 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
+def _end_group(child: subprocess.Popen[bytes], patience: float = 5) -> None:
     """End a child and everything it started: politely, then for good."""
-    for sig, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+    for sig, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5)):
         try:
             os.killpg(child.pid, sig)
         except ProcessLookupError:
             break
         try:
-            child.wait(timeout=patience)
+            child.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             continue
         break

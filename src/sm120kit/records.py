@@ -496,6 +496,30 @@ class PublishedImage:
 
 
 @dataclass(frozen=True)
+class Run:
+    """A server that was launched. ``image`` is the content of a verified image and ``image_name`` what was started.
+
+    ``environment`` are names of variables; their values are not kept. ``started`` is UTC, durations are in seconds, None before
+    there is one. ``ending`` is "running", "stopped", "died" or "not healthy in time".
+    """
+
+    configuration: str
+    engine: str
+    image: str
+    image_name: str
+    model: str
+    argv: tuple[str, ...]
+    environment: tuple[str, ...]
+    url: str
+    log: str
+    started: str
+    healthy_seconds: float | None = None
+    seconds: float | None = None
+    ending: str = "running"
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
 class Probe:
     """A small instantiation by which a patch is proven, as its ``Probe`` trailer says (patches/README.md).
 

@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 10,
+    "cli": 11,
+    "launching": 10,
     "delivery": 9,
     "engines": 9,
     "proving": 9,

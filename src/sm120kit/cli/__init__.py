@@ -15,6 +15,7 @@ from sm120kit.cli.doctor import doctor
 from sm120kit.cli.explain import explain_
 from sm120kit.cli.image import image_, publish, pull
 from sm120kit.cli.inspect import inspect_
+from sm120kit.cli.launch import launch_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
 
@@ -31,6 +32,7 @@ app.command("doctor")(doctor)
 app.command("explain")(explain_)
 app.command("image")(image_)
 app.command("inspect")(inspect_)
+app.command("launch")(launch_)
 app.command("publish")(publish)
 app.command("pull")(pull)
 app.command("tiles")(tiles_)

@@ -1,0 +1,97 @@
+"""What is started: one container with everything that a configuration sets, whoever starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.recipe import EngineRecipe
+from sm120kit.recipe.configuration import Configuration
+from sm120kit.records import VerifiedImage
+from sm120kit.workspace import Workspace, digest_of, disk_errors
+
+PORT = 8000
+"""The server's port in the container."""
+MODEL = "/model"
+"""Where the model folder is mounted, read-only."""
+ROOT_HOME, HOME = "/root", "/home/sm120kit"
+"""Homes in the container: of root, which configurations write, and of the user that our images have."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A directory of the host in the container."""
+
+    source: Path
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Service:
+    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on loopback."""
+
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    mounts: tuple[Mount, ...]
+    gpus: tuple[int, ...]
+    shm_gib: int
+    ipc_host: bool
+    ulimits: dict[str, int]
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where the server answers on this host."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+def make(
+    wanted: Configuration,
+    engine: EngineRecipe,
+    image: VerifiedImage,
+    image_name: str,
+    model: Path,
+    gpus: Sequence[tuple[int, str]],
+    workspace: Workspace,
+    port: int,
+) -> Service:
+    """Decide what is started, and make the folders of its caches. ``gpus`` are numbers and names."""
+    place = caches(wanted, image, [name for _, name in gpus], workspace)
+    home = ROOT_HOME if image.image.user.partition(":")[0] in ("", "0", "root") else HOME
+    mounts = [Mount(model.resolve(), MODEL, True)]
+    for target in wanted.container.caches:
+        source = place / target.removeprefix(f"{ROOT_HOME}/").strip("/").replace("/", "-").lstrip(".")
+        mounts.append(Mount(source, target.replace(ROOT_HOME, home, 1) if target.startswith(ROOT_HOME) else target, False))
+        with disk_errors(source):
+            source.mkdir(parents=True, exist_ok=True)
+            source.chmod(0o777)  # the container's user is another one; the folder above keeps everybody else out
+    served = ("--served-model-name", wanted.model.repository, "--host", "0.0.0.0", "--port", str(PORT))
+    named = (MODEL,) if engine.engine == "vllm" else ("--model-path", MODEL)
+    return Service(
+        name=f"sm120kit-{wanted.name}".replace(".", "-"),
+        image=image_name,
+        argv=(*engine.serve, *named, *served, *wanted.arguments),
+        environment=dict(wanted.environment),
+        mounts=tuple(mounts),
+        gpus=tuple(number for number, _ in gpus),
+        shm_gib=wanted.container.shm_gib,
+        ipc_host=wanted.container.ipc_host,
+        ulimits=dict(wanted.container.ulimits),
+        port=port,
+    )
+
+
+def caches(wanted: Configuration, image: VerifiedImage, gpus: Sequence[str], workspace: Workspace) -> Path:
+    """Where compiled and tuned kernels outlive the container: a folder per image, kind of GPUs and what decides kernels."""
+    decides = {"engine", "model", "tensor_parallel", "expert_parallel", "arguments", "environment"}
+    key = digest_of([image.image.content, sorted(gpus), wanted.model_dump(mode="json", include=decides)])
+    place = workspace.root / "caches" / key[:16]
+    with disk_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.chmod(0o700)
+        place.mkdir(exist_ok=True)
+    return place
