@@ -12,6 +12,8 @@ from sm120kit.records import LeftOut, Tile, TileFacts
 MX_SHAPES = ((128, 128, 128), (128, 128, 64), (256, 128, 64), (128, 256, 64))
 """Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8: FlashInfer generates none for SM120, the K=64 patches are about them."""
 
+NO_DENSE_MX = "effective-block-sf is for grouped GEMM; the builder refuses dense K=64 with scale vector 32"
+
 F16_SHAPE = "128x128x128"
 """The output type changes the last conversion and nothing else: f16 runs on this tile, everything on bf16."""
 
@@ -86,7 +88,11 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
         else:
             run.append(one)
     made = {one.name for one in run}
-    run += [one for one in _added() if one.name not in made]
+    for one in _added():
+        if one.tile.family == "dense" and one.tile.dtype in ("mxfp4", "mxfp8") and one.tile.k < 128:
+            aside["does not compile"].append(LeftOut(one.name, NO_DENSE_MX))
+        elif one.name not in made:
+            run.append(one)
     kept = []
     for one in run:
         reason = _twin(one) or (_slow(one) if quick else "")
