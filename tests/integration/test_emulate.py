@@ -6,16 +6,13 @@ Each tile takes half a minute to compile: two tiles always, the rest with the te
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import tarfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -254,22 +251,3 @@ def test_the_published_form_asks_tma_for_what_it_cannot_do(trees: dict[str, Path
     assert not result.passed
     assert {"rejected tensor map", "overlapping stages", "barrier bytes", "hang"} <= {one.kind for one in result.findings}
     assert seen(result) == rows()[PUBLISHED_K64][1]
-
-
-def gpu_table(receipt: dict[str, Any]) -> str:
-    """What a receipt says about planted faults, as the page has it."""
-    lines = ["| class | fault | what showed it |", "|---|---|---|"]
-    for one in receipt["planted"]:
-        verdicts = Counter(one["seen"].values())
-        shown = "; ".join(f"{verdict} on {count}" for verdict, count in sorted(verdicts.items()))
-        lines.append(f"| {one['kind']} | {one['name']} | {shown} |")
-    return "\n".join(lines)
-
-
-def test_the_page_says_what_the_gpu_saw() -> None:
-    """The receipts of `sm120kit verify kernels`; the page has the table of each, and none that is not from a receipt."""
-    said = PAGE.read_text().split("## On a GPU")[1]
-    receipts = [json.loads(path.read_text()) for path in sorted((ROOT / "patches" / "evidence").glob("verify-*.json"))]
-    for receipt in receipts:
-        assert gpu_table(receipt) in said, f"docs/seeded-faults.md should have:\n{gpu_table(receipt)}"
-    assert said.count("| class |") == len(receipts)
