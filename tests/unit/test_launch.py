@@ -267,3 +267,27 @@ def test_an_image_that_only_this_daemon_has_is_no_manifest(model: Path, tmp_path
 def test_errors_have_exit_codes_of_their_own() -> None:
     kinds: list[type[Sm120kitError]] = Sm120kitError.__subclasses__()
     assert len({kind.exit_code for kind in kinds}) == len(kinds) and 70 not in {kind.exit_code for kind in kinds}
+
+
+def test_documentation_has_the_exit_codes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
+    kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
+    assert len(rows) == 13 and set(rows) <= set(kinds)
+    named = (UnknownName, NotVerified, WrongImage, BadIndex, NoModel, MtpMissing, TooFewGpus, DoesNotFit, HostUnreadable)
+    assert {str(kind.exit_code) for kind in named} <= set(rows)
+
+
+@pytest.mark.parametrize("name", configuration.names())
+def test_every_configuration_of_a_known_engine_can_be_planned(name: str, tmp_path: Path) -> None:
+    wanted = configuration.load(name)
+    if wanted.engine not in recipe.names():
+        with pytest.raises(UnknownName):
+            recipe.load_engine(wanted.engine)
+        return
+    engine = recipe.load_engine(wanted.engine)
+    one = launch.make(wanted, engine, VERIFIED, "sha256:1", tmp_path, [(0, "g")], Workspace(tmp_path / "state"), 8000)
+    assert one.argv[: len(engine.serve)] == engine.serve and one.argv[-len(wanted.arguments) :] == wanted.arguments
+    assert len(one.mounts) == 1 + len(wanted.container.caches) == 1 + len({mount.source for mount in one.mounts[1:]})
+    for flag in ("--host", "--port", "--served-model-name", "--model-path"):
+        assert one.argv.count(flag) <= 1, f"{flag} is launch's to set"
