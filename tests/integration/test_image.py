@@ -242,7 +242,6 @@ def test_a_tampered_image_is_not_published(place: Place, image: str, verified: s
     changed = tampered(place, image, f"echo '# changed' >> {SITE}/flashinfer/__init__.py")
     place.client.api.tag(changed, *verified.rsplit(":", 1))
     assert "not an image that passed its checks" in place.run("publish", verified, f"{registry[0]}/x/y", code=63).stderr
-    assert place.client.api.inspect_distribution  # the daemon can ask, so an empty registry is one
     place.client.api.tag(image, *verified.rsplit(":", 1))
 
 
