@@ -17,9 +17,10 @@ from typing import Any
 
 import containers
 import pytest
+from model_folders import HYBRID, NVFP4, folder
 
 from sm120kit import launch, launching
-from sm120kit.errors import NotHealthy, PortTaken, ServerDied
+from sm120kit.errors import NotHealthy, NotVerified, PortTaken, ServerDied
 from sm120kit.launch import Ending
 from sm120kit.launch.service import Mount
 from sm120kit.recipe import configuration
@@ -261,13 +262,13 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "root").mkdir()
     subprocess.run(["gcc", "-static", "-O1", "-o", tmp_path / "root" / "server", tmp_path / "server.c"], check=True)
     subprocess.run(["tar", "-C", tmp_path / "root", "-cf", tmp_path / "image.tar", "."], check=True)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "a, model").mkdir()
+    (tmp_path / "a, model" / "config.json").write_text("{}")
     (tmp_path / "cache").mkdir()
     with containers.dockerd(Path(f"/tmp/sm120kit-launch-{os.getpid()}")) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         image = docker("import", str(tmp_path / "image.tar"))
-        mounts = (Mount(tmp_path / "model", "/model", True), Mount(tmp_path / "cache", "/cache", False))
+        mounts = (Mount(tmp_path / "a, model", "/model", True), Mount(tmp_path / "cache", "/cache", False))
         limits = {"stack": 67108864}  # a sandbox may forbid memlock
         service = launch.Service(
             "launched", image, ("/server", str(free_port())), {"HF_TOKEN": "hunter2"}, mounts, (0,), 1, False, limits, 0
@@ -297,6 +298,9 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert "writable -1 0" in log and "hunter2" not in json.dumps(kept.argv)
         assert docker("ps", "--all", "--quiet") == ""
 
+        folder(tmp_path / "model", HYBRID, NVFP4)
+        with pytest.raises(NotVerified, match="is not an image that passed its checks"):
+            launching.prepare(wanted.name, tmp_path / "model", image, tmp_path / "none", service.port, Path("/"), workspace)
         prepared = launching.Prepared(wanted, verified, None, None, service, (), published=False)  # type: ignore[arg-type]
         with pytest.raises(ServerDied) as caught:
             launching.run(prepared, tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None)

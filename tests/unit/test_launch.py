@@ -29,6 +29,7 @@ from sm120kit.errors import (
     WrongImage,
 )
 from sm120kit.launch.render import yaml
+from sm120kit.launch.service import Mount
 from sm120kit.recipe import configuration
 from sm120kit.records import Check, Image, PublishedImage, Verdict, VerifiedImage
 from sm120kit.registry import FORMAT, Index
@@ -75,6 +76,26 @@ def test_the_docker_command_survives_a_shell(model: Path, tmp_path: Path) -> Non
     wanted = configuration.load(FOUR)
     assert argv[-len(wanted.arguments) :] == wanted.arguments
     assert {f"{name}={value}" for name, value in wanted.environment.items()} <= set(argv)
+
+
+def test_a_folder_of_links_is_mounted_with_what_they_lead_to(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "models--a--b"
+    (cache / "snapshots" / "f00").mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for path in model.iterdir():
+        path.rename(cache / "blobs" / path.name)
+        (cache / "snapshots" / "f00" / path.name).symlink_to(Path("../../blobs") / path.name)
+    one = service(cache / "snapshots" / "f00", tmp_path)
+    assert one.mounts[0] == Mount(cache, "/model", True) and "/model/snapshots/f00" in one.argv
+    (tmp_path / "far" / "away" / "at" / "last").mkdir(parents=True)
+    (tmp_path / "far" / "away" / "at" / "last" / "config.json").symlink_to(cache / "blobs" / "config.json")
+    with pytest.raises(NoModel, match="which the container does not see"):
+        service(tmp_path / "far" / "away" / "at" / "last", tmp_path)
+
+
+def test_a_comma_in_a_path(model: Path, tmp_path: Path) -> None:
+    argv = launch.docker_run(service(model.rename(tmp_path / "a, b"), tmp_path))
+    assert f'type=bind,"source={tmp_path}/a, b",target=/model,readonly' in argv
 
 
 def test_values_of_variables_can_stay_out_of_the_command(model: Path, tmp_path: Path) -> None:

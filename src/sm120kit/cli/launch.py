@@ -84,11 +84,12 @@ def _write(place: str, text: str) -> None:
 
 
 def _show(found: Prepared) -> None:
-    model = found.model
+    model, wanted = found.model, found.configuration.model
     sizes = ", ".join(f"{dtype} {count / 1e9:.1f} GB" for dtype, count in model.bytes_by_dtype.items())
     vectors = f", {' and '.join(map(str, model.vector_sizes))} elements per scale" if model.vector_sizes else ""
     console.say(f"model    {model.architecture}, {model.quantization}{vectors}; {model.weight_bytes / 1e9:.1f} GB: {sizes}")
     console.say(f"         {len(model.bf16)} tensors are BF16; {len(model.mtp) or 'no'} MTP tensors")
+    console.say(f"         the configuration is for {wanted.repository}, {wanted.quantization}")
     if model.claimed_vector_size and model.vector_sizes and model.claimed_vector_size not in model.vector_sizes:
         console.say(
             f"         its config.json claims {model.claimed_vector_size} elements per scale; the tensors say otherwise"

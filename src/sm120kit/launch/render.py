@@ -25,9 +25,15 @@ def docker_run(service: Service, *, values: bool = True) -> tuple[str, ...]:
     for name, value in service.environment.items():
         argv += ["--env", f"{name}={value}" if values else name]
     for mount in service.mounts:
-        argv += ["--mount", f"type=bind,source={mount.source},target={mount.target}{',readonly' * mount.read_only}"]
+        fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *["readonly"] * mount.read_only]
+        argv += ["--mount", ",".join(map(_field, fields))]
     argv += ["--publish", f"127.0.0.1:{service.port}:{PORT}", "--entrypoint", service.argv[0]]
     return (*argv, service.image, *service.argv[1:])
+
+
+def _field(text: str) -> str:
+    """A field of comma-separated values, as docker reads them."""
+    return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"') else text
 
 
 def compose(service: Service) -> str:
@@ -125,7 +131,7 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z-]*[A-Z]?[A-Za-z/.0-9-]*", value):
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value):
         words = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
         return json.dumps(value) if value.lower() in words else value
     return json.dumps(value)

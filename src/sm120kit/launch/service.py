@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm120kit.errors import NoModel
 from sm120kit.recipe import EngineRecipe
 from sm120kit.recipe.configuration import Configuration
 from sm120kit.records import VerifiedImage
@@ -59,10 +61,16 @@ def make(
     workspace: Workspace,
     port: int,
 ) -> Service:
-    """Decide what is started, and make the folders of its caches. ``gpus`` are numbers and names."""
+    """Decide what is started, and make the folders of its caches. ``gpus`` are numbers and names.
+
+    Raises:
+        NoModel: files of the model's folder are links to places that would have to be mounted too.
+    """
+    root = _root(model)
+    place_in = "/".join((MODEL, *model.resolve().relative_to(root).parts))
     place = caches(wanted, image, [name for _, name in gpus], workspace)
     home = ROOT_HOME if image.image.user.partition(":")[0] in ("", "0", "root") else HOME
-    mounts = [Mount(model.resolve(), MODEL, True)]
+    mounts = [Mount(root, MODEL, True)]
     for target in wanted.container.caches:
         source = place / target.removeprefix(f"{ROOT_HOME}/").strip("/").replace("/", "-").lstrip(".")
         mounts.append(Mount(source, target.replace(ROOT_HOME, home, 1) if target.startswith(ROOT_HOME) else target, False))
@@ -70,9 +78,9 @@ def make(
             source.mkdir(parents=True, exist_ok=True)
             source.chmod(0o777)  # the container's user is another one; the folder above keeps everybody else out
     served = ("--served-model-name", wanted.model.repository, "--host", "0.0.0.0", "--port", str(PORT))
-    named = (MODEL,) if engine.engine == "vllm" else ("--model-path", MODEL)
+    named = (place_in,) if engine.engine == "vllm" else ("--model-path", place_in)
     return Service(
-        name=f"sm120kit-{wanted.name}".replace(".", "-"),
+        name=f"sm120kit-{wanted.name}".replace(".", "-")[:63].rstrip("-"),  # as long as a Kubernetes Service's may be
         image=image_name,
         argv=(*engine.serve, *named, *served, *wanted.arguments),
         environment=dict(wanted.environment),
@@ -83,6 +91,19 @@ def make(
         ulimits=dict(wanted.container.ulimits),
         port=port,
     )
+
+
+def _root(model: Path) -> Path:
+    """What to mount so that links among the model's files lead somewhere: a download cache links to ``../../blobs``."""
+    folder = model.resolve()
+    targets = {path.resolve().parent for path in folder.iterdir() if path.is_symlink()}
+    root = Path(os.path.commonpath([folder, *targets]))
+    if root not in (folder, *list(folder.parents)[:2]):
+        away = next(
+            path for path in sorted(folder.iterdir()) if path.is_symlink() and not path.resolve().is_relative_to(folder)
+        )
+        raise NoModel(f"{away} is a link to {away.resolve()}, which the container does not see", "put the files in one folder")
+    return root
 
 
 def caches(wanted: Configuration, image: VerifiedImage, gpus: Sequence[str], workspace: Workspace) -> Path:
