@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit import recipe
 from sm120kit.doctor import CHECKS
 from sm120kit.errors import BadRecipe, UnknownName
 from sm120kit.recipe import configuration
@@ -18,6 +19,9 @@ GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-
 def test_every_configuration_names_what_exists(name: str) -> None:
     item = configuration.load(name)
     assert set(item.host) <= {check.name for check in CHECKS}
+    engine = recipe.load_engine(item.engine)
+    bad = {(one.distribution, one.version) for one in item.known_bad}
+    assert not bad & {tuple(pin.split("==")) for pin in engine.environment.requires}
     if item.speculation:
         assert any(word.startswith("--speculative") for word in item.arguments)
     flags = [word for word in item.arguments if word.startswith("--")]
