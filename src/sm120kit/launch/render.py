@@ -85,8 +85,17 @@ def kubernetes(service: Service) -> str:
         "readinessProbe": {**probe, "periodSeconds": 10},
         "volumeMounts": [*mounted, {"name": "shm", "mountPath": "/dev/shm"}],
     }
+    written = [mount for mount, item in zip(mounted, service.mounts, strict=True) if not item.read_only]
+    opened = {
+        "name": "caches",
+        "image": service.image,
+        "command": ["chmod", "777", *(mount["mountPath"] for mount in written)],
+        "securityContext": {"runAsUser": 0},  # a folder that the node makes is root's
+        "volumeMounts": written,
+    }
     pod = {
         "terminationGracePeriodSeconds": PATIENCE_SECONDS,
+        "initContainers": [opened] if written else [],
         "containers": [container],
         "volumes": [*volumes, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{service.shm_gib}Gi"}}],
     }

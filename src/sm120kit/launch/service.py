@@ -71,11 +71,11 @@ def make(
     place = caches(wanted, image, [name for _, name in gpus], workspace)
     home = ROOT_HOME if image.image.user.partition(":")[0] in ("", "0", "root") else HOME
     mounts = [Mount(root, MODEL, True)]
-    for target in wanted.container.caches:
-        source = place / target.removeprefix(f"{ROOT_HOME}/").strip("/").replace("/", "-").lstrip(".")
-        mounts.append(Mount(source, target.replace(ROOT_HOME, home, 1) if target.startswith(ROOT_HOME) else target, False))
+    for target in _cache_mounts(wanted, home):
+        source = place / target.removeprefix(home).strip("/.").replace("/", "-")
+        mounts.append(Mount(source, target, False))
         with disk_errors(source):
-            source.mkdir(parents=True, exist_ok=True)
+            source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user is another one; the folder above keeps everybody else out
     served = ("--served-model-name", wanted.model.repository, "--host", "0.0.0.0", "--port", str(PORT))
     named = (place_in,) if engine.engine == "vllm" else ("--model-path", place_in)
@@ -91,6 +91,16 @@ def make(
         ulimits=dict(wanted.container.ulimits),
         port=port,
     )
+
+
+def _cache_mounts(wanted: Configuration, home: str) -> tuple[str, ...]:
+    """Where caches are mounted: what lies right below the home, whole. A folder made on the way to a mount would be root's."""
+    below = f"{ROOT_HOME}/"
+    targets = [
+        f"{home}/{target.removeprefix(below).partition('/')[0]}" if target.startswith(below) else target
+        for target in wanted.container.caches
+    ]
+    return tuple(dict.fromkeys(targets))
 
 
 def _root(model: Path) -> Path:
