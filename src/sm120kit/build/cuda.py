@@ -47,9 +47,7 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     home = toolchain.cuda_home
     for name in ("nvvm", "include"):
         relink(cuda / name, home / name)
-    for program in (home / "bin").iterdir():
-        if program.name != "cudafe++":
-            relink(cuda / "bin" / program.name, program)
+    relink_programs(cuda / "bin", home / "bin")
     _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", toolchain.host_compiler)
     libraries = cuda / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
@@ -63,6 +61,15 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     if not stub.is_file():
         driver_stub(home / "include" / "cuda.h", stub, toolchain.host_compiler)
     return cuda
+
+
+def relink_programs(directory: Path, programs: Path) -> None:
+    """Link everything in ``programs`` but cudafe++ into ``directory``."""
+    if directory.is_symlink():  # as in old state directories: what is linked below it would replace the toolkit's own files
+        directory.unlink()
+    for program in programs.iterdir():
+        if program.name != "cudafe++":
+            relink(directory / program.name, program)
 
 
 def _front_end(script: Path, real: Path, compiler: str) -> None:
