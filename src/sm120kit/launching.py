@@ -109,21 +109,17 @@ def run(
         raise PortTaken(f"something listens on 127.0.0.1:{service.port} already", "stop it, or name another one with --port")
     if prepared.published:
         delivery.pull(prepared.configuration.engine, index, prepared.image.image.platform, workspace, tell)
-    argv = launch.docker_run(service, values=False)
-    try:
-        return serve(
-            prepared.configuration,
-            prepared.image,
-            service,
-            argv,
-            workspace,
-            wait_seconds=wait_seconds,
-            tell=tell,
-            progress=progress,
-        )
-    finally:
-        # When the command line was killed, its container was not.
-        process.run(["docker", "rm", "--force", service.name], check=False)
+    return serve(
+        prepared.configuration,
+        prepared.image,
+        service,
+        launch.docker_run(service, values=False),
+        workspace,
+        wait_seconds=wait_seconds,
+        tell=tell,
+        progress=progress,
+        remove=("docker", "rm", "--force", service.name),
+    )
 
 
 def serve(
@@ -136,10 +132,14 @@ def serve(
     wait_seconds: float,
     tell: Callable[[str], None],
     progress: Callable[[float, str], None],
+    remove: tuple[str, ...] = (),
 ) -> Run:
-    """Run the command line ``argv``, which serves at the service's URL, and keep its record. See :func:`run`."""
+    """Run the command line ``argv``, which serves at the service's URL, and keep its record. See :func:`run`.
+
+    ``remove`` is run at the end, however it ends: a command line that had to be killed leaves its container behind.
+    """
     now = time.gmtime()
-    place = workspace.root / "runs" / f"{wanted.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}"
+    place = workspace.root / "runs" / f"{wanted.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}"
     log, record = place.with_suffix(f"{place.suffix}.log"), place.with_suffix(f"{place.suffix}.json")
     kept = Run(
         configuration=wanted.name,
@@ -160,16 +160,20 @@ def serve(
         tell(f"serving {wanted.model.repository} at {service.url}; Ctrl-C stops it")
 
     tell(f"log: {log}")
-    outcome = launch.serve(
-        argv,
-        service.url,
-        log,
-        environment=service.environment,
-        wait_seconds=wait_seconds,
-        patience_seconds=PATIENCE_SECONDS,
-        progress=progress,
-        healthy=healthy,
-    )
+    try:
+        outcome = launch.serve(
+            argv,
+            service.url,
+            log,
+            environment=service.environment,
+            wait_seconds=wait_seconds,
+            patience_seconds=PATIENCE_SECONDS,
+            progress=progress,
+            healthy=healthy,
+        )
+    finally:
+        if remove:
+            process.run(remove, check=False)
     since = outcome.healthy_seconds
     kept = replace(
         kept,

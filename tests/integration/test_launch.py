@@ -235,7 +235,7 @@ STATIC = r"""
 #include <unistd.h>
 static void stop(int number) { (void)number; write(1, "goodbye\n", 8); _exit(0); }
 int main(int count, char** words) {
-  signal(SIGTERM, stop);
+  signal(SIGTERM, count > 2 ? SIG_IGN : stop);
   const char* value = getenv("HF_TOKEN");
   printf("model %d, token %s, pid %d\n", access("/model/config.json", R_OK), value ? value : "none", getpid());
   printf("writable %d %d\n", access("/model", W_OK), access("/cache", W_OK));
@@ -297,6 +297,22 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert "model 0, token hunter2" in log and "pid 1\n" not in log and log.rstrip().endswith("goodbye")
         assert "writable -1 0" in log and "hunter2" not in json.dumps(kept.argv)
         assert docker("ps", "--all", "--quiet") == ""
+
+        monkeypatch.setattr(launching, "PATIENCE_SECONDS", 0.5)
+        remove = ("docker", "rm", "--force", "launched")
+        stubborn = (*argv[:-1], "stubborn", argv[-1])
+        kept = launching.serve(
+            wanted,
+            verified,
+            service,
+            stubborn,
+            workspace,
+            wait_seconds=60,
+            tell=tell,
+            progress=lambda *rest: None,
+            remove=remove,
+        )
+        assert kept.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is gone too"
 
         folder(tmp_path / "model", HYBRID, NVFP4)
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
