@@ -181,7 +181,7 @@ def test_one_that_dies_is_explained(tmp_path: Path) -> None:
     assert one.child.wait(20) == ServerDied.exit_code
     assert "while it started, with exit code 3" in one.said and "cause:" in one.said and "TMA WS" in one.said
     assert str(tmp_path / "state") in one.said and one.record["ending"] == "died" and one.record["exit_code"] == 3
-    assert not alive(worker_of(one))
+    until(lambda: not alive(worker_of(one)), 5)
 
 
 def test_one_that_dies_later(tmp_path: Path) -> None:
