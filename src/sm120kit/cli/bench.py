@@ -226,3 +226,41 @@ def _number(value: float | None) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Result files that others published.")],
+    json: Json = False,
+) -> None:
+    """What published result files are worth: each cell, or why it is no measurement. Exit code 1 when none is one."""
+    from dataclasses import asdict
+
+    from sm120kit.bench import published
+
+    found = published.read(files)
+    if json:
+        console.json_data([asdict(figure) for figure in found])
+    else:
+        console.table(
+            ("file", "model", "what", "users", "context", "tok/s", "accepted", "verdict"),
+            (
+                (
+                    figure.file,
+                    figure.model or "unknown",
+                    figure.what,
+                    figure.users,
+                    figure.context_tokens,
+                    f"{figure.tok_s:.1f}" + (f" ± {figure.spread:.1f}" if figure.spread is not None else ""),
+                    "unknown" if figure.acceptance is None else f"{figure.acceptance:.1%}",
+                    f"refused: {figure.refused}" if figure.refused else "a measurement",
+                )
+                for figure in found
+            ),
+        )
+        for note in sorted({note for figure in found for note in figure.notes}):
+            console.data(f"note: {note}")
+        usable = sum(not figure.refused for figure in found)
+        console.data(f"{usable} of {len(found)} cells are measurements; none says under which circumstances")
+    if all(figure.refused for figure in found):
+        raise typer.Exit(1)
