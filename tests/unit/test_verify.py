@@ -396,6 +396,16 @@ def test_a_receipt_holds_for_what_it_was_made_of(bench: Bench, tmp_path: Path) -
     assert kept["gpu"] == {"name": "NVIDIA H200", "capability": "9.0", "driver": "580.159.03", "cuda": "13.0"}
 
 
+REFUSED = "dense-mxfp8-128x128x64-bf16"
+
+
+def test_what_the_series_refuses_is_no_failure_in_an_old_receipt(bench: Bench, tmp_path: Path) -> None:
+    path = written(bench, tmp_path / "r.json")
+    row = {"name": REFUSED, "verdict": "DOES NOT COMPILE", "excused": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"configurations": [row], "passed": False}))
+    assert receipt.stale(path, TREE.tree) == []
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -403,7 +413,10 @@ def test_a_receipt_holds_for_what_it_was_made_of(bench: Bench, tmp_path: Path) -
         ({"tree": "c" * 40}, "it is about tree cccccccccccc"),
         ({"only": "k64"}, "a part of the matrix"),
         ({"quick": True}, "a part of the matrix"),
-        ({"passed": False}, "did not pass"),
+        ({"instructions": []}, "did not pass: nothing was run"),
+        ({"configurations": [{"name": "x", "verdict": "WRONG", "excused": False}]}, "did not pass: x"),
+        ({"configurations": [{"name": "x", "verdict": "DOES NOT COMPILE", "excused": False}]}, "did not pass: x"),
+        ({"configurations": [{"name": REFUSED, "verdict": "WRONG", "excused": False}]}, f"did not pass: {REFUSED}"),
         ({"planted": []}, "none was planted"),
         ({"planted": [{"name": "x", "seen": {"a": "PASS"}, "missed": ["a"]}]}, "not found: x"),
         ({"format": 0}, "format 0"),
