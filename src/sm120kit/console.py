@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from sm120kit.records import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,13 +44,7 @@ def data(text: str) -> None:
 
 def json_data(value: Any) -> None:
     """Output for programs; records are objects."""
-    print(json.dumps(value, indent=2, default=_plain), flush=True)
-
-
-def _plain(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return str(value)
+    print(json.dumps(value, indent=2, default=plain), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 SMEM_CAPACITY_BYTES = 101_376
 """Dynamic shared memory one CTA can have on SM120 and SM121 (99 KiB; CUDA C++ Programming Guide, compute capability 12.x)."""
+
+
+def plain(value: object) -> Any:
+    """A record, or what else JSON does not know, as it is written: for ``default`` of ``json.dumps``."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 class Arch(StrEnum):

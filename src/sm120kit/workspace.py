@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -12,10 +11,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sm120kit.errors import NotEnoughDisk, StateUnwritable
+from sm120kit.records import plain
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def data_root() -> Path:
     return carried if (carried / "recipes").is_dir() else package.parents[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Workspace:
     """A state directory: ``downloads/``, ``checkouts/``, ``work/``, ``cache/`` and finished ``build/`` results."""
 
@@ -168,7 +169,7 @@ def _existing(path: Path) -> Path:
 
 def digest_of(value: object) -> str:
     """sha256 of a JSON-like value in canonical form."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=plain)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -178,15 +179,9 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _plain(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return str(value)
-
-
 def record_json(record: object) -> str:
     """A record as it is written to disk: sorted, indented, one trailing newline."""
-    return json.dumps(record, sort_keys=True, indent=2, default=_plain) + "\n"
+    return json.dumps(record, sort_keys=True, indent=2, default=plain) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:
