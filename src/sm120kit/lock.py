@@ -155,12 +155,6 @@ def differences(held: Lock, now: Lock) -> tuple[str, ...]:
     return tuple(found)
 
 
-def wheel_differences(held: Closure, now: Closure) -> tuple[str, ...]:
-    """Wheels in which two closures of a platform differ."""
-    place = f"closures.{held.platform}.wheels"
-    return tuple(_compare(place, [asdict(wheel) for wheel in held.wheels], [asdict(wheel) for wheel in now.wheels]))
-
-
 def _compare(place: str, held: Any, now: Any) -> Iterator[str]:
     if isinstance(held, dict) and isinstance(now, dict):
         for key in sorted({*held, *now}):
