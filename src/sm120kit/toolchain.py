@@ -15,6 +15,9 @@ from sm120kit import process
 from sm120kit.errors import ToolchainMissing, ToolchainUnsuitable
 from sm120kit.records import Arch, Toolchain
 
+ABSENT = Path(__file__).with_name("absent")
+"""Stand-ins for headers that a toolkit may lack (cuBLAS): FlashInfer's headers name a type of theirs and no more."""
+
 FIRST_NVCC = {Arch.SM_120A: Version("12.8"), Arch.SM_120F: Version("12.9"), Arch.SM_121A: Version("12.9")}
 """The first CUDA release whose nvcc knows a target (CUDA Toolkit release notes 12.8 and 12.9)."""
 

@@ -15,6 +15,7 @@ from sm120kit.errors import CompileFailed, ExpectationFailed, UnknownName
 from sm120kit.gitrepo import Repository
 from sm120kit.records import Arch, Checkout, Emulation, Probe, Proof, Seen, Tile, TileFacts, Toolchain
 from sm120kit.tiles import diagnostics, introspect, listing
+from sm120kit.toolchain import ABSENT
 from sm120kit.workspace import digest_of, file_sha256, read_record, write_record
 
 
@@ -201,7 +202,7 @@ class Side:
             )
         call = self._call(probe)
         # The headers that the toolchain's wheels may lack have stand-ins; no kernel uses them.
-        includes = [*(path for path in includes if path.is_dir()), introspect.PROBE / "absent"]
+        includes = [*(path for path in includes if path.is_dir()), ABSENT]
         return prove.Unit(f"{call.head}\n{call.call}\n{call.tail}", call.definitions, tuple(includes), self.tree)
 
 

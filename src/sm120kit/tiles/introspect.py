@@ -20,6 +20,7 @@ from sm120kit.memory import at_once
 from sm120kit.records import TileFacts, Toolchain
 from sm120kit.tiles import diagnostics
 from sm120kit.tiles.listing import Instantiation
+from sm120kit.toolchain import ABSENT
 from sm120kit.workspace import digest_of, file_sha256, read_record, write_record
 
 PROBE = Path(__file__).with_name("probe")
@@ -77,7 +78,7 @@ class Compiler:
                 f"-D__CUDACC_VER_MINOR__={minor}",
                 f"-I{PROBE}",
                 *(f"-isystem{path}" for path in system),
-                f"-idirafter{PROBE / 'absent'}",
+                f"-idirafter{ABSENT}",
             ),
             tree,
         )
@@ -260,6 +261,6 @@ def toolchain_key(toolchain: Toolchain) -> list[str]:
 
 
 def own_sources() -> list[str]:
-    """The sha256 of everything in this package: the probe and how its answers are read."""
-    here = Path(__file__).parent
-    return [file_sha256(path) for path in sorted(here.rglob("*")) if path.suffix in (".py", ".h", ".hpp")]
+    """The sha256 of everything in this package, the probe and how its answers are read, and of the stand-ins for headers."""
+    files = [path for base in (Path(__file__).parent, ABSENT) for path in sorted(base.rglob("*"))]
+    return [file_sha256(path) for path in files if path.suffix in (".py", ".h", ".hpp")]

@@ -19,10 +19,10 @@ from sm120kit import process
 from sm120kit.errors import CompileFailed, NotEnoughMemory
 from sm120kit.memory import Costs, Gate, available
 from sm120kit.records import Toolchain
+from sm120kit.toolchain import ABSENT
 from sm120kit.workspace import digest_of, file_sha256, locked, publish_directory
 
 SOURCES = Path(__file__).with_name("cpp")
-ABSENT = Path(__file__).with_name("absent")
 PRELUDE = "sm120_on_sm90.hpp"
 
 GEMM_BYTES, INSTRUCTIONS_BYTES = 6_500_000_000, 1_000_000_000
