@@ -202,7 +202,7 @@ template <class Kernel> struct Checked : GemmUniversalAdapter<Kernel> {{
         "-static-global-template-stub=false",
         "-use_fast_math",
     ]
-    includes = [flag for path in (*system, introspect.PROBE / "absent") for flag in ("-isystem", str(path))]
+    includes = [flag for path in (*system, toolchain.ABSENT) for flag in ("-isystem", str(path))]
     return process.run(
         [
             tools.cuda_home / "bin" / "nvcc",
