@@ -1,7 +1,7 @@
 """The emulation on FlashInfer's real CUTLASS: it passes what is right, fails what is known to be wrong, finds what is planted.
 
 docs/seeded-faults.md has a row for everything that is planted; what is seen here must be what it says.
-Each tile takes half a minute to compile: two tiles always, the rest with the tests that take minutes.
+Each tile takes most of a minute to compile: two tiles always, the rest with the tests that take minutes.
 """
 
 from __future__ import annotations

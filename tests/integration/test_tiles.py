@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import patches, pipeline, process, recipe, toolchain
+from sm120kit import patches, process, recipe, tiling, toolchain
 from sm120kit.cli.tiles import numbers
 from sm120kit.emulate import Emulator
 from sm120kit.errors import CompileFailed
 from sm120kit.records import PatchedTree, Proof, TileFacts, Toolchain
 from sm120kit.tiles import compare, introspect, listing
+from sm120kit.trees import Options, patched_tree
 from sm120kit.workspace import Workspace
 
 
@@ -28,7 +29,7 @@ def tools() -> Toolchain:
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FlashInfer 0.6.6 as it was released and with the series of this repository."""
     item = recipe.load("flashinfer-0.6.6")
-    after = pipeline.patched_tree(item, pipeline.Options(Workspace.open(tmp_path_factory.mktemp("state"))))
+    after = patched_tree(item, Options(Workspace.open(tmp_path_factory.mktemp("state"))))
     before = PatchedTree(after.checkout, after.inside, after.checkout.commit, after.checkout.tree, ())
     directory = tmp_path_factory.mktemp("trees")
     for name, tree in {"before": before, "after": after}.items():
@@ -74,7 +75,7 @@ def test_every_tile_of_the_quick_group_is_proven(
     asked = quick(trees["after"], tmp_path / "units")
     facts = [fact for kernels in measure(asked, trees["after"], tools, tmp_path / "tiles") for fact in kernels]
     emulator = Emulator(trees["after"] / CUTLASS, tools, emulations)
-    found = pipeline.with_numbers(facts, emulator, "quick", emulated=True)
+    found = tiling.with_numbers(facts, emulator, "quick", emulated=True)
     assert len(found) == len(facts) == 20
     for one in found:
         assert one.fits
@@ -92,7 +93,7 @@ def test_k64_is_wrong_without_the_patches_and_proven_with_them(
     for side in ("before", "after"):
         ((fact,),) = measure([ask(trees[side], "nvfp4", "128x128x64", "none")], trees[side], tools, tmp_path / "tiles")
         emulator = Emulator(trees[side] / CUTLASS, tools, emulations)
-        found += pipeline.with_numbers([fact], emulator, side, emulated=True)
+        found += tiling.with_numbers([fact], emulator, side, emulated=True)
     (row,) = compare.rows(found[:1], found[1:])
     assert row.changed
     assert numbers(row.before) == "wrong: first k tile lost, last counted twice"

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm120kit import pipeline
+from sm120kit import tiling
 from sm120kit.emulate import Emulator, Mainloop
 from sm120kit.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.records import Numbers, Proof, Tile, TileFacts, Toolchain
@@ -72,12 +72,12 @@ def fact(tile: Tile = TILE, **changes: object) -> TileFacts:
 def test_tiles_with_one_mainloop_share_an_emulation_that_is_kept(compiler: Compiler, emulator: Emulator) -> None:
     half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize")
     facts = [fact(), fact(half), fact(finalize), fact(finalize, stages=3), fact(schedule="pingpong")]
-    assert {one.numbers.why for one in pipeline.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
+    assert {one.numbers.why for one in tiling.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
     assert compiler.calls == 0
-    found = pipeline.with_numbers(facts, emulator, "t", True)
+    found = tiling.with_numbers(facts, emulator, "t", True)
     assert [one.numbers for one in found] == [Numbers(Proof.PROVEN, "", 9)] * 5
     assert compiler.calls == 3
-    assert pipeline.with_numbers(facts, emulator, "t", False) == found
+    assert tiling.with_numbers(facts, emulator, "t", False) == found
     assert compiler.calls == 3
 
 
@@ -98,14 +98,14 @@ def test_other_headers_are_another_emulation(emulator: Emulator, tmp_path: Path)
 )
 def test_wrong_numbers_say_why(compiler: Compiler, emulator: Emulator, says: str, why: str) -> None:
     compiler.behave("exit 0", says)
-    (found,) = pipeline.with_numbers([fact()], emulator, "t", True)
+    (found,) = tiling.with_numbers([fact()], emulator, "t", True)
     assert found.numbers == Numbers(Proof.WRONG, why, 9, 3)
 
 
 def test_what_cannot_be_emulated_says_why(compiler: Compiler, emulator: Emulator) -> None:
     compiler.behave("echo 'x.hpp:1:1: error: static assertion failed: too small' >&2; exit 1")
     facts = [fact(compiles=False), fact(scheduler="stream-k"), fact(replace(TILE, dtype="bf16xbf16")), fact()]
-    found = [one.numbers for one in pipeline.with_numbers(facts, emulator, "t", True)]
+    found = [one.numbers for one in tiling.with_numbers(facts, emulator, "t", True)]
     assert {one.proof for one in found} == {Proof.NOT_CHECKED}
     reasons = ["does not compile", "divides K among CTAs", "bf16xbf16 is not emulated", "static assertion failed: too small"]
     assert all(reason in one.why for reason, one in zip(reasons, found, strict=True))

@@ -15,6 +15,8 @@ LAYERS = {
     "engines": 9,
     "proving": 9,
     "pipeline": 8,
+    "verifying": 8,
+    "tiling": 7,
     "locking": 7,
     "trees": 6,
     **dict.fromkeys(

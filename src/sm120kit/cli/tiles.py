@@ -19,7 +19,7 @@ def tiles_(
     patched: Annotated[bool, typer.Option("--patched/--unpatched", help="Show what the patches change.")] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Only tiles that the patches change.")] = False,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: half a minute each, once.")
+        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: most of a minute each, once.")
     ] = False,
     mirror: Mirror = None,
     offline: Offline = False,
@@ -33,13 +33,14 @@ def tiles_(
     or wrong where the tile's mainloop was emulated (--emulate; results are kept). Speed and the instructions themselves are
     unverified on SM120.
     """
-    from sm120kit import console, pipeline
+    from sm120kit import console, tiling
     from sm120kit.tiles import compare
+    from sm120kit.trees import Options
     from sm120kit.workspace import Workspace
 
-    options = pipeline.Options(Workspace.open(state), mirror, offline)
-    before = pipeline.tiles(engine, options, patched=False, emulated=emulate)
-    after = pipeline.tiles(engine, options, patched=True, emulated=emulate) if patched else before
+    options = Options(Workspace.open(state), mirror, offline)
+    before = tiling.tiles(engine, options, patched=False, emulated=emulate)
+    after = tiling.tiles(engine, options, patched=True, emulated=emulate) if patched else before
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(one) for one in facts] for side, facts in sides.items()}})

@@ -50,8 +50,9 @@ def verify_kernels(
     Exit code 0: all right; 1: a kernel is wrong; 45, 46: no GPU, or one that cannot do it; 54: a planted fault was not found,
     so that the result proves nothing.
     """
-    from sm120kit import pipeline
+    from sm120kit import verifying
     from sm120kit.errors import ControlMissed, UnknownName
+    from sm120kit.trees import Options
     from sm120kit.verify import Device
     from sm120kit.workspace import Workspace, data_root, write_record
 
@@ -59,16 +60,16 @@ def verify_kernels(
         chosen = Device(device)
     except ValueError:
         raise UnknownName(f"unknown device {device!r}", f"devices: {', '.join(Device)}") from None
-    asked = pipeline.Verification(chosen, only, quick)
+    asked = verifying.Verification(chosen, only, quick)
     if (receipt or write) and not (asked.whole and not compile_only):
         raise typer.BadParameter("a receipt is of a whole run: leave out --only, --quick and --compile-only")
-    options = pipeline.Options(
+    options = Options(
         Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None
     )
     if compile_only:
-        _compile_only(pipeline.compile_verification(engine, options, asked, tell=console.say), as_json)
+        _compile_only(verifying.compile_verification(engine, options, asked, tell=console.say), as_json)
         return
-    report, record, name = pipeline.verify_kernels(engine, options, asked, tell=console.say)
+    report, record, name = verifying.verify_kernels(engine, options, asked, tell=console.say)
     if as_json:
         console.json_data(record)
     else:

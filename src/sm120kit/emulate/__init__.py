@@ -114,7 +114,7 @@ def run(
     fault: str = "none",
     whole_kernel: bool = False,
 ) -> Emulation:
-    """Emulate ``tile`` with the CUTLASS whose include directory is ``cutlass``; half a minute, nothing when known.
+    """Emulate ``tile`` with the CUTLASS whose include directory is ``cutlass``; most of a minute, nothing when known.
 
     The tile's epilogue and output type do not matter, except for the ``stages`` that they leave: the epilogue is a plain one in
     bf16, and ``stages`` 0 stands for those that it leaves. ``fault`` is one of :data:`FAULTS`, to see it found.

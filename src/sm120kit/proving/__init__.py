@@ -1,6 +1,6 @@
 """Where the stages meet to say what a patch does: the trees without and with it, and what its probes are on each.
 
-Beside the pipeline, because nothing is built here.
+Beside the because nothing is built here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit import patches, pipeline, prove, recipe, sources, toolchain
+from sm120kit import patches, prove, recipe, sources, toolchain
 from sm120kit.errors import PatchAlreadyUpstream, PatchConflict, UnknownName
 from sm120kit.proving.ablation import ablate
 from sm120kit.proving.side import Side
 from sm120kit.records import Arch, Checkout, PatchProof, PatchState, Probe
+from sm120kit.trees import Options
 from sm120kit.workspace import data_root, write_atomic
 
 __all__ = ["ablate", "find_patch", "keep", "prove_patch", "subject"]
@@ -56,7 +57,7 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
     return found[0], True
 
 
-def subject(name: str, options: pipeline.Options, recipe_name: str | None = None) -> Subject:
+def subject(name: str, options: Options, recipe_name: str | None = None) -> Subject:
     """A patch on top of the series below it, or a foreign one alone on the stock tree, of a recipe: the first that it is for.
 
     Raises:
@@ -105,7 +106,7 @@ def _first_for(patch: patches.Patch) -> recipe.Recipe:
 
 def prove_patch(
     name: str,
-    options: pipeline.Options,
+    options: Options,
     *,
     recipe_name: str | None = None,
     dtype: str | None = None,

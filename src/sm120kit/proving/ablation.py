@@ -6,15 +6,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm120kit import console, patches, pipeline, recipe, sources, toolchain
+from sm120kit import console, patches, recipe, sources, toolchain
 from sm120kit.errors import CompileFailed, UnknownName
 from sm120kit.proving.side import Side
 from sm120kit.records import Ablated, Ablation, PatchState, TileChange, TileFacts
 from sm120kit.tiles import compare
+from sm120kit.trees import Options, patched_tree
 from sm120kit.workspace import data_root
 
 
-def ablate(name: str, options: pipeline.Options, *, dtype: str | None = None, only: Sequence[str] = ()) -> Ablation:
+def ablate(name: str, options: Options, *, dtype: str | None = None, only: Sequence[str] = ()) -> Ablation:
     """The series of a recipe without each of its patches, or without each of ``only``; tiles of all dtypes or of one.
 
     Tiles that were measured before with the same headers are not measured again; a whole table takes about a minute.
@@ -26,7 +27,7 @@ def ablate(name: str, options: pipeline.Options, *, dtype: str | None = None, on
     tools = toolchain.find(headers=item.headers)
     checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
-    whole = pipeline.patched_tree(item, options)
+    whole = patched_tree(item, options)
     applied = {f"{one.project}/{one.slug}" for one in whole.patches}
     series = [patch for patch in patches.in_order(item.pin, item.inside, root) if patch.name in applied]
     chosen = [patch for patch in series if not only or {patch.name, patch.slug} & set(only)]

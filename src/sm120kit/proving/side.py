@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from sm120kit import build as builder
-from sm120kit import console, emulate, pipeline, prove, recipe
+from sm120kit import console, emulate, prove, recipe
 from sm120kit.errors import CompileFailed, ExpectationFailed, UnknownName
 from sm120kit.gitrepo import Repository
 from sm120kit.records import Arch, Checkout, Emulation, Probe, Proof, Seen, Tile, TileFacts, Toolchain
 from sm120kit.tiles import diagnostics, introspect, listing
 from sm120kit.toolchain import ABSENT
+from sm120kit.trees import Options
 from sm120kit.workspace import digest_of, file_sha256, read_record, write_record
 
 
@@ -23,7 +24,7 @@ class Side:
     """One tree, and what probes are on it."""
 
     def __init__(
-        self, item: recipe.Recipe, checkout: Checkout, tree: str, tools: Toolchain, options: pipeline.Options, scratch: Path
+        self, item: recipe.Recipe, checkout: Checkout, tree: str, tools: Toolchain, options: Options, scratch: Path
     ) -> None:
         self.item, self.tree, self.tools, self.options, self.scratch = item, tree, tools, options, scratch
         self.repository = Repository(checkout.repository)
