@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import shutil
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from sm120kit import process
-from sm120kit.errors import (
-    CommandFailed,
-    DaemonUnreachable,
-    HashMismatch,
-    ImageBuildFailed,
-    NoSuchImage,
-    NotEnoughDisk,
-    RegistryFailed,
-    ToolchainMissing,
-)
+from sm120kit.daemon import building
+from sm120kit.daemon.asking import follow, patiently, told
+from sm120kit.errors import DaemonUnreachable, ToolchainMissing
 from sm120kit.records import Image
 from sm120kit.workspace import digest_of
 
-T = TypeVar("T")
-
-ATTEMPTS = 4
-"""How often a registry is asked that fails for a reason that may pass."""
-PAUSE_SECONDS = 0.5
-
 _STARTS_WITH = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "Shell", "StopSignal", "User", "Volumes")
-_MAY_PASS = ("500", "502", "503", "504", "toomanyrequests", "timeout", "eof", "connection reset", "connection refused")
 _PATIENCE_SECONDS = 600
 
 
@@ -62,7 +44,7 @@ class Daemon:
             import docker
         except ModuleNotFoundError as error:
             raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
-        with _told("connecting"):
+        with told("connecting"):
             self._client = docker.from_env(timeout=_PATIENCE_SECONDS)
             self.api_version = str(self._client.version()["ApiVersion"])
 
@@ -70,7 +52,7 @@ class Daemon:
         """An image by id, tag or digest, or None when it is not here."""
         from docker.errors import ImageNotFound
 
-        with _told(f"inspecting {reference}"):
+        with told(f"inspecting {reference}"):
             try:
                 found = self._client.api.inspect_image(reference)
             except ImageNotFound:
@@ -90,7 +72,7 @@ class Daemon:
 
     def history(self, reference: str) -> tuple[str, ...]:
         """The commands that an image says it was made with, newest first."""
-        with _told(f"inspecting {reference}"):
+        with told(f"inspecting {reference}"):
             return tuple(step["CreatedBy"] for step in self._client.api.history(reference))
 
     def build(
@@ -111,61 +93,7 @@ class Daemon:
             ImageBuildFailed: a step failed.
             DaemonUnreachable, NotEnoughDisk: as they say.
         """
-        if not arguments["BASE"].startswith("sha256:") and _has_buildx():
-            return self._build_with_buildx(context, arguments, labels, network, tell)
-        image = ""
-        with _told("building"):
-            answers = self._client.api.build(
-                path=str(context),
-                buildargs=dict(arguments),
-                labels=dict(labels),
-                network_mode=network,
-                rm=True,
-                forcerm=True,
-                decode=True,
-            )
-            said: list[str] = []
-            for answer in answers:
-                for line in str(answer.get("stream", "")).splitlines():
-                    if line.strip():
-                        said.append(line)
-                        tell(line)
-                if "error" in answer:
-                    _full_disk(answer["error"])
-                    raise ImageBuildFailed(
-                        "\n".join([*said[-8:], str(answer["error"])]),
-                        "correct what it says; the same command goes on after the last step that worked",
-                    )
-                image = answer.get("aux", {}).get("ID", image)
-        if not image:
-            raise DaemonUnreachable("the daemon ended the build without a word", "look at its log; the same command goes on")
-        return image
-
-    def _build_with_buildx(
-        self,
-        context: Path,
-        arguments: Mapping[str, str],
-        labels: Mapping[str, str],
-        network: str,
-        tell: Callable[[str], None],
-    ) -> str:
-        with _told("inspecting the daemon"):
-            drivers = dict(self._client.info().get("DriverStatus") or ())
-        attests = "containerd" in str(drivers.get("driver-type", ""))
-        with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
-            said = Path(scratch, "id")
-            argv: list[str | Path] = ["docker", "buildx", "build", "--load", "--progress", "plain", "--iidfile", said]
-            argv += ["--network", network]
-            argv += ["--provenance=mode=max", "--sbom=true"] if attests else ["--provenance=false"]
-            for flag, values in (("--build-arg", arguments), ("--label", labels)):
-                for name, value in values.items():
-                    argv += [flag, f"{name}={value}"]
-            try:
-                process.run([*argv, context], on_line=tell)
-            except CommandFailed as failed:
-                _full_disk(failed.message)
-                raise ImageBuildFailed(failed.message, failed.hint) from failed
-            return said.read_text().strip()
+        return building.build(self._client, context, arguments, labels, network, tell)
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes], *, network: str = "none") -> Ran:
         """Run a program in a container of ``image`` without its entrypoint; ``files`` are put below ``/tmp`` first.
@@ -173,7 +101,7 @@ class Daemon:
         The container has no network unless asked, no capabilities, and is gone afterwards.
         """
         with self._container(image, argv, network) as container:
-            with _told(f"starting {image}"):
+            with told(f"starting {image}"):
                 container.put_archive("/tmp", _packed(files))
                 container.start()
                 code = container.wait()["StatusCode"]
@@ -184,7 +112,7 @@ class Daemon:
         """Unpack a directory of an image below ``into``; false when the image does not have it."""
         from docker.errors import NotFound
 
-        with self._container(image, ["true"], "none") as container, _told(f"reading {image}"):
+        with self._container(image, ["true"], "none") as container, told(f"reading {image}"):
             try:
                 pieces, _ = container.get_archive(path)
             except NotFound:
@@ -199,7 +127,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def _container(self, image: str, argv: Sequence[str], network: str) -> Iterator[Any]:
-        with _told(f"starting {image}"):
+        with told(f"starting {image}"):
             container = self._client.containers.create(
                 image,
                 list(argv[1:]),
@@ -217,14 +145,14 @@ class Daemon:
     def tag(self, image: str, reference: str) -> None:
         """Give an image a name. One that had it loses it."""
         repository, _, tag = reference.rpartition(":")
-        with _told(f"tagging {reference}"):
+        with told(f"tagging {reference}"):
             self._client.api.tag(image, repository, tag)
 
     def remove(self, reference: str) -> None:
         """Remove a name, and the image with its last one."""
         from docker.errors import ImageNotFound
 
-        with _told(f"removing {reference}"), contextlib.suppress(ImageNotFound):
+        with told(f"removing {reference}"), contextlib.suppress(ImageNotFound):
             self._client.api.remove_image(reference)
 
     def in_registry(self, reference: str) -> str | None:
@@ -245,7 +173,7 @@ class Daemon:
                     return None
                 raise
 
-        return _patiently(f"asking for {reference}", ask)
+        return patiently(f"asking for {reference}", ask)
 
     def push(self, reference: str, tell: Callable[[str], None]) -> str:
         """Push ``repository:tag`` and return the digest that the registry gave it.
@@ -258,11 +186,11 @@ class Daemon:
         def push() -> str:
             digest = ""
             for answer in self._client.api.push(repository, tag=tag, stream=True, decode=True):
-                _stream(answer, tell)
+                follow(answer, tell)
                 digest = answer.get("aux", {}).get("Digest", digest)
             return digest
 
-        return _patiently(f"pushing {reference}", push)
+        return patiently(f"pushing {reference}", push)
 
     def pull(self, reference: str, tell: Callable[[str], None]) -> Image:
         """Pull ``repository@digest``.
@@ -275,79 +203,13 @@ class Daemon:
 
         def pull() -> None:
             for answer in self._client.api.pull(reference, stream=True, decode=True):
-                _stream(answer, tell)
+                follow(answer, tell)
 
-        _patiently(f"pulling {reference}", pull)
+        patiently(f"pulling {reference}", pull)
         found = self.inspect(reference)
         if found is None:
             raise DaemonUnreachable(f"the daemon pulled {reference} and does not have it", "look at its log")
         return found
-
-
-class _Refused(Exception):
-    """What a daemon says a registry said."""
-
-
-def _stream(answer: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    if "error" in answer:
-        raise _Refused(str(answer["error"]))
-    status = str(answer.get("status", ""))
-    if status and not answer.get("progressDetail"):
-        tell(f"{answer['id']}: {status}" if "id" in answer else status)
-
-
-def _patiently(doing: str, ask: Callable[[], T]) -> T:
-    """Ask a registry, again when what is wrong may pass."""
-    from docker.errors import APIError, NotFound
-
-    for attempt in range(1, ATTEMPTS + 1):
-        with _told(doing):
-            try:
-                return ask()
-            except (APIError, _Refused) as error:
-                words = str(error.explanation if isinstance(error, APIError) and error.explanation else error)
-                _full_disk(words)
-                if isinstance(error, NotFound) or "manifest unknown" in words or "not found" in words:
-                    raise NoSuchImage(f"{doing}: {words}", "is it the right registry, and was the image published?") from error
-                if "filesystem layer verification failed" in words or "unexpected EOF" in words or "mismatch" in words:
-                    raise HashMismatch(f"{doing}: {words}", "what the registry has was damaged or changed") from error
-                if attempt == ATTEMPTS or not any(sign in words.lower() for sign in _MAY_PASS):
-                    raise RegistryFailed(f"{doing}: {words}", "the same command goes on where it was") from error
-                time.sleep(PAUSE_SECONDS * 2**attempt)
-    raise AssertionError("the last attempt returns or raises")
-
-
-@contextlib.contextmanager
-def _told(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises when the daemon does not answer into an error of ours."""
-    import requests
-    from docker.errors import APIError, DockerException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except APIError as error:
-        words = str(error.explanation or error)
-        _full_disk(words)
-        if error.status_code == 404:
-            raise NoSuchImage(f"{doing}: {words}") from error
-        raise DaemonUnreachable(f"{doing}: the daemon refuses: {words}", "look at the daemon's log") from error
-    except (DockerException, requests.RequestException, HTTPError, ConnectionError, json.JSONDecodeError) as error:
-        raise DaemonUnreachable(
-            f"{doing}: the container daemon does not answer: {error}",
-            "start it, or name its socket with DOCKER_HOST; nothing is half done, and the same command goes on",
-        ) from error
-
-
-def _full_disk(words: str) -> None:
-    if "no space left on device" in words:
-        raise NotEnoughDisk(
-            f"the file system of the daemon's images is full: {words}", "free some space; the same command goes on"
-        )
-
-
-def _has_buildx() -> bool:
-    return shutil.which("docker") is not None and process.run(["docker", "buildx", "version"], check=False).returncode == 0
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:
