@@ -128,6 +128,12 @@ class WrongGpu(Sm120kitError):
     exit_code = 46
 
 
+class BadKey(Sm120kitError):
+    """A file that is not a key which can sign, or be trusted."""
+
+    exit_code = 47
+
+
 class CommandFailed(Sm120kitError):
     """A foreign program failed; its log is named."""
 
@@ -264,6 +270,12 @@ class PortTaken(Sm120kitError):
     """Something listens already where a server is to be launched."""
 
     exit_code = 78
+
+
+class NotAttested(Sm120kitError):
+    """No signed statement says what an image is made of, or it is not trusted, was changed, or is about another image."""
+
+    exit_code = 79
 
 
 class HostUnreadable(Sm120kitError):

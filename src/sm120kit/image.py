@@ -19,7 +19,7 @@ from packaging.utils import parse_wheel_filename
 
 from sm120kit.daemon import Daemon
 from sm120kit.errors import BadArtifact, HashMismatch, ImageBuildFailed, NoSuchImage, UnknownName
-from sm120kit.records import Image, ImageContext, LockedWheel
+from sm120kit.records import BuiltWheel, Image, ImageContext, LockedWheel
 from sm120kit.workspace import (
     Workspace,
     data_root,
@@ -105,6 +105,9 @@ def make_context(
         reference=reference,
         arguments=arguments,
         labels=said,
+        installer=INSTALLER,
+        locked=tuple(wheel for wheel, _ in locked),
+        ours=(BuiltWheel(LockedWheel(name, version, patched.name, ours), origin),),
     )
     with workspace.locked(f"image-{digest}"):
         if not (target / "context.json").is_file():

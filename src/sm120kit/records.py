@@ -424,10 +424,19 @@ class Lock:
 
 
 @dataclass(frozen=True)
+class BuiltWheel:
+    """A wheel that was built here. ``origin`` is what it says of itself: its ``sm120kit.json``."""
+
+    wheel: LockedWheel
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class ImageContext:
     """A ready build context. ``digest`` names everything that goes in, files, arguments and labels, and with it the image.
 
     ``kind`` is the Dockerfile's name and that of the image's checks; ``reference`` the name and tag that a verified image gets.
+    ``locked`` and ``ours`` are installed, by ``installer``, which is not.
     """
 
     directory: Path
@@ -437,6 +446,9 @@ class ImageContext:
     reference: str
     arguments: dict[str, str]
     labels: dict[str, str]
+    installer: LockedWheel
+    locked: tuple[LockedWheel, ...]
+    ours: tuple[BuiltWheel, ...]
 
 
 @dataclass(frozen=True)
@@ -489,6 +501,18 @@ class VerifiedImage:
 
 
 @dataclass(frozen=True)
+class Attested:
+    """What a published image is made of and how, in files beside the index: a CycloneDX SBOM and an in-toto statement.
+
+    ``statement`` is a DSSE envelope when it is ``signed``, else the bare statement.
+    """
+
+    sbom: Artifact
+    statement: Artifact
+    signed: bool
+
+
+@dataclass(frozen=True)
 class PublishedImage:
     """Where a verified image can be had: ``repository@digest``. An entry of ``images.json``."""
 
@@ -498,6 +522,7 @@ class PublishedImage:
     recipe: str
     build_id: str
     verified: VerifiedImage
+    attested: Attested | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ LAYERS = {
             "image",
             "verify",
             "registry",
+            "attest",
             "launch",
             "bench",
             "doctor",

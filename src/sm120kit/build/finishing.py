@@ -106,6 +106,7 @@ def origin(plan: BuildPlan, tree: PatchedTree) -> dict[str, object]:
         "kernel_groups": plan.groups,
         "plan": plan.digest,
         "pin": tree.checkout.pin,
+        "inside": tree.inside,
         "base": tree.checkout.commit,
         "commit": tree.commit,
         "tree": tree.tree,
