@@ -96,8 +96,11 @@ def run(
     wait_seconds: float,
     tell: Callable[[str], None],
     progress: Callable[[float, str], None],
+    work: Callable[[Run], None] | None = None,
 ) -> Run:
     """Start the container and stay until it ends. The record is written when the server is healthy, and again at the end.
+
+    With ``work``, that is done with the healthy server's record, and then the server is stopped; see :func:`launch.serve`.
 
     Raises:
         PortTaken: another server listens on the port.
@@ -119,6 +122,7 @@ def run(
         tell=tell,
         progress=progress,
         remove=("docker", "rm", "--force", service.name),
+        work=work,
     )
 
 
@@ -133,6 +137,7 @@ def serve(
     tell: Callable[[str], None],
     progress: Callable[[float, str], None],
     remove: tuple[str, ...] = (),
+    work: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run the command line ``argv``, which serves at the service's URL, and keep its record. See :func:`run`.
 
@@ -149,15 +154,26 @@ def serve(
         model=str(service.mounts[0].source),
         argv=argv,
         environment=tuple(sorted(service.environment)),
+        build_id=image.image.labels.get("sm120kit.build-id", ""),
         url=service.url,
         log=str(log),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
     )
 
     def healthy(seconds: float) -> None:
-        write_record(record, replace(kept, healthy_seconds=round(seconds, 1)))
+        nonlocal kept
+        kept = replace(kept, healthy_seconds=round(seconds, 1))
+        write_record(record, kept)
         tell(f"healthy after {seconds:.1f} s; unverified on SM120")
-        tell(f"serving {wanted.model.repository} at {service.url}; Ctrl-C stops it")
+        tell(f"serving {wanted.model.repository} at {service.url}" + ("" if work else "; Ctrl-C stops it"))
+
+    def do() -> None:
+        assert work
+        try:
+            work(kept)
+        except BaseException:
+            write_record(record, replace(kept, ending=Ending.STOPPED))
+            raise
 
     tell(f"log: {log}")
     try:
@@ -170,14 +186,13 @@ def serve(
             patience_seconds=PATIENCE_SECONDS,
             progress=progress,
             healthy=healthy,
+            work=do if work else None,
         )
     finally:
         if remove:
             process.run(remove, check=False)
-    since = outcome.healthy_seconds
     kept = replace(
         kept,
-        healthy_seconds=None if since is None else round(since, 1),
         seconds=round(outcome.seconds, 1),
         ending=outcome.ending,
         exit_code=outcome.exit_code,

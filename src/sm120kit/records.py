@@ -529,6 +529,7 @@ class PublishedImage:
 class Run:
     """A server that was launched. ``image`` is the content of a verified image and ``image_name`` what was started.
 
+    ``build_id`` is the sha256 of the lock that the image was made from, as its label says, "" when there is none.
     ``environment`` are names of variables; their values are not kept. ``started`` is UTC, durations are in seconds, None before
     there is one. ``ending`` is "running", "stopped", "died" or "not healthy in time".
     """
@@ -547,6 +548,7 @@ class Run:
     seconds: float | None = None
     ending: str = "running"
     exit_code: int | None = None
+    build_id: str = ""
 
 
 @dataclass(frozen=True)

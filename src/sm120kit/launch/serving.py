@@ -13,9 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from sm120kit import process
+from sm120kit.errors import Sm120kitError
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 3.0
+DYING_SECONDS = 5.0
+"""How long a server whose connections are gone may take to end: docker's client ends after the container."""
 
 
 class Ending(StrEnum):
@@ -46,16 +49,22 @@ def serve(
     patience_seconds: float,
     progress: Callable[[float, str], None] = lambda seconds, line: None,
     healthy: Callable[[float], None] = lambda seconds: None,
+    work: Callable[[], None] | None = None,
 ) -> Outcome:
     """Start ``argv`` with its output in ``log``, wait until it is healthy, and then until it dies or a signal asks to stop.
 
     ``progress`` is given the seconds and the log's last line while it starts, ``healthy`` is called once. SIGINT, SIGTERM and
     SIGHUP stop it: SIGTERM, and SIGKILL when it has not ended after ``patience_seconds``. Call it in the main thread.
+
+    With ``work``, that is done once it is healthy, and then it is stopped. All three signals then do what SIGINT did before:
+    they interrupt, and what that raises is raised after the server has ended, as is what ``work`` raises of itself. A server
+    that died meanwhile is told in the outcome instead.
     """
     tail = _Tail(log)
     started = time.monotonic()
     since: float | None = None
-    with _signals() as asked, process.started(argv, log, env=environment, patience=patience_seconds) as child:
+    signals = _signals() if work is None else _interruptions()
+    with signals as asked, process.started(argv, log, env=environment, patience=patience_seconds) as child:
         while True:
             seconds = time.monotonic() - started
             if child.poll() is not None:
@@ -69,11 +78,27 @@ def serve(
                 if _answers(f"{url}/health") and child.poll() is None:
                     since = seconds
                     healthy(seconds)
+                    if work is not None:
+                        ending = _do(work, lambda: child.poll() is not None)
+                        break
                 elif seconds > wait_seconds:
                     ending = Ending.NOT_HEALTHY
                     break
             time.sleep(POLL_SECONDS)
     return Outcome(ending, since, time.monotonic() - started, child.poll())
+
+
+def _do(work: Callable[[], None], ended: Callable[[], bool]) -> Ending:
+    """How the server fared while ``work`` was done."""
+    try:
+        work()
+    except Sm120kitError:
+        until = time.monotonic() + DYING_SECONDS
+        while not ended():
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL_SECONDS)
+    return Ending.DIED if ended() else Ending.STOPPED
 
 
 def port_is_free(port: int) -> bool:
@@ -95,6 +120,18 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, ValueError):  # refused, reset, 503 while it loads, or half an answer
         return False
+
+
+@contextmanager
+def _interruptions() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP interrupt as SIGINT does; what is yielded stays empty."""
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.signal(kind, signal.getsignal(signal.SIGINT)) for kind in kinds}
+    try:
+        yield []
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 @contextmanager
