@@ -21,7 +21,7 @@ from sm120kit.errors import NoSuchImage, NotVerified, UnknownName
 from sm120kit.records import Check, Image, Verdict, VerifiedImage
 from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, read_record, write_record
 
-PARENT = {"flashinfer": "base", "vllm": "flashinfer", "sglang": "flashinfer"}
+PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
 """An image passes the checks of its parents too."""
 
 SIZE_LIMIT_BYTES = {"flashinfer": 3 * 2**30, "vllm": 16 * 2**30, "sglang": 18 * 2**30}
@@ -35,7 +35,10 @@ class Expected:
     """What an image has to be. Everything that its labels claim is compared with what is found inside.
 
     ``generators`` are FlashInfer's generator functions of the compiled modules, ``kernels`` the patterns of ``expect_kernels``
-    with the least number per module, ``left_out`` distributions that are required and not there on purpose.
+    with the least number per module, ``left_out`` distributions that are required and not there on purpose, ``overridden``
+    those whose version the recipe decides against what others demand.
+
+    Of an engine: ``env`` is set and ``serve`` started in it, and ``arguments`` is what each configuration says after ``serve``.
     """
 
     kind: str
@@ -51,6 +54,10 @@ class Expected:
     generators: tuple[str, ...] = ()
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    overridden: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    serve: tuple[str, ...] = ()
+    arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
