@@ -291,7 +291,7 @@ class LogUnreadable(Sm120kitError):
 
 
 class CannotMeasure(Sm120kitError):
-    """``doctor --measure`` lacks GPUs, torch or NCCL."""
+    """What a measurement needs is not there: GPUs, torch or NCCL, or a server that gives log-probabilities."""
 
     exit_code = 82
 

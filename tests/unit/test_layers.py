@@ -37,6 +37,7 @@ LAYERS = {
             "bench",
             "doctor",
             "explain",
+            "kld",
         ],
         5,
     ),

@@ -15,6 +15,7 @@ from sm120kit.cli.doctor import doctor
 from sm120kit.cli.explain import explain_
 from sm120kit.cli.image import image_, publish, pull
 from sm120kit.cli.inspect import inspect_
+from sm120kit.cli.kld import kld
 from sm120kit.cli.launch import launch_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
@@ -32,6 +33,7 @@ app.command("doctor")(doctor)
 app.command("explain")(explain_)
 app.command("image")(image_)
 app.command("inspect")(inspect_)
+app.command("kld")(kld)
 app.command("launch")(launch_)
 app.command("publish")(publish)
 app.command("pull")(pull)
