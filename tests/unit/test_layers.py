@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 11,
+    "cli": 12,
+    "measuring": 11,
     "launching": 10,
     "delivery": 9,
     "engines": 9,
@@ -35,6 +36,7 @@ LAYERS = {
             "attest",
             "launch",
             "bench",
+            "roofline",
             "doctor",
             "explain",
             "kld",

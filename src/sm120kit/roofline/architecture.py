@@ -1,0 +1,285 @@
+"""Architectures in ``recipes/models/``: how many parameters a pass reads, and how many bytes a checkpoint has for each."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from sm120kit.checkpoint import Attention
+from sm120kit.errors import BadRecipe
+from sm120kit.recipe.schema import Name, Strict
+from sm120kit.workspace import data_root
+
+Count = Annotated[int, Field(ge=1)]
+Bits = Annotated[float, Field(gt=0, le=32)]
+MATRICES = 3
+"""Of a gated MLP: gate, up, down."""
+
+
+class Grouped(Strict):
+    """Attention with a KV cache in ``layers`` of the layers; ``gated``: q_proj makes an output gate as well."""
+
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    gated: bool = False
+
+
+class Latent(Strict):
+    """Multi-head latent attention: the cache holds ``kv_rank`` + ``rope`` elements per token and layer, on every GPU."""
+
+    layers: Count
+    heads: Count
+    q_rank: Count
+    kv_rank: Count
+    nope: Count
+    rope: Count
+    v_dim: Count
+
+
+class Linear(Strict):
+    """Gated DeltaNet: a state of ``value_heads`` x ``head_dim`` x ``head_dim`` per layer and sequence, no cache."""
+
+    layers: Count
+    key_heads: Count
+    value_heads: Count
+    head_dim: Count
+    state_bytes: Count
+
+
+class Dense(Strict):
+    """A gated MLP in ``layers`` of the layers."""
+
+    layers: Count
+    width: Count
+
+
+class Experts(Strict):
+    """``count`` routed experts in ``layers`` of the layers, ``active`` of them per token; a shared one has ``shared_width``."""
+
+    layers: Count
+    count: Count
+    active: Count
+    width: Count
+    shared_width: Annotated[int, Field(ge=0)] = 0
+
+
+class PartBits(Strict):
+    """Bits per parameter with its scales: NVFP4 has 4 + 8/16. What is not said is BF16."""
+
+    attention: Bits = 16
+    linear_attention: Bits = 16
+    experts: Bits = 16
+    shared: Bits = 16
+    dense: Bits = 16
+    head: Bits = 16
+    mtp: Bits = 16
+
+
+class Checkpoint(Strict):
+    """One repository with this architecture. ``gigabytes`` (10^9 bytes) is its published size; ``source`` is of both."""
+
+    repository: str
+    bits: PartBits
+    gigabytes: Annotated[float, Field(gt=0)] | None = None
+    source: str
+
+
+class Architecture(Strict):
+    """One file. ``mtp_layers`` are layers of the model's own kind that draft tokens, with its output head."""
+
+    edition: Literal[1]
+    name: Name
+    source: str
+    hidden: Count
+    vocabulary: Count
+    layers: Count
+    attention: Grouped | None = None
+    latent_attention: Latent | None = None
+    linear_attention: Linear | None = None
+    mlp: Dense | None = None
+    experts: Experts | None = None
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    checkpoint: Annotated[tuple[Checkpoint, ...], Field(strict=False, min_length=1)]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The weights that one pass of the model reads, of all GPUs together.
+
+    ``fixed_bytes`` are read for any number of tokens. Each token chooses ``active`` of the ``experts`` of each of ``layers``
+    layers; an expert has ``expert_bytes``. ``parameters`` take part in the arithmetic of one token.
+    """
+
+    fixed_bytes: float
+    expert_bytes: float
+    layers: int
+    experts: int
+    active: int
+    parameters: float
+
+    def distinct(self, tokens: float) -> float:
+        """Experts of a layer that ``tokens`` touch when each chooses evenly and by itself."""
+        return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 0.0
+
+    def bytes(self, tokens: float, *, alike: bool = False) -> float:
+        """Bytes read for ``tokens``; ``alike``: all of them choose the same experts, the fewest bytes there can be."""
+        return self.fixed_bytes + self.layers * self.expert_bytes * (self.active if alike else self.distinct(tokens))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint as the roofline sees it. ``state_bytes`` is per sequence, of all GPUs; ``draft`` one pass of the MTP head.
+
+    ``weight_bytes`` are those of the text model on disk, for comparison with its published size.
+    """
+
+    name: str
+    repository: str
+    source: str
+    hidden: int
+    layers: int
+    main: Pass
+    draft: Pass | None
+    draft_layers: int
+    cache: Attention | int
+    cache_layers: int
+    state_bytes: float
+    weight_bytes: float
+
+    def cache_elements(self, gpus: int) -> int:
+        """Elements that each token leaves in the KV cache of one GPU."""
+        return self.cache if isinstance(self.cache, int) else self.cache.elements(gpus)
+
+
+def names() -> tuple[str, ...]:
+    """The architectures that come with sm120kit."""
+    return tuple(sorted(path.stem for path in (data_root() / "recipes" / "models").glob("*.toml")))
+
+
+def load(name: str) -> Architecture:
+    """One architecture by name.
+
+    Raises:
+        BadRecipe: its file is not well-formed; every problem is named.
+    """
+    path = data_root() / "recipes" / "models" / f"{name}.toml"
+    try:
+        found = Architecture.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRecipe(f"{path}: not TOML: {error}") from error
+    except ValidationError as error:
+        problems = "\n".join(f"  {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise BadRecipe(f"{path}:\n{problems}") from error
+    if (found.attention is None) == (found.latent_attention is None):
+        raise BadRecipe(f"{path}: one of attention and latent_attention must be there")
+    return found
+
+
+def model_of(repository: str) -> Model | None:
+    """The model of a repository; None when no architecture names it."""
+    for name in names():
+        architecture = load(name)
+        for checkpoint in architecture.checkpoint:
+            if checkpoint.repository == repository:
+                return model(architecture, checkpoint)
+    return None
+
+
+def model(a: Architecture, checkpoint: Checkpoint) -> Model:
+    """Parameters counted from the architecture, bytes from the checkpoint's bits."""
+    bits = checkpoint.bits
+    attention, attention_layers = _attention(a)
+    experts = a.experts
+    expert = MATRICES * a.hidden * experts.width if experts else 0
+    shared = MATRICES * a.hidden * experts.shared_width if experts else 0
+    router = a.hidden * experts.count if experts else 0
+    dense = MATRICES * a.hidden * a.mlp.width if a.mlp else 0
+    head = a.hidden * a.vocabulary
+    linear, linear_layers = _linear(a), a.linear_attention.layers if a.linear_attention else 0
+    moe_layers, dense_layers = experts.layers if experts else 0, a.mlp.layers if a.mlp else 0
+    parts = (
+        (attention * attention_layers, bits.attention),
+        (linear * linear_layers, bits.linear_attention),
+        (shared * moe_layers, bits.shared),
+        (router * moe_layers, 16.0),
+        (dense * dense_layers, bits.dense),
+        (head, bits.head),
+    )
+    active = experts.active if experts else 0
+    count = experts.count if experts else 0
+    main = Pass(
+        fixed_bytes=sum(parameters * width / 8 for parameters, width in parts),
+        expert_bytes=expert * bits.experts / 8,
+        layers=moe_layers,
+        experts=count,
+        active=active,
+        parameters=sum(parameters for parameters, _ in parts) + expert * active * moe_layers,
+    )
+    draft = None
+    if a.mtp_layers:
+        joins = 2 * a.hidden * a.hidden  # the hidden state and the last token's embedding become one
+        own = a.mtp_layers * (attention + joins + (shared + router if experts else dense))
+        draft = Pass(
+            fixed_bytes=own * bits.mtp / 8 + head * bits.head / 8,
+            expert_bytes=expert * bits.mtp / 8,
+            layers=a.mtp_layers if experts else 0,
+            experts=count,
+            active=active,
+            parameters=own + head + expert * active * a.mtp_layers,
+        )
+    stored = main.fixed_bytes + head * 2 + count * main.expert_bytes * moe_layers
+    if draft:
+        stored += draft.fixed_bytes - head * bits.head / 8 + count * draft.expert_bytes * draft.layers
+    return Model(
+        name=a.name,
+        repository=checkpoint.repository,
+        source=f"{a.source}; {checkpoint.source}",
+        hidden=a.hidden,
+        layers=a.layers,
+        main=main,
+        draft=draft,
+        draft_layers=a.mtp_layers,
+        cache=_cache(a),
+        cache_layers=attention_layers,
+        state_bytes=_state_bytes(a),
+        weight_bytes=stored,
+    )
+
+
+def _attention(a: Architecture) -> tuple[int, int]:
+    """Parameters of one layer of attention, and how many there are."""
+    if a.latent_attention:
+        m = a.latent_attention
+        down = a.hidden * (m.q_rank + m.kv_rank + m.rope)
+        up = m.heads * (m.q_rank * (m.nope + m.rope) + m.kv_rank * (m.nope + m.v_dim))
+        return down + up + m.heads * m.v_dim * a.hidden, m.layers
+    g = a.attention
+    assert g
+    queries = g.heads * g.head_dim * (2 if g.gated else 1)
+    return a.hidden * (queries + 2 * g.kv_heads * g.head_dim + g.heads * g.head_dim), g.layers
+
+
+def _linear(a: Architecture) -> int:
+    """Parameters of one layer of gated DeltaNet: queries, keys, values, gate, two scalars per head, output."""
+    if a.linear_attention is None:
+        return 0
+    d = a.linear_attention
+    keys, values = d.key_heads * d.head_dim, d.value_heads * d.head_dim
+    return a.hidden * (2 * keys + 3 * values + 2 * d.value_heads)
+
+
+def _cache(a: Architecture) -> Attention | int:
+    if a.latent_attention:
+        return a.latent_attention.layers * (a.latent_attention.kv_rank + a.latent_attention.rope)
+    assert a.attention
+    return Attention(a.attention.layers, a.attention.kv_heads, a.attention.head_dim)
+
+
+def _state_bytes(a: Architecture) -> float:
+    d = a.linear_attention
+    return d.layers * d.value_heads * d.head_dim**2 * d.state_bytes if d else 0.0

@@ -1,0 +1,235 @@
+"""The roofline: numbers computed by hand, what must grow and shrink, and how it stands to what was published."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sm120kit import roofline
+from sm120kit.checkpoint import Attention
+from sm120kit.errors import BadRecipe
+from sm120kit.recipe import configuration
+from sm120kit.roofline import GPUS, GpuKind, Model, Pass, Work, all_reduce_seconds
+from sm120kit.workspace import data_root
+
+HERE = Path(__file__).parent
+TABLES: list[dict[str, Any]] = tomllib.loads((HERE / "data/roofline/published.toml").read_text())["table"]
+CONTEXT = 300
+"""Tokens that a user has on average in a published cell without context: prompt and half of the answer. It hardly matters."""
+
+GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
+MAIN = Pass(fixed_bytes=8e9, expert_bytes=1e8, layers=10, experts=4, active=1, parameters=10e9)
+DRAFT = Pass(fixed_bytes=1e9, expert_bytes=1e8, layers=1, experts=4, active=1, parameters=1e9)
+MODEL = Model(
+    name="made up",
+    repository="",
+    source="",
+    hidden=1024,
+    layers=10,
+    main=MAIN,
+    draft=DRAFT,
+    draft_layers=1,
+    cache=Attention(layers=10, kv_heads=2, head_dim=100),
+    cache_layers=10,
+    state_bytes=0.5e9,
+    weight_bytes=0,
+)
+
+
+def test_one_user_on_one_gpu_by_hand() -> None:
+    step = roofline.step(MODEL, GPU, Work(users=1, context_tokens=1_000_000, drafts=0, gpus=1, cache_bytes=2))
+    # 8 GB and one expert of 0.1 GB in 10 layers; 2 x 10 x 2 x 100 elements of 2 bytes a million times; 0.5 GB in and out.
+    assert (step.weights, step.cache, step.states) == pytest.approx((9e-3, 8e-3, 1e-3))
+    assert (step.drafting, step.all_reduces) == (0, 0)
+    assert step.arithmetic == pytest.approx(20e9 / 1e15)
+    assert step.seconds == pytest.approx(18e-3)
+    assert roofline.roofline(MODEL, GPU, Work(1, 1_000_000, 0, 1), 1.0) == pytest.approx(1 / 18e-3)
+
+
+def test_speculation_reads_more_experts_and_the_draft_head_by_hand() -> None:
+    work = Work(users=1, context_tokens=0, drafts=2, gpus=1)
+    step = roofline.step(MODEL, GPU, work)
+    # Three tokens touch 4 x (1 - 0.75^3) = 2.3125 experts in each of 10 layers; two draft passes of 1.1 GB.
+    assert step.weights == pytest.approx(8e-3 + 10 * 2.3125e-4)
+    assert step.drafting == pytest.approx(2 * 1.1e-3)
+    assert roofline.tokens_per_step(2, 0.5) == 2
+    assert roofline.roofline(MODEL, GPU, work, 0.5) == pytest.approx(2 / step.seconds)
+    # At best all tokens choose the same expert and every draft is accepted.
+    assert roofline.ceiling(MODEL, GPU, work) == pytest.approx(3 / (9e-3 + 2.2e-3 + 1e-3))
+
+
+def test_all_reduces_by_hand() -> None:
+    work = Work(users=8, context_tokens=0, drafts=0, gpus=4)
+    # 8 tokens of 1024 elements of 2 bytes are 16 KiB, for which 7.7 us are published; two in each of 10 layers.
+    assert roofline.step(MODEL, GPU, work).all_reduces == pytest.approx(20 * 7.7e-6)
+    assert roofline.step(MODEL, GPU, replace(work, all_reduce_us=50)).all_reduces == pytest.approx(20 * 50e-6)
+    assert roofline.step(MODEL, GPU, work, favourable=True).all_reduces == 0
+    assert roofline.step(MODEL, GPU, replace(work, drafts=1)).all_reduces == pytest.approx(
+        20 * 9.0667e-6 + 2 * 7.7e-6, rel=1e-4
+    )
+
+
+def test_the_band_of_all_reduces() -> None:
+    sizes = (1, 1024, 16384, 16384 + 24576, 1 << 20, 1 << 21)
+    assert [all_reduce_seconds(size, 4) * 1e6 for size in sizes] == pytest.approx([6.1, 6.1, 7.7, 9.75, 85.2, 170.4])
+    assert all_reduce_seconds(1024, 1) == 0
+    assert all_reduce_seconds(1024, 8) == pytest.approx(26.2e-6)
+    assert all_reduce_seconds(1 << 20, 8) == pytest.approx(85.2e-6)
+
+
+def test_arithmetic_bounds_what_memory_does_not() -> None:
+    slow = replace(GPU, fp4_flops=1e12)
+    step = roofline.step(MODEL, slow, Work(users=64, context_tokens=0, drafts=0, gpus=1))
+    assert step.seconds == step.arithmetic == pytest.approx(2 * 10e9 * 64 / 1e12)
+
+
+works = st.builds(
+    Work,
+    users=st.integers(1, 64),
+    context_tokens=st.integers(0, 100_000),
+    drafts=st.integers(0, 6),
+    gpus=st.sampled_from([1, 2, 4, 8]),
+)
+
+
+@given(works, st.sampled_from(roofline.names()), st.floats(0, 1))
+def test_what_must_grow_and_shrink(work: Work, name: str, acceptance: float) -> None:
+    architecture = roofline.load(name)
+    model, gpu = roofline.model(architecture, architecture.checkpoint[0]), GPUS[1]
+
+    def rate(**changed: Any) -> float:
+        return roofline.roofline(model, gpu, replace(work, **changed), acceptance)
+
+    here = rate()
+    assert rate(users=work.users + 1) > here  # more in all
+    assert rate(users=work.users + 1) / (work.users + 1) <= here / work.users  # less for each
+    assert rate(context_tokens=work.context_tokens + 1000) < here or model.cache_elements(work.gpus) == 0
+    assert rate(cache_bytes=1.0) >= here
+    assert roofline.roofline(model, GPUS[0], work, acceptance) <= here
+    assert here <= roofline.ceiling(model, gpu, work)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("qwen3.5-397b-a17b", 17), ("qwen3.5-122b-a10b", 10), ("qwen3.5-27b", 27), ("minimax-m2.5", 10), ("kimi-k2.5", 32)],
+)
+def test_active_parameters_are_those_of_the_name(name: str, billions: int) -> None:
+    architecture = roofline.load(name)
+    # Names count the embedding, of which a token reads one row.
+    embedding = architecture.hidden * architecture.vocabulary
+    active = (roofline.model(architecture, architecture.checkpoint[0]).main.parameters + embedding) / 1e9
+    assert active == pytest.approx(billions, abs=1.1)
+
+
+def test_bytes_are_those_of_the_published_checkpoints() -> None:
+    seen = 0
+    for name in roofline.names():
+        architecture = roofline.load(name)
+        for checkpoint in architecture.checkpoint:
+            if checkpoint.gigabytes:
+                seen += 1
+                ours = roofline.model(architecture, checkpoint).weight_bytes / 1e9
+                assert ours == pytest.approx(checkpoint.gigabytes, rel=0.07), checkpoint.repository
+    assert seen >= 5
+
+
+def test_every_configuration_has_a_roofline_or_is_known_not_to() -> None:
+    without = set()
+    for name in configuration.names():
+        wanted = configuration.load(name)
+        assert roofline.gpu_kind(wanted.hardware.gpu), name
+        if roofline.model_of(wanted.model.repository) is None:
+            without.add(wanted.model.repository)
+    assert without == {"festr2/GLM-5-NVFP4-MTP"}
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes"),
+    [
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 1597.6),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 1792.1),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 1792.1),
+        ("NVIDIA GeForce RTX 5090", 1792.1),
+        ("NVIDIA GB10", 273.0),
+    ],
+)
+def test_bandwidths(text: str, gigabytes: float) -> None:
+    gpu = roofline.gpu_kind(text)
+    assert gpu
+    assert gpu.bandwidth / 1e9 == pytest.approx(gigabytes, abs=0.1)
+
+
+def test_another_gpu_is_not_guessed() -> None:
+    assert roofline.gpu_kind("NVIDIA H200") is None
+
+
+def test_a_prefill_that_was_not_computed() -> None:
+    model = roofline.model_of("txn545/Qwen3.5-122B-A10B-NVFP4")
+    assert model
+    allowed = roofline.prefill_ceiling(model, GPUS[1], 2)
+    assert 21_791 < allowed < 2_000_000  # 8K in 0.45 s is in the same file as the prefix cache's 2,000,000
+    assert allowed == pytest.approx(2 * 2000e12 / (2 * 9.01e9), rel=0.01)
+
+
+def test_files_are_read_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes/models").mkdir(parents=True)
+    good = (data_root() / "recipes/models/minimax-m2.5.toml").read_text()
+    file = tmp_path / "recipes/models/mine.toml"
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    for text, said in (
+        (good.replace("hidden = 3072", "hiden = 3072"), "hiden"),
+        (good.replace("[attention]", "[attention_]"), "attention_"),
+        (good.replace("kv_heads = 8", "kv_heads = 0"), "attention.kv_heads"),
+        ("edition = ", "not TOML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(BadRecipe, match=said):
+            roofline.load("mine")
+
+
+# ---- against what was published
+
+
+def predicted(table: dict[str, Any]) -> tuple[Model, GpuKind, list[tuple[Work, float]]]:
+    model, gpu = roofline.model_of(table["repository"]), roofline.gpu_kind(table["gpu"])
+    assert model and gpu
+    works = [
+        (Work(int(users), CONTEXT, table.get("drafts", 0), table["gpus"], table["kv"]), rate)
+        for users, rate in table["rates"].items()
+    ]
+    return model, gpu, works
+
+
+def line(table: dict[str, Any]) -> str:
+    """The row of docs/roofline.md. Without the acceptance, what a step must have given at the least stands for the error."""
+    model, gpu, works = predicted(table)
+    known = not table.get("drafts") or "acceptance" in table
+    users = "-".join(dict.fromkeys((str(works[0][0].users), str(works[-1][0].users))))
+    if not known:
+        needs = [rate / work.users * roofline.step(model, gpu, work).seconds for work, rate in works]
+        told = f"{min(needs):.1f}-{max(needs):.1f} of {1 + table['drafts']} tokens per step"
+        return f"| {table['name']} | {users} | | needs {told} |"
+    ratios = [roofline.roofline(model, gpu, work, table.get("acceptance", 0.0)) / rate for work, rate in works]
+    mean = exp(sum(map(log, ratios)) / len(ratios))
+    return f"| {table['name']} | {users} | {', '.join(f'{ratio:.2f}' for ratio in ratios)} | {mean - 1:+.0%} |"
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table["name"]))
+def test_nothing_published_is_above_the_ceiling(table: dict[str, Any]) -> None:
+    model, gpu, works = predicted(table)
+    for work, rate in works:
+        assert rate < roofline.ceiling(model, gpu, work)
+
+
+def test_the_errors_are_those_of_the_document() -> None:
+    rows = [line(table) for table in TABLES]
+    print("\n".join(rows))
+    document = (HERE.parents[1] / "docs/roofline.md").read_text()
+    assert [row for row in rows if row not in document] == []
