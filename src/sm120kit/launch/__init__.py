@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sm120kit.launch.fit import Device, Fit, judge
 from sm120kit.launch.render import compose, docker_run, kubernetes
-from sm120kit.launch.service import Service, make
+from sm120kit.launch.service import Service, arguments, make
 from sm120kit.launch.serving import Ending, Outcome, port_is_free, serve
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Fit",
     "Outcome",
     "Service",
+    "arguments",
     "compose",
     "docker_run",
     "judge",

@@ -77,12 +77,10 @@ def make(
         with disk_errors(source):
             source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user is another one; the folder above keeps everybody else out
-    served = ("--served-model-name", wanted.model.repository, "--host", "0.0.0.0", "--port", str(PORT))
-    named = (place_in,) if engine.engine == "vllm" else ("--model-path", place_in)
     return Service(
         name=f"sm120kit-{wanted.name}".replace(".", "-")[:63].rstrip("-"),  # as long as a Kubernetes Service's may be
         image=image_name,
-        argv=(*engine.serve, *named, *served, *wanted.arguments),
+        argv=(*engine.serve, *arguments(wanted, engine, place_in)),
         environment=dict(wanted.environment),
         mounts=tuple(mounts),
         gpus=tuple(number for number, _ in gpus),
@@ -91,6 +89,12 @@ def make(
         ulimits=dict(wanted.container.ulimits),
         port=port,
     )
+
+
+def arguments(wanted: Configuration, engine: EngineRecipe, model: str = MODEL) -> tuple[str, ...]:
+    """What a configuration says after the engine's ``serve``. ``model`` is the model's folder in the container."""
+    named = (model,) if engine.engine == "vllm" else ("--model-path", model)
+    return (*named, "--served-model-name", wanted.model.repository, "--host", "0.0.0.0", "--port", str(PORT), *wanted.arguments)
 
 
 def _cache_mounts(wanted: Configuration, home: str) -> tuple[str, ...]:

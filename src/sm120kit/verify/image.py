@@ -27,6 +27,12 @@ PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglan
 SIZE_LIMIT_BYTES = {"flashinfer": 3 * 2**30, "vllm": 16 * 2**30, "sglang": 18 * 2**30}
 """Unpacked, base included. More means that something came along that nobody asked for."""
 
+NEEDS_GPU = {
+    "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
+    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit launch` serves a model; unverified on SM120"),
+}
+"""What the container, which is given no GPU, cannot be asked: by suite, a check and its reason."""
+
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
 
@@ -179,6 +185,9 @@ def _outside(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple
         rests = image.layers[: len(base.layers)] == base.layers
         yield _check("base", rests, "its lowest layers are not those of the base that it names"), {}
     yield from _device_code(image, expected, daemon)
+    for suite, (name, why) in NEEDS_GPU.items():
+        if suite in suites(expected.kind):
+            yield Check(suite, name, Verdict.NOT_RUN, why), {}
 
 
 def _device_code(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple[Check, Mapping[str, str]]]:
@@ -228,4 +237,6 @@ def _root() -> Path:
 
 
 def _files(kind: str) -> list[str]:
-    return ["run.py", *(f"{name}/checks.py" for name in suites(kind))]
+    folders = [_root() / name for name in suites(kind)]
+    found = [path for folder in folders for path in (folder / "checks.py", folder / "allowed.toml") if path.is_file()]
+    return ["run.py", "standin.py", *(str(path.relative_to(_root())) for path in found)]

@@ -1,6 +1,7 @@
 """What holds for every image: who runs, who owns what, what is installed, and what must not be there."""
 
 import base64
+import fnmatch
 import hashlib
 import os
 import pwd
@@ -100,11 +101,12 @@ def check_bytecode(expected):
 
 
 def check_requirements(expected):
-    """Every requirement of every distribution is met, those apart that the image leaves out on purpose."""
+    """Every requirement of every distribution is met, those apart that the image leaves out or overrides on purpose."""
     from packaging.requirements import Requirement
 
     wrong = []
     left_out = {normal(name) for name in expected["left_out"]}
+    overridden = {normal(name) for name in expected["overridden"]}
     for distribution in metadata.distributions(path=[str(SITE)]):
         for text in distribution.requires or ():
             need = Requirement(text)
@@ -115,19 +117,26 @@ def check_requirements(expected):
             except metadata.PackageNotFoundError:
                 wrong.append(f"{distribution.metadata['Name']} needs {need}, which is absent")
                 continue
-            if not need.specifier.contains(version, prereleases=True):
+            if normal(need.name) not in overridden and not need.specifier.contains(version, prereleases=True):
                 wrong.append(f"{distribution.metadata['Name']} needs {need}, here {version}")
     assert not wrong, "; ".join(sorted(wrong))
-    return {"left out": ", ".join(sorted(left_out)) or "nothing"}
+    return {"left out": ", ".join(sorted(left_out)) or "nothing", "overridden": ", ".join(sorted(overridden)) or "nothing"}
 
 
 def check_no_toolchain(expected):
-    """No compiler stayed behind."""
-    places = [*os.environ["PATH"].split(":"), "/usr/local/cuda/bin", *map(str, SITE.glob("nvidia/*/bin"))]
-    found = [str(Path(place, tool)) for place in places for tool in TOOLS if Path(place, tool).exists()]
-    assert not found, ", ".join(found)
+    """No compiler stayed behind, but for those that the suite allows with a reason."""
+    places = [*os.environ["PATH"].split(":"), "/usr/local/cuda/bin", *map(str, SITE.glob("nvidia/**/bin"))]
+    found = {str(Path(place, tool)) for place in places for tool in TOOLS if Path(place, tool).exists()}
+    reasons = {
+        path: entry["reason"]
+        for path in found
+        for entry in expected["allowed"]["tools"]
+        if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), entry["path"])
+    }
+    assert found == set(reasons), ", ".join(sorted(found - set(reasons)))
     left = [path for path in ("/usr/local/cuda", "/context", "/overlay") if Path(path).exists()]
     assert not left, ", ".join(left)
+    return {f"compiler {path}": reason for path, reason in sorted(reasons.items())}
 
 
 def check_no_secrets(expected):
@@ -137,10 +146,12 @@ def check_no_secrets(expected):
     places = [Path("/etc"), Path("/root"), Path.home(), PREFIX]
     found = [str(place / name) for place in places for name in SETTINGS if os.path.lexists(place / name)]
     found += [
-        str(home / name)
+        str(path)
         for home in (Path.home(), Path("/root"))
         for name in (".docker", ".ssh", ".config", ".cache")
-        if os.access(home, os.X_OK) and os.path.lexists(home / name)
+        if os.access(home, os.X_OK)
+        for path in [home / name, *(home / name).rglob("*")]
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
     ]
     assert not found, ", ".join(found)
     pointing = [str(path) for path in SITE.glob("*.dist-info/direct_url.json")]
