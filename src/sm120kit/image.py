@@ -84,6 +84,7 @@ def make_context(
         "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "org.opencontainers.image.base.digest": f"sha256:{base.rpartition('sha256:')[2]}",
         f"{LABEL}kind": kind,
+        f"{LABEL}dockerfile": file_sha256(dockerfile),
         **{f"{LABEL}{key}": origin[key] for key in ("recipe", "plan", "commit", "tree")},
         f"{LABEL}archs": ",".join(origin["archs"]),
         f"{LABEL}modules": ",".join(origin["modules"]),
