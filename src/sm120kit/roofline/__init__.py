@@ -26,7 +26,7 @@ FLOPS_PER_PARAMETER = 2
 class Work:
     """What is decoded: ``users`` at once after ``context_tokens`` each, ``drafts`` tokens drafted per step, on ``gpus``.
 
-    ``cache_bytes`` are those of one element of the KV cache; ``all_reduce_us`` was measured at 16 KiB, None for the published band.
+    ``cache_bytes`` are those of one element of the KV cache. ``all_reduce_us`` was measured at 16 KiB; None: as published.
     """
 
     users: int
