@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm120kit import attest, launch, pipeline, recipe, registry, sources
 from sm120kit import image as images
-from sm120kit import pipeline, recipe, registry, sources
 from sm120kit.daemon import Daemon
-from sm120kit.errors import BadRecipe, NoSuchImage, NotVerified
-from sm120kit.records import Arch, Closure, Image, ImageContext, PublishedImage, VerifiedImage
+from sm120kit.errors import BadRecipe, NoSuchImage, NotAttested, NotVerified
+from sm120kit.recipe import configuration
+from sm120kit.records import Arch, Attested, Closure, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.verify import image as checks
 from sm120kit.workspace import Workspace, digest_of, read_record, write_record
 
@@ -106,6 +107,8 @@ def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = l
 def expected(found: Image) -> checks.Expected:
     """What an image must be, from what it claims and from the recipe that it names.
 
+    What is compared with what its FlashInfer wheel says of itself is of the kernels' recipe, on which an engine's rests.
+
     Raises:
         NotVerified: it is not an image of ours.
         UnknownName: its recipe is not known here.
@@ -118,13 +121,15 @@ def expected(found: Image) -> checks.Expected:
             f"the image {found.id} is not one of ours: it has no label {images.LABEL}{missing[0]}",
             "only images that `sm120kit image` made can be verified",
         )
-    item = recipe.load(said["recipe"])
+    named = recipe.load_any(said["recipe"])
+    engine = named if isinstance(named, recipe.EngineRecipe) else None
+    kernels = recipe.load(engine.flashinfer) if engine else recipe.load(said["recipe"])
     modules = tuple(filter(None, said["modules"].split(",")))
-    version = f"{item.version}+sm120kit.{said['plan'][:12]}"
+    version = f"{kernels.version}+sm120kit.{said['plan'][:12]}"
     wheels = dict(wheel.split("==", 1) for wheel in said["wheels"].split(",") if wheel)
     return checks.Expected(
         kind=said["kind"],
-        recipe=item.name,
+        recipe=kernels.name,
         version=version,
         commit=said["commit"],
         tree=said["tree"],
@@ -133,28 +138,90 @@ def expected(found: Image) -> checks.Expected:
         modules=modules,
         patches=tuple(filter(None, said["patches"].split(","))),
         distributions={**wheels, FLASHINFER: version},
-        generators=tuple(item.modules[module].generator for module in modules if module in item.modules),
-        kernels={module: item.modules[module].expect_kernels for module in modules if module in item.modules},
-        left_out=tuple(sorted({*LEFT_OUT} - {*wheels})) if said["kind"] == "flashinfer" else (),
+        generators=tuple(kernels.modules[module].generator for module in modules if module in kernels.modules),
+        kernels={module: kernels.modules[module].expect_kernels for module in modules if module in kernels.modules},
+        left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
+        overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
+        env=dict(engine.env) if engine else {},
+        serve=engine.serve if engine else (),
+        arguments={one.name: launch.arguments(one, engine) for one in _configurations(engine)} if engine else {},
     )
 
 
+def _configurations(engine: recipe.EngineRecipe) -> list[configuration.Configuration]:
+    """The configurations that are for an engine's recipe."""
+    return [one for one in map(configuration.load, configuration.names()) if one.engine == engine.name]
+
+
 def publish(
-    reference: str, repository: str, index: Path, workspace: Workspace, tell: Callable[[str], None] = lambda line: None
+    reference: str,
+    repository: str,
+    index: Path,
+    workspace: Workspace,
+    key: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> PublishedImage:
-    """Publish an image that passed its checks. See :func:`sm120kit.registry.publish`."""
+    """Publish an image that passed its checks, with SBOM and provenance beside the index, signed when there is a ``key``.
+
+    See :func:`sm120kit.registry.publish` and :func:`sm120kit.attest.write`. What is listed with a statement already keeps it,
+    unless a key is given.
+    """
+    sign = attest.signer(key) if key else None
     daemon = Daemon()
-    return registry.publish(checks.verified(reference, daemon, workspace), repository, index, daemon, tell)
+    verified = checks.verified(reference, daemon, workspace)
+    made = images.made_of(verified.image, workspace)
+
+    def attested(entry: PublishedImage) -> Attested:
+        return entry.attested if entry.attested and not sign else attest.write(entry, made, index.parent, sign)
+
+    return registry.publish(verified, repository, index, daemon, attested, tell)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """An image that was pulled, and what is new in it since the last one of the same recipe; None when there was none."""
+
+    verified: VerifiedImage
+    changes: tuple[str, ...] | None
 
 
 def pull(
-    name: str, index: Path, platform: str, workspace: Workspace, tell: Callable[[str], None] = lambda line: None
-) -> VerifiedImage:
-    """Pull an image that an index lists. See :func:`sm120kit.registry.pull`."""
-    daemon = Daemon()
-    pulled = registry.pull(registry.find(name, index, platform), daemon, tell)
+    name: str,
+    index: Path,
+    platform: str,
+    workspace: Workspace,
+    trusted: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Pulled:
+    """Pull an image that an index lists, and with ``trusted`` only what the holder of that key signed.
+
+    See :func:`sm120kit.registry.pull` and :func:`sm120kit.attest.check`.
+    """
+    entry = registry.find(name, index, platform)
+    if trusted:
+        attest.check(entry, index.parent, trusted)
+    pulled = registry.pull(entry, Daemon(), tell)
     write_record(checks.record_path(workspace, pulled.image), pulled)
-    return pulled
+    last = workspace.root / "images" / "pulled" / f"{digest_of([entry.recipe, platform])}.json"
+    before = read_record(VerifiedImage, last) if last.is_file() else None
+    write_record(last, pulled)
+    return Pulled(pulled, registry.changes(before.image, pulled.image) if before else None)
+
+
+def require_signed(reference: str, index: Path, trusted: Path) -> None:
+    """Make sure that an image which is here is one that ``index`` lists and the holder of ``trusted`` signed.
+
+    Raises:
+        NoSuchImage: it is not here.
+        NotAttested: it is not listed, or :func:`sm120kit.attest.check` refuses it.
+    """
+    found = Daemon().inspect(reference)
+    if found is None:
+        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
+    listed = [one for one in registry.read_index(index).images if one.verified.image.content == found.content]
+    if not listed:
+        raise NotAttested(f"{index} lists no image with the content of {reference}", "--index names the list it came from")
+    attest.check(listed[0], index.parent, trusted)
 
 
 def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[PublishedImage, ...]]:

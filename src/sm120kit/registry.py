@@ -6,15 +6,16 @@ for byte; the digest alone says only what the registry has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from sm120kit.daemon import Daemon
 from sm120kit.errors import BadIndex, NotVerified, RegistryFailed, TagTaken
-from sm120kit.records import Image, PublishedImage, Verdict, VerifiedImage
+from sm120kit.records import Attested, Image, PublishedImage, Verdict, VerifiedImage
 from sm120kit.workspace import read_record, write_record
 
 FORMAT = 1
@@ -48,9 +49,16 @@ def read_index(path: Path) -> Index:
 
 
 def publish(
-    image: VerifiedImage, repository: str, index: Path, daemon: Daemon, tell: Callable[[str], None] = lambda line: None
+    image: VerifiedImage,
+    repository: str,
+    index: Path,
+    daemon: Daemon,
+    attest: Callable[[PublishedImage], Attested],
+    tell: Callable[[str], None] = lambda line: None,
 ) -> PublishedImage:
     """Push a verified image to ``repository`` and list it in ``index``. What is listed and still there is not pushed again.
+
+    ``attest`` writes what is listed beside it, from the entry without it or from the one that is listed already.
 
     Raises:
         NotVerified: the image that has the name now is not the one that was verified, or a check failed.
@@ -70,27 +78,36 @@ def publish(
     target = f"{repository}:{tag}"
     there = daemon.in_registry(target)
     known = [one for one in listed.images if (one.repository, one.tag) == (repository, tag)]
-    if there is not None:
-        if known and known[0].digest == there and known[0].verified.image.content == here.content:
-            return known[0]
-        if not _ours(daemon, repository, there, here, tell):
+    if there is not None and known and known[0].digest == there and known[0].verified.image.content == here.content:
+        entry = known[0]
+    else:
+        if there is not None and not _ours(daemon, repository, there, here, tell):
             raise TagTaken(
                 f"{target} is in the registry already, with another image: {there}", "tags are never moved; build another one"
             )
+        digest = there or _pushed(here, repository, tag, daemon, tell)
+        labels = here.labels
+        entry = PublishedImage(
+            repository, tag, digest, labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", ""), image
+        )
+    entry = replace(entry, attested=attest(entry))
+    if known != [entry]:
+        kept = [one for one in listed.images if one not in known]
+        write_record(index, Index(FORMAT, tuple(sorted([*kept, entry], key=_order))))
+    return entry
+
+
+def _pushed(here: Image, repository: str, tag: str, daemon: Daemon, tell: Callable[[str], None]) -> str:
+    """The digest under which a registry has an image after it was pushed."""
+    target = f"{repository}:{tag}"
     daemon.tag(here.id, target)
     try:
-        digest = there or daemon.push(target, tell)
+        digest = daemon.push(target, tell)
     finally:
         daemon.remove(target)
     if daemon.in_registry(f"{repository}@{digest}") is None:
         raise RegistryFailed(f"{repository} does not have {digest} after a push", "look at the registry's log")
-    labels = here.labels
-    entry = PublishedImage(
-        repository, tag, digest, labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", ""), image
-    )
-    kept = [one for one in listed.images if one not in known]
-    write_record(index, Index(FORMAT, tuple(sorted([*kept, entry], key=_order))))
-    return entry
+    return digest
 
 
 def find(name: str, index: Path, platform: str) -> PublishedImage:
@@ -137,6 +154,46 @@ def pull(entry: PublishedImage, daemon: Daemon, tell: Callable[[str], None] = la
         )
     daemon.tag(pulled.id, entry.verified.reference)
     return entry.verified
+
+
+_LISTS = {"wheels": ("wheel", "=="), "patches": ("patch", "@"), "modules": ("module", "="), "archs": ("arch", "=")}
+"""Labels that list things, what one is called, and what divides its name from its version or hash."""
+_FOLLOWS = ("context", "reference")
+"""Labels that differ whenever anything else does."""
+
+
+def changes(before: Image, after: Image) -> tuple[str, ...]:
+    """What is new in ``after``, a line each: wheels, patches, modules, base, build id and whatever else the labels name."""
+    old, new = (_named(image.labels) for image in (before, after))
+    found = [_change(what, old.get(what), new.get(what)) for what in sorted({**old, **new}) if old.get(what) != new.get(what)]
+    if not found and before.content != after.content:
+        found = ["its content, for no reason that its labels name"]
+    return tuple(found)
+
+
+def _named(labels: Mapping[str, str]) -> dict[str, str]:
+    """Everything that labels name, each by its kind and name, with version, hash or value."""
+    named = {"base": labels.get("org.opencontainers.image.base.digest", "")}
+    for key in (key.removeprefix("sm120kit.") for key in labels if key.startswith("sm120kit.")):
+        value = labels[f"sm120kit.{key}"]
+        if key in _LISTS:
+            what, divider = _LISTS[key]
+            parts = (part.partition(divider) for part in value.split(",") if part)
+            named |= {f"{what} {name}": version for name, _, version in parts}
+        elif key not in _FOLLOWS:
+            named[key] = value
+    return named
+
+
+def _change(what: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return " ".join(filter(None, (what, _short(old or new or ""), "added" if old is None else "removed")))
+    return f"{what} {_short(old)} -> {_short(new)}"
+
+
+def _short(value: str) -> str:
+    """A value in which no digest has more than the 12 digits by which one knows it."""
+    return re.sub(r"[0-9a-f]{40,}", lambda found: found[0][:12], value)
 
 
 def unresolved(images: Sequence[PublishedImage], daemon: Daemon) -> tuple[PublishedImage, ...]:

@@ -11,6 +11,7 @@ from sm120kit import console
 from sm120kit.cli.options import Json, State
 
 Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="The list of published images.")]
+Trust = Annotated[Path | None, typer.Option("--trust", metavar="KEY", help="Only what the holder of this public key signed.")]
 PLATFORM = "linux/amd64"
 
 
@@ -64,6 +65,8 @@ def image_(
 
 def verify_image(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image by id, tag or digest.")],
+    trust: Trust = None,
+    index: Index = Path("images.json"),
     state: State = None,
     json: Json = False,
 ) -> None:
@@ -74,6 +77,9 @@ def verify_image(
     from sm120kit.records import Verdict
     from sm120kit.workspace import Workspace
 
+    if trust:
+        delivery.require_signed(reference, index, trust)
+        console.say(f"signed: it is the image that {index} lists")
     report = delivery.verify(reference, Workspace.open(state))
     if json:
         console.json_data(dataclasses.asdict(report))
@@ -97,19 +103,25 @@ def publish(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image that passed its checks.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="registry/name, without a tag.")],
     index: Index = Path("images.json"),
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None,
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Push an image that passed its checks and list it, by digest. A tag that is taken is refused."""
+    """Push an image that passed its checks and list it, by digest, with SBOM and provenance. A taken tag is refused."""
     from sm120kit import delivery
     from sm120kit.workspace import Workspace
 
     with console.status() as show:
-        entry = delivery.publish(reference, repository, index, Workspace.open(state), show)
+        entry = delivery.publish(reference, repository, index, Workspace.open(state), key, show)
+    assert entry.attested is not None
     if json:
-        console.json_data({"repository": entry.repository, "tag": entry.tag, "digest": entry.digest})
+        console.json_data(
+            {"repository": entry.repository, "tag": entry.tag, "digest": entry.digest, "attested": entry.attested}
+        )
         return
     console.say(f"listed in {index}")
+    beside = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
+    console.say(f"beside it {beside}, {'signed' if entry.attested.signed else 'not signed: --key signs'}")
     console.data(f"{entry.repository}@{entry.digest}")
 
 
@@ -117,6 +129,7 @@ def pull(
     name: Annotated[str, typer.Argument(metavar="RECIPE|TAG|BUILD", help="What the index lists.")] = "",
     index: Index = Path("images.json"),
     platform: Annotated[str, typer.Option("--platform", help="Operating system and machine.")] = PLATFORM,
+    trust: Trust = None,
     check: Annotated[bool, typer.Option("--check", help="Only ask whether everything in the index can still be had.")] = False,
     state: State = None,
 ) -> None:
@@ -138,5 +151,11 @@ def pull(
     if not name:
         raise BadIndex("no image is named", "name a recipe, tag or build id, or give --check")
     with console.status() as show:
-        pulled = delivery.pull(name, index, platform, Workspace.open(state), show)
-    console.data(pulled.reference)
+        pulled = delivery.pull(name, index, platform, Workspace.open(state), trust, show)
+    if not trust:
+        console.say(f"no signature was asked for, {index} was believed: --trust KEY asks")
+    if pulled.changes:
+        console.say("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
+    elif pulled.changes is not None:
+        console.say("unchanged since the last pull of its recipe")
+    console.data(pulled.verified.reference)
