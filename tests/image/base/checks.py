@@ -13,6 +13,8 @@ from pathlib import Path
 
 PREFIX = Path(sys.prefix)
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
+ETC, HOMES = Path("/etc"), (Path.home(), Path("/root"))
+TOOLKIT, BUILD = Path("/usr/local/cuda"), (Path("/context"), Path("/overlay"))
 TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
 SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
 SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
@@ -125,7 +127,7 @@ def check_requirements(expected):
 
 def check_no_toolchain(expected):
     """No compiler stayed behind, but for those that the suite allows with a reason."""
-    places = [*os.environ["PATH"].split(":"), "/usr/local/cuda/bin", *map(str, SITE.glob("nvidia/**/bin"))]
+    places = [*os.environ["PATH"].split(":"), TOOLKIT / "bin", *SITE.glob("nvidia/**/bin")]
     found = {str(Path(place, tool)) for place in places for tool in TOOLS if Path(place, tool).exists()}
     reasons = {
         path: entry["reason"]
@@ -134,8 +136,8 @@ def check_no_toolchain(expected):
         if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), entry["path"])
     }
     assert found == set(reasons), ", ".join(sorted(found - set(reasons)))
-    left = [path for path in ("/usr/local/cuda", "/context", "/overlay") if Path(path).exists()]
-    assert not left, ", ".join(left)
+    left = [path for path in (TOOLKIT, *BUILD) if path.exists()]
+    assert not left, ", ".join(map(str, left))
     return {f"compiler {path}": reason for path, reason in sorted(reasons.items())}
 
 
@@ -143,11 +145,11 @@ def check_no_secrets(expected):
     """No index setting, credential or proxy, in the environment or in files where programs look for them."""
     names = [name for name in os.environ if SECRET.search(name)]
     assert not names, f"environment: {', '.join(names)}"
-    places = [Path("/etc"), Path("/root"), Path.home(), PREFIX]
+    places = [ETC, *HOMES, PREFIX]
     found = [str(place / name) for place in places for name in SETTINGS if os.path.lexists(place / name)]
     found += [
         str(path)
-        for home in (Path.home(), Path("/root"))
+        for home in HOMES
         for name in (".docker", ".ssh", ".config", ".cache")
         if os.access(home, os.X_OK)
         for path in [home / name, *(home / name).rglob("*")]
