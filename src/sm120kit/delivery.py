@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit import attest, launch, pipeline, recipe, registry, sources
+from sm120kit import attest, engines, launch, pipeline, recipe, registry, sources
 from sm120kit import image as images
 from sm120kit.daemon import Daemon
 from sm120kit.errors import BadRecipe, NoSuchImage, NotAttested, NotVerified
@@ -22,6 +22,9 @@ LEFT_OUT = {
 """What FlashInfer requires and an image of kind ``flashinfer`` may do without."""
 
 FLASHINFER = "flashinfer-python"
+
+PORTS = {"vllm": "8000", "sglang": "30000"}
+"""Where the engines listen unless told otherwise (``vllm serve --help``, SGLang's ServerArgs)."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +77,82 @@ def image(
     """
     images.require_pinned(base)
     built = pipeline.build(name, options, archs=archs, group=group, tell=tell, watch=watch)
-    assert built.artifacts is not None and built.directory is not None
+    assert built.plan is not None
+    setup = images.Setup(
+        kind="flashinfer",
+        recipe=built.name,
+        labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
+        env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(map(images.arch_number, built.plan.archs))},
+    )
+    return _delivered(setup, options, base, [built.wheel], closure, network, context_only, tell)
+
+
+def engine_image(
+    engine: engines.Engine,
+    options: pipeline.Options,
+    base: str,
+    *,
+    network: str = "none",
+    context_only: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Delivered:
+    """Build the image of an engine whose wheels of ours are built, with the wheels of its lock. See :func:`image`.
+
+    ``base`` takes the place of the one that the recipe names.
+
+    Raises:
+        NoSuchImage: also when neither names a base.
+    """
+    item, closure = engine.recipe, engine.closure
+    if not base and not item.base_image:
+        raise NoSuchImage(
+            f"the wheel of {item.name} is ready; its image is not made: neither the recipe nor --base names a base image",
+            f"name one with Python {closure.python} and a C++ compiler: --base name@sha256:<digest>, or the id of a local image; "
+            "the same command goes on. --to pack asks for the wheel alone",
+        )
+    setup = images.Setup(
+        kind=item.engine,
+        recipe=item.name,
+        version=item.version,
+        labels={"sm120kit.build-id": engine.build_id, "sm120kit.python": closure.python},
+        env={**item.env, "SM120KIT_PORT": PORTS[item.engine]},
+        serve=item.serve,
+    )
+    return _delivered(setup, options, base or item.base_image, engine.wheels, closure, network, context_only, tell)
+
+
+def _delivered(
+    setup: images.Setup,
+    options: pipeline.Options,
+    base: str,
+    ours: Sequence[Path],
+    closure: Closure,
+    network: str,
+    context_only: bool,
+    tell: Callable[[str], None],
+) -> Delivered:
+    """The image of wheels of ours and those of a closure; the daemon is asked when everything else is done."""
+    images.require_pinned(base)
     wheels = (*closure.wheels, images.INSTALLER)
     *locked, installer = sources.wheelhouse(wheels, options.workspace, mirror=options.mirror, offline=options.offline)
-    labels = {"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python}
-    context = images.make_context(
-        "flashinfer",
-        base,
-        built.directory / built.artifacts.wheel.path,
-        list(zip(closure.wheels, locked, strict=True)),
-        installer,
-        labels,
-        options.workspace,
-    )
+    pairs = list(zip(closure.wheels, locked, strict=True))
+    context = images.make_context(setup, base, ours, pairs, installer, options.workspace)
     tell(f"the build context is ready: {context.directory}")
     if context_only:
         return Delivered(context)
     made, ran = images.build(context, Daemon(), options.workspace, network=network, tell=tell)
     return Delivered(context, made, ran)
+
+
+def named(image: Image, workspace: Workspace, tell: Callable[[str], None] = lambda line: None) -> checks.Report:
+    """The report of an image that has its name already, or of checks that are run now. See :func:`verify`."""
+    daemon = Daemon()
+    try:
+        known = checks.verified(image.id, daemon, workspace)
+    except NotVerified:
+        return verify(image.id, workspace, tell)
+    daemon.tag(image.id, known.reference)
+    return checks.Report(image, known.checks, known.said, known)
 
 
 def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = lambda line: None) -> checks.Report:
@@ -158,8 +219,9 @@ def publish(
     repository: str,
     index: Path,
     workspace: Workspace,
-    key: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    *,
+    key: Path | None = None,
 ) -> PublishedImage:
     """Publish an image that passed its checks, with SBOM and provenance beside the index, signed when there is a ``key``.
 
@@ -190,8 +252,9 @@ def pull(
     index: Path,
     platform: str,
     workspace: Workspace,
-    trusted: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    *,
+    trusted: Path | None = None,
 ) -> Pulled:
     """Pull an image that an index lists, and with ``trusted`` only what the holder of that key signed.
 

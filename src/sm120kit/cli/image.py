@@ -112,7 +112,7 @@ def publish(
     from sm120kit.workspace import Workspace
 
     with console.status() as show:
-        entry = delivery.publish(reference, repository, index, Workspace.open(state), key, show)
+        entry = delivery.publish(reference, repository, index, Workspace.open(state), show, key=key)
     assert entry.attested is not None
     if json:
         console.json_data(
@@ -151,7 +151,7 @@ def pull(
     if not name:
         raise BadIndex("no image is named", "name a recipe, tag or build id, or give --check")
     with console.status() as show:
-        pulled = delivery.pull(name, index, platform, Workspace.open(state), trust, show)
+        pulled = delivery.pull(name, index, platform, Workspace.open(state), show, trusted=trust)
     if not trust:
         console.say(f"no signature was asked for, {index} was believed: --trust KEY asks")
     if pulled.changes:
