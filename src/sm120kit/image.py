@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import parse_wheel_filename
+from pydantic import ValidationError
 
 from sm120kit.daemon import Daemon
-from sm120kit.errors import BadArtifact, HashMismatch, ImageBuildFailed, NoSuchImage, UnknownName
+from sm120kit.errors import BadArtifact, HashMismatch, ImageBuildFailed, NoSuchImage, NotAttested, UnknownName
 from sm120kit.records import BuiltWheel, Image, ImageContext, LockedWheel
 from sm120kit.workspace import (
     Workspace,
@@ -123,6 +124,23 @@ def make_context(
                 _wheels(place / "ours", [(name, version, ours, patched)])
                 write_record(beside / "context.json", context)
     return context
+
+
+def made_of(image: Image, workspace: Workspace) -> ImageContext:
+    """The record of what an image was made of, which is where it was made.
+
+    Raises:
+        NotAttested: there is none here, or one of an older form.
+    """
+    record = workspace.root / "images" / image.labels.get(f"{LABEL}context", "none") / "context.json"
+    try:
+        return read_record(ImageContext, record)
+    except (OSError, ValidationError) as error:
+        raise NotAttested(
+            f"what {image.labels.get(f'{LABEL}reference', image.id)} was made of is not recorded here: {record}: "
+            f"{error.strerror if isinstance(error, OSError) else 'written by an older sm120kit'}",
+            "publish it where `sm120kit image` made it; remove the directory of an old record and make it again",
+        ) from error
 
 
 def require_pinned(base: str) -> None:
