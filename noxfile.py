@@ -18,7 +18,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Unit and integration tests; real git, compilers and sources, no GPU. Arguments go to pytest."""
-    session.install("-e", ".[cuda,torch,kernels,docker,serve,dev]")
+    session.install("-e", ".[cuda,torch,kernels,docker,plot,serve,dev]")
     session.run("pytest", *session.posargs)
 
 

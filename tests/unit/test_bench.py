@@ -229,7 +229,7 @@ def test_a_receipt_comes_back_as_it_was(tmp_path: Path) -> None:
     assert receipt.read(tmp_path / "r.json") == was
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.receipt/2"}', '{"format": "sm120kit.receipt/1"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.receipt/3"}', '{"format": "sm120kit.receipt/2"}'])
 def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(BadReceipt, match=r"r\.json"):
@@ -250,15 +250,16 @@ def test_receipts_that_differ_are_not_compared_unless_told() -> None:
         compare.compare(before, after, ["thinking"])
     assert "given.gpu: a / b" in caught.value.message
     assert "thinking" not in caught.value.message
-    differ, (one,) = compare.compare(before, after, ["thinking", "given.gpu"])
-    assert differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
+    found = compare.compare(before, after, ["thinking", "given.gpu"])
+    (one,) = found.cells
+    assert found.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
     assert (one.ratio, one.beyond_spread) == (pytest.approx(2), True)
 
 
 def test_a_difference_within_the_spread_is_none() -> None:
     before = made(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
     after = made(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
-    (one,) = compare.compare(before, after, [])[1]
+    (one,) = compare.compare(before, after, []).cells
     assert one.beyond_spread is False
 
 

@@ -9,10 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
-    "cli": 12,
-    "measuring": 11,
-    "launching": 10,
-    "delivery": 9,
+    "cli": 13,
+    "measuring": 12,
+    "launching": 11,
+    "delivery": 10,
     "engines": 9,
     "proving": 9,
     "pipeline": 8,
@@ -31,6 +31,7 @@ LAYERS = {
             "plan",
             "build",
             "image",
+            "imagediff",
             "verify",
             "registry",
             "attest",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 
-from sm120kit import __version__
-from sm120kit.bench import client, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Measured, Receipt
+from sm120kit.bench import circumstances, client, clocks, receipt, workload
+from sm120kit.bench.receipt import Acceptance, Circumstances, Measured, Receipt, Served
 from sm120kit.bench.workload import Cell, Named
-from sm120kit.errors import WrongModel
+from sm120kit.errors import ServerUnreachable, WrongModel
+from sm120kit.workspace import digest_of
 
 Finished = Callable[[], None]
 """Called after each request."""
@@ -49,31 +49,59 @@ def run(
     given: Mapping[str, str],
     keep: Callable[[Receipt], None],
     cell_begins: Callable[[Cell, int], Finished] = lambda cell, requests: lambda: None,
+    served: Served | None = None,
+    earlier: Receipt | None = None,
+    restarts: int = 0,
 ) -> Receipt:
-    """Measure every cell of a workload. ``keep`` gets a partial receipt after each cell, so that an interrupt loses no other.
+    """Measure every cell of a workload. ``keep`` gets a partial receipt after each cell, and when one is interrupted.
 
-    ``cell_begins`` is told a cell and its number of requests, and returns what is called after each request.
+    ``cell_begins`` is told a cell and its number of requests, and returns what is called after each request. A server that
+    will be started again ``restarts`` times is measured in as many more calls, each with the receipt of the one before as
+    ``earlier``; the order of the cells is another one each time.
+
+    Raises:
+        ServerUnreachable: the server went away.
     """
     began = datetime.now(UTC)
-    about = Circumstances(
-        url=url,
-        model=model,
-        workload=asked.name,
-        workload_sha256=asked.sha256,
-        thinking=asked.workload.thinking,
-        temperature=asked.workload.temperature,
-        order_seed=seed,
-        client={"sm120kit": __version__, "httpx2": version("httpx2"), "python": platform.python_version()},
-        given=dict(given),
+    made = earlier or Receipt(
+        receipt.FORMAT,
+        began.isoformat(timespec="seconds"),
+        False,
+        Circumstances(
+            url=url,
+            model=model,
+            workload=asked.name,
+            workload_sha256=asked.sha256,
+            thinking=asked.workload.thinking,
+            temperature=asked.workload.temperature,
+            order_seed=seed,
+            client=circumstances.client(),
+            given=dict(given),
+            prompts_sha256=digest_of(asked.workload.prompts),
+            said=client.said(url, model),
+            served=served or Served(),
+            machine=circumstances.machine(url),
+        ),
+        (),
     )
-    order = workload.cells(asked.workload, seed)
-    found: list[Measured] = []
-    made = Receipt(receipt.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
+    restart = 0 if earlier is None else 1 + max(cell.restart for cell in earlier.cells)
+    order = workload.cells(asked.workload, seed + restart)
     for number, cell in enumerate(order):
+
+        def interrupted(part: Measured, before: Receipt = made) -> None:
+            keep(replace(before, cells=(*before.cells, part)))
+
         salt = f"{began.isoformat()}/{number}"
-        found.append(_measure(url, model, asked.workload, cell, salt, cell_begins))
-        made = Receipt(receipt.FORMAT, made.started_utc, len(found) == len(order), about, tuple(found))
+        found = _measure(url, model, asked.workload, cell, salt, restart, cell_begins, interrupted)
+        lost = any(sample.error for sample in found.samples) and _lost(url)
+        last = restart == restarts and number == len(order) - 1
+        made = replace(made, cells=(*made.cells, found), complete=last and not lost)
         keep(made)
+        if lost:
+            raise ServerUnreachable(
+                f"{url} no longer answers; it went away in cell {number + 1} of {len(order)}",
+                "what was measured is kept, marked partial; its log may say why: sm120kit explain LOG",
+            )
     return made
 
 
@@ -83,19 +111,43 @@ def _measure(
     work: workload.Workload,
     cell: Cell,
     salt: str,
+    restart: int,
     cell_begins: Callable[[Cell, int], Finished],
+    interrupted: Callable[[Measured], None],
 ) -> Measured:
+    """One cell. When it is interrupted, ``interrupted`` gets what has ended."""
     finished = cell_begins(cell, cell.users * (work.warmup_requests + work.requests_per_user))
-    warm = client.stream_all(url, workload.asks(work, cell, model, work.warmup_requests, f"{salt}/warm"), finished=finished)
+    ended: list[client.Ended] = []
+
+    def one(request: client.Ended) -> None:
+        ended.append(request)
+        finished()
+
+    warming = workload.asks(work, cell, model, work.warmup_requests, f"{salt}/warm")
+    warm = client.stream_all(url, warming, finished=lambda request: finished())
+    made = Measured(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None, restart)
     before = _counters(url)
-    seen = client.stream_all(url, workload.asks(work, cell, model, work.requests_per_user, salt), finished=finished)
+    try:
+        with clocks.watched() if circumstances.is_local(url) else nullcontext(lambda: None) as seen:
+            watched = client.stream_all(url, workload.asks(work, cell, model, work.requests_per_user, salt), finished=one)
+    except BaseException:
+        if ended:
+            interrupted(replace(made, samples=tuple(request() for request in ended), complete=False))
+        raise
     after = _counters(url)
     acceptance = None
     if before and after:
         acceptance = Acceptance(after["drafted"] - before["drafted"], after["accepted"] - before["accepted"])
-    return Measured(
-        cell.users, cell.output_tokens, cell.context_tokens, warm.samples, seen.samples, seen.lag_seconds, acceptance
-    )
+    return replace(made, samples=watched.samples, lag_seconds=watched.lag_seconds, acceptance=acceptance, clocks=seen())
+
+
+def _lost(url: str) -> bool:
+    """Whether the server is gone: not a failed request, but nobody there."""
+    try:
+        client.models(url)
+    except ServerUnreachable:
+        return True
+    return False
 
 
 def _counters(url: str) -> dict[str, int] | None:

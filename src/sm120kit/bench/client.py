@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 STALL_SECONDS = 120.0
 """A stream in which nothing comes for so long has stalled: an error of that request."""
+
+
+Ended = Callable[[], Sample]
+"""A request that has ended; calling it understands what came."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,39 @@ def models(url: str) -> tuple[str, ...]:
     Raises:
         ServerUnreachable: nothing answers there, or not with a list of models.
     """
+    return tuple(str(model["id"]) for model in _models(url))
+
+
+def said(url: str, model: str) -> dict[str, str]:
+    """What a server says of a model, such as its folder and its longest context, and the version that it says it has.
+
+    ``/version`` is vLLM's, ``/get_server_info`` SGLang's; others have no version.
+    """
+    import httpx2
+
+    entry = next((one for one in _models(url) if one["id"] == model), {})
+    known = {
+        name: str(value) for name, value in entry.items() if name != "created" and isinstance(value, str | int | float | bool)
+    }
+    for path in ("/version", "/get_server_info"):
+        try:
+            answer = httpx2.get(f"{url}{path}", timeout=10, trust_env=False)
+            answer.raise_for_status()
+            known["version"] = str(answer.json()["version"])
+            break
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError):
+            continue
+    return known
+
+
+def _models(url: str) -> list[dict[str, Any]]:
     import httpx2
 
     try:
         answer = httpx2.get(f"{url}/v1/models", timeout=10, trust_env=False)
         answer.raise_for_status()
-        return tuple(str(model["id"]) for model in answer.json()["data"])
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        return [{**model, "id": model["id"]} for model in answer.json()["data"]]
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise ServerUnreachable(
             f"{url}/v1/models does not answer with a list of models: {error or type(error).__name__}",
             "name the server's root, such as http://127.0.0.1:8000, without /v1",
@@ -60,16 +91,18 @@ def stream_all(
     users: Sequence[Sequence[Ask]],
     *,
     stall_seconds: float = STALL_SECONDS,
-    finished: Callable[[], None] = lambda: None,
+    finished: Callable[[Ended], None] = lambda ended: None,
 ) -> Watched:
-    """Let every user make requests one after the other, all users at once; ``finished`` is called after each.
+    """Let every user make requests one after the other, all users at once; ``finished`` is given each that has ended.
 
     A request that fails is a sample with an error; the others go on. What came is understood when all is over.
     """
     return asyncio.run(_stream_all(url, users, stall_seconds, finished))
 
 
-async def _stream_all(url: str, users: Sequence[Sequence[Ask]], stall_seconds: float, finished: Callable[[], None]) -> Watched:
+async def _stream_all(
+    url: str, users: Sequence[Sequence[Ask]], stall_seconds: float, finished: Callable[[Ended], None]
+) -> Watched:
     import httpx2
 
     began = time.perf_counter()
@@ -78,11 +111,11 @@ async def _stream_all(url: str, users: Sequence[Sequence[Ask]], stall_seconds: f
     # Between the machine and a server to be measured no proxy belongs.
     async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
 
-        async def user(number: int, asks: Sequence[Ask]) -> list[Callable[[], Sample]]:
+        async def user(number: int, asks: Sequence[Ask]) -> list[Ended]:
             streams = []
             for ask in asks:
                 streams.append(await _stream(client, number, ask, began))
-                finished()
+                finished(streams[-1])
             return streams
 
         async with _lag() as lag:
@@ -90,7 +123,7 @@ async def _stream_all(url: str, users: Sequence[Sequence[Ask]], stall_seconds: f
     return Watched(tuple(understood() for streams in found for understood in streams), lag())
 
 
-async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float) -> Callable[[], Sample]:
+async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float) -> Ended:
     """Read one answer to its end; what is returned makes a sample of it."""
     import httpx2
 
@@ -114,19 +147,20 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
     return partial(understand, reads, user=user, prompt=ask.prompt, started=started, ended=ended, status=status, error=error)
 
 
-class _lag:
-    """Measures how late this process gets to what is due: a due time every 10 ms, and the longest delay."""
+@asynccontextmanager
+async def _lag() -> AsyncIterator[Callable[[], float]]:
+    """How late this process gets to what is due, in seconds: something is due every 10 ms, and the longest delay counts."""
+    worst = 0.0
 
-    async def __aenter__(self) -> Callable[[], float]:
-        self._worst = 0.0
-        self._task = asyncio.ensure_future(self._tick())
-        return lambda: self._worst
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _tick(self) -> None:
+    async def tick() -> None:
+        nonlocal worst
         while True:
             due = time.perf_counter() + 0.01
             await asyncio.sleep(0.01)
-            self._worst = max(self._worst, time.perf_counter() - due)
+            worst = max(worst, time.perf_counter() - due)
+
+    task = asyncio.create_task(tick())
+    try:
+        yield lambda: worst
+    finally:
+        task.cancel()

@@ -2,74 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
 from sm120kit.bench.receipt import Measured, Receipt
 from sm120kit.errors import NotComparable
 
+Spread = tuple[float, float, float]
+"""Median, lowest and highest rate in tokens per second."""
+
+GROUPS = ("client", "given", "said", "served", "machine")
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True)
 class Difference:
     """One cell in both receipts: median decode rates in tokens per second, each with its lowest and highest.
 
-    ``beyond_spread`` is whether the two ranges have nothing in common; None where a side knows no rate.
+    ``between`` is of what they are the spread: "starts" of the server, by the median of each, when both receipts have several,
+    else "requests". ``beyond_spread`` is whether the two ranges have nothing in common; None where a side knows no rate.
     """
 
     users: int
     output_tokens: int
     context_tokens: int
-    before: tuple[float, float, float] | None
-    after: tuple[float, float, float] | None
+    before: Spread | None
+    after: Spread | None
     ratio: float | None
     beyond_spread: bool | None
+    between: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two receipts have in common. ``differ`` are the ignored circumstances that do, ``unknown`` those unknown in both."""
+
+    differ: dict[str, tuple[str, str]]
+    unknown: tuple[str, ...]
+    cells: tuple[Difference, ...]
 
 
 def circumstances(receipt: Receipt) -> dict[str, str]:
-    """Every circumstance by name; what the user gave as ``given.<name>``."""
-    plain = {name: value for name, value in asdict(receipt.circumstances).items() if name not in ("client", "given")}
-    nested = {
-        f"{group}.{name}": value
-        for group in ("client", "given")
-        for name, value in getattr(receipt.circumstances, group).items()
-    }
-    return {name: str(value) for name, value in {**plain, **nested}.items()}
+    """Every circumstance by name, those of a group as ``<group>.<name>``; and whether the receipt is complete."""
+    said = asdict(receipt.circumstances)
+    plain = {name: value for name, value in said.items() if name not in GROUPS}
+    nested = {f"{group}.{name}": value for group in GROUPS for name, value in said[group].items()}
+    return {name: _text(value) for name, value in {"complete": receipt.complete, **plain, **nested}.items()}
 
 
-def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> tuple[dict[str, tuple[str, str]], list[Difference]]:
-    """The ignored circumstances that differ, and the cells that both have.
+def _text(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value)
+
+
+def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Comparison:
+    """The cells that both have, of those that are complete.
 
     Raises:
         NotComparable: they differ in a circumstance that is not in ``ignore``, one is partial, or no cell is in both.
     """
     was, now = circumstances(before), circumstances(after)
     differ = {
-        name: (was.get(name, "unknown"), now.get(name, "unknown"))
+        name: (was.get(name, UNKNOWN), now.get(name, UNKNOWN))
         for name in sorted(was | now)
-        if was.get(name) != now.get(name) and name not in ("order_seed",)
+        if was.get(name, UNKNOWN) != now.get(name, UNKNOWN) and name not in ("order_seed",)
     }
-    if refused := {name: values for name, values in differ.items() if name not in ignore}:
+    refused = {name: values for name, values in differ.items() if name not in ignore}
+    if not before.complete and not after.complete and "complete" not in ignore:
+        refused["complete"] = ("no", "no")
+    if refused:
         told = "; ".join(f"{name}: {a} / {b}" for name, (a, b) in refused.items())
-        raise NotComparable(f"the receipts differ in {told}", f"if that is what you compare: --ignore {','.join(refused)}")
-    cells = {_key(cell): cell for cell in before.cells}
-    found = [_difference(cells[_key(cell)], cell) for cell in after.cells if _key(cell) in cells]
+        raise NotComparable(
+            f"the receipts are not of the same: {told}", f"if that is what you compare: --ignore {','.join(refused)}"
+        )
+    cells = _cells(before)
+    found = [_difference(key, cells[key], now_cells) for key, now_cells in sorted(_cells(after).items()) if key in cells]
     if not found:
         raise NotComparable("the receipts have no cell in common", "compare runs of the same workload")
-    return differ, sorted(found, key=lambda one: (one.users, one.output_tokens, one.context_tokens))
+    unknown = tuple(name for name in sorted(was.keys() & now.keys()) if was[name] == now[name] == UNKNOWN)
+    return Comparison(differ, unknown, tuple(found))
 
 
-def _key(cell: Measured) -> tuple[int, int, int]:
-    return cell.users, cell.output_tokens, cell.context_tokens
+def _cells(receipt: Receipt) -> dict[tuple[int, int, int], list[Measured]]:
+    """The complete cells, each after every start."""
+    found: dict[tuple[int, int, int], list[Measured]] = {}
+    for cell in receipt.cells:
+        if cell.complete:
+            found.setdefault(cell.key, []).append(cell)
+    return found
 
 
-def _difference(before: Measured, after: Measured) -> Difference:
-    was, now = _spread(before), _spread(after)
+def _difference(key: tuple[int, int, int], before: Sequence[Measured], after: Sequence[Measured]) -> Difference:
+    between = "starts" if len(before) > 1 and len(after) > 1 else "requests"
+    was, now = _spread(before, between), _spread(after, between)
     ratio = now[0] / was[0] if was and now else None
     beyond = now[1] > was[2] or now[2] < was[1] if was and now else None
-    return Difference(*_key(after), was, now, ratio, beyond)
+    return Difference(*key, was, now, ratio, beyond, between)
 
 
-def _spread(cell: Measured) -> tuple[float, float, float] | None:
-    rates = [rate for sample in cell.samples if (rate := sample.decode_tok_s) is not None]
-    return (median(rates), min(rates), max(rates)) if rates else None
+def _spread(cells: Sequence[Measured], between: str) -> Spread | None:
+    """Of the medians of several starts, or of all requests."""
+    starts = [[rate for sample in cell.samples if (rate := sample.decode_tok_s) is not None] for cell in cells]
+    if between == "starts":
+        values = [median(rates) for rates in starts if rates]
+    else:
+        values = [rate for rates in starts for rate in rates]
+    return (median(values), min(values), max(values)) if values else None

@@ -3,23 +3,63 @@
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.sample import Sample
 from sm120kit.errors import BadReceipt, StateUnwritable
 from sm120kit.workspace import read_record, write_record
 
-FORMAT = "sm120kit.receipt/1"
+FORMAT = "sm120kit.receipt/2"
+
+
+@dataclass(frozen=True)
+class Served:
+    """How the server was started, as launch recorded it. None is unknown: of a server that somebody else started, everything.
+
+    ``image`` is the content of the verified image, ``lock`` its build id, ``revision`` the commit of the model's repository.
+    ``environment`` are variables, with values where a configuration of sm120kit sets them; others may be secret.
+    """
+
+    configuration: str | None = None
+    engine: str | None = None
+    image: str | None = None
+    image_name: str | None = None
+    lock: str | None = None
+    revision: str | None = None
+    tokenizer_sha256: str | None = None
+    argv: tuple[str, ...] | None = None
+    environment: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The server's machine before the run. None is unknown: of another machine than the client's, everything.
+
+    ``cuda`` is the newest that the driver runs; ``gpus`` are names in nvidia-smi's order, ``topology`` its class of each pair.
+    """
+
+    kernel: str | None = None
+    cpu: str | None = None
+    governor: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    gpus: tuple[str, ...] | None = None
+    power_limits_watts: tuple[float | None, ...] | None = None
+    topology: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a figure depends on and that is known. ``given`` is what the user said about it, not what was seen."""
+    """All that a figure depends on and that is known. ``given`` is what the user said about it, not what was seen.
+
+    ``said`` is what the server says of itself and of its model, ``prompts_sha256`` the hash of the workload's prompts.
+    """
 
     url: str
     model: str
@@ -30,6 +70,10 @@ class Circumstances:
     order_seed: int
     client: dict[str, str]
     given: dict[str, str]
+    prompts_sha256: str | None = None
+    said: dict[str, str] = field(default_factory=dict)
+    served: Served = Served()
+    machine: Machine = Machine()
 
 
 @dataclass(frozen=True)
@@ -42,20 +86,32 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell. ``lag_seconds`` is how long the client at worst did not look at its streams; None means unknown elsewhere."""
+    """One cell after one start of the server, of which ``restart`` is the number: 0 for the first.
+
+    ``lag_seconds`` is how long the client at worst did not look at its streams; ``clocks`` what the GPUs did, None when that
+    could not be seen. ``complete`` is false when it was interrupted: the requests that had ended are there.
+    """
 
     users: int
     output_tokens: int
     context_tokens: int
     warmup: tuple[Sample, ...]
     samples: tuple[Sample, ...]
-    lag_seconds: float
+    lag_seconds: float | None
     acceptance: Acceptance | None
+    restart: int = 0
+    clocks: tuple[Clocks, ...] | None = None
+    complete: bool = True
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Which cell of the workload it is: users, output tokens, context tokens."""
+        return self.users, self.output_tokens, self.context_tokens
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A run. ``complete`` is false when it was interrupted: the cells that were finished are there."""
+    """A run. ``complete`` is false when it was interrupted or the server went away: what was measured is there."""
 
     format: str
     started_utc: str
@@ -101,15 +157,21 @@ def write(path: Path, receipt: Receipt) -> None:
     write_record(path, receipt)
 
 
-def require_writable(path: Path) -> None:
-    """Refuse a place that cannot hold a receipt, before anything is measured.
+def require_writable(path: Path, option: str = "--output") -> None:
+    """Refuse a place that cannot hold a file, before anything is measured.
 
     Raises:
-        StateUnwritable: its directory is missing, or not writable.
+        StateUnwritable: it is a directory, or its directory is missing or cannot be written.
     """
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        why = "is a directory" if path.is_dir() else "its directory is missing or cannot be written"
-        raise StateUnwritable(f"cannot write {path}: {why}", "name another file with --output")
+    why = "is a directory" if path.is_dir() else ""
+    if not why:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):  # permissions do not tell it all: root, read-only disks, /proc
+                pass
+        except OSError as error:
+            why = f"{path.parent}: {error.strerror}"
+    if why:
+        raise StateUnwritable(f"cannot write {path}: {why}", f"name another file with {option}")
 
 
 def read(path: Path) -> Receipt:

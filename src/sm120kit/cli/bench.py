@@ -8,48 +8,75 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
-from sm120kit.cli.options import Json
+from sm120kit.cli import receipts
+from sm120kit.cli.options import Json, State
 
 if TYPE_CHECKING:
     from sm120kit.bench.receipt import Measured, Receipt, Summary
 
 app = typer.Typer(help="Measure a server and keep receipts.", no_args_is_help=True, rich_markup_mode=None)
-
-Output = Annotated[Path, typer.Option("--output", "-o", help="The receipt; written anew after each cell.")]
+app.command("show")(receipts.show)
+app.command("compare")(receipts.compare)
 
 
 @app.command("run")
 def run_(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The root of an OpenAI-compatible server.")],
+    target: Annotated[
+        str, typer.Argument(metavar="CONFIG|URL", help="A configuration to launch, or the root of an OpenAI-compatible server.")
+    ],
     workload: Annotated[str, typer.Option("--workload", "-w", help="A workload by name, or a .toml file.")] = "quick",
-    model: Annotated[str | None, typer.Option("--model", help="Default: the only one that the server offers.")] = None,
+    model: Annotated[str, typer.Option("--model", help="With URL; default: the only one that the server offers.")] = "",
+    record: Annotated[
+        Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that launch keeps of this server.")
+    ] = None,
     given: Annotated[
         list[str] | None,
         typer.Option("--given", metavar="NAME=VALUE", help="A circumstance that cannot be seen from here, such as gpu=..."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Shuffles the order of the cells.")] = 0,
-    output: Output = Path("receipt.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The receipt; written anew after each cell.")] = Path(
+        "receipt.json"
+    ),
+    plot: receipts.Plot = "",
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="With CONFIG: restart the server so often, and measure it all again.")
+    ] = 0,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", help="With CONFIG: its model.")] = None,
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="IMAGE", help="With CONFIG: a verified image; default: the index's."),
+    ] = "",
+    index: Annotated[Path, typer.Option("--index", metavar="FILE", help="With CONFIG: the list of published images.")] = Path(
+        "images.json"
+    ),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With CONFIG: the port on 127.0.0.1.")] = 8000,
+    wait: Annotated[
+        int, typer.Option("--wait", metavar="SECONDS", help="With CONFIG: how long it may take to become healthy.")
+    ] = 1800,
     json: Json = False,
+    state: State = None,
 ) -> None:
     """Measure every cell of a workload, over HTTP, and write a receipt with every sample. Exit code 1 if a request failed."""
-    import re
-
     from sm120kit import bench
-    from sm120kit.bench import receipt
+    from sm120kit.bench import circumstances, receipt
     from sm120kit.bench import workload as workloads
     from sm120kit.errors import NothingMeasured
 
-    circumstances = {}
-    for text in given or ():
-        if not re.fullmatch(r"[a-z][a-z0-9_.-]*=.+", text):
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--given")
-        name, _, value = text.partition("=")
-        circumstances[name] = value
+    launched = "://" not in target
+    if launched and checkpoint is None:
+        raise typer.BadParameter(
+            f"{target!r} is no URL (http://...), and a configuration needs its model's folder",
+            param_hint="--checkpoint",
+        )
+    if launched and (model or record):
+        raise typer.BadParameter("is for a server that runs already", param_hint="--model" if model else "--run")
+    if not launched and restarts:
+        raise typer.BadParameter("only a server that is launched here can be restarted: name a CONFIG", param_hint="--restarts")
+    said = _given(given or [])
     asked = workloads.load(workload)
-    root = url.rstrip("/").removesuffix("/v1")
-    chosen = bench.choose_model(root, model)
-    total = len(workloads.cells(asked.workload, seed))
     receipt.require_writable(output)
+    receipts.require_plot(plot)
+    total = len(workloads.cells(asked.workload, seed)) * (restarts + 1)
     shown = 0
 
     def keep(made: Receipt) -> None:
@@ -66,64 +93,59 @@ def run_(
             task = progress.add_task(name, total=requests)
             return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
 
-        made = bench.run(root, chosen, asked, seed=seed, given=circumstances, keep=keep, cell_begins=cell_begins)
+        if launched:
+            from sm120kit import launching, measuring
+            from sm120kit.workspace import Workspace
+
+            assert checkpoint is not None
+            workspace = Workspace.open(state)
+            prepared = launching.prepare(target, checkpoint, image, index, port, Path("/"), workspace)
+            made = measuring.run(
+                prepared,
+                index,
+                workspace,
+                asked,
+                restarts=restarts,
+                seed=seed,
+                given=said,
+                keep=keep,
+                cell_begins=cell_begins,
+                wait_seconds=wait,
+                tell=console.say,
+                progress=lambda seconds, line: None,
+            )
+        else:
+            root = target.rstrip("/").removesuffix("/v1")
+            chosen = bench.choose_model(root, model or None)
+            served = circumstances.recorded(record, root) if record else None
+            made = bench.run(root, chosen, asked, seed=seed, given=said, keep=keep, cell_begins=cell_begins, served=served)
     failed = [sample for cell in made.cells for sample in cell.samples if sample.error]
     if all(sample.error for cell in made.cells for sample in cell.samples):
         raise NothingMeasured(f"every request failed; the first: {failed[0].error}", f"all of them: {output}")
-    _show(made, as_json=json)
+    receipts.render([(output.stem, made)], as_json=json)
+    receipts.draw(plot, [(output.stem, made)])
     console.say(f"receipt: {output}")
     if failed:
         raise typer.Exit(1)
 
 
-@app.command()
-def show(
-    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="A file that bench run wrote.")], json: Json = False
-) -> None:
-    """The figures of a receipt, computed from its samples."""
-    from sm120kit.bench import receipt as receipts
+def _given(texts: list[str]) -> dict[str, str]:
+    import re
 
-    _show(receipts.read(receipt), as_json=json)
+    found = {}
+    for text in texts:
+        if not re.fullmatch(r"[a-z][a-z0-9_.-]*=.+", text):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--given")
+        name, _, value = text.partition("=")
+        found[name] = value
+    return found
 
 
-@app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER")],
-    ignore: Annotated[
-        str, typer.Option("--ignore", metavar="NAME,...", help="Circumstances that may differ; they are printed.")
-    ] = "",
-    json: Json = False,
-) -> None:
-    """Two receipts cell by cell. Refused when they differ in a circumstance that is not ignored."""
-    from dataclasses import asdict
-
-    from sm120kit.bench import compare as comparison
-    from sm120kit.bench import receipt as receipts
-
-    differ, found = comparison.compare(
-        receipts.read(before), receipts.read(after), [name.strip() for name in ignore.split(",") if name.strip()]
-    )
-    if json:
-        console.json_data({"circumstances": differ, "cells": [asdict(one) for one in found]})
-        return
-    for name, (was, now) in differ.items():
-        console.data(f"{name}: {was} / {now}")
-    console.table(
-        ("users", "output", "context", "before tok/s", "after tok/s", "ratio", "more than the spread"),
-        (
-            (
-                one.users,
-                one.output_tokens,
-                one.context_tokens,
-                _range(one.before),
-                _range(one.after),
-                "" if one.ratio is None else f"{one.ratio:.3f}",
-                {None: "unknown", True: "yes", False: "no"}[one.beyond_spread],
-            )
-            for one in found
-        ),
-    )
+def _line(cell: Measured, figures: Summary) -> str:
+    rate = "rate unknown" if figures.decode_tok_s is None else f"{figures.decode_tok_s:.1f} tok/s per user"
+    failed = f", {figures.errors} of {figures.requests} requests failed" if figures.errors else ""
+    partial = "" if cell.complete else ", interrupted"
+    return f"{cell.users} users, {cell.output_tokens} tokens after {cell.context_tokens}: {rate}{failed}{partial}"
 
 
 @app.command()
@@ -138,94 +160,6 @@ def workloads(json: Json = False) -> None:
     console.table(
         ("workload", "cells", "what"), ((one.name, len(workload.cells(one.workload, 0)), one.workload.summary) for one in found)
     )
-
-
-def _show(made: Receipt, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from sm120kit.bench.receipt import summary
-
-    found = sorted(
-        ((cell, summary(cell)) for cell in made.cells),
-        key=lambda one: (one[0].users, one[0].output_tokens, one[0].context_tokens),
-    )
-    if as_json:
-        console.json_data(
-            {
-                "complete": made.complete,
-                "circumstances": asdict(made.circumstances),
-                "cells": [
-                    {
-                        "users": cell.users,
-                        "output_tokens": cell.output_tokens,
-                        "context_tokens": cell.context_tokens,
-                        **asdict(s),
-                    }
-                    for cell, s in found
-                ],
-            }
-        )
-        return
-    about = made.circumstances
-    console.data(f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {made.started_utc}")
-    if not made.complete:
-        console.data("partial: the run was interrupted")
-    console.table(
-        (
-            "users",
-            "output",
-            "context",
-            "tok/s per user",
-            "together",
-            "TTFT",
-            "TTFA",
-            "ITL p50",
-            "p99",
-            "accepted",
-            "tokens",
-            "chunks",
-            "errors",
-        ),
-        (
-            (
-                cell.users,
-                cell.output_tokens,
-                cell.context_tokens,
-                _range(None if s.decode_tok_s is None else (s.decode_tok_s, s.decode_lowest or 0, s.decode_highest or 0)),
-                _number(s.total_tok_s),
-                _ms(s.ttft),
-                _ms(s.ttfa),
-                _ms(s.itl_p50),
-                _ms(s.itl_p99),
-                "unknown" if s.acceptance is None else f"{s.acceptance:.1%}",
-                "unknown" if s.tokens is None else s.tokens,
-                s.chunks,
-                s.errors,
-            )
-            for cell, s in found
-        ),
-    )
-    errors = sorted({sample.error for cell in made.cells for sample in cell.samples if sample.error})
-    for error in errors:
-        console.data(f"error: {error}")
-
-
-def _line(cell: Measured, figures: Summary) -> str:
-    rate = "rate unknown" if figures.decode_tok_s is None else f"{figures.decode_tok_s:.1f} tok/s per user"
-    failed = f", {figures.errors} of {figures.requests} requests failed" if figures.errors else ""
-    return f"{cell.users} users, {cell.output_tokens} tokens after {cell.context_tokens}: {rate}{failed}"
-
-
-def _range(figures: tuple[float, float, float] | None) -> str:
-    return "unknown" if figures is None else f"{figures[0]:.1f} ({figures[1]:.1f}-{figures[2]:.1f})"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 @app.command("import")
