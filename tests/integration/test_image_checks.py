@@ -1,0 +1,54 @@
+"""The stand-in for the CUDA driver's library, met by a library that a compiler and a linker made."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMAGE = Path(__file__).parents[1] / "image"
+SOURCE = """
+int cuTensorMapEncodeTiled(void *map, int type);
+int ask(void) { char map[128]; return cuTensorMapEncodeTiled(map, 1); }
+"""
+SUITE = """
+import ctypes, sysconfig
+def check_loads(expected):
+    return {"answer": str(ctypes.CDLL(sysconfig.get_path("purelib") + "/linked.so").ask())}
+"""
+
+
+def has_driver() -> bool:
+    try:
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(has_driver(), reason="this machine has a CUDA driver")
+def test_a_library_that_links_the_driver_loads_with_the_stand_in(tmp_path: Path) -> None:
+    (tmp_path / "linked.c").write_text(SOURCE)
+    (tmp_path / "driver.c").write_text("int cuTensorMapEncodeTiled(void *map, int type) { return 0; }")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    for argv in (
+        ["-o", "libcuda.so", "-Wl,-soname,libcuda.so.1", "driver.c"],
+        ["-o", site / "linked.so", "linked.c", "-L.", "-lcuda"],
+    ):
+        subprocess.run(["cc", "-shared", "-fPIC", *argv], cwd=tmp_path, check=True)
+    with pytest.raises(OSError, match=r"libcuda\.so\.1"):
+        ctypes.CDLL(str(site / "linked.so"))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "checks.py").write_text(SUITE)
+    (tmp_path / "expected.json").write_text("{}")
+    for name in ("run.py", "standin.py"):
+        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    done = subprocess.run(
+        [tmp_path / "venv/bin/python", "run.py", "expected.json", "one"], cwd=tmp_path, capture_output=True, text=True
+    )
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert line["verdict"] == "passed" and line["said"] == {"answer": "100"} and not done.stderr, (line, done.stderr)
