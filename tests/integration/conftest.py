@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_image import base, daemon, debian, image, place, registry, verified
+
+__all__ = ["base", "daemon", "debian", "image", "place", "registry", "verified"]
 
 ROOT = Path(__file__).parents[2]
 TINY = """
