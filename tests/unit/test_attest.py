@@ -227,6 +227,20 @@ def test_a_source_from_git_goes_by_its_commit(tmp_path: Path) -> None:
     assert source["digest"] == {"gitCommit": "a" * 40} and "git%2Bhttps" in source["uri"] and "a" * 40 in source["uri"]
 
 
+def test_an_official_wheel_that_was_packed_again_is_an_ancestor_too(tmp_path: Path) -> None:
+    wheel = LockedWheel("vllm", "0.20.0+sm120kit.1", "vllm-ours.whl", "2" * 64)
+    official = {"wheel": "vllm-0.20.0-cp38-abi3-manylinux_2_35_x86_64.whl", "sha256": "a" * 64}
+    pin = {"project": "vllm", "distribution": "vllm", "version": "0.20.0", "sha256": "b" * 64}
+    origin = ORIGIN | {"pin": pin, "inside": [], "patches": [], "official": official}
+    entry = written(tmp_path, ours=(OURS, BuiltWheel(wheel, origin)))
+    assert entry.attested
+    ancestors = component(json.loads((tmp_path / entry.attested.sbom.path).read_text()), "vllm")["pedigree"]["ancestors"]
+    assert [one["version"] for one in ancestors] == ["0.20.0", "0.20.0"]
+    assert sorted(one["hashes"][0]["content"] for one in ancestors) == ["a" * 64, "b" * 64]
+    said = (tmp_path / entry.attested.statement.path).read_text()
+    assert official["wheel"] in said and "a" * 64 in said
+
+
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
 def test_another_reader_of_envelopes_accepts_the_signature(tmp_path: Path, keys: Keys, kind: str) -> None:
     from securesystemslib.dsse import Envelope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm120kit.errors import ToolchainMissing
-from sm120kit.records import LockedWheel
+from sm120kit.records import BuiltWheel, LockedWheel
 
 if TYPE_CHECKING:
     from packageurl import PackageURL
@@ -27,6 +27,15 @@ def purl(kind: str, name: str, version: str, **qualifiers: str) -> PackageURL:
 def of_wheel(wheel: LockedWheel) -> PackageURL:
     """A wheel on a Python index, or one of ours: its version has a local part, which no index has."""
     return purl("pypi", wheel.name, wheel.version, file_name=wheel.filename)
+
+
+def packed_again(built: BuiltWheel) -> tuple[LockedWheel, ...]:
+    """The official wheel that a wheel of ours is but for a few files, when it was not built from source as a whole."""
+    official = built.origin.get("official")
+    if official is None:
+        return ()
+    version = built.wheel.version.partition("+")[0]
+    return (LockedWheel(built.wheel.name, version, official["wheel"], official["sha256"]),)
 
 
 def of_image(name: str, digest: str, repository: str = "") -> PackageURL:

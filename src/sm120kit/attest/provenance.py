@@ -103,7 +103,8 @@ def _dependencies(made: ImageContext) -> Iterator[dict[str, Any]]:
         yield _resource(f"source of {pin['project']}", digest, names.of_source(pin), kind=kind)
         for patch in built.origin["patches"]:
             yield _resource(f"patches/{patch['project']}/{patch['slug']}.patch", patch["sha256"])
-    for wheel in (*made.locked, made.installer):
+    official = (wheel for built in made.ours for wheel in names.packed_again(built))
+    for wheel in (*made.locked, *official, made.installer):
         yield _resource(wheel.filename, wheel.sha256, names.of_wheel(wheel))
 
 

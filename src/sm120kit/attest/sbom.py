@@ -88,7 +88,8 @@ def _ours(built: BuiltWheel) -> Component:
     """A wheel that was built here, with its pedigree, and the projects inside its source with theirs."""
     part, origin, pin = _wheel(built.wheel), built.origin, built.origin["pin"]
     ours = [patch for patch in origin["patches"] if patch["project"] == pin["project"]]
-    part.pedigree = _pedigree(_source(pin), ours, f"git tree {origin['tree']} is the patched source, with headers of our own")
+    ancestors = [_source(pin), *map(_wheel, names.packed_again(built))]
+    part.pedigree = _pedigree(ancestors, ours, f"git tree {origin['tree']} is the patched source, with headers of our own")
     part.properties = _properties(
         {key: _text(origin[key]) for key in ("recipe", "plan", "commit", "tree", "archs", "modules")} | _hashes(ours)
     )
@@ -109,7 +110,7 @@ def _inside(project: Mapping[str, str], built: BuiltWheel) -> Component:
         bom_ref=f"{project['path']} of {built.wheel.filename}",
         purl=purl,
         description=f"carried by the source at {project['path']}",
-        pedigree=_pedigree(ancestor, patches, "as it lies in the pinned source, with these patches"),
+        pedigree=_pedigree([ancestor], patches, "as it lies in the pinned source, with these patches"),
         properties=_properties(_hashes(patches)),
     )
 
@@ -127,10 +128,10 @@ def _source(pin: dict[str, str]) -> Component:
     )
 
 
-def _pedigree(ancestor: Component, patches: Sequence[Mapping[str, str]], notes: str) -> Pedigree:
+def _pedigree(ancestors: Sequence[Component], patches: Sequence[Mapping[str, str]], notes: str) -> Pedigree:
     from cyclonedx.model.component import Pedigree
 
-    return Pedigree(ancestors=[ancestor], patches=map(_patch, patches), notes=notes)
+    return Pedigree(ancestors=ancestors, patches=map(_patch, patches), notes=notes)
 
 
 def _patch(patch: Mapping[str, str]) -> Patch:
