@@ -9,11 +9,11 @@ from types import FrameType
 import typer
 
 from sm120kit import console
-from sm120kit.cli import bench, config, patch, recipe, verify
+from sm120kit.cli import bench, config, image_diff, patch, recipe, verify
 from sm120kit.cli.build import build
 from sm120kit.cli.doctor import doctor
 from sm120kit.cli.explain import explain_
-from sm120kit.cli.image import image_, publish, pull
+from sm120kit.cli.image import publish, pull
 from sm120kit.cli.inspect import inspect_
 from sm120kit.cli.kld import kld
 from sm120kit.cli.launch import launch_
@@ -31,7 +31,6 @@ app = typer.Typer(
 app.command("build")(build)
 app.command("doctor")(doctor)
 app.command("explain")(explain_)
-app.command("image")(image_)
 app.command("inspect")(inspect_)
 app.command("kld")(kld)
 app.command("launch")(launch_)
@@ -40,6 +39,7 @@ app.command("pull")(pull)
 app.command("tiles")(tiles_)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
+app.add_typer(image_diff.app, name="image")
 app.add_typer(patch.app, name="patch")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(verify.app, name="verify")

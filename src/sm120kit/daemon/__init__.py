@@ -20,6 +20,9 @@ from sm120kit.workspace import digest_of
 _STARTS_WITH = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "Shell", "StopSignal", "User", "Volumes")
 _PATIENCE_SECONDS = 600
 
+DAEMONS_OWN = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
+"""What a daemon puts into each container, over what the image has there: these paths, and whatever is below them."""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -59,7 +62,7 @@ class Daemon:
                 return None
         config = found["Config"]
         layers = tuple(found["RootFS"].get("Layers") or ())
-        starts = {key: config[key] for key in (*_STARTS_WITH, "WorkingDir") if config.get(key)}
+        starts = _settings(config)
         return Image(
             id=found["Id"],
             content=digest_of([layers, found["Os"], found["Architecture"], starts]),
@@ -69,6 +72,15 @@ class Daemon:
             user=config.get("User") or "",
             bytes=found["Size"],
         )
+
+    def settings(self, reference: str) -> dict[str, Any]:
+        """The settings with which a container of an image starts, by Docker's names for them.
+
+        Raises:
+            NoSuchImage: it is not here.
+        """
+        with told(f"inspecting {reference}"):
+            return _settings(self._client.api.inspect_image(reference)["Config"])
 
     def history(self, reference: str) -> tuple[str, ...]:
         """The commands that an image says it was made with, newest first."""
@@ -124,6 +136,23 @@ class Daemon:
                 with tarfile.open(fileobj=packed) as archive:
                     archive.extractall(into, filter="data")
         return True
+
+    @contextlib.contextmanager
+    def filesystem(self, image: str) -> Iterator[tarfile.TarFile]:
+        """All files of an image, as a tar stream that can be read once, front to back; nothing is written to disk.
+
+        What the daemon itself puts into a container is among them, see :data:`DAEMONS_OWN`.
+
+        Raises:
+            DaemonUnreachable: the stream ended too early.
+        """
+        with self._container(image, ["true"], "none") as container, told(f"reading {image}"):
+            try:
+                stream = io.BufferedReader(_Stream(container.export()), 2**20)
+                with tarfile.open(fileobj=stream, mode="r|", bufsize=2**20) as archive:
+                    yield archive
+            except tarfile.ReadError as error:
+                raise DaemonUnreachable(f"reading {image}: the daemon's answer ends too early: {error}", "ask again") from error
 
     @contextlib.contextmanager
     def _container(self, image: str, argv: Sequence[str], network: str) -> Iterator[Any]:
@@ -210,6 +239,31 @@ class Daemon:
         if found is None:
             raise DaemonUnreachable(f"the daemon pulled {reference} and does not have it", "look at its log")
         return found
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: config[key] for key in (*_STARTS_WITH, "WorkingDir") if config.get(key)}
+
+
+class _Stream(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = piece
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:
