@@ -2,7 +2,9 @@
 
 A request's ``schedule`` says when: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, the first ``reasoning`` of them as reasoning; and ``fault`` what goes wrong. A chunk that is late
-does not delay the next: its due time stays. Run it: it prints its port.
+does not delay the next: its due time stays. A request without one gets ``max_tokens`` tokens, one every ``INTERVAL`` seconds.
+
+Run it: ``schedule_server.py [PORT [INTERVAL]]``; it prints its port. ``/health`` says that it is well.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import json
 import sys
 
 MODEL = "schedule"
+PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+INTERVAL = float(sys.argv[2]) if len(sys.argv) > 2 else 0.002
 
 
 def event(delta: dict[str, str] | None = None, finish: str | None = None, usage: dict[str, object] | None = None) -> bytes:
@@ -90,15 +94,19 @@ class Answer:
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
-            if head.startswith(b"GET /v1/models"):
-                body = json.dumps({"data": [{"id": MODEL}]}).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            if head.startswith(b"GET "):
+                known = {b"/v1/models": {"data": [{"id": MODEL, "root": "/nowhere", "created": 1}]}, b"/health": {}}
+                said = known.get(head.split()[1])
+                body = json.dumps(said).encode()
+                status = b"404 Not Found" if said is None else b"200 OK"
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
                 continue
             length = next(
                 int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
             )
             asked = json.loads(await reader.readexactly(length))
-            if not await Answer(writer, asked.get("schedule", {})).run():
+            plain = {"tokens": asked.get("max_tokens", 1), "interval": INTERVAL}
+            if not await Answer(writer, asked.get("schedule", plain)).run():
                 break
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
@@ -107,7 +115,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main() -> None:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", PORT)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
