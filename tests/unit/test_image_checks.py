@@ -119,7 +119,7 @@ reason = "its log"
 pattern = "DeprecationWarning: an old song"
 reason = "the song is old"
 [[tools]]
-path = "/usr/bin/*"
+paths = ["/usr/bin/*"]
 reason = "the base's"
 """
 
@@ -227,7 +227,7 @@ def test_a_compiler_needs_a_reason(tree: tuple[Any, Path], monkeypatch: pytest.M
     place = tmp_path / "bin"
     place.mkdir()
     monkeypatch.setenv("PATH", str(place))
-    allowed: list[dict[str, str]] = []
+    allowed: list[dict[str, Any]] = []
     expected = {"allowed": {"tools": allowed}}
     assert base.check_no_toolchain(expected) == {}
     nvcc = site / "nvidia" / "cu13" / "bin" / "nvcc"
@@ -236,10 +236,10 @@ def test_a_compiler_needs_a_reason(tree: tuple[Any, Path], monkeypatch: pytest.M
         tool.write_text("")
     with pytest.raises(AssertionError, match=r"g\+\+, .*nvcc"):
         base.check_no_toolchain(expected)
-    allowed.append({"path": "nvidia/cu13/bin/*", "reason": "it compiles"})
+    allowed.append({"paths": ["nvidia/cu13/bin/*"], "reason": "it compiles"})
     with pytest.raises(AssertionError, match=r"bin/g\+\+$"):
         base.check_no_toolchain(expected)
-    allowed.append({"path": f"{place}/*", "reason": "it helps"})
+    allowed.append({"paths": ["/none", f"{place}/*"], "reason": "it helps"})
     assert set(base.check_no_toolchain(expected).values()) == {"it compiles", "it helps"}
     (tmp_path / "cuda").mkdir()
     with pytest.raises(AssertionError, match="/cuda"):
@@ -329,7 +329,7 @@ def test_a_module_that_must_be_compiled_is_found(load: Callable[[str], Any], mon
     monkeypatch.delenv("FLASHINFER_DISABLE_JIT")
     with pytest.raises(AssertionError, match="DISABLE_JIT is not set"):
         suite.check_compiled_ahead(expected)
-    suite.check_compiled_ahead(expected | {"allowed": {"tools": [{"path": "nvidia/cu13/bin/nvcc", "reason": ""}]}})
+    suite.check_compiled_ahead(expected | {"allowed": {"tools": [{"paths": ["nvcc"], "reason": ""}]}})
 
 
 # engines: small packages that answer as vLLM and SGLang do

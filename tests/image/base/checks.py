@@ -13,7 +13,7 @@ from pathlib import Path
 
 PREFIX = Path(sys.prefix)
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
-ETC, HOMES = Path("/etc"), (Path.home(), Path("/root"))
+OPT, ETC, HOMES = Path("/opt"), Path("/etc"), (Path.home(), Path("/root"))
 TOOLKIT, BUILD = Path("/usr/local/cuda"), (Path("/context"), Path("/overlay"))
 TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
 SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
@@ -38,7 +38,7 @@ def check_user(expected):
 def check_owners(expected):
     """What is installed belongs to root, and the user cannot change it."""
     count = 0
-    for folder, folders, files in os.walk(PREFIX):
+    for folder, folders, files in os.walk(OPT if PREFIX.is_relative_to(OPT) else PREFIX):
         for name in [*folders, *files]:
             path = Path(folder, name)
             said = path.lstat()
@@ -128,12 +128,13 @@ def check_requirements(expected):
 def check_no_toolchain(expected):
     """No compiler stayed behind, but for those that the suite allows with a reason."""
     places = [*os.environ["PATH"].split(":"), TOOLKIT / "bin", *SITE.glob("nvidia/**/bin")]
-    found = {str(Path(place, tool)) for place in places for tool in TOOLS if Path(place, tool).exists()}
+    found = {str(Path(place).resolve() / tool) for place in places for tool in TOOLS if Path(place, tool).exists()}
     reasons = {
         path: entry["reason"]
         for path in found
         for entry in expected["allowed"]["tools"]
-        if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), entry["path"])
+        for pattern in entry["paths"]
+        if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), pattern)
     }
     assert found == set(reasons), ", ".join(sorted(found - set(reasons)))
     left = [path for path in (TOOLKIT, *BUILD) if path.exists()]
