@@ -1,0 +1,74 @@
+"""What plots draw, from receipts; pictures themselves are looked at in tests/integration."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm120kit.bench import plot
+from sm120kit.bench.receipt import FORMAT, Circumstances, Measured, Receipt
+from sm120kit.bench.sample import Sample
+
+
+def sample(user: int, rate: float, error: str = "") -> Sample:
+    """101 tokens, one per chunk, at a steady rate."""
+    times = tuple(1.0 + i / rate for i in range(101))
+    return Sample(user, 0, 0.0, times[-1], 200, error, times, 101, 1.0, 1.0, 5, None, 101, None, "stop", "m", "")
+
+
+def cell(users: int, context: int, *samples: Sample, restart: int = 0, complete: bool = True) -> Measured:
+    return Measured(users, 100, context, (), samples, 0.001, None, restart, None, complete)
+
+
+ABOUT = Circumstances("http://x", "tiny", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {})
+
+
+def made(*cells: Measured) -> Receipt:
+    return Receipt(FORMAT, "2026-01-01T00:00:00+00:00", True, ABOUT, cells)
+
+
+SWEEP = made(
+    cell(1, 0, sample(0, 50), sample(0, 60)),
+    cell(4, 0, *(sample(user, 40) for user in range(3)), sample(3, 40, "HTTP 500")),
+    cell(8, 0, *(sample(user, 9, "HTTP 500") for user in range(8))),
+    cell(1, 32000, sample(0, 30)),
+    cell(1, 64000, sample(0, 3), complete=False),
+)
+
+
+def test_points_are_the_figures_of_the_cells() -> None:
+    lines = {(one.what, one.by, one.label): one.points for one in plot.series([("a", SWEEP)])}
+    assert set(lines) == {
+        (what, by, label)
+        for what in (plot.PER_USER, plot.TOGETHER)
+        for by, label in (
+            (plot.USERS, "100 tokens"),
+            (plot.USERS, "100 tokens after 32,000"),
+            (plot.CONTEXT, "100 tokens, 1 user"),
+            (plot.CONTEXT, "100 tokens, 4 users"),
+            (plot.CONTEXT, "100 tokens, 8 users"),
+        )
+    }
+    one, four, eight = lines[plot.PER_USER, plot.USERS, "100 tokens"]
+    assert (one.x, one.rate, one.lowest, one.highest) == (1, pytest.approx(55), pytest.approx(50), pytest.approx(60))
+    assert (four.rate, four.failed, four.requests) == (pytest.approx(40), 1, 4)
+    assert (eight.x, eight.rate, eight.failed, eight.requests) == (8, None, 8, 8)
+    assert [(point.x, point.rate) for point in lines[plot.PER_USER, plot.CONTEXT, "100 tokens, 1 user"]] == [
+        (0, pytest.approx(55)),
+        (32000, pytest.approx(30)),  # 64,000 was interrupted
+    ]
+
+
+def test_the_spread_of_several_starts_is_that_between_them() -> None:
+    restarted = made(*(cell(1, 0, sample(0, rate - 5), sample(0, rate + 5), restart=n) for n, rate in enumerate((50, 60, 40))))
+    (point,) = plot.series([("a", restarted)])[0].points
+    assert (point.rate, point.lowest, point.highest) == (pytest.approx(50), pytest.approx(40), pytest.approx(60))
+
+
+def test_bars_of_text_are_in_proportion() -> None:
+    lines = list(plot.text([("a", SWEEP)]))
+    assert lines[0] == "tok/s per user by users"
+    assert lines[2] == f"          1 {'█' * 42}{'░' * 8} 55.0 (50.0-60.0)"
+    assert lines[3] == f"          4 {'█' * 33} 40.0 (40.0-40.0)  1 of 4 requests failed"
+    assert lines[4] == "          8 unknown  8 of 8 requests failed"
+    assert "tok/s together by tokens of context" in lines
+    assert any("b: 100 tokens" in line for line in plot.text([("a", SWEEP), ("b", SWEEP)]))
