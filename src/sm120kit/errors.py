@@ -324,3 +324,15 @@ class NotComparable(Sm120kitError):
     """Two receipts differ in what a figure depends on."""
 
     exit_code = 94
+
+
+class BelowPublished(Sm120kitError):
+    """A figure that can be compared stayed below what was published."""
+
+    exit_code = 95
+
+
+class NotAsPublished(Sm120kitError):
+    """No published figure can be compared with what was measured."""
+
+    exit_code = 96

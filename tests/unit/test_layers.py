@@ -11,11 +11,13 @@ SOURCE = Path(__file__).parents[2] / "src" / "sm120kit"
 LAYERS = {
     "cli": 13,
     "measuring": 12,
+    "reproducing": 12,
     "launching": 11,
     "delivery": 10,
     "engines": 9,
     "proving": 9,
     "pipeline": 8,
+    "fromsource": 8,
     "verifying": 8,
     "tiling": 7,
     "locking": 7,

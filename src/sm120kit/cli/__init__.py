@@ -17,6 +17,7 @@ from sm120kit.cli.image import publish, pull
 from sm120kit.cli.inspect import inspect_
 from sm120kit.cli.kld import kld
 from sm120kit.cli.launch import launch_
+from sm120kit.cli.reproduce import reproduce_
 from sm120kit.cli.tiles import tiles_
 from sm120kit.errors import Sm120kitError
 
@@ -36,6 +37,7 @@ app.command("kld")(kld)
 app.command("launch")(launch_)
 app.command("publish")(publish)
 app.command("pull")(pull)
+app.command("reproduce")(reproduce_)
 app.command("tiles")(tiles_)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")

@@ -9,7 +9,7 @@ import typer
 
 from sm120kit import console
 from sm120kit.cli import receipts
-from sm120kit.cli.options import Json, State
+from sm120kit.cli.options import Json, State, named_values
 
 if TYPE_CHECKING:
     from sm120kit.bench.receipt import Measured, Receipt, Summary
@@ -72,7 +72,7 @@ def run_(
         raise typer.BadParameter("is for a server that runs already", param_hint="--model" if model else "--run")
     if not launched and restarts:
         raise typer.BadParameter("only a server that is launched here can be restarted: name a CONFIG", param_hint="--restarts")
-    said = _given(given or [])
+    said = named_values(given or [], "--given")
     asked = workloads.load(workload)
     receipt.require_writable(output)
     receipts.require_plot(plot)
@@ -127,18 +127,6 @@ def run_(
     console.say(f"receipt: {output}")
     if failed:
         raise typer.Exit(1)
-
-
-def _given(texts: list[str]) -> dict[str, str]:
-    import re
-
-    found = {}
-    for text in texts:
-        if not re.fullmatch(r"[a-z][a-z0-9_.-]*=.+", text):
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--given")
-        name, _, value = text.partition("=")
-        found[name] = value
-    return found
 
 
 def _line(cell: Measured, figures: Summary) -> str:

@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
+ContextOnly = Annotated[bool, typer.Option("--context-only", help="Of an image: stop at the ready build context.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not the index.")]
+Network = Annotated[str, typer.Option("--network", help="The network of an image's build steps; they fetch nothing.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")]
 State = Annotated[Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")]
+
+
+def named_values(texts: list[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` as often as it was given."""
+    import re
+
+    found = {}
+    for text in texts:
+        if not re.fullmatch(r"[a-z][a-z0-9_.-]*=.+", text):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+        name, _, value = text.partition("=")
+        found[name] = value
+    return found

@@ -81,7 +81,9 @@ class Reference(Strict):
     """One published figure. ``users`` is the concurrency, ``spread`` the standard deviation when one was published.
 
     The class says what is left of it: ``pinned`` (everything it depends on is known), ``partially-pinned``, ``withdrawn``
-    (by its author) or ``not-found`` (claimed somewhere, its origin is not).
+    (by its author) or ``not-found`` (claimed somewhere, its origin is not). ``workload`` measures as the method says, None when
+    none does; ``figure`` is what of a receipt is meant: decoding alone, or tokens over wall time. ``differs`` says what the
+    figure was measured with and this configuration does not have.
     """
 
     value: Annotated[float, Field(gt=0)]
@@ -93,6 +95,9 @@ class Reference(Strict):
     conditions: Text
     source: Text
     reproducibility: ReproducibilityClass
+    workload: Name | None = None
+    figure: Literal["decode", "wall"] = "decode"
+    differs: str = ""
 
 
 class Configuration(Strict):
