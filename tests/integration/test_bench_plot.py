@@ -76,7 +76,7 @@ def test_the_markers_of_a_picture_stand_where_the_samples_say(tmp_path: Path) ->
         up, per_y = scale(root, panel, "y")
         drawn = [(at + per_x * x, up + per_y * y) for x, y in places(root, group)]
         points = plot.series([("a", SWEEP)])[series].points
-        expected = [(point.x, pytest.approx(point.rate, rel=0.001)) for point in points if point.rate is not None]
+        expected = [(point.x, pytest.approx(point.rates[0], rel=0.001)) for point in points if point.rates]
         assert [(round(x), y) for x, y in drawn] == expected, group
     # Failures are marked and counted, in words that stay text.
     assert len(places(root, "0-0-0-failed")) == 2

@@ -26,15 +26,13 @@ USERS, CONTEXT = "users", "tokens of context"
 
 @dataclass(frozen=True)
 class Point:
-    """One cell: ``x`` users or tokens of context; ``rate`` in tokens per second with its lowest and highest, None unknown.
+    """One cell: ``x`` users or tokens of context; the median rate in tokens per second, its lowest and highest, None unknown.
 
     ``failed`` of ``requests`` requests had errors.
     """
 
     x: int
-    rate: float | None
-    lowest: float | None
-    highest: float | None
+    rates: tuple[float, float, float] | None
     failed: int
     requests: int
 
@@ -73,7 +71,7 @@ def series(receipts: Sequence[tuple[str, Receipt]]) -> list[Series]:
     for by in (USERS, CONTEXT):
         lines: dict[str, dict[int, list[Measured]]] = {}
         for name, receipt in receipts:
-            for cell in receipt.cells:
+            for cell in sorted(receipt.cells, key=lambda cell: (cell.output_tokens, cell.context_tokens, cell.users)):
                 if cell.complete:
                     x, label = (cell.users, _after(cell)) if by == USERS else (cell.context_tokens, _for_users(cell))
                     label = f"{name}: {label}" if len(receipts) > 1 else label
@@ -81,7 +79,7 @@ def series(receipts: Sequence[tuple[str, Receipt]]) -> list[Series]:
         if by == CONTEXT and len({x for cells in lines.values() for x in cells}) < 2:
             continue
         for what in (PER_USER, TOGETHER):
-            for label, cells in sorted(lines.items()):
+            for label, cells in lines.items():
                 found.append(Series(what, by, label, tuple(_point(x, starts, what) for x, starts in sorted(cells.items()))))
     return found
 
@@ -96,19 +94,18 @@ def _for_users(cell: Measured) -> str:
 
 def _point(x: int, starts: Sequence[Measured], what: str) -> Point:
     figures = [summary(cell) for cell in starts]
-    rates = [rate for one in figures if (rate := one.decode_tok_s if what == PER_USER else one.total_tok_s) is not None]
-    lowest, highest = min(rates, default=None), max(rates, default=None)
+    values = [rate for one in figures if (rate := one.decode_tok_s if what == PER_USER else one.total_tok_s) is not None]
     if what == PER_USER and len(starts) == 1:
-        lowest, highest = figures[0].decode_lowest, figures[0].decode_highest
-    failed, requests = sum(one.errors for one in figures), sum(one.requests for one in figures)
-    return Point(x, median(rates) if rates else None, lowest, highest, failed, requests)
+        values = [rate for sample in starts[0].samples if (rate := sample.decode_tok_s) is not None]
+    rates = (median(values), min(values), max(values)) if values else None
+    return Point(x, rates, sum(one.errors for one in figures), sum(one.requests for one in figures))
 
 
 def text(receipts: Sequence[tuple[str, Receipt]]) -> Iterator[str]:
     """Lines of bars: full up to the lowest rate, light from there to the highest."""
     for (what, by), drawn in groupby(series(receipts), lambda one: (one.what, one.by)):
         lines = list(drawn)
-        longest = max((point.highest or 0.0 for line in lines for point in line.points), default=0.0)
+        longest = max((point.rates[2] for line in lines for point in line.points if point.rates), default=0.0)
         yield f"{what} by {by}"
         for line in lines:
             yield f"  {line.label}"
@@ -118,10 +115,12 @@ def text(receipts: Sequence[tuple[str, Receipt]]) -> Iterator[str]:
 
 def _bar(point: Point, longest: float) -> str:
     failed = f"  {point.failed} of {point.requests} requests failed" if point.failed else ""
-    if point.rate is None or point.lowest is None or point.highest is None:
+    if point.rates is None:
         return f"unknown{failed}"
-    full, light = (round(WIDTH * rate / longest) for rate in (point.lowest, point.highest))
-    return f"{'█' * full}{'░' * (light - full)} {point.rate:.1f} ({point.lowest:.1f}-{point.highest:.1f}){failed}"
+    middle, lowest, highest = point.rates
+    full, light = (round(WIDTH * rate / longest) for rate in (lowest, highest))
+    spread = "" if lowest == highest else f" ({lowest:.1f}-{highest:.1f})"
+    return f"{'█' * full}{'░' * (light - full)} {middle:.1f}{spread}{failed}"
 
 
 def write(path: Path, receipts: Sequence[tuple[str, Receipt]]) -> None:
@@ -154,17 +153,18 @@ def _title(receipt: Receipt) -> str:
 def _panel(axes: Axes, name: str, drawn: Sequence[Series]) -> None:
     """One panel. A line's group in an SVG is called ``<panel>-<number>``, that of its failures ``<panel>-<number>-failed``."""
     for number, one in enumerate(drawn):
-        known = [p for p in one.points if p.rate is not None and p.lowest is not None and p.highest is not None]
-        x, rates = [point.x for point in known], [point.rate or 0.0 for point in known]
-        (line,) = axes.plot(x, rates, marker="o", label=one.label, gid=f"{name}-{number}")
-        axes.vlines(x, [p.lowest or 0.0 for p in known], [p.highest or 0.0 for p in known], color=line.get_color(), alpha=0.5)
-        failed = [point for point in one.points if point.failed]
+        known = [(point.x, *point.rates) for point in one.points if point.rates]
+        x, middle, lowest, highest = zip(*known, strict=True) if known else ((), (), (), ())
+        (line,) = axes.plot(x, middle, marker="o", label=one.label, gid=f"{name}-{number}")
+        axes.vlines(x, lowest, highest, color=line.get_color(), linewidth=3)
+        failed = [(point, point.rates[0] if point.rates else 0.0) for point in one.points if point.failed]
         if failed:
-            places = [0.0 if point.rate is None else point.rate for point in failed]
-            axes.plot([p.x for p in failed], places, "x", color="red", markersize=12, gid=f"{name}-{number}-failed")
-            for point, place in zip(failed, places, strict=True):
-                words = f"{point.failed} of {point.requests} failed" + (", rate unknown" if point.rate is None else "")
-                axes.annotate(words, (point.x, place), textcoords="offset points", xytext=(8, 6), color="red", fontsize="small")
+            at = [point.x for point, _ in failed], [place for _, place in failed]
+            axes.plot(*at, "x", color="red", markersize=12, clip_on=False, gid=f"{name}-{number}-failed")
+        for point, place in failed:
+            words = f"{point.failed} of {point.requests} failed" + ("" if point.rates else ", rate unknown")
+            style = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "color": "red", "fontsize": "small"}
+            axes.annotate(words, (point.x, place), **style)
     axes.set(xlabel=drawn[0].by, ylabel=drawn[0].what)
     axes.set_xticks(sorted({point.x for one in drawn for point in one.points}))
     axes.set_ylim(bottom=0)
