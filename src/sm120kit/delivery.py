@@ -21,7 +21,8 @@ LEFT_OUT = {
 }
 """What FlashInfer requires and an image of kind ``flashinfer`` may do without."""
 
-FLASHINFER = "flashinfer-python"
+CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "ours", "context", "reference")
+"""What the labels of every image of ours say."""
 
 PORTS = {"vllm": "8000", "sglang": "30000"}
 """Where the engines listen unless told otherwise (``vllm serve --help``, SGLang's ServerArgs)."""
@@ -107,8 +108,8 @@ def engine_image(
     if not base and not item.base_image:
         raise NoSuchImage(
             f"the wheel of {item.name} is ready; its image is not made: neither the recipe nor --base names a base image",
-            f"name one with Python {closure.python} and a C++ compiler: --base name@sha256:<digest>, or the id of a local image; "
-            "the same command goes on. --to pack asks for the wheel alone",
+            f"the same command with --base name@sha256:<digest>, or the id of a local image, goes on; it must have Python "
+            f"{closure.python} and a C++ compiler. --to pack asks for the wheel alone",
         )
     setup = images.Setup(
         kind=item.engine,
@@ -175,8 +176,7 @@ def expected(found: Image) -> checks.Expected:
         UnknownName: its recipe is not known here.
     """
     said = {key.removeprefix(images.LABEL): value for key, value in found.labels.items() if key.startswith(images.LABEL)}
-    wanted = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "context", "reference")
-    missing = [key for key in wanted if key not in said]
+    missing = [key for key in CLAIMS if key not in said]
     if missing:
         raise NotVerified(
             f"the image {found.id} is not one of ours: it has no label {images.LABEL}{missing[0]}",
@@ -186,19 +186,18 @@ def expected(found: Image) -> checks.Expected:
     engine = named if isinstance(named, recipe.EngineRecipe) else None
     kernels = recipe.load(engine.flashinfer) if engine else recipe.load(said["recipe"])
     modules = tuple(filter(None, said["modules"].split(",")))
-    version = f"{kernels.version}+sm120kit.{said['plan'][:12]}"
-    wheels = dict(wheel.split("==", 1) for wheel in said["wheels"].split(",") if wheel)
+    wheels, ours = (dict(wheel.split("==", 1) for wheel in said[key].split(",") if wheel) for key in ("wheels", "ours"))
     return checks.Expected(
         kind=said["kind"],
         recipe=kernels.name,
-        version=version,
+        version=f"{kernels.version}+sm120kit.{said['plan'][:12]}",
         commit=said["commit"],
         tree=said["tree"],
         plan=said["plan"],
         archs=tuple(said["archs"].split(",")),
         modules=modules,
         patches=tuple(filter(None, said["patches"].split(","))),
-        distributions={**wheels, FLASHINFER: version},
+        distributions={**wheels, **ours},
         generators=tuple(kernels.modules[module].generator for module in modules if module in kernels.modules),
         kernels={module: kernels.modules[module].expect_kernels for module in modules if module in kernels.modules},
         left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),

@@ -11,6 +11,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,89 +42,134 @@ INSTALLER = LockedWheel(
 LABEL = "sm120kit."
 """How our labels begin."""
 
+_NVIDIA = "nvidia-"
+"""How the names of NVIDIA's distributions begin: gigabytes that change seldom, in a layer of their own."""
+
 _EPOCH = 315532800
 """1980-01-01, the first moment a wheel's member can have: files do not depend on when they are installed."""
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What an image is: its ``kind``, of which recipe, which environment it sets, and for an engine what it starts.
+
+    ``labels`` are added to those that follow from what goes in. Without a ``version`` it has that of our FlashInfer.
+    """
+
+    kind: str
+    recipe: str
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    version: str = ""
+    serve: Sequence[str] = ()
+
+
 def make_context(
-    kind: str,
+    setup: Setup,
     base: str,
-    patched: Path,
+    ours: Sequence[Path],
     locked: Sequence[tuple[LockedWheel, Path]],
     installer: Path,
-    labels: Mapping[str, str],
     workspace: Workspace,
 ) -> ImageContext:
     """Lay out everything that an image is made of in ``<state>/images/<digest>/context``; what is there already stays.
 
-    ``kind`` names the Dockerfile, ``patched`` is the wheel built here, ``locked`` are those of others, each a file that has the
-    locked hash. ``labels`` are added to those that follow from what the patched wheel says of itself.
+    ``ours`` are the wheels built here, the patched FlashInfer first; ``locked`` are those of others, each a file that has the
+    locked hash. Where the file system can, all are linked and not copied.
 
     Raises:
         NoSuchImage: ``base`` is not named by digest or id.
         UnknownName: there is no Dockerfile of that kind.
         HashMismatch: a wheel is not what is locked.
-        BadArtifact: the patched wheel does not say what it is.
+        BadArtifact: a wheel of ours does not say what it is.
         NotEnoughDisk, StateUnwritable: it cannot be stored.
     """
     require_pinned(base)
-    dockerfile = data_root() / "dockerfiles" / f"{kind}.Dockerfile"
-    if not dockerfile.is_file():
-        known = sorted(path.stem for path in dockerfile.parent.glob("*.Dockerfile"))
-        raise UnknownName(f"there is no Dockerfile for {kind!r}", f"in {dockerfile.parent}: {', '.join(known)}")
+    text, scripts = _dockerfile(setup)
     for wheel, path in [*locked, (INSTALLER, installer)]:
         if file_sha256(path) != wheel.sha256:
             raise HashMismatch(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", _EPOCH))
-    origin, (name, version), ours = _origin(patched), _name_and_version(patched), file_sha256(patched)
-    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch), "ARCH_LIST": " ".join(map(arch_number, origin["archs"]))}
+    built = tuple(_built(path) for path in ours)
+    origin, version = built[0].origin, setup.version or built[0].wheel.version
+    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch)}
     said = {
-        "org.opencontainers.image.title": f"sm120kit {kind}",
-        "org.opencontainers.image.description": f"{origin['recipe']} for NVIDIA SM12x, patched and compiled ahead",
+        "org.opencontainers.image.title": f"sm120kit {setup.kind}",
+        "org.opencontainers.image.description": f"{setup.recipe} for NVIDIA SM12x, patched and compiled ahead",
         "org.opencontainers.image.version": version,
         "org.opencontainers.image.revision": origin["commit"],
         "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "org.opencontainers.image.base.digest": f"sha256:{base.rpartition('sha256:')[2]}",
-        f"{LABEL}kind": kind,
-        f"{LABEL}dockerfile": file_sha256(dockerfile),
-        **{f"{LABEL}{key}": origin[key] for key in ("recipe", "plan", "commit", "tree")},
+        f"{LABEL}kind": setup.kind,
+        f"{LABEL}recipe": setup.recipe,
+        **{f"{LABEL}{key}": origin[key] for key in ("plan", "commit", "tree")},
         f"{LABEL}archs": ",".join(origin["archs"]),
         f"{LABEL}modules": ",".join(origin["modules"]),
         f"{LABEL}patches": ",".join(f"{one['project']}/{one['slug']}@{one['sha256'][:12]}" for one in origin["patches"]),
         f"{LABEL}wheels": ",".join(f"{wheel.name}=={wheel.version}" for wheel, _ in locked),
-        **labels,
+        f"{LABEL}ours": ",".join(f"{one.wheel.name}=={one.wheel.version}" for one in built),
+        **setup.labels,
     }
     if "@" in base:
         said["org.opencontainers.image.base.name"] = base.partition("@")[0]
-    digest = digest_of([file_sha256(dockerfile), arguments, said, ours, [wheel for wheel, _ in locked], INSTALLER])
-    reference = f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{digest[:12]}"
+    wheels = tuple(wheel for wheel, _ in locked)
+    digest = digest_of([text, scripts, arguments, said, [one.wheel.sha256 for one in built], wheels, INSTALLER])
+    reference = f"sm120kit/{setup.kind}:{version.partition('+')[0]}-sm120kit.{digest[:12]}"
     said |= {f"{LABEL}context": digest, f"{LABEL}reference": reference}
     target = workspace.root / "images" / digest
     context = ImageContext(
         directory=target / "context",
         digest=digest,
-        kind=kind,
+        kind=setup.kind,
         base=base,
         reference=reference,
         arguments=arguments,
         labels=said,
         installer=INSTALLER,
-        locked=tuple(wheel for wheel, _ in locked),
-        ours=(BuiltWheel(LockedWheel(name, version, patched.name, ours), origin),),
+        locked=wheels,
+        ours=built,
     )
     with workspace.locked(f"image-{digest}"):
         if not (target / "context.json").is_file():
-            total = sum(path.stat().st_size for path in [patched, *(path for _, path in locked)])
+            total = sum(path.stat().st_size for path in [*ours, *(path for _, path in locked)])
             require_disk(target, total, "the build context")
             with publish_directory(target) as beside:
                 place = beside / "context"
                 place.mkdir()
-                shutil.copyfile(dockerfile, place / "Dockerfile")
-                _wheels(place / "tools", [(INSTALLER.name, INSTALLER.version, INSTALLER.sha256, installer)])
-                _wheels(place / "locked", [(wheel.name, wheel.version, wheel.sha256, path) for wheel, path in locked])
-                _wheels(place / "ours", [(name, version, ours, patched)])
+                (place / "Dockerfile").write_text(text)
+                for name, content in scripts.items():
+                    (place / name).parent.mkdir(exist_ok=True)
+                    (place / name).write_text(content)
+                _wheels(place / "tools", [(INSTALLER, installer)])
+                _wheels(place / "cuda", [pair for pair in locked if pair[0].name.startswith(_NVIDIA)])
+                _wheels(place / "locked", [pair for pair in locked if not pair[0].name.startswith(_NVIDIA)])
+                _wheels(place / "ours", [(one.wheel, path) for one, path in zip(built, ours, strict=True)])
                 write_record(beside / "context.json", context)
     return context
+
+
+def _dockerfile(setup: Setup) -> tuple[str, dict[str, str]]:
+    """The Dockerfile of an image, and the scripts that it runs, by their place in the context."""
+    place = data_root() / "dockerfiles"
+    engine = bool(setup.serve)
+    name = "engine" if engine else setup.kind
+    last = place / f"{name}.Dockerfile"
+    if not last.is_file():
+        known = sorted(path.stem for path in place.glob("*.Dockerfile"))
+        raise UnknownName(f"there is no Dockerfile for {name!r}", f"in {place}: {', '.join(known)}")
+    folders = {"tools": place / "tools"} | ({"engine": place / "engine"} if engine else {})
+    scripts = {f"{name}/{path.name}": path.read_text() for name, folder in folders.items() for path in sorted(folder.iterdir())}
+    text = (place / "wheels.Dockerfile").read_text() + last.read_text()
+    if setup.env:
+        text += "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in setup.env.items()) + "\n"
+    if engine:
+        text += f"ENTRYPOINT {json.dumps(list(setup.serve))}\n"
+    return text, scripts
+
+
+def _quoted(value: str) -> str:
+    """A value as a Dockerfile's ENV reads it."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")
 
 
 def made_of(image: Image, workspace: Workspace) -> ImageContext:
@@ -193,29 +239,25 @@ def build(
     return built, True
 
 
-def _wheels(place: Path, wheels: Sequence[tuple[str, str, str, Path]]) -> None:
+def _wheels(place: Path, wheels: Sequence[tuple[LockedWheel, Path]]) -> None:
     """Put wheels into a directory, with a requirements file that names them by hash."""
-    place.mkdir()
-    for *_, path in wheels:
+    place.mkdir(exist_ok=True)
+    for _, path in wheels:
         try:
             os.link(path, place / path.name)
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(path, place / path.name)
-    lines = sorted(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in wheels)
+    lines = sorted(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel, _ in wheels)
     (place / "requirements.txt").write_text("".join(lines))
 
 
-def _origin(wheel: Path) -> dict[str, Any]:
+def _built(wheel: Path) -> BuiltWheel:
     """What a wheel that was built here says of itself."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             (member,) = (name for name in archive.namelist() if name.endswith(".dist-info/sm120kit.json"))
-            said: dict[str, Any] = json.loads(archive.read(member))
-            return said
+            origin: dict[str, Any] = json.loads(archive.read(member))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadArtifact(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build makes one") from error
-
-
-def _name_and_version(wheel: Path) -> tuple[str, str]:
     name, version, *_ = parse_wheel_filename(wheel.name)
-    return name, str(version)
+    return BuiltWheel(LockedWheel(name, str(version), wheel.name, file_sha256(wheel)), origin)

@@ -57,6 +57,12 @@ class Built:
         """As the plan calls it, or before there is one, the recipe."""
         return self.plan.recipe if self.plan else self.recipe.name
 
+    @property
+    def wheel(self) -> Path:
+        """The finished wheel, of a build that reached the last stage."""
+        assert self.artifacts is not None and self.directory is not None
+        return self.directory / self.artifacts.wheel.path
+
 
 @dataclass(frozen=True)
 class _GeneratedRecord:

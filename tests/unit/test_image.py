@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,14 @@ from sm120kit.verify import image as checks
 from sm120kit.workspace import Workspace, file_sha256, write_record
 
 BASE = f"debian@sha256:{'a' * 64}"
+LABELS = {"sm120kit.build-id": "f" * 64}
+ENGINE = {
+    "kind": "vllm",
+    "recipe": "vllm-1.0",
+    "version": "1.0",
+    "env": {"A": "1", "B": 'two "words" and $3'},
+    "serve": ("vllm", "serve"),
+}
 ORIGIN = {
     "recipe": "flashinfer-0.6.6",
     "plan": "b" * 64,
@@ -48,36 +57,57 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     installer, pip = wheel("pip", "an installer")
     monkeypatch.setattr(image, "INSTALLER", installer)
-    locked = [wheel("idna", "a wheel")]
+    locked = [wheel("idna", "a wheel"), wheel("nvidia-cublas", "a big wheel")]
 
     def make(state: str = "state", **changed: Any) -> ImageContext:
-        inputs: dict[str, Any] = {
-            "kind": "flashinfer",
-            "base": BASE,
-            "patched": patched,
-            "locked": locked,
-            "installer": pip,
-            "labels": {"sm120kit.build-id": "f" * 64},
-        }
-        return image.make_context(**(inputs | changed), workspace=Workspace.open(tmp_path / state))
+        setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
+        setup |= {name: changed.pop(name) for name in [*changed] if name in image.Setup.__dataclass_fields__}
+        inputs: dict[str, Any] = {"base": BASE, "ours": [patched], "locked": locked, "installer": pip}
+        workspace = Workspace.open(tmp_path / state)
+        return image.make_context(image.Setup(**setup), **(inputs | changed), workspace=workspace)
 
     return make
 
 
 def test_a_context_holds_everything_by_hash(made: Any) -> None:
     context = made()
-    assert {path.name for path in context.directory.iterdir()} == {"Dockerfile", "tools", "locked", "ours"}
-    text = (context.directory / "locked" / "requirements.txt").read_text()
-    assert text == f"idna==1.0 --hash=sha256:{file_sha256(context.directory / 'locked' / 'idna-1.0-py3-none-any.whl')}\n"
+    assert {path.name for path in context.directory.iterdir()} == {"Dockerfile", "tools", "cuda", "locked", "ours"}
+    for folder, name in (("locked", "idna"), ("cuda", "nvidia-cublas")):
+        text = (context.directory / folder / "requirements.txt").read_text()
+        sha256 = file_sha256(context.directory / folder / f"{name}-1.0-py3-none-any.whl")
+        assert text == f"{name}==1.0 --hash=sha256:{sha256}\n"
     assert (
         (context.directory / "ours" / "requirements.txt").read_text().startswith("flashinfer-python==0.6.6+sm120kit.1 --hash=")
     )
-    assert context.arguments == {"BASE": BASE, "SOURCE_DATE_EPOCH": "315532800", "ARCH_LIST": "12.0f"}
+    assert context.arguments == {"BASE": BASE, "SOURCE_DATE_EPOCH": "315532800"}
     assert context.reference == f"sm120kit/flashinfer:0.6.6-sm120kit.{context.digest[:12]}"
+    assert (context.directory / "Dockerfile").read_text().endswith('CMD ["python"]\nENV ARCH="12.0f"\n')
     labels = context.labels
     assert labels["org.opencontainers.image.base.digest"] == f"sha256:{'a' * 64}"
     assert labels["org.opencontainers.image.created"] == "1980-01-01T00:00:00Z"
-    assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee" and labels["sm120kit.wheels"] == "idna==1.0"
+    assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee" and labels["sm120kit.ours"].startswith(
+        "flashinfer-python=="
+    )
+    assert labels["sm120kit.wheels"] == "idna==1.0,nvidia-cublas==1.0"
+
+
+def test_wheels_are_linked_not_copied(made: Any, tmp_path: Path) -> None:
+    place = made().directory
+    for name in ("locked/idna", "cuda/nvidia-cublas"):
+        assert (place / f"{name}-1.0-py3-none-any.whl").samefile(
+            tmp_path / "wheels" / f"{Path(name).name}-1.0-py3-none-any.whl"
+        )
+
+
+def test_an_engine_sets_and_starts_what_its_recipe_says(made: Any) -> None:
+    context = made(**ENGINE)
+    text = (context.directory / "Dockerfile").read_text()
+    assert text.endswith('ENV A="1" \\\n    B="two \\"words\\" and \\$3"\nENTRYPOINT ["vllm", "serve"]\n')
+    assert {path.name for path in (context.directory / "engine").iterdir()} == {"cuda_home.sh", "healthy.py"}
+    assert context.reference.startswith("sm120kit/vllm:1.0-sm120kit.") and context.labels["sm120kit.recipe"] == "vllm-1.0"
+    assert context.labels["org.opencontainers.image.version"] == "1.0"
+    assert made(**(ENGINE | {"env": {"A": "2"}})).digest != context.digest
+    assert made(**(ENGINE | {"serve": ("vllm", "run")})).digest != context.digest
 
 
 def test_the_digest_is_of_what_goes_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +145,7 @@ def test_other_bytes_than_the_locked_are_refused(made: Any, tmp_path: Path) -> N
 def test_a_wheel_that_does_not_say_what_it_is(made: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
-        made(patched=wheel)
+        made(ours=[wheel])
 
 
 def test_an_unknown_kind(made: Any) -> None:
@@ -123,13 +153,22 @@ def test_an_unknown_kind(made: Any) -> None:
         made(kind="toaster")
 
 
-def test_no_dockerfile_names_a_place_or_fetches() -> None:
-    for path in sorted((Path(__file__).parents[2] / "dockerfiles").glob("*.Dockerfile")):
+def test_no_dockerfile_names_a_place_or_fetches(made: Any) -> None:
+    place = Path(__file__).parents[2] / "dockerfiles"
+    for path in sorted(path for path in place.rglob("*") if path.is_file()):
         text = path.read_text()
-        assert "://" not in text and "# syntax" not in text, path
+        assert "# syntax" not in text and text.count("://") == text.count("http://127.0.0.1:"), path
         for word in ("git clone", "curl", "wget", "apt-get", "index-url"):
             assert word not in text, f"{path}: {word}"
-        assert text.rindex("USER ") > text.rindex("FROM "), f"{path}: the last stage runs as root"
+
+
+def test_every_image_runs_as_a_user_and_copies_what_changes_least_first(made: Any) -> None:
+    for setup in ({}, ENGINE):
+        last = (made(**setup).directory / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+        assert last.startswith("${BASE} AS runtime\n") and last.count("\nUSER ") == 1 and "\nUSER 1000:1000\n" in last
+        stages = re.findall(r"^COPY --from=(\w+) ", last, re.MULTILINE)
+        assert [stage for stage in stages if stage != "toolkit"] == ["installer", "cuda", "locked", "ours"]
+        assert "\nRUN " not in last and ("\nHEALTHCHECK " in last) == bool(setup)
 
 
 def test_children_pass_their_parents_checks() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sm120kit import console
-from sm120kit.cli.options import Json, State
+from sm120kit.cli.options import ContextOnly, Json, Mirror, Network, Offline, State
+
+if TYPE_CHECKING:
+    from sm120kit.records import ImageContext
+    from sm120kit.verify.image import Report
 
 Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="The list of published images.")]
 Trust = Annotated[Path | None, typer.Option("--trust", metavar="KEY", help="Only what the holder of this public key signed.")]
@@ -17,42 +21,50 @@ PLATFORM = "linux/amd64"
 
 def image_(
     engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file.")],
-    base: Annotated[str, typer.Option("--base", metavar="NAME@DIGEST|ID", help="The base image, never by a tag alone.")],
+    base: Annotated[str, typer.Option("--base", metavar="NAME@DIGEST|ID", help="The base image, never by a tag alone.")] = "",
     closure: Annotated[
-        Path, typer.Option("--closure", metavar="FILE", help="The third-party wheels, by hash, as a closure in a lock.")
-    ],
+        Path | None,
+        typer.Option("--closure", metavar="FILE", help="Of FlashInfer: third-party wheels, by hash, as a closure in a lock."),
+    ] = None,
     arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_120f, sm_120a or sm_121a; may be repeated.")] = None,
     kernels: Annotated[str | None, typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe.")] = None,
-    network: Annotated[str, typer.Option("--network", help="The network of build steps; they fetch nothing.")] = "none",
-    context_only: Annotated[bool, typer.Option("--context-only", help="Stop at the ready build context.")] = False,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch from here, not the index.")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")] = False,
+    network: Network = "none",
+    context_only: ContextOnly = False,
+    mirror: Mirror = None,
+    offline: Offline = False,
     state: State = None,
     json: Json = False,
 ) -> None:
     """Build an image of an engine. It has no name before `sm120kit verify image` gives it one."""
     import time
 
-    from sm120kit import delivery, recipe
+    from sm120kit import delivery, engines, recipe
     from sm120kit.pipeline import Options
     from sm120kit.workspace import Workspace
 
     started = time.monotonic()
     options = Options(Workspace.open(state), mirror, offline)
-    found = delivery.image(
-        engine,
-        options,
-        base,
-        delivery.read_closure(closure),
-        archs=[recipe.parse_arch(text) for text in arch or ()],
-        group=kernels,
-        network=network,
-        context_only=context_only,
-        tell=console.say,
-    )
+    if isinstance(recipe.load_any(engine), recipe.EngineRecipe):
+        if closure or arch:
+            raise typer.BadParameter("an engine's recipe and lock say for which archs and of which wheels its image is")
+        built = engines.build(engine, options, group=kernels, tell=console.say)
+        found = delivery.engine_image(built, options, base, network=network, context_only=context_only, tell=console.say)
+    elif closure is None:
+        raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not say which wheels go with it")
+    else:
+        found = delivery.image(
+            engine,
+            options,
+            base,
+            delivery.read_closure(closure),
+            archs=[recipe.parse_arch(text) for text in arch or ()],
+            group=kernels,
+            network=network,
+            context_only=context_only,
+            tell=console.say,
+        )
     if found.image is None:
-        console.say("left to do, where a container daemon is: the same command without --context-only")
-        console.data(str(found.context.directory))
+        show_context(found.context)
         return
     if json:
         console.json_data({"image": found.image.id, "content": found.image.content, "context": found.context.digest})
@@ -63,6 +75,12 @@ def image_(
     console.data(found.image.id)
 
 
+def show_context(context: ImageContext) -> None:
+    """Where a ready build context lies, and what is left to do."""
+    console.say("left to do, where a container daemon is: the same command without --context-only")
+    console.data(str(context.directory))
+
+
 def verify_image(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image by id, tag or digest.")],
     trust: Trust = None,
@@ -71,16 +89,22 @@ def verify_image(
     json: Json = False,
 ) -> None:
     """Ask an image's container what it is, and give the image its name when every check holds. Exit code 1 when one fails."""
-    import dataclasses
-
     from sm120kit import delivery
-    from sm120kit.records import Verdict
     from sm120kit.workspace import Workspace
 
     if trust:
         delivery.require_signed(reference, index, trust)
         console.say(f"signed: it is the image that {index} lists")
     report = delivery.verify(reference, Workspace.open(state))
+    show_report(report, json=json)
+
+
+def show_report(report: Report, *, json: bool) -> None:
+    """What an image's checks came to. Exit code 1 when one failed."""
+    import dataclasses
+
+    from sm120kit.records import Verdict
+
     if json:
         console.json_data(dataclasses.asdict(report))
     else:

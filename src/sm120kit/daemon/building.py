@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def _classic(
     image = ""
     with told("building"):
         answers = client.api.build(
-            path=str(context),
+            fileobj=_packed(context),
+            custom_context=True,
             buildargs=dict(arguments),
             labels=dict(labels),
             network_mode=network,
@@ -62,6 +64,23 @@ def _classic(
     if not image:
         raise DaemonUnreachable("the daemon ended the build without a word", "look at its log; the same command goes on")
     return image
+
+
+def _packed(context: Path) -> Iterator[bytes]:
+    """A context as a tar stream: gigabytes that need not be written to disk here. Owners, modes and times are fixed."""
+    for path in sorted(context.rglob("*")):
+        member = tarfile.TarInfo(str(path.relative_to(context)))
+        if path.is_dir():
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            yield member.tobuf()
+            continue
+        member.size = path.stat().st_size
+        yield member.tobuf()
+        with path.open("rb") as file:
+            while piece := file.read(2**20):
+                yield piece
+        yield bytes(-member.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _with_buildx(
