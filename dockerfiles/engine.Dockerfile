@@ -12,8 +12,8 @@ RUN sh /context/engine/cuda_home.sh
 FROM ${BASE} AS runtime
 COPY --from=installer /empty/ /
 COPY --from=cuda /overlay/ /
-COPY --from=toolkit /toolkit/ /
 COPY --from=locked /overlay/ /
+COPY --from=toolkit /toolkit/ /
 COPY --from=ours /overlay/ /
 # Our modules need libcudart.so.13 where torch brings that of CUDA 12: /opt/cuda/lib has libraries of CUDA 13 only by names that
 # those of CUDA 12 do not have. All caches lie in the user's home.

@@ -61,7 +61,7 @@ def test_the_daemon_is_killed_in_the_middle(place: Place, base: str, daemon: con
     for line in child.stderr:
         if installing and "Running in" in line:
             break
-        installing = "RUN set" in line
+        installing = "install.sh locked" in line
     daemon.kill()
     rest = child.stderr.read()
     assert child.wait() == 60, rest
