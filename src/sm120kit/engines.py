@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from sm120kit import build as builder
 from sm120kit import lock as locks
@@ -31,6 +32,11 @@ class Engine:
         """The wheels beside ours, for the first platform of the recipe."""
         wanted = self.recipe.environment.platforms[0]
         return next(one for one in self.lock.closures if one.platform == wanted)
+
+    @property
+    def wheels(self) -> tuple[Path, ...]:
+        """What was built here, FlashInfer first; each takes the place of an official wheel."""
+        return (self.kernels.wheel,)
 
 
 def build(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
-from sm120kit.cli.options import Mirror, Offline, State
+from sm120kit.cli.options import ContextOnly, Mirror, Network, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.build import Progress
@@ -31,24 +31,35 @@ def build(
         float | None,
         typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
     ] = None,
-    to: Annotated[str, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack.")] = "pack",
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack, the wheel.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the wheel is put.")] = Path("wheelhouse"),
+    base: Annotated[
+        str, typer.Option("--base", metavar="NAME@DIGEST|ID", help="Of an engine: the base of its image, never by a tag alone.")
+    ] = "",
+    network: Network = "none",
+    context_only: ContextOnly = False,
     mirror: Mirror = None,
     offline: Offline = False,
     state: State = None,
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """Fetch, patch, compile and check an engine for SM12x, and pack it as a wheel. Needs no GPU."""
+    """Fetch, patch, compile and check FlashInfer for SM12x, and pack it as a wheel; of vLLM and SGLang, make an image with it.
+
+    The image of an engine gets a name when it passes its checks. Needs no GPU.
+    """
     import time
 
     from sm120kit import engines, pipeline, recipe
-    from sm120kit.cli.engine import show_built, show_plan
+    from sm120kit.cli.engine import deliver, show_built, show_plan
     from sm120kit.errors import UnknownName
+    from sm120kit.image import require_pinned
     from sm120kit.workspace import Workspace, write_atomic
 
     try:
-        stage = pipeline.Stage("plan" if dry_run else to)
+        stage = pipeline.Stage("plan" if dry_run else to or "pack")
     except ValueError:
         raise UnknownName(f"unknown stage {to!r}", f"stages: {', '.join(pipeline.Stage)}") from None
     options = pipeline.Options(
@@ -57,8 +68,16 @@ def build(
     started = time.monotonic()
     archs = [recipe.parse_arch(text) for text in arch or ()]
     whole = None
+    item = recipe.load_any(engine) if engine.partition("@")[0] != pipeline.KERNELS else None
+    if (base or context_only or network != "none") and (not isinstance(item, recipe.EngineRecipe) or to or dry_run):
+        raise typer.BadParameter(
+            "--base, --network and --context-only are for an engine's image, which is made without --to and --dry-run; "
+            "`sm120kit image` makes one of FlashInfer"
+        )
+    if base:
+        require_pinned(base)
     with _watcher() as watch:
-        if engine.partition("@")[0] != pipeline.KERNELS and isinstance(recipe.load_any(engine), recipe.EngineRecipe):
+        if isinstance(item, recipe.EngineRecipe):
             if archs:
                 raise typer.BadParameter("the recipe of an engine says for which archs its image is")
             whole = engines.build(engine, options, group=kernels, to=stage, tell=console.say, watch=watch)
@@ -79,7 +98,7 @@ def build(
     wheel = output / Path(built.artifacts.wheel.path).name
     if not wheel.is_file() or wheel.stat().st_size != built.artifacts.wheel.bytes:
         write_atomic(wheel, (built.directory / built.artifacts.wheel.path).read_bytes())
-    if json:
+    if json and (whole is None or to):
         console.json_data(built.artifacts)
         return
     for left in built.artifacts.left_out:
@@ -90,7 +109,10 @@ def build(
     console.say(f"records and logs: {built.directory}")
     if whole is not None:
         show_built(whole, wheel)
-    console.data(str(wheel))
+    if whole is None or to:
+        console.data(str(wheel))
+    else:
+        deliver(whole, options, base, network, context_only=context_only, json=json)
 
 
 def _show_plan(plan: BuildPlan) -> None:

@@ -1,4 +1,4 @@
-"""``sm120kit build`` of vLLM and SGLang: the plan of an image, and the part of it that is built here."""
+"""``sm120kit build`` of vLLM and SGLang: the plan of an image, what is built here, and the image."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sm120kit import console
 
 if TYPE_CHECKING:
     from sm120kit.engines import Engine
+    from sm120kit.trees import Options
     from sm120kit.workspace import Workspace
 
 
@@ -55,7 +56,25 @@ def show_plan(engine: Engine, workspace: Workspace) -> None:
 
 
 def show_built(engine: Engine, wheel: Path) -> None:
-    """What there is now, and what is not."""
+    """What was built here, and what it takes the place of."""
     console.say(f"lock of {engine.recipe.name} holds: build id {engine.build_id}")
     console.say(f"{wheel.name} takes the place of the official FlashInfer beside {len(engine.closure.wheels)} locked wheels")
-    console.say(f"not made: the image of {engine.recipe.name}; `sm120kit recipe requirements` lists what it installs")
+
+
+def deliver(engine: Engine, options: Options, base: str, network: str, *, context_only: bool, json: bool) -> None:
+    """Make the image, run its checks, and show what came of it. Exit code 1 when a check fails."""
+    import time
+
+    from sm120kit import delivery
+    from sm120kit.cli.image import show_context, show_report
+
+    started = time.monotonic()
+    found = delivery.engine_image(engine, options, base, network=network, context_only=context_only, tell=console.say)
+    if found.image is None:
+        show_context(found.context)
+        return
+    seconds = time.monotonic() - started
+    console.say(
+        f"{'built' if found.ran else 'nothing to do for'} {found.context.reference} in {seconds:.1f} s: {found.image.id}"
+    )
+    show_report(delivery.named(found.image, options.workspace, console.say), json=json)
