@@ -456,7 +456,8 @@ class Image:
     """An image as a daemon has it.
 
     ``id`` is the daemon's own and differs between kinds of daemons; ``content`` is the sha256 of the layers, unpacked, and of
-    the settings with which a container starts, and is the same in every daemon and registry. ``bytes`` is unpacked.
+    the settings with which a container starts, and is the same in every daemon and registry and with either builder: layers
+    without files do not count. ``bytes`` is unpacked.
     """
 
     id: str

@@ -20,6 +20,8 @@ from sm120kit.workspace import digest_of
 _STARTS_WITH = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "Shell", "StopSignal", "User", "Volumes")
 _PATIENCE_SECONDS = 600
 
+EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+"""Of 1024 zero bytes, a tar file without members: BuildKit makes one of WORKDIR, the classic builder none."""
 DAEMONS_OWN = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
 """What a daemon puts into each container, over what the image has there: these paths, and whatever is below them."""
 
@@ -65,7 +67,7 @@ class Daemon:
         starts = _settings(config)
         return Image(
             id=found["Id"],
-            content=digest_of([layers, found["Os"], found["Architecture"], starts]),
+            content=digest_of([[one for one in layers if one != EMPTY_LAYER], found["Os"], found["Architecture"], starts]),
             platform=f"{found['Os']}/{found['Architecture']}",
             layers=layers,
             labels=config.get("Labels") or {},
@@ -97,9 +99,9 @@ class Daemon:
     ) -> str:
         """Build ``context/Dockerfile`` and return the image's id.
 
-        With BuildKit where ``docker buildx`` is there, else with the classic builder. BuildKit attaches provenance and SBOM
-        where the daemon can hold them, that is with the containerd image store. It cannot name a base by the id of a local
-        image; that always takes the classic builder.
+        With BuildKit where the ``docker`` program can drive it (buildx, or a version older than 23), else with the classic
+        builder: the same content. Buildx attaches provenance and SBOM where the daemon can hold them, that is with the
+        containerd image store. BuildKit cannot name a base by the id of a local image; that always takes the classic builder.
 
         Raises:
             ImageBuildFailed: a step failed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 import tempfile
@@ -13,6 +14,9 @@ from sm120kit import process
 from sm120kit.daemon.asking import full_disk, told
 from sm120kit.errors import CommandFailed, DaemonUnreachable, ImageBuildFailed
 
+_BUILDX_ALONE = 23
+"""The first version of the ``docker`` program that drives BuildKit through buildx only."""
+
 
 def build(
     client: Any,
@@ -23,9 +27,10 @@ def build(
     tell: Callable[[str], None],
 ) -> str:
     """See :meth:`sm120kit.daemon.Daemon.build`."""
-    if not arguments["BASE"].startswith("sha256:") and _has_buildx():
-        return _with_buildx(client, context, arguments, labels, network, tell)
-    return _classic(client, context, arguments, labels, network, tell)
+    program = None if arguments["BASE"].startswith("sha256:") else _buildkit()
+    if program is None:
+        return _classic(client, context, arguments, labels, network, tell)
+    return _with_buildkit(program, client, context, arguments, labels, network, tell)
 
 
 def _classic(
@@ -83,7 +88,8 @@ def _packed(context: Path) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _with_buildx(
+def _with_buildkit(
+    program: list[str],
     client: Any,
     context: Path,
     arguments: Mapping[str, str],
@@ -93,22 +99,32 @@ def _with_buildx(
 ) -> str:
     with told("inspecting the daemon"):
         drivers = dict(client.info().get("DriverStatus") or ())
-    attests = "containerd" in str(drivers.get("driver-type", ""))
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
         said = Path(scratch, "id")
-        argv: list[str | Path] = ["docker", "buildx", "build", "--load", "--progress", "plain", "--iidfile", said]
-        argv += ["--network", network]
-        argv += ["--provenance=mode=max", "--sbom=true"] if attests else ["--provenance=false"]
+        argv: list[str | Path] = [*program, "--progress", "plain", "--iidfile", said, "--network", network]
+        if "buildx" in program:
+            attests = "containerd" in str(drivers.get("driver-type", ""))
+            argv += ["--load", *(["--provenance=mode=max", "--sbom=true"] if attests else ["--provenance=false"])]
         for flag, values in (("--build-arg", arguments), ("--label", labels)):
             for name, value in values.items():
                 argv += [flag, f"{name}={value}"]
         try:
-            process.run([*argv, context], on_line=tell)
+            process.run([*argv, context], env={"DOCKER_BUILDKIT": "1"}, on_line=tell)
         except CommandFailed as failed:
             full_disk(failed.message)
-            raise ImageBuildFailed(failed.message, failed.hint) from failed
+            with told("building"):
+                client.ping()
+            raise ImageBuildFailed(
+                failed.message, "correct what it says; the same command goes on after the last step that worked"
+            ) from failed
         return said.read_text().strip()
 
 
-def _has_buildx() -> bool:
-    return shutil.which("docker") is not None and process.run(["docker", "buildx", "version"], check=False).returncode == 0
+def _buildkit() -> list[str] | None:
+    """The words that start a build with BuildKit: with buildx, or with a program that has the client of BuildKit inside."""
+    if shutil.which("docker") is None:
+        return None
+    if process.run(["docker", "buildx", "version"], check=False).returncode == 0:
+        return ["docker", "buildx", "build"]
+    version = re.search(r"version (\d+)\.", process.run(["docker", "--version"], check=False).stdout)
+    return ["docker", "build"] if version and int(version[1]) < _BUILDX_ALONE else None

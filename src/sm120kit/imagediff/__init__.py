@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import PurePosixPath
 
-from sm120kit.daemon import DAEMONS_OWN, Daemon
+from sm120kit.daemon import DAEMONS_OWN, EMPTY_LAYER, Daemon
 from sm120kit.errors import NoSuchImage
 from sm120kit.imagediff.causes import BASE, LABEL, Cause, Judge, label_of
 from sm120kit.imagediff.contents import Contents, Entry, read
@@ -51,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Diff:
-    """All differences of two images, sorted by path. ``common_layers`` is counted from the lowest one."""
+    """All differences of two images, sorted by path. ``common_layers`` counts the lowest ones, those without files left out."""
 
     first: Image
     second: Image
@@ -86,12 +87,9 @@ def compare(first: Contents, second: Contents) -> Diff:
     """All differences between what is in two images, each with its cause. Pure."""
     judge = Judge(first, second)
     found = [*_settings(first, second, judge), *_files(first, second, judge)]
-    common = 0
-    for one, other in zip(first.image.layers, second.image.layers, strict=False):
-        if one != other:
-            break
-        common += 1
-    if not found and first.image.layers != second.image.layers:
+    layers = [[layer for layer in side.image.layers if layer != EMPTY_LAYER] for side in (first, second)]
+    common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*layers, strict=False))))
+    if not found and layers[0] != layers[1]:
         found.append(Difference(f"layer {common + 1}", What.HIDDEN, Cause.UNEXPLAINED, _HIDDEN))
     return Diff(first.image, second.image, common, tuple(sorted(found, key=lambda one: (one.path, one.what))))
 
