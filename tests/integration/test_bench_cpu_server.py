@@ -1,0 +1,90 @@
+"""``bench run`` from end to end against a server that others wrote: Transformers, with a tiny random model on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpu_server import cpu_server
+
+from sm120kit.bench import receipt
+
+pytest.importorskip("transformers", reason="the extra serve is not installed")
+PROMPT = "Count from one to thirty in words."
+WORKLOAD = f"""
+summary = "x"
+prompts = ["{PROMPT}"]
+users = [1, 3]
+output_tokens = [64]
+requests_per_user = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with cpu_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def sm120kit(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "sm120kit", *map(str, words)]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def by_hand(url: str, model: str) -> list[dict[str, object]]:
+    """The events of one streamed answer, read without any client of ours."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 64,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    asked = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+        lines = [line.decode() for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if "[DONE]" not in line]
+
+
+def test_measured_from_end_to_end(server: tuple[str, str], tmp_path: Path) -> None:
+    url, model = server
+    (tmp_path / "mine.toml").write_text(WORKLOAD)
+    ran = sm120kit("bench", "run", url, "--model", model, "-w", "mine.toml", "--plot", "-", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    made = receipt.read(tmp_path / "receipt.json")
+    assert made.complete and made.circumstances.model == model and made.circumstances.said["id"] == model
+    events = by_hand(url, model)
+    text = [event for event in events for choice in event.get("choices") or () if choice["delta"].get("content")]  # type: ignore[attr-defined]
+    (usage,) = (event["usage"] for event in events if event.get("usage"))
+    for cell in made.cells:
+        assert len(cell.samples) == 2 * cell.users
+        for sample in cell.samples:
+            # The same tokens, however they lie in chunks: 64 by the server's count, in fewer events that carry text.
+            assert (sample.error, sample.completion_tokens) == ("", usage["completion_tokens"]) == ("", 64)  # type: ignore[index]
+            assert sample.prompt_tokens == usage["prompt_tokens"]  # type: ignore[index]
+            assert len(sample.chunk_seconds) == len(text) < 64
+            assert sample.model == events[0]["model"]
+            rate = 64 * (len(text) - 1) / len(text) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0])
+            assert sample.decode_tok_s == pytest.approx(rate)
+            assert sample.ttft is not None and 0 < sample.ttft < sample.ended - sample.started
+        figures = receipt.summary(cell)
+        assert (figures.tokens, figures.chunks, figures.errors) == (128 * cell.users, 2 * len(text) * cell.users, 0)
+        assert figures.acceptance is None and figures.output_tok_s is not None
+        span = max(s.ended for s in cell.samples) - min(s.started for s in cell.samples)
+        assert figures.output_tok_s * span == pytest.approx(128 * cell.users)
+    assert "tok/s together by users" in ran.stdout
+
+
+def test_a_model_that_is_not_there(server: tuple[str, str], tmp_path: Path) -> None:
+    url, model = server
+    ran = sm120kit("bench", "run", url, "--model", "tiny/other", cwd=tmp_path)
+    assert (ran.returncode, model in ran.stderr) == (91, True), ran.stderr
+    assert not (tmp_path / "receipt.json").exists()
