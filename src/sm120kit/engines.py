@@ -1,42 +1,52 @@
 """vLLM and SGLang: what an image of one is made of, and the part of it that is built here.
 
-What is official is taken as locked; what is built is the patched FlashInfer wheel that the recipe rests on.
+What is official is taken as locked; what is built is the patched FlashInfer wheel that the recipe rests on and, where that is
+asked for, extension modules of the engine itself, packed into its official wheel.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit import build as builder
+from sm120kit import fromsource, locking, pipeline, recipe
 from sm120kit import lock as locks
-from sm120kit import locking, pipeline, recipe
 from sm120kit.errors import ToolchainUnsuitable
 from sm120kit.records import Closure, Lock
 from sm120kit.trees import Options
+from sm120kit.workspace import digest_of
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's recipe with its lock, and how far its FlashInfer wheel came: planned or built."""
+    """An engine's recipe with its lock, and how far its FlashInfer wheel came: planned or built.
+
+    ``source`` is the same of its own wheel, when a part of that is built from source.
+    """
 
     recipe: recipe.EngineRecipe
     lock: Lock
     build_id: str
     kernels: pipeline.Built
+    source: fromsource.Built | None = None
 
     @property
     def closure(self) -> Closure:
         """The wheels beside ours, for the first platform of the recipe."""
         wanted = self.recipe.environment.platforms[0]
-        return next(one for one in self.lock.closures if one.platform == wanted)
+        locked = next(one for one in self.lock.closures if one.platform == wanted)
+        if self.source is None:
+            return locked
+        wheels = tuple(wheel for wheel in locked.wheels if wheel.name != self.recipe.engine)
+        return replace(locked, wheels=wheels, sha256=digest_of(wheels))
 
     @property
     def wheels(self) -> tuple[Path, ...]:
         """What was built here, FlashInfer first; each takes the place of an official wheel."""
-        return (self.kernels.wheel,)
+        return (self.kernels.wheel, *([self.source.wheel] if self.source else []))
 
 
 def build(
@@ -44,13 +54,17 @@ def build(
     options: Options,
     *,
     group: str | None = None,
+    from_source: bool = False,
     to: pipeline.Stage = pipeline.Stage.PACK,
     tell: Callable[[str], None] = lambda message: None,
     watch: Callable[[builder.Progress], None] = lambda progress: None,
 ) -> Engine:
     """Check an engine's lock, then plan or build the FlashInfer wheel of its image. ``group`` is another one than the recipe's.
 
+    With ``from_source``, the recipe's extension modules are built before that, and packed into the engine's official wheel.
+
     Raises:
+        UnknownName: nothing of the engine can be built from source.
         LockDiffers: the lock of the engine or of its kernels is absent, edited or outdated.
         ToolchainUnsuitable: the image is for another machine, or the compilers are not the locked ones.
     """
@@ -64,7 +78,26 @@ def build(
                 "--dry-run plans it anywhere",
             )
         locking.require_toolchain(item.flashinfer, options)
+    source = _from_source(item, held, options, to, tell, watch) if from_source else None
     kernels = pipeline.build(
         item.flashinfer, options, archs=item.archs, group=group or item.kernels, to=to, tell=tell, watch=watch
     )
-    return Engine(item, held, locks.build_id(held), kernels)
+    return Engine(item, held, locks.build_id(held), kernels, source)
+
+
+def _from_source(
+    item: recipe.EngineRecipe,
+    held: Lock,
+    options: Options,
+    to: pipeline.Stage,
+    tell: Callable[[str], None],
+    watch: Callable[[builder.Progress], None],
+) -> fromsource.Built | None:
+    """The stages of :func:`build` for the engine's own modules; None before there is a plan."""
+    if to in (pipeline.Stage.FETCH, pipeline.Stage.PATCH):
+        fromsource.source(item, options)
+        return None
+    decided = fromsource.decide(item, held, options)
+    if to is pipeline.Stage.PLAN:
+        return fromsource.Built(decided.plan)
+    return fromsource.build(decided, options, pack=to is pipeline.Stage.PACK, tell=tell, watch=watch)

@@ -37,13 +37,17 @@ def make(
     overrides: Sequence[LockedFile],
     closures: Sequence[Closure],
     rests_on: str = "",
+    source: PatchedTree | None = None,
 ) -> Lock:
     """The lock of a recipe. ``kernels`` is the recipe itself or the one that an engine rests on, ``tree`` its patched tree.
+
+    ``source`` is that of the engine itself, when a part of it can be built here.
 
     Raises:
         BadRecipe: a closure has a version that is known to be bad.
     """
     engine = isinstance(item, EngineRecipe)
+    trees = (tree, source) if source else (tree,)
     for closure in closures:
         for bad in item.known_bad if isinstance(item, EngineRecipe) else ():
             if any(
@@ -56,8 +60,8 @@ def make(
     return Lock(
         format=FORMAT,
         recipe=item.inputs(),
-        sources=tuple(_sources(kernels, tree)),
-        patches=tuple(LockedFile(f"{patch.project}/{patch.slug}", patch.sha256) for patch in tree.patches),
+        sources=tuple(line for one in trees for line in _sources(one)),
+        patches=tuple(LockedFile(f"{patch.project}/{patch.slug}", patch.sha256) for one in trees for patch in one.patches),
         overrides=tuple(overrides),
         closures=tuple(sorted(closures, key=lambda closure: closure.platform)),
         rests_on=rests_on,
@@ -66,13 +70,13 @@ def make(
     )
 
 
-def _sources(kernels: Recipe, tree: PatchedTree) -> Iterator[LockedSource]:
+def _sources(tree: PatchedTree) -> Iterator[LockedSource]:
     pin, repository = tree.checkout.pin, Repository(tree.checkout.repository)
     pinned = f"commit {pin.commit}" if isinstance(pin, GitPin) else f"sha256 {pin.sha256}"
     yield LockedSource(
         pin.project, pin.version, pinned, tree.checkout.tree, tree.tree, commit=tree.checkout.commit, patched_commit=tree.commit
     )
-    for inside in kernels.inside:
+    for inside in tree.inside:
         before, after = (repository.subtree(commit, inside.path) for commit in (tree.checkout.commit, tree.commit))
         yield LockedSource(inside.project, inside.version, f"{pin.project}:{inside.path}", before, after)
 

@@ -10,7 +10,7 @@ from sm120kit import lock as locks
 from sm120kit import recipe, sources, toolchain
 from sm120kit.errors import LockDiffers, ToolchainUnsuitable
 from sm120kit.records import Closure, Lock, LockedFile, Toolchain
-from sm120kit.trees import Options, patched_tree
+from sm120kit.trees import Options, patched, patched_tree
 from sm120kit.workspace import data_root, file_sha256, write_atomic
 
 FFI = "apache-tvm-ffi"
@@ -96,7 +96,9 @@ def _lock_of(
     rests_on = "" if item is kernels else f"{kernels.name} {locks.build_id(locked(kernels.name, options))}"
     root = data_root() / "cutlass_overrides"
     ours = [LockedFile(str(path.relative_to(root)), file_sha256(path)) for path in sorted(root.rglob("*")) if path.is_file()]
-    return locks.make(item, kernels, patched_tree(kernels, options), ours, closures, rests_on)
+    source = item.source if isinstance(item, recipe.EngineRecipe) else None
+    of_engine = patched(source, (), options) if source else None
+    return locks.make(item, kernels, patched_tree(kernels, options), ours, closures, rests_on, of_engine)
 
 
 def tied(name: str, options: Options, tell: Callable[[str], None]) -> Lock | None:

@@ -8,14 +8,15 @@ from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from sm120kit.errors import ExpectationFailed, UnknownName
-from sm120kit.recipe import ModuleTable, Recipe, group
+from sm120kit.errors import BadRecipe, ExpectationFailed, UnknownName
+from sm120kit.recipe import EngineRecipe, ModuleTable, Recipe, TargetTable, group
 from sm120kit.records import (
     SMEM_CAPACITY_BYTES,
     Arch,
     BuildPlan,
     Generated,
     LeftOut,
+    LockedWheel,
     Module,
     PatchedTree,
     TileFacts,
@@ -175,6 +176,75 @@ def kernels(
     return replace(plan, digest=digest_of(inputs))
 
 
+def extensions(
+    item: EngineRecipe,
+    tree: PatchedTree,
+    carried: Mapping[str, tuple[str, str]],
+    official: LockedWheel,
+    environment: Sequence[LockedWheel],
+    toolchain: Toolchain,
+    versions: Mapping[str, str],
+    known: Known = lambda unit: None,
+) -> BuildPlan:
+    """Decide what is compiled of an engine's own source, and name the result by a digest of everything that goes in.
+
+    ``tree`` is the engine's; ``carried`` has version and patched tree of every project inside the FlashInfer that it rests on.
+    The result takes the place of modules in ``official``. ``environment`` are the wheels that it is built with, ``versions``
+    those of other programs; ``toolchain.cuda_home`` lies in the environment.
+
+    Raises:
+        BadRecipe: a project is not carried, or in another version than the engine asks for.
+    """
+    table = item.from_source
+    assert table is not None
+    injected = {}
+    for variable, filled in table.injected.items():
+        version, source = carried.get(filled.project or "", ("", ""))
+        if filled.project is not None and version != filled.version:
+            raise BadRecipe(
+                f"{item.name}: {variable} asks for {filled.project} {filled.version}; "
+                f"{item.flashinfer} carries {version or 'no such project'}",
+                "name the version that the engine asks for in from_source.injected, and a FlashInfer recipe that carries it",
+            )
+        injected[variable] = [filled.project, source, filled.files, filled.definitions]
+    modules = tuple(
+        Module(
+            name,
+            PurePosixPath(target.member).name,
+            tuple(_unit(name, source, f"CMakeFiles/{name}.dir/{source}.o", target, known) for source in target.units),
+            True,
+            tuple(sorted(target.expect_kernels.items())),
+        )
+        for name, target in sorted(table.targets.items())
+    )
+    plan = BuildPlan(
+        recipe=item.name,
+        engine=item.engine,
+        version=item.version,
+        archs=tuple(sorted(item.archs)),
+        groups=(),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=modules,
+        left_out=tuple(LeftOut(name, filled.reason) for name, filled in table.injected.items() if filled.files),
+        toolchain=toolchain,
+        digest="",
+    )
+    inputs = {
+        "format": PLAN_FORMAT,
+        "recipe": [plan.recipe, plan.engine, plan.version],
+        "archs": plan.archs,
+        "tree": plan.tree,
+        "targets": [[name, target.member, sorted(target.units)] for name, target in sorted(table.targets.items())],
+        "injected": injected,
+        "official": official.sha256,
+        "environment": sorted((wheel.name, wheel.sha256) for wheel in environment),
+        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
+        "versions": dict(versions),
+    }
+    return replace(plan, digest=digest_of(inputs))
+
+
 def _tiles_left_out(recipe: Recipe, tiles: Sequence[TileFacts]) -> list[LeftOut]:
     """Tiles of interest that are not generated and could not run, one entry for all outputs and swaps."""
     broken = [fact for fact in tiles if fact.generated and not fact.fits]
@@ -198,7 +268,7 @@ def _why_not(fact: TileFacts) -> str:
     return f"needs {fact.smem_bytes:,} B of shared memory; SM120 has {SMEM_CAPACITY_BYTES:,} B"
 
 
-def _unit(module: str, source: str, output: str, settings: ModuleTable, known: Known) -> Unit:
+def _unit(module: str, source: str, output: str, settings: ModuleTable | TargetTable, known: Known) -> Unit:
     file, made = PurePosixPath(source).name, PurePosixPath(output).name
     cost = known(f"{module}/{made}")
     if cost is None:

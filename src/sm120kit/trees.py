@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit import patches, recipe, sources
-from sm120kit.records import PatchedTree
+from sm120kit.records import Inside, PatchedTree, Pin
 from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, read_record, write_record
 
 
@@ -22,15 +22,20 @@ class Options:
 
 def patched_tree(item: recipe.Recipe, options: Options) -> PatchedTree:
     """Fetch a recipe's source and apply its series."""
+    return patched(item.pin, item.inside, options)
+
+
+def patched(pin: Pin, inside: tuple[Inside, ...], options: Options) -> PatchedTree:
+    """Fetch a source and apply the series of it and of the projects inside."""
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
     inputs = [path for base in (root, overrides) for path in sorted(base.rglob("*")) if path.is_file()]
-    key = digest_of([item.pin, item.inside, [[str(path.relative_to(data_root())), file_sha256(path)] for path in inputs]])
+    key = digest_of([pin, inside, [[str(path.relative_to(data_root())), file_sha256(path)] for path in inputs]])
     record = options.workspace.cache / "trees" / f"{key}.json"
     if record.is_file():
         tree = read_record(PatchedTree, record)
         if tree.checkout.repository.is_dir():
             return tree
-    checkout = sources.fetch(item.pin, options.workspace, mirror=options.mirror, offline=options.offline)
-    tree = patches.apply(checkout, item.inside, root, overrides)
+    checkout = sources.fetch(pin, options.workspace, mirror=options.mirror, offline=options.offline)
+    tree = patches.apply(checkout, inside, root, overrides)
     write_record(record, tree)
     return tree

@@ -105,7 +105,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["recipe"]["environment"].update(requires=["vllm==0.19.0"]),
         r"recipe\.environment\.requires\.vllm==0\.19\.0: in the lock, no longer there",
     ),
-    "python": (lambda d: d["recipe"]["environment"].update(python="3.11"), r"recipe\.environment\.python: the lock has 3\.11"),
+    "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"recipe\.environment\.python: the lock has 3\.13"),
     "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"patches\.flashinfer/two\.sha256: the lock has 9+, now 2+"),
     "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one: not in the lock"),
     "override": (lambda d: d["overrides"][0].update(sha256="9" * 64), r"overrides\.a\.hpp\.sha256"),
@@ -222,7 +222,10 @@ def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
     }
     if isinstance(item, recipe.EngineRecipe):
         assert held.rests_on == f"{item.flashinfer} {file_sha256(recipe.lock_path(item.flashinfer))}"
-        assert held.sources == lock.read(recipe.lock_path(item.flashinfer)).sources
+        below = lock.read(recipe.lock_path(item.flashinfer)).sources
+        assert held.sources[: len(below)] == below
+        pinned = [(item.engine, item.version, f"sha256 {item.from_source.sha256}")] if item.from_source else []
+        assert [(one.project, one.version, one.pinned) for one in held.sources[len(below) :]] == pinned
 
 
 @pytest.mark.parametrize("name", NAMES)

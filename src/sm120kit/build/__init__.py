@@ -5,18 +5,30 @@ save work. Commands there use relative paths only, so that the same inputs give 
 """
 
 from sm120kit.build.compiling import Progress, compile_units
+from sm120kit.build.environment import cuda_home_of, find_python, install, isolation
+from sm120kit.build.extension import SOURCE, Site, check_extensions, cmake_program, compile_extensions, finish_extensions
 from sm120kit.build.finishing import check, finish
 from sm120kit.build.generate import generate
 from sm120kit.build.kernels import compile_kernels, finish_kernels, source_files, source_version
 
 __all__ = [
+    "SOURCE",
     "Progress",
+    "Site",
     "check",
+    "check_extensions",
+    "cmake_program",
+    "compile_extensions",
     "compile_kernels",
     "compile_units",
+    "cuda_home_of",
+    "find_python",
     "finish",
+    "finish_extensions",
     "finish_kernels",
     "generate",
+    "install",
+    "isolation",
     "source_files",
     "source_version",
 ]

@@ -55,7 +55,7 @@ def compile_units(
     write_atomic(work / "build.ninja", ("ninja_required_version = 1.3\n" + main).encode())
     targets = [module.library for module in plan.modules if module.packed]
     targets += [unit.output for module in plan.modules if not module.packed for unit in module.units]
-    ninja = _ninja()
+    ninja = ninja_program()
     log = work / "compile.log"
     stale = _stale(ninja, work, targets, units)
     log.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def under_gate(
     return done, gate.events()
 
 
-def _ninja() -> str:
+def ninja_program() -> str:
     """The ninja of this environment's wheel."""
     import ninja
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sm120kit import process
 from sm120kit.build import pack
 from sm120kit.cubin import matching, read
 from sm120kit.errors import BadArtifact, ExpectationFailed
-from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin, PatchedTree
+from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin, Module, PatchedTree
 from sm120kit.workspace import file_sha256, publish_directory, record_json, write_record
 
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 """Archs of code, and of PTX, that SM12x runs."""
 
 
-def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
+def check(
+    plan: BuildPlan, work: Path, refused: Callable[[Module], tuple[str, ...]] | None = None
+) -> dict[str, tuple[Cubin, ...]]:
     """Ask every module what it is: its device code, the kernels the recipe expects, and whether it loads.
 
-    Returns the device images per module.
+    ``refused`` says what else is wrong with a module; without it, whether tvm-ffi can load it. Returns the device images per
+    module.
 
     Raises:
         ExpectationFailed: device code that SM12x cannot run, an expected kernel that is not there, or a library that does
@@ -47,9 +51,8 @@ def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
             if count < least:
                 problems.append(f"{module.name}: {count} kernels like {pattern}, at least {least} are expected")
         if module.packed:
-            refused = _load(work / module.library, work / "cuda" / "lib64")
-            if refused:
-                problems.append(f"{module.name}: does not load: {refused}")
+            wrong = refused(module) if refused else _load(work / module.library, work / "cuda" / "lib64")
+            problems += [f"{module.name}: {problem}" for problem in wrong]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ExpectationFailed(
@@ -59,8 +62,8 @@ def check(plan: BuildPlan, work: Path) -> dict[str, tuple[Cubin, ...]]:
     return found
 
 
-def _load(library: Path, libraries: Path) -> str:
-    """What the dynamic loader refuses when every symbol must resolve, or an empty string. The driver is the stub."""
+def _load(library: Path, libraries: Path) -> tuple[str, ...]:
+    """What the dynamic loader refuses when every symbol must resolve. The driver is the stub."""
     program = (
         "import ctypes, sys, pathlib, tvm_ffi\n"
         "for name in ('stubs/libcuda.so', 'libcudart.so', 'libnvrtc.so'):\n"
@@ -69,7 +72,9 @@ def _load(library: Path, libraries: Path) -> str:
         "tvm_ffi.load_module(sys.argv[1])\n"
     )
     done = process.run([sys.executable, "-c", program, library, libraries], check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if done.returncode == 0:
+        return ()
+    return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
 
 
 def finish(plan: BuildPlan, tree: PatchedTree, work: Path, target: Path) -> Artifacts:

@@ -67,12 +67,7 @@ def compile_kernels(
             f"building the kernels needs {', '.join(absent)}, which this environment lacks",
             "install what it needs: pip install 'sm120kit[cuda,kernels]'",
         )
-    unfit = re.search(r"[\s,;'\"$]", str(work))
-    if unfit:
-        raise ToolchainUnsuitable(
-            f"CMake and nvcc cannot work in {work}: {unfit[0]!r} divides their arguments",
-            "name a state directory without it: --state or SM120KIT_STATE",
-        )
+    require_fit_for_cmake(work)
     (module,) = plan.modules
     cuda = link_toolchain(work / "cuda", plan.toolchain)
     relink(work / "cutlass", cutlass)
@@ -121,7 +116,7 @@ def compile_kernels(
         costs,
         budget_bytes=budget_bytes,
         env=environment,
-        drop=_settings(),
+        drop=user_settings(),
         log=log,
         watch=watch,
     )
@@ -133,6 +128,20 @@ def compile_kernels(
         raise CommandFailed(f"building the kernels failed with exit code {done.returncode}\n{tail}", f"log: {log}")
 
 
+def require_fit_for_cmake(work: Path) -> None:
+    """Refuse a directory in which CMake and nvcc cannot work.
+
+    Raises:
+        ToolchainUnsuitable: its path has a character that divides their arguments.
+    """
+    unfit = re.search(r"[\s,;'\"$]", str(work))
+    if unfit:
+        raise ToolchainUnsuitable(
+            f"CMake and nvcc cannot work in {work}: {unfit[0]!r} divides their arguments",
+            "name a state directory without it: --state or SM120KIT_STATE",
+        )
+
+
 def _tvm_ffi() -> Path:
     """The directory of tvm-ffi's package, where its headers are."""
     spec = importlib.util.find_spec("tvm_ffi")
@@ -140,7 +149,7 @@ def _tvm_ffi() -> Path:
     return Path(spec.origin).parent
 
 
-def _settings() -> list[str]:
+def user_settings() -> list[str]:
     """Variables that would change what CMake and its compilers do."""
     return [
         name

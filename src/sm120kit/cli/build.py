@@ -24,6 +24,12 @@ def build(
         str | None,
         typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe; of kernels: how their names start."),
     ] = None,
+    from_source: Annotated[
+        bool,
+        typer.Option(
+            "--from-source", help="Of an engine: also build the modules that its recipe can, see docs/from-source.md."
+        ),
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")
     ] = None,
@@ -56,7 +62,7 @@ def build(
     from sm120kit.cli.engine import deliver, show_built, show_plan
     from sm120kit.errors import UnknownName
     from sm120kit.image import require_pinned
-    from sm120kit.workspace import Workspace, write_atomic
+    from sm120kit.workspace import Workspace
 
     try:
         stage = pipeline.Stage("plan" if dry_run else to or "pack")
@@ -80,9 +86,15 @@ def build(
         if isinstance(item, recipe.EngineRecipe):
             if archs:
                 raise typer.BadParameter("the recipe of an engine says for which archs its image is")
-            whole = engines.build(engine, options, group=kernels, to=stage, tell=console.say, watch=watch)
+            whole = engines.build(
+                engine, options, group=kernels, from_source=from_source, to=stage, tell=console.say, watch=watch
+            )
             built = whole.kernels
         else:
+            if from_source:
+                raise typer.BadParameter(
+                    "--from-source is for engines; FlashInfer and our kernels are always built from source"
+                )
             built = pipeline.build(engine, options, archs=archs, group=kernels, to=stage, tell=console.say, watch=watch)
     seconds = time.monotonic() - started
     if built.artifacts is None or built.directory is None:
@@ -95,9 +107,7 @@ def build(
         else:
             console.say(f"{stage} of {built.name} done in {seconds:.1f} s")
         return
-    wheel = output / Path(built.artifacts.wheel.path).name
-    if not wheel.is_file() or wheel.stat().st_size != built.artifacts.wheel.bytes:
-        write_atomic(wheel, (built.directory / built.artifacts.wheel.path).read_bytes())
+    wheels = [_put(path, output) for path in (whole.wheels if whole else (built.wheel,))]
     if json and (whole is None or to):
         console.json_data(built.artifacts)
         return
@@ -108,11 +118,22 @@ def build(
     console.say("unverified on SM120: no kernel was run")
     console.say(f"records and logs: {built.directory}")
     if whole is not None:
-        show_built(whole, wheel)
+        show_built(whole, wheels[0])
     if whole is None or to:
-        console.data(str(wheel))
+        for wheel in wheels:
+            console.data(str(wheel))
     else:
         deliver(whole, options, base, network, context_only=context_only, json=json)
+
+
+def _put(finished: Path, output: Path) -> Path:
+    """A copy of a finished wheel in a directory, unless it is there."""
+    from sm120kit.workspace import write_atomic
+
+    wheel = output / finished.name
+    if not wheel.is_file() or wheel.stat().st_size != finished.stat().st_size:
+        write_atomic(wheel, finished.read_bytes())
+    return wheel
 
 
 def _show_plan(plan: BuildPlan) -> None:

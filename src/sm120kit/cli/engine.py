@@ -9,6 +9,7 @@ from sm120kit import console
 
 if TYPE_CHECKING:
     from sm120kit.engines import Engine
+    from sm120kit.records import BuildPlan
     from sm120kit.trees import Options
     from sm120kit.workspace import Workspace
 
@@ -52,13 +53,33 @@ def show_plan(engine: Engine, workspace: Workspace) -> None:
             f"at most {max((unit.estimate_bytes for unit in units), default=0) / 2**30:.1f} GiB for one unit"
         )
         console.table(("left out", "reason"), ((left.what, left.reason) for left in plan.left_out))
+    if engine.source is not None:
+        _show_source_plan(engine.source.plan)
     console.data("unverified on SM120: no kernel was run")
+
+
+def _show_source_plan(plan: BuildPlan) -> None:
+    """What is built from the engine's own source."""
+    console.data(f"\nfrom source: {plan.version}+sm120kit.{plan.digest[:12]}, tree {plan.tree}, for {' '.join(plan.archs)}")
+    console.table(
+        ("module", "unit", "expected memory", "expected time"),
+        (
+            (module.name, unit.source, f"{unit.estimate_bytes / 2**30:.1f} GiB", f"{unit.estimate_seconds:.0f} s")
+            for module in plan.modules
+            for unit in module.units
+        ),
+    )
+    console.table(("stand-in for", "why"), ((left.what, left.reason) for left in plan.left_out))
 
 
 def show_built(engine: Engine, wheel: Path) -> None:
     """What was built here, and what it takes the place of."""
     console.say(f"lock of {engine.recipe.name} holds: build id {engine.build_id}")
     console.say(f"{wheel.name} takes the place of the official FlashInfer beside {len(engine.closure.wheels)} locked wheels")
+    if engine.source is not None and engine.source.artifacts is not None:
+        built = engine.source
+        console.say(f"{'built' if built.ran else 'nothing to do for'} {built.wheel.name}; records and logs: {built.directory}")
+        console.say(f"it takes the place of the official {engine.recipe.engine} {engine.recipe.version}")
 
 
 def deliver(engine: Engine, options: Options, base: str, network: str, *, context_only: bool, json: bool) -> None:

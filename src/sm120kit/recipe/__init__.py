@@ -15,10 +15,12 @@ from sm120kit.recipe.schema import (
     KINDS,
     EngineRecipe,
     EnvironmentTable,
+    FromSourceTable,
     GroupTable,
     KnownBad,
     ModuleTable,
     Recipe,
+    TargetTable,
 )
 from sm120kit.records import Arch
 from sm120kit.workspace import data_root
@@ -27,10 +29,12 @@ __all__ = [
     "DEFAULT_RECIPES",
     "EngineRecipe",
     "EnvironmentTable",
+    "FromSourceTable",
     "GroupTable",
     "KnownBad",
     "ModuleTable",
     "Recipe",
+    "TargetTable",
     "directory",
     "group",
     "json_schema",

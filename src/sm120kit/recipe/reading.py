@@ -18,15 +18,19 @@ from sm120kit.recipe.schema import (
     PINNED,
     PLATFORM,
     SOURCE_KINDS,
+    VARIABLE,
     EngineRecipe,
     EnvironmentTable,
+    FromSourceTable,
     GroupTable,
+    InjectedTable,
     KnownBad,
     ModuleTable,
     OverrideTable,
     Part,
     Recipe,
     Strict,
+    TargetTable,
     UnitsLeftOut,
 )
 
@@ -135,6 +139,7 @@ _PATTERN_WORDS = {
     PINNED: "is not pinned: write name==version",
     DAY: "is not a day: write YYYY-MM-DD",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
+    VARIABLE: "is not the name of a variable: capital letters, digits and _",
 }
 
 
@@ -148,6 +153,7 @@ def _keys_at(location: list[str], kind: type[Strict]) -> list[str]:
         "known_bad": [KnownBad],
         "built": [Part],
         "official": [Part],
+        "from_source": [FromSourceTable, InjectedTable, TargetTable],
     }
     kinds = tables.get(location[0], [kind]) if len(location) > 1 else [kind]
     return [name for kind in kinds for name in kind.model_fields]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from sm120kit.records import Arch, GitPin, Inside, Pin, SdistPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
 PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
+VARIABLE = r"^[A-Z][A-Z0-9_]*$"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
@@ -151,6 +152,57 @@ class Part(Strict):
     reason: str
 
 
+class InjectedTable(Strict):
+    """What fills a variable by which an engine's CMake project is told where another project's sources lie.
+
+    Either ``project``, one that lies patched in the sources of the FlashInfer that the recipe rests on, in just the ``version``
+    that the engine asks for; or empty ``files`` that stand in for a project of which nothing is compiled. ``definitions`` are
+    CMake variables that name directories below it.
+    """
+
+    project: Name | None = None
+    version: VersionText | None = None
+    files: Annotated[tuple[Relative, ...], Field(strict=False)] = ()
+    definitions: dict[str, Relative] = {}
+    reason: str
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> InjectedTable:
+        if (self.project is None) != (self.version is None) or (self.project is None) != bool(self.files):
+            raise ValueError("needs either project and version, or files")
+        return self
+
+
+class TargetTable(Strict):
+    """One extension module that is built: its name is that of its CMake target.
+
+    ``member`` is its place in the official wheel, ``units`` are its sources, all of them. ``gib`` and ``seconds`` are estimates
+    for a unit by file name pattern, and ``expect_kernels`` is as in a :class:`ModuleTable`. Loaded without a GPU as
+    ``library``, after ``imports``, it must give these ``answers`` to Python expressions.
+    """
+
+    member: Relative
+    units: Annotated[tuple[Relative, ...], Field(strict=False, min_length=1)]
+    gib: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+    imports: Words = ()
+    answers: dict[str, str] = {}
+
+
+class FromSourceTable(Strict):
+    """What ``--from-source`` builds of an engine and puts into its official wheel.
+
+    ``sha256`` is of the engine's sdist. ``environment`` are distributions of the closure that the build needs, the compiler
+    among them; ``injected`` is by variable.
+    """
+
+    sha256: Sha256
+    environment: Annotated[tuple[Name, ...], Field(strict=False)]
+    injected: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], InjectedTable] = {}
+    targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
+
+
 class Recipe(Strict):
     """The kernels of one FlashInfer version: pinned sources, what is compiled, and the compilers that the lock pins."""
 
@@ -221,6 +273,7 @@ class EngineRecipe(Strict):
     serve: Words
     built: Annotated[tuple[Part, ...], Field(strict=False)]
     official: Annotated[tuple[Part, ...], Field(strict=False)]
+    from_source: FromSourceTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
 
     def inputs(self) -> dict[str, Any]:
@@ -228,8 +281,14 @@ class EngineRecipe(Strict):
         prose: dict[str, Any] = {
             **dict.fromkeys(("summary", "state", "built", "official", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
+            "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        return self.model_dump(mode="json", exclude=prose)
+        return self.model_dump(mode="json", exclude=prose if self.from_source else {**prose, "from_source": True})
+
+    @property
+    def source(self) -> SdistPin | None:
+        """The engine's own source, where a part of it can be built here."""
+        return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
 
 
 KINDS: dict[str, type[Recipe] | type[EngineRecipe]] = {"flashinfer": Recipe, "vllm": EngineRecipe, "sglang": EngineRecipe}

@@ -1,0 +1,383 @@
+"""An engine's extension from its own source: real cmake, ninja, nvcc and packing, on an engine that is small and made here.
+
+Only the compiler's wheel is a stand-in: it calls the nvcc of this environment. The last test looks at vLLM's own CMake code.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm120kit import cubin, toolchain
+from sm120kit.build import environment
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
+ROOT = Path(__file__).parents[2]
+MEMBER = "vllm/_tiny.abi3.so"
+CMAKE = """\
+cmake_minimum_required(VERSION 3.26)
+project(tiny LANGUAGES CXX CUDA)
+include(FetchContent)
+FetchContent_Declare(nothing SOURCE_DIR $ENV{NOTHING_SRC_DIR})
+FetchContent_MakeAvailable(nothing)
+string(REPLACE "." "" arch "$ENV{TORCH_CUDA_ARCH_LIST}")
+add_library(_tiny MODULE csrc/host.cpp csrc/device.cu)
+set_target_properties(_tiny PROPERTIES PREFIX "" SUFFIX ".abi3.so" CUDA_ARCHITECTURES "${arch}-real")
+target_include_directories(_tiny PRIVATE ${HEADERS})
+"""
+FETCHES = """\
+file(DOWNLOAD "http://127.0.0.1:PORT/more.cmake" "${CMAKE_BINARY_DIR}/more.cmake" STATUS status)
+if(NOT status MATCHES "^0;")
+  message(FATAL_ERROR "cannot fetch: ${status}")
+endif()
+"""
+HOST = 'extern "C" int doubled(int x) { return 2 * x; }\nextern "C" const char* place() { return __FILE__; }\n'
+DEVICE = """\
+#include "x.h"
+static __device__ int hidden = NUMBER;
+__global__ void kernel(int* out) { *out = hidden; }
+extern "C" int number() { return NUMBER; }
+"""
+KERNELS = """\
+edition = 1
+name = "flashinfer-1.0"
+engine = "flashinfer"
+version = "1.0"
+summary = "a small one"
+archs = ["sm_120f"]
+default_group = "quick"
+[sources.flashinfer]
+sdist = "flashinfer-python"
+version = "1.0"
+sha256 = "{sha256}"
+[sources.cutlass]
+inside = "flashinfer"
+path = "3rdparty/cutlass"
+version = "4.4.2"
+[modules.m]
+generator = "flashinfer.jit.m:gen"
+[groups.quick]
+summary = "all"
+modules = ["m"]
+"""
+ENGINE = """\
+edition = 1
+name = "vllm-9.0"
+engine = "vllm"
+version = "9.0"
+summary = "a small one"
+state = "resolved"
+archs = ["sm_120f"]
+flashinfer = "flashinfer-1.0"
+kernels = "quick"
+serve = ["vllm", "serve"]
+built = []
+official = []
+[environment]
+python = "{python}"
+platforms = ["manylinux_2_35_x86_64"]
+requires = ["vllm==9.0", "nvidia-cuda-nvcc==13.0.88"]
+[from_source]
+sha256 = "{sha256}"
+environment = ["nvidia-cuda-nvcc"]
+[from_source.injected.HEADERS_SRC_DIR]
+project = "cutlass"
+version = "4.4.2"
+definitions = {{ HEADERS = "include" }}
+reason = "the headers"
+[from_source.injected.NOTHING_SRC_DIR]
+files = ["deep/stand-in"]
+reason = "nothing of it is compiled"
+[from_source.targets._tiny]
+member = "vllm/_tiny.abi3.so"
+units = ["csrc/host.cpp", "csrc/device.cu"]
+expect_kernels = {{ "*kernel*@sm_120f" = 1 }}
+[from_source.targets._tiny.answers]
+"library.doubled(21)" = "42"
+"library.number()" = "7"
+"""
+PROGRAM = """
+import sys
+from sm120kit import console, fromsource, locking, recipe
+from sm120kit.errors import Sm120kitError
+from sm120kit.trees import Options
+from sm120kit.workspace import Workspace
+options = Options(Workspace.open(), sys.argv[1], jobs=1, memory_bytes=int(sys.argv[2]))
+item = recipe.load_engine("vllm-9.0")
+try:
+    decided = fromsource.decide(item, locking.locked(item.name, options), options)
+    print(fromsource.build(decided, options, tell=console.say).wheel)
+except Sm120kitError as error:
+    console.error(error.message, error.hint)
+    sys.exit(error.exit_code)
+"""
+GIB = 2**30
+
+
+def make_sdist(path: Path, files: dict[str, str]) -> str:
+    """An sdist; its sha256."""
+    with gzip.GzipFile(path, "w", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_wheel(place: Path, stem: str, tag: str, files: dict[str, bytes]) -> None:
+    name, version = stem.split("-")
+    info = f"{stem}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+    }
+    rows = [(file, row_hash(data), str(len(data))) for file, data in files.items()]
+    files[f"{info}/RECORD"] = "".join(f"{','.join(row)}\n" for row in [*rows, (f"{info}/RECORD", "", "")]).encode()
+    with zipfile.ZipFile(place / f"{stem}-{tag}.whl", "w") as archive:
+        for file, data in files.items():
+            member = zipfile.ZipInfo(file)
+            member.external_attr = (0o100755 if "/bin/" in file else 0o100644) << 16
+            archive.writestr(member, data)
+
+
+def row_hash(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def compile_library(path: Path, text: str, *flags: str) -> Path:
+    words = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", path, *flags]
+    subprocess.run(words, input=text.encode(), check=True)
+    return path
+
+
+class Engine:
+    """Recipes of a small vLLM and its FlashInfer, and a directory with their sdists and wheels."""
+
+    def __init__(self, root: Path, cmake: str = CMAKE) -> None:
+        self.data, self.mirror = root / "data", root / "mirror"
+        self.mirror.mkdir(parents=True)
+        self.recipes = self.data / "recipes" / "engines"
+        self.recipes.mkdir(parents=True)
+        for name in ("patches", "cutlass_overrides"):
+            (self.data / name).mkdir()
+        headers = {"3rdparty/cutlass/include/x.h": "#define NUMBER 7\n"}
+        kernels = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", headers)
+        own = {"CMakeLists.txt": cmake, "csrc/host.cpp": HOST, "csrc/device.cu": DEVICE}
+        sdist = make_sdist(self.mirror / "vllm-9.0.tar.gz", own)
+        (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=kernels))
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        self.recipe = self.recipes / "vllm-9.0.toml"
+        self.recipe.write_text(ENGINE.format(sha256=sdist, python=python))
+        tools = toolchain.find()
+        compiler = f'#!/bin/sh\nexec {tools.cuda_home}/bin/nvcc "$@"\n'.encode()
+        inside = {
+            "nvidia/cu13/bin/nvcc": compiler,
+            "nvidia/cu13/include/cuda.h": (tools.cuda_home / "include" / "cuda.h").read_bytes(),
+        }
+        make_wheel(self.mirror, "nvidia_cuda_nvcc-13.0.88", "py3-none-any", inside)
+        official = root / "official.so"
+        compile_library(official, "int official;", "-Wl,--no-as-needed", "-l:ld-linux-x86-64.so.2")
+        wheel = {MEMBER: official.read_bytes(), "vllm/__init__.py": b"version = '9.0'\n", "vllm/_other.so": b"theirs"}
+        make_wheel(self.mirror, "vllm-9.0", "cp38-abi3-linux_x86_64", wheel)
+        make_wheel(self.mirror, "flashinfer_python-1.0", "py3-none-any", {"flashinfer.py": b""})
+
+    def surroundings(self, state: Path) -> dict[str, str]:
+        return {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(self.data)}
+
+    def words(self, memory: float = 8) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, str(self.mirror), str(int(memory * GIB))]
+
+    def build(self, state: Path, code: int = 0, memory: float = 8) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(self.words(memory), env=self.surroundings(state), capture_output=True, text=True)
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def command(self, state: Path, *words: str, code: int = 0) -> str:
+        argv = [sys.executable, "-m", "sm120kit", *words, "--mirror", str(self.mirror)]
+        done = subprocess.run(argv, env=self.surroundings(state), capture_output=True, text=True)
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    made = Engine(tmp_path_factory.mktemp("engine"))
+    made.command(made.data / "state", "recipe", "lock")
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished wheel, after a first attempt that had too little memory."""
+    state = tmp_path_factory.mktemp("state")
+    refused = engine.build(state, code=42, memory=0.2)
+    assert "device.cu needs about 2.0 GiB" in refused.stderr
+    assert not list(state.glob("build/vllm/*"))
+    done = engine.build(state)
+    assert list(state.glob("work/*")) == [], "the environment takes gigabytes"
+    again = engine.build(state)
+    assert again.stdout == done.stdout and "building" not in again.stderr
+    return Path(done.stdout.strip())
+
+
+def members(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_one_module_is_replaced_and_the_wheel_says_so(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+    name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", wheel.name)
+    assert name
+    ours, theirs = members(wheel), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
+    info = f"vllm-{name[1]}.dist-info"
+    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {MEMBER}
+    assert f"Version: {name[1]}\n" in ours[f"{info}/METADATA"].decode()
+    rows = dict(line.split(",", 1) for line in ours[f"{info}/RECORD"].decode().splitlines())
+    assert rows == {file: f"{row_hash(data)},{len(data)}" for file, data in ours.items()} | {f"{info}/RECORD": ","}
+    said = json.loads(ours[f"{info}/sm120kit.json"])
+    assert said["replaced"] == {
+        MEMBER: {"official": hashlib.sha256(theirs[MEMBER]).hexdigest(), "here": hashlib.sha256(ours[MEMBER]).hexdigest()}
+    }
+    assert said["archs"] == ["sm_120f"] and said["pin"]["version"] == "9.0"
+    assert said["injected"]["HEADERS_SRC_DIR"] == "cutlass 4.4.2"
+    assert "arch=compute_120f,code=[sm_120f]" in said["flags"]["csrc/device.cu"]
+    assert "/" not in "".join(said["flags"].values()), "no path"
+    subprocess.run(
+        [sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", tmp_path / "site", "--quiet", wheel], check=True
+    )
+    library = ctypes.CDLL(str(tmp_path / "site" / MEMBER))
+    library.place.restype = ctypes.c_char_p
+    assert (library.number(), library.place()) == (7, b"./source/csrc/host.cpp")
+    assert {image.arch for image in cubin.read(tmp_path / "site" / MEMBER)} == {"sm_120f"}
+    for log in ("configure.log", "compile.log"):
+        first = (wheel.parent / "logs" / log).read_text().splitlines()[0]
+        assert not environment.isolation() or " unshare " in first, "without a network"
+
+
+def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+    state = tmp_path / "another" / "state"
+    build = subprocess.Popen(engine.words(), env=engine.surroundings(state), start_new_session=True, stderr=subprocess.DEVNULL)
+    objects: list[Path] = []
+    while not objects and build.poll() is None:
+        time.sleep(0.02)
+        objects = list(state.glob("work/*/CMakeFiles/_tiny.dir/csrc/host.cpp.o"))
+    build.send_signal(signal.SIGTERM)
+    build.wait(timeout=20)
+    assert build.returncode != 0 and objects
+    (work,) = state.glob("work/*")
+    assert not list(state.glob("build/vllm/*"))
+    deadline = time.monotonic() + 10
+    while running := at_work_in(work):
+        assert time.monotonic() < deadline, running
+        time.sleep(0.1)
+    done = engine.build(state)
+    second = Path(done.stdout.strip())
+    log = (second.parent / "logs" / "compile.log").read_text()
+    assert "device.cu.o" in log and "host.cpp.o" not in log.replace("Linking", ""), "what was compiled is not compiled again"
+    assert second.read_bytes() == wheel.read_bytes()
+
+
+def at_work_in(directory: Path) -> list[str]:
+    """Programs that run in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink().is_relative_to(directory):
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[int, list[str]]]:
+    handler = type("Asked", (Server,), {"asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield listening.server_port, handler.asked
+        listening.shutdown()
+
+
+@pytest.mark.skipif(not environment.isolation(), reason="this system permits no network namespace")
+def test_a_project_that_fetches_something_cannot(server: tuple[int, list[str]], tmp_path: Path) -> None:
+    port, asked = server
+    made = Engine(tmp_path / "engine", f"{FETCHES}\n{CMAKE}".replace("PORT", str(port)))
+    made.command(tmp_path / "state", "recipe", "lock")
+    refused = made.build(tmp_path / "state", code=50)
+    assert "cannot fetch" in refused.stderr and "configure.log" in refused.stderr
+    assert asked == []
+
+
+def test_another_sdist_than_the_pinned_one_is_refused(engine: Engine, tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    shutil.copytree(engine.mirror, mirror)
+    with (mirror / "vllm-9.0.tar.gz").open("ab") as sdist:
+        sdist.write(b"\0")
+    said = engine.command(tmp_path / "state", "build", "vllm@9.0", "--from-source", "--to", "patch", "--mirror", str(mirror))
+    assert "done" in said, "the last --mirror counts"
+    swapped = Engine.__new__(Engine)
+    swapped.data, swapped.mirror = engine.data, mirror
+    told = swapped.command(tmp_path / "other", "build", "vllm@9.0", "--from-source", "--to", "patch", code=21)
+    assert "vllm 9.0 is pinned to sha256" in told
+
+
+def test_a_module_is_asked_what_it_needs_and_what_it_answers(tmp_path: Path) -> None:
+    driver = compile_library(tmp_path / "libcuda.so", 'extern "C" int cuInit(unsigned) { return 34; }')
+    good = compile_library(tmp_path / "good.so", 'extern "C" int one() { return 1; }', "-Wl,-rpath,/somewhere")
+    assert environment.linked(good)[1] == ("/somewhere",)
+    undefined = compile_library(
+        tmp_path / "undefined.so", 'extern "C" int missing(); extern "C" int one() { return missing(); }'
+    )
+
+    def wrong(library: Path, expected: dict[str, str]) -> tuple[str, ...]:
+        return environment.answers(library, ["json"], expected, Path(sys.executable), tmp_path, driver)
+
+    assert wrong(good, {"library.one()": "1", "json.loads('2')": "2"}) == ()
+    assert wrong(good, {"library.one()": "2"}) == ("library.one() is 1, not 2",)
+    (told,) = wrong(undefined, {})
+    assert told.startswith("does not load: ") and "missing" in told
+    (told,) = wrong(good, {"library.two()": "2"})
+    assert "undefined symbol: two" in told
+
+
+def test_what_is_compiled_is_what_the_recipe_says(engine: Engine, tmp_path: Path) -> None:
+    changed = Engine.__new__(Engine)
+    changed.data, changed.mirror = tmp_path / "data", engine.mirror
+    shutil.copytree(engine.data, changed.data)
+    path = changed.data / "recipes" / "engines" / "vllm-9.0.toml"
+    path.write_text(path.read_text().replace('"csrc/host.cpp", ', '"csrc/more.cu", '))
+    changed.command(tmp_path / "state", "recipe", "lock")
+    said = changed.build(tmp_path / "state", code=52).stderr
+    assert "host.cpp.o is compiled, and no unit of the recipe" in said and "more.cu.o is not compiled" in said
