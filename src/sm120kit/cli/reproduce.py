@@ -69,6 +69,8 @@ def reproduce_(
         raise typer.BadParameter("only one of --url, --checkpoint and --receipt can be meant")
     if record and not url:
         raise typer.BadParameter("is for a server that runs already: name its --url", param_hint="--run")
+    if given and receipts:
+        raise typer.BadParameter("a receipt says itself what was given when it was made", param_hint="--given")
     wanted = configuration.load(config)
     said = named_values(given or [], "--given")
     made: tuple[Receipt, ...] = tuple(reading.read(path) for path in receipts or ())
@@ -97,7 +99,8 @@ def reproduce_(
         findings = reproducing.findings(wanted, root)
     report = reproducing.judge(wanted, made, findings, all_reduce_us)
     if json:
-        console.json_data({"verdict": report.verdict, **asdict(report)})
+        found = [{**asdict(one), "reference": one.reference.model_dump(), "words": one.words} for one in report.judgements]
+        console.json_data({"verdict": report.verdict, **asdict(report), "judgements": found})
     else:
         _show(report)
     if report.verdict is Verdict.BELOW:

@@ -12,12 +12,13 @@ from sm120kit.bench.workload import Cell, Named
 from sm120kit.doctor import Finding
 from sm120kit.host import probe
 from sm120kit.recipe.configuration import Configuration
+from sm120kit.records import Run
 from sm120kit.reproducing.differences import Difference
 from sm120kit.reproducing.judging import HONEST, Bound, Judgement, Rate, Report, Verdict, judge
 from sm120kit.workspace import Workspace
 
 __all__ = ["HONEST", "Bound", "Difference", "Judgement", "Rate", "Report", "Verdict"]
-__all__ += ["findings", "judge", "launched", "measure", "place_of", "plan"]
+__all__ += ["findings", "judge", "launched", "measure", "place_of", "plan", "with_server"]
 
 
 def plan(wanted: Configuration, *, quick: bool = False) -> tuple[Named, ...]:
@@ -95,16 +96,21 @@ def launched(
     """
     workspace = Workspace.open(state)
     prepared = launching.prepare(name, checkpoint, image, index, port, Path("/"), workspace)
+
+    def start(do: Callable[[Run], None]) -> None:
+        launching.run(
+            prepared, index, workspace, wait_seconds=wait_seconds, tell=tell, progress=lambda seconds, line: None, work=do
+        )
+
+    return with_server(start, work)
+
+
+def with_server(
+    start: Callable[[Callable[[Run], None]], object], work: Callable[[str, Served], tuple[Receipt, ...]]
+) -> tuple[Receipt, ...]:
+    """The receipts of ``work``; ``start`` is given what to do with a healthy server, and stops the server after it."""
     made: list[Receipt] = []
-    launching.run(
-        prepared,
-        index,
-        workspace,
-        wait_seconds=wait_seconds,
-        tell=tell,
-        progress=lambda seconds, line: None,
-        work=lambda run: made.extend(work(run.url, circumstances.served(run))),
-    )
+    start(lambda run: made.extend(work(run.url, circumstances.served(run))))
     return tuple(made)
 
 
