@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from sm120kit import attest, registry
+from sm120kit.attest import signature
 from sm120kit.errors import BadKey, NotAttested
 from sm120kit.records import (
     BuiltWheel,
@@ -324,9 +325,14 @@ def test_a_changed_statement_is_refused(tmp_path: Path, keys: Keys) -> None:
         attest.check(entry, tmp_path, public)
 
 
-def test_another_kind_of_signed_text_is_refused(tmp_path: Path, keys: Keys) -> None:
+def test_another_kind_of_signed_text_is_refused(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same key may have signed other things; the type is part of what is signed."""
     private, public = keys()
+    with monkeypatch.context() as other:
+        other.setattr(signature, "PAYLOAD_TYPE", "application/vnd.other+json")
+        foreign = written(tmp_path, private)
+    with pytest.raises(NotAttested, match="not signed with"):
+        attest.check(foreign, tmp_path, public)
     entry = written(tmp_path, private)
     assert entry.attested
     path = tmp_path / entry.attested.statement.path
