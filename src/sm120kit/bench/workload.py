@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm120kit.bench.client import Ask
 from sm120kit.errors import BadRecipe, UnknownName
+from sm120kit.recipe.reading import did_you_mean, problems, told
 from sm120kit.workspace import data_root, file_sha256
 
 Count = Annotated[int, Field(ge=1)]
@@ -73,20 +73,14 @@ def load(name: str) -> Named:
     """
     path = Path(name) if name.endswith(".toml") else data_root() / "recipes" / "workloads" / f"{name}.toml"
     if not path.is_file():
-        near = difflib.get_close_matches(name, names(), 1)
-        raise UnknownName(
-            f"no workload {name!r}", f"did you mean {near[0]}?" if near else f"workloads: {', '.join(names())}, or a .toml file"
-        )
+        known = f"workloads: {', '.join(names())}, or a .toml file"
+        raise UnknownName(f"no workload {name!r}{did_you_mean(name, names())}", known)
     try:
-        workload = Workload.model_validate(tomllib.loads(path.read_text()))
+        workload = Workload.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: {error}") from error
+        raise BadRecipe(f"{path}: not TOML: {error}", "the other workloads show how one looks") from error
     except ValidationError as error:
-        problems = "\n".join(
-            f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}, not {problem['input']!r}"
-            for problem in error.errors()
-        )
-        raise BadRecipe(f"{path}:\n{problems}", f"keys: {', '.join(Workload.model_fields)}") from error
+        raise BadRecipe(told(path, problems(error, Workload)), f"keys: {', '.join(Workload.model_fields)}") from error
     return Named(path.stem, file_sha256(path), workload)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from sm120kit.errors import BadRecipe, UnknownName
-from sm120kit.recipe.reading import did_you_mean
+from sm120kit.recipe.reading import did_you_mean, problems, told
 from sm120kit.recipe.schema import Commit, Name, Strict, VersionText, Words
 from sm120kit.workspace import data_root
 
@@ -145,15 +145,13 @@ def load(name: str) -> Configuration:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRecipe(f"{path}: not TOML: {error}", "the other configurations show how one looks") from error
-    problems = list(_contradictions(data, path.stem))
+    wrong = list(_contradictions(data, path.stem))
     try:
         found = Configuration.model_validate(data)
     except ValidationError as error:
-        problems += [_explain(item) for item in error.errors()]
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        raise BadRecipe(f"{path}: {count}\n{listed}", "correct the file; `sm120kit config check` looks again")
+        wrong += problems(error, Configuration)
+    if wrong:
+        raise BadRecipe(told(path, wrong), "correct the file; `sm120kit config check` looks again")
     return found
 
 
@@ -177,27 +175,3 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
     hardware, tensor = data.get("hardware"), data.get("tensor_parallel")
     if isinstance(hardware, dict) and isinstance(tensor, int) and tensor != hardware.get("gpus"):
         yield f"tensor_parallel: {tensor}, but hardware.gpus is {hardware.get('gpus')!r}"
-
-
-def _explain(item: Any) -> str:
-    location = [str(part) for part in item["loc"]]
-    where = ".".join(location)
-    if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(location[-1], _keys_at(location))}"
-    if item["type"] == "missing":
-        return f"{where}: missing"
-    return f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}; it is {item['input']!r}"
-
-
-def _keys_at(location: list[str]) -> list[str]:
-    tables: dict[str, type[Strict]] = {
-        "model": Model,
-        "hardware": Hardware,
-        "container": Container,
-        "speculation": Speculation,
-        "ours": Ours,
-        "known_bad": BadVersion,
-        "reference": Reference,
-    }
-    table = tables.get(location[0], Configuration) if len(location) > 1 else Configuration
-    return list(table.model_fields)

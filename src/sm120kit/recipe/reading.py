@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.errors import BadRecipe
 from sm120kit.recipe.schema import (
@@ -17,21 +17,9 @@ from sm120kit.recipe.schema import (
     KINDS,
     PINNED,
     PLATFORM,
-    SOURCE_KINDS,
     VARIABLE,
     EngineRecipe,
-    EnvironmentTable,
-    FromSourceTable,
-    GroupTable,
-    InjectedTable,
-    KnownBad,
-    ModuleTable,
-    OverrideTable,
-    Part,
     Recipe,
-    Strict,
-    TargetTable,
-    UnitsLeftOut,
 )
 
 
@@ -46,17 +34,13 @@ def read(path: Path) -> Recipe | EngineRecipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRecipe(f"{path}: not TOML: {error}", "README.md shows how a recipe looks") from error
     kind = KINDS.get(str(data.get("engine")), Recipe)
-    problems = list(_bad_references(data, path.stem))
+    found = list(_bad_references(data, path.stem))
     try:
         recipe = kind.model_validate(data)
     except ValidationError as error:
-        problems += [line for item in error.errors() for line in _explain(item, kind)]
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise BadRecipe(
-            f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}\n{listed}",
-            "correct the file; `sm120kit recipe check` looks again",
-        )
+        found += problems(error, kind)
+    if found:
+        raise BadRecipe(told(path, found), "correct the file; `sm120kit recipe check` looks again")
     return recipe
 
 
@@ -114,22 +98,33 @@ def json_schema() -> str:
     return json.dumps(TypeAdapter(Recipe | EngineRecipe).json_schema(), indent=2)
 
 
-def _explain(item: Any, recipe: type[Strict]) -> Iterator[str]:
+def told(path: Path, found: Sequence[str]) -> str:
+    """The problems of a file as a message."""
+    listed = "\n".join(f"  {problem}" for problem in found)
+    return f"{path}: {len(found)} problem{'s' * (len(found) > 1)}\n{listed}"
+
+
+def problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
+    """What is wrong with a file, a line each: the key with its tables, what it is or lacks, and a known key that is near."""
+    return [_explain(item, kind) for item in error.errors()]
+
+
+def _explain(item: Any, kind: type[BaseModel]) -> str:
     location = [str(part) for part in item["loc"]]
+    known = _keys_at(location[:-1], kind)
     if location[0] == "sources" and len(location) > 2:
         del location[2]  # the kind, which is no key of the file
     where = ".".join(location)
-    kind, value = item["type"], item["input"]
-    if kind == "extra_forbidden":
-        yield f"{where}: unknown key{did_you_mean(location[-1], _keys_at(location, recipe))}"
-    elif kind == "missing":
-        yield f"{where}: missing"
-    elif kind == "string_pattern_mismatch":
-        yield f"{where}: {value!r} {_PATTERN_WORDS.get(item['ctx']['pattern'], 'is not well-formed')}"
-    elif kind == "value_error":
-        yield f"{where}: {item['ctx']['error']}"
-    else:
-        yield f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}; it is {value!r}"
+    what, value = item["type"], item["input"]
+    if what == "extra_forbidden":
+        return f"{where}: unknown key{did_you_mean(location[-1], known)}"
+    if what == "missing":
+        return f"{where}: missing"
+    if what == "string_pattern_mismatch":
+        return f"{where}: {value!r} {_PATTERN_WORDS.get(item['ctx']['pattern'], 'is not well-formed')}"
+    if what == "value_error":
+        return f"{where}: {item['ctx']['error']}"
+    return f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}; it is {value!r}"
 
 
 _PATTERN_WORDS = {
@@ -143,20 +138,20 @@ _PATTERN_WORDS = {
 }
 
 
-def _keys_at(location: list[str], kind: type[Strict]) -> list[str]:
-    """Keys that the table around an unknown key knows."""
-    tables: dict[str, list[type[Strict]]] = {
-        "sources": list(SOURCE_KINDS.values()),
-        "modules": [ModuleTable, UnitsLeftOut],
-        "groups": [GroupTable],
-        "environment": [EnvironmentTable, OverrideTable],
-        "known_bad": [KnownBad],
-        "built": [Part],
-        "official": [Part],
-        "from_source": [FromSourceTable, InjectedTable, TargetTable],
-    }
-    kinds = tables.get(location[0], [kind]) if len(location) > 1 else [kind]
-    return [name for kind in kinds for name in kind.model_fields]
+def _keys_at(location: Sequence[str], kind: type[BaseModel]) -> list[str]:
+    """Keys that the table at a location knows. What is no key of a table names one of several, or counts them."""
+    tables = [kind]
+    for part in location:
+        fields = [table.model_fields[part] for table in tables if part in table.model_fields]
+        tables = [table for field in fields for table in _tables_in(field.annotation)] or tables
+    return [name for table in tables for name in table.model_fields]
+
+
+def _tables_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _tables_in(argument)
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
