@@ -28,8 +28,11 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import cubin, toolchain
-from sm120kit.build import environment
+from sm120kit import cubin, fromsource, recipe, toolchain
+from sm120kit.build import cmake_program, environment
+from sm120kit.gitrepo import Repository
+from sm120kit.trees import Options
+from sm120kit.workspace import Workspace
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
 ROOT = Path(__file__).parents[2]
@@ -381,3 +384,25 @@ def test_what_is_compiled_is_what_the_recipe_says(engine: Engine, tmp_path: Path
     changed.command(tmp_path / "state", "recipe", "lock")
     said = changed.build(tmp_path / "state", code=52).stderr
     assert "host.cpp.o is compiled, and no unit of the recipe" in said and "more.cu.o is not compiled" in said
+
+
+def test_vllm_builds_no_kernels_of_cutlass_2_for_sm12x_alone(tmp_path: Path) -> None:
+    """What the patch of vLLM's CMakeLists.txt does, by its own code and functions."""
+    tree = fromsource.source(recipe.load_engine("vllm-0.20.0"), Options(Workspace.open(tmp_path)))
+    repository = Repository(tree.checkout.repository)
+    (tmp_path / "utils.cmake").write_bytes(repository.read(tree.commit, "cmake/utils.cmake"))
+
+    def archs(commit: str, targets: str) -> str:
+        text = repository.read(commit, "CMakeLists.txt").decode()
+        start = text.index("  # For the cutlass_scaled_mm kernels we want to build the c2x")
+        lines = text[start : text.index("  # subtract out the archs", start)]
+        script = tmp_path / "c2x.cmake"
+        told = 'message("${SCALED_MM_2X_ARCHS}")'
+        script.write_text(f'include({tmp_path}/utils.cmake)\nset(CUDA_ARCHS "{targets}")\n{lines}\n{told}\n')
+        return subprocess.run([cmake_program(), "-P", script], capture_output=True, text=True, check=True).stderr.strip()
+
+    base, patched = tree.checkout.commit, tree.commit
+    for targets in ("12.0f", "12.0", "12.1a"):
+        assert (archs(base, targets), archs(patched, targets)) == ("8.9+PTX", ""), targets
+    for targets in ("7.5;8.0", "8.0;8.9;9.0", "9.0;10.0"):
+        assert archs(base, targets) == archs(patched, targets) != "", targets

@@ -1,0 +1,242 @@
+"""Packing a wheel again, the plan of an engine's extensions, and recipes that cannot be built."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm120kit import plan, recipe
+from sm120kit.build import environment, extension, repack
+from sm120kit.errors import BadArtifact, BadRecipe, ToolchainMissing
+from sm120kit.records import Arch, BuildPlan, Checkout, LockedWheel, PatchedTree, SdistPin, Toolchain
+
+INFO = "vllm-9.0.dist-info"
+OFFICIAL = {
+    "vllm/__init__.py": b"version = '9.0'\n",
+    "vllm/_C.abi3.so": b"theirs",
+    "vllm/_moe.abi3.so": b"also theirs",
+    f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: vllm\nVersion: 9.0\nSummary: Version: 9.0\n",
+    f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp38-abi3-linux_x86_64\n",
+    f"{INFO}/RECORD": b"",
+}
+
+
+def write(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            member = zipfile.ZipInfo(name, (2026, 4, 27, 7, 59, 0))
+            member.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+            archive.writestr(member, data)
+    return path
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    return write(tmp_path / "vllm-9.0-cp38-abi3-manylinux_2_35_x86_64.whl", OFFICIAL)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    path = tmp_path / "ours.so"
+    path.write_bytes(b"ours")
+    return path
+
+
+def packed(official: Path, ours: Path, out: Path) -> Path:
+    out.mkdir()
+    return repack.repack(official, "9.0+sm120kit.0123456789ab", {"vllm/_C.abi3.so": ours}, {"sm120kit.json": b"{}"}, out)
+
+
+def test_a_repacked_wheel_differs_in_one_file_its_version_and_what_says_so(official: Path, ours: Path, tmp_path: Path) -> None:
+    wheel = packed(official, ours, tmp_path / "out")
+    assert wheel.name == "vllm-9.0+sm120kit.0123456789ab-cp38-abi3-linux_x86_64.whl", "the tags are those inside"
+    info = "vllm-9.0+sm120kit.0123456789ab.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+        assert archive.getinfo("vllm/_C.abi3.so").external_attr >> 16 == 0o100755
+        assert {member.date_time for member in archive.infolist()} == {repack.NEVER}
+    rows = list(csv.reader(files[f"{info}/RECORD"].decode().splitlines()))
+    wanted = {
+        name: ["sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), str(len(data))]
+        for name, data in files.items()
+    } | {f"{info}/RECORD": ["", ""]}
+    assert {name: rest for name, *rest in rows} == wanted and len(rows) == len(files)
+    assert files.pop(f"{info}/METADATA").decode().splitlines()[2:] == [
+        "Version: 9.0+sm120kit.0123456789ab",
+        "Summary: Version: 9.0",
+    ]
+    assert files.pop("vllm/_C.abi3.so") == b"ours" and files.pop(f"{info}/sm120kit.json") == b"{}"
+    del files[f"{info}/RECORD"]
+    same = {name.replace(INFO, info): data for name, data in OFFICIAL.items()}
+    assert files == {name: same[name] for name in files} and len(files) == 3
+
+
+def test_packing_again_gives_the_same_bytes(official: Path, ours: Path, tmp_path: Path) -> None:
+    first, second = packed(official, ours, tmp_path / "a"), packed(official, ours, tmp_path / "b")
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vllm/_C.abi3.so": None}, r"has no vllm/_C\.abi3\.so"),
+        ({f"{INFO}/METADATA": b"Name: vllm\nVersion: 9.1\n"}, r"has 0 lines 'Version: 9\.0'"),
+        ({"other-1.dist-info/METADATA": b""}, r"has 2 \.dist-info directories"),
+    ],
+)
+def test_what_is_no_such_wheel(change: dict[str, bytes | None], said: str, ours: Path, tmp_path: Path) -> None:
+    files = {name: data for name, data in ({**OFFICIAL, **change}).items() if data is not None}
+    with pytest.raises(BadArtifact, match=said):
+        packed(write(tmp_path / "vllm-9.0-cp38-abi3-linux_x86_64.whl", files), ours, tmp_path / "out")
+
+
+# The plan
+
+
+def wheel(name: str, digit: str = "a") -> LockedWheel:
+    return LockedWheel(name, "1.0", f"{name}-1.0-py3-none-any.whl", digit * 64)
+
+
+ITEM = recipe.load_engine("vllm-0.20.0")
+TREE = PatchedTree(
+    Checkout(SdistPin("vllm", "vllm", "0.20.0", "0" * 64), Path("/r"), "1" * 40, "2" * 40), (), "3" * 40, "4" * 40, ()
+)
+TOOLS = Toolchain(Path("environment/nvidia/cu13"), "13.0.88", "/usr/bin/c++", "c++ 12")
+
+
+def planned(**changed: Any) -> BuildPlan:
+    given: dict[str, Any] = {
+        "item": ITEM,
+        "tree": TREE,
+        "carried": {"cutlass": ("4.4.2", "5" * 40)},
+        "official": wheel("vllm"),
+        "environment": [wheel("torch"), wheel("nvidia-cuda-nvcc")],
+        "toolchain": TOOLS,
+        "versions": {"cmake": "4.4.4"},
+    }
+    return plan.extensions(**(given | changed))
+
+
+def test_the_plan_names_every_unit_with_its_object() -> None:
+    made = planned()
+    (module,) = made.modules
+    assert module.library == "_C_stable_libtorch.abi3.so" and module.packed
+    assert {unit.output for unit in module.units} >= {
+        "CMakeFiles/_C_stable_libtorch.dir/csrc/libtorch_stable/torch_bindings.cpp.o",
+        "CMakeFiles/_C_stable_libtorch.dir/csrc/libtorch_stable/permute_cols.cu.o",
+    }
+    assert not any("c2x" in unit.source for unit in module.units), "patches/vllm/no-c2x-for-sm12x"
+    assert {left.what for left in made.left_out} == {
+        name
+        for name, filled in ITEM.from_source.injected.items()
+        if filled.files  # type: ignore[union-attr]
+    }
+
+
+def with_table(**update: Any) -> recipe.EngineRecipe:
+    assert ITEM.from_source is not None
+    return ITEM.model_copy(update={"from_source": ITEM.from_source.model_copy(update=update)})
+
+
+def fewer_units() -> recipe.EngineRecipe:
+    assert ITEM.from_source is not None
+    (target,) = ITEM.from_source.targets.values()
+    return with_table(targets={"_C_stable_libtorch": target.model_copy(update={"units": target.units[1:]})})
+
+
+DECIDES: dict[str, dict[str, Any]] = {
+    "the patched source": {"tree": replace(TREE, tree="6" * 40)},
+    "the patched CUTLASS": {"carried": {"cutlass": ("4.4.2", "7" * 40)}},
+    "the official wheel": {"official": wheel("vllm", "b")},
+    "a wheel of the environment": {"environment": [wheel("torch", "b"), wheel("nvidia-cuda-nvcc")]},
+    "the host compiler": {"toolchain": replace(TOOLS, host_version="c++ 13")},
+    "nvcc": {"toolchain": replace(TOOLS, nvcc_version="13.1.1")},
+    "cmake": {"versions": {"cmake": "4.0"}},
+    "the archs": {"item": ITEM.model_copy(update={"archs": (Arch.SM_121A,)})},
+    "the units": {"item": fewer_units()},
+    "what is injected": {"item": with_table(injected={})},
+}
+
+
+@pytest.mark.parametrize("what", DECIDES)
+def test_all_that_decides_the_result_is_in_its_digest(what: str) -> None:
+    assert planned(**DECIDES[what]).digest != planned().digest
+
+
+def test_the_order_of_wheels_and_estimates_of_cost_are_not() -> None:
+    assert planned(environment=[wheel("nvidia-cuda-nvcc"), wheel("torch")]).digest == planned().digest
+    assert planned(known=lambda unit: (1, 1.0)).digest == planned().digest
+    moved = replace(TOOLS, cuda_home=Path("elsewhere"), host_compiler="/opt/c++")
+    assert planned(toolchain=moved).digest == planned().digest
+
+
+@pytest.mark.parametrize(("carried", "said"), [({"cutlass": ("4.2.1", "5")}, "carries 4.2.1"), ({}, "carries no such project")])
+def test_another_cutlass_than_the_engine_asks_for(carried: dict[str, tuple[str, str]], said: str) -> None:
+    with pytest.raises(BadRecipe, match=f"VLLM_CUTLASS_SRC_DIR asks for cutlass 4.4.2; flashinfer-0.6.8.post1 {said}"):
+        planned(carried=carried)
+
+
+def test_flags_are_told_without_paths() -> None:
+    words = (
+        "/v/python -m sm120kit.memory /w/cuda/bin/nvcc -ccbin=/usr/bin/c++ -DA=1 -I/w/source -isystem /w/x -isystem y "
+        "-Xcompiler=-ffile-prefix-map=/w=. -O3 -gencode arch=compute_120f,code=sm_120f "
+        "-MD -MT a.o -MF a.o.d -x cu -c a.cu -o a.o"
+    )
+    assert extension._flags(words.split()) == "-DA=1 -O3 -gencode arch=compute_120f,code=sm_120f"
+
+
+def test_no_python_for_which_the_locked_wheels_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert environment.find_python(here)[1].startswith(f"{here}.")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissing, match=r"no Python 3\.99: .* python3\.99 on PATH is no program"):
+        environment.find_python("3.99")
+    shim = tmp_path / "python3.99"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    with pytest.raises(ToolchainMissing, match=r"python3\.99 on PATH does not run"):
+        environment.find_python("3.99")
+
+
+# Recipes
+
+
+BAD: dict[str, tuple[Callable[[str], str], str]] = {
+    "no sha256": (lambda text: text.replace('sha256 = "a6d5', 'sha256 = "A6d5'), "from_source.sha256: .* is not a sha256"),
+    "both kinds": (
+        lambda text: text.replace('version = "4.4.2"', 'version = "4.4.2"\nfiles = ["x"]'),
+        "VLLM_CUTLASS_SRC_DIR: needs either project and version, or files",
+    ),
+    "no version": (lambda text: text.replace('version = "4.4.2"', ""), "needs either project and version, or files"),
+    "a path out": (
+        lambda text: text.replace('["stand-in"]', '["../stand-in"]'),
+        "'../stand-in' is not a path below the source",
+    ),
+    "no variable": (lambda text: text.replace("injected.DEEPGEMM", "injected.deepgemm"), "is not the name of a variable"),
+    "unknown key": (lambda text: text.replace("imports = [", "import = ["), "unknown key; did you mean 'imports'"),
+    "no units": (lambda text: text[: text.index("units = [")] + "units = []\n", "units: .*at least 1 item"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_recipe_that_is_not_well_formed(name: str, tmp_path: Path) -> None:
+    change, said = BAD[name]
+    path = tmp_path / "vllm-0.20.0.toml"
+    path.write_text(change(recipe.locate("vllm-0.20.0").read_text()))
+    with pytest.raises(BadRecipe, match=said):
+        recipe.read(path)
+
+
+def test_prose_and_estimates_are_not_locked() -> None:
+    inputs = str(ITEM.inputs()["from_source"])
+    assert "reason" not in inputs and "seconds" not in inputs and "sha256" in inputs
+    assert "from_source" not in recipe.load_engine("vllm-0.19.1").inputs()
