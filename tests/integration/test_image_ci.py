@@ -1,0 +1,63 @@
+"""The scripts of CI, run: from a recipe to a published image, with the small image and a registry on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import containers
+import pytest
+import yaml
+from small_image import CLOSURE, ROOT, Place
+
+SCRIPTS = sorted((ROOT / "ci").glob("*.sh"))
+
+
+@pytest.fixture
+def scripts(place: Place, tmp_path: Path) -> Place:
+    """A place whose commands are scripts of CI; their ``sm120kit`` is the one that is tested."""
+    program = tmp_path / "bin" / "sm120kit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sm120kit "$@"\n')
+    program.chmod(0o755)
+
+    class Scripts(Place):
+        @property
+        def environment(self) -> dict[str, str]:
+            return {**super().environment, "PATH": f"{program.parent}:{os.environ['PATH']}", "SIGNING_KEY": ""}
+
+        def argv(self, *words: object) -> list[str]:
+            return [f"{ROOT}/ci/{words[0]}", *map(str, words[1:])]
+
+    return Scripts(place.state, place.data, place.socket, tmp_path)
+
+
+def test_scripts_and_the_workflows_commands_are_bash() -> None:
+    commands = [path.read_text() for path in SCRIPTS]
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+    assert len(commands) > 8
+    for command in commands:
+        done = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}\n{command}"
+
+
+@pytest.mark.containers
+@pytest.mark.compiler
+@pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not())
+def test_from_a_recipe_to_a_published_image(scripts: Place, base: str, registry: tuple[str, Path]) -> None:
+    said = scripts.run("image.sh", "flashinfer@0.6.6", base, "--kernels", "tiny", "--closure", CLOSURE)
+    name = said.stdout.splitlines()[-1]
+    assert name.startswith("sm120kit/flashinfer:") and "base/files" in said.stdout
+    published = scripts.run("publish.sh", name, f"{registry[0]}/ci/flashinfer", "index/images.json")
+    assert "yes" in published.stdout
+    (entry,) = json.loads((scripts.folder / "index" / "images.json").read_text())["images"]
+    assert entry["tag"] == name.rpartition(":")[2] and entry["digest"] in published.stdout
+    # What fails ends the script: nothing is published after it.
+    scripts.run("image.sh", "flashinfer@0.6.6", "debian:bookworm", "--kernels", "tiny", "--closure", CLOSURE, code=61)
+    scripts.run("publish.sh", base, f"{registry[0]}/ci/base", "other/images.json", code=63)
+    assert not (scripts.folder / "other").exists()
