@@ -118,7 +118,7 @@ def test_verdicts_on_a_receipt(url: str, place: Path) -> None:
 def test_what_is_published_without_a_measurement(place: Path) -> None:
     code, output, error = in_process(A)
     assert code == 0, error
-    assert "not measured" in output and "at the roofline it needs 1.8 of 6 tokens in each step" in output
+    assert "not measured" in output and "takes 1.8 of at most 6 tokens in each step" in output
     assert not any(place.iterdir())
 
 

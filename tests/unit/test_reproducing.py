@@ -372,3 +372,46 @@ def test_published_methods_are_one_cell_for_each_number_of_users(name: str) -> N
 )
 def test_drafted_tokens(name: str, drafts: int) -> None:
     assert drafted(configuration.load(name)) == drafts
+
+
+# ---- what the authors published later, against what they published first
+
+
+def again(wanted: Configuration, value: float, workload: str, users: int, rate: float, watts: float = 0) -> str:
+    tokens = workloads.load(workload).workload.output_tokens[0]
+    made = receipt(wanted, [cell(users, rate, tokens)], workload)
+    if watts:
+        made = about(made, machine=replace(made.circumstances.machine, power_limits_watts=(watts,) * wanted.hardware.gpus))
+    return judged(wanted, value, made).words
+
+
+B3 = configuration.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
+DECODE = "sustained-decode"
+
+
+@pytest.mark.parametrize(
+    ("row", "published_and_measured"),
+    [
+        ("198, withdrawn | 181, ", (A, 198.0, DECODE, 1, 181.0)),
+        ("198, withdrawn | 194.0 ± 2.8, ", (A, 198.0, DECODE, 1, 194.0)),
+        ("198, withdrawn | 195.5, limited to 300 W", (A, 198.0, DECODE, 1, 195.5, 300)),
+        ("198, withdrawn | 96.6, ", (A, 198.0, DECODE, 1, 96.6)),
+        ("198, withdrawn | 34.0, ", (A, 198.0, DECODE, 1, 34.0)),
+        ("1411.5 ± 2.7, 32 users | 1421, ", (A, 1411.5, DECODE, 32, 1421.0)),
+        ("1411.5 ± 2.7, 32 users | 709.2, ", (A, 1411.5, DECODE, 32, 709.2)),
+        ("278-283, withdrawn | 135.9, ", (B, 278.0, "seed-short-thinking-off", 1, 135.9)),
+        ("161, stock kernels | 171, ", (B3, 161.0, "random-128-in-256-out", 1, 180.4)),  # 171 of wall time
+        ("135.9, K=64 patches | 139.2, ", (B3, 135.9, HONEST, 1, 139.2)),
+    ],
+)
+def test_the_document_has_the_verdicts_of_the_rules(row: str, published_and_measured: Any) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    (line,) = [line for line in document.splitlines() if line.startswith(f"| {row}")]
+    assert line.endswith(f" | {again(*published_and_measured)} |")
+
+
+def test_the_document_has_the_ceilings() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    for wanted, value in ((A, 198.0), (B, 278.0)):
+        bound = judged(wanted, value).bound
+        assert bound and f"ceiling of {bound.ceiling:,.0f} tok/s" in document

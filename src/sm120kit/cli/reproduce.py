@@ -114,7 +114,7 @@ def reproduce_(
 
 def _show(report: Report) -> None:
     console.table(
-        ("published", "users", "class", "verdict", "measured", "honest", "roofline", "of it"),
+        ("published", "users", "class", "verdict", "measured", "honest", "roofline", "share of it"),
         (
             (
                 f"{one.reference.value:g} tok/s",
@@ -129,17 +129,28 @@ def _show(report: Report) -> None:
             for one in report.judgements
         ),
     )
-    for one in report.judgements:
-        lines = [f"{difference.field}: {difference.published} / {difference.here}" for difference in one.differences]
-        lines += [*one.reasons, *_needs(one)]
+    found = [_differences(one) for one in report.judgements]
+    everywhere = [text for text in found[0] if len(found) > 1 and all(text in texts for texts in found)]
+    told = [("every published figure", everywhere)]
+    for one, texts in zip(report.judgements, found, strict=True):
+        told.append((_name(one), [*(text for text in texts if text not in everywhere), *one.reasons, *_needs(one)]))
+    for name, lines in told:
         if lines:
-            users = f"{one.reference.users} user{'s' * (one.reference.users > 1)}"
-            console.data(f"{one.reference.value:g} tok/s, {users}; {one.reference.conditions}:")
-            for line in lines:
-                console.data(f"  {line}")
-    for name, told in (("doctor", report.host), ("caveat", report.caveats)):
-        for line in told:
+            console.data(f"{name}:")
+        for line in lines:
+            console.data(f"  {line}")
+    for name, said in (("doctor", report.host), ("caveat", report.caveats)):
+        for line in said:
             console.data(f"{name}: {line}")
+
+
+def _name(one: Judgement) -> str:
+    users = f"{one.reference.users} user{'s' * (one.reference.users > 1)}"
+    return f"{one.reference.value:g} tok/s, {users}; {one.reference.conditions}"
+
+
+def _differences(one: Judgement) -> list[str]:
+    return [f"{found.field}: {found.published} / {found.here}" for found in one.differences]
 
 
 def _rate(rate: Rate | None) -> str:
@@ -166,4 +177,6 @@ def _share(one: Judgement) -> str:
 def _needs(one: Judgement) -> list[str]:
     if one.bound is None or one.bound.at_most == 1:
         return []
-    return [f"at the roofline it needs {one.bound.needs:.1f} of {one.bound.at_most} tokens in each step"]
+    return [
+        f"at the roofline the published rate takes {one.bound.needs:.1f} of at most {one.bound.at_most} tokens in each step"
+    ]

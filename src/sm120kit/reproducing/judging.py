@@ -22,6 +22,8 @@ RESTARTS = 0.15
 github.com/Visual-Synthesizer/rtx6kpro benchmarks/inference-throughput/b650d4u-2gpu.md."""
 SLOWED = 0.05
 """Share of looks at the clocks from which a reason that slows them is told."""
+WITHOUT_RATE = ("method", "workload", "users", "requests", "tokens")
+"""Fields that say already why there is no rate."""
 SERIOUS = (Impact.BREAKS, Impact.SLOWS)
 
 
@@ -144,10 +146,11 @@ def _judgement(
         cells = _cells(one, receipt)
         found += differences.of_receipt(wanted, one, receipt)
         found += differences.of_cells(one, receipt, cells)
-        measured = _rate(cells, one.figure)
-        reasons += _reasons(cells)
+        if receipt.circumstances.workload == one.workload:
+            measured = _rate(cells, one.figure)
+            reasons += _reasons(cells)
         bound = _bound(wanted, one, receipt, measured.acceptance if measured else None, all_reduce_us)
-        if measured is None and not any(difference.field in ("users", "requests", "tokens") for difference in found):
+        if measured is None and not any(difference.field in WITHOUT_RATE for difference in found):
             found.append(Difference("rate", f"{one.value:g} tok/s", "too few chunks for one"))
         if measured and bound and measured.tok_s > bound.ceiling:
             allowed = f"at most {bound.ceiling:.0f} tok/s by the memory bandwidth"
