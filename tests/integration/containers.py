@@ -115,11 +115,13 @@ def tuple_of(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def debian(place: Path) -> Path:
-    """A small Debian with Python, as a tar file: what the image's base is imported from."""
+def debian(place: Path, *packages: str) -> Path:
+    """A small Debian with Python, and with ``packages``, as a tar file: what an image's base is imported from."""
     root = place / "root"
     done = subprocess.run(
-        ["debootstrap", "--variant=minbase", "--include=python3", "bookworm", str(root)], capture_output=True, text=True
+        ["debootstrap", "--variant=minbase", f"--include={','.join(['python3', *packages])}", "bookworm", str(root)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-2000:]
     for junk in ("var/cache/apt", "var/lib/apt/lists", "var/log"):
