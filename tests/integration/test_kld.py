@@ -202,7 +202,9 @@ def test_served_models(tiny: Path, perturbed: Path, text: Path, serve: Any) -> N
     assert 0 < few["result"]["mean"] < whole["result"]["mean"], "a lower bound"
     mixed = compared(tiny, second, "--text", text, *WINDOWS)
     assert few["result"]["mean"] <= mixed["result"]["mean"] <= whole["result"]["mean"] * 1.01
-    assert "lower bound" in kld(first, second, "--text", text, "--tokenizer", tiny, *WINDOWS).output
+    shown = kld(first, second, "--text", text, "--tokenizer", tiny, *WINDOWS).output
+    assert few["result"]["covered"] < 0.5 and "a lower bound" in shown and "lossless" not in shown, "no verdict from so little"
+    assert whole["result"]["covered"] == pytest.approx(1)
     control = compared(first, second, "--text", text, "--tokenizer", tiny, *WINDOWS, "--control", second)
     assert control["control"] == f"tiny at {second}"
     assert control["noise"]["mean"] == pytest.approx(control["result"]["mean"])

@@ -46,7 +46,7 @@ def test_padding_of_a_vocabulary_is_cut_and_what_is_left_normalised() -> None:
 def test_a_position_with_nan_is_counted_by_side_and_has_no_value() -> None:
     reference, test = logs(HALVES, HALVES, HALVES), logs(SKEWED, SKEWED, SKEWED)
     reference[0, 2] = test[1, 0] = np.nan
-    assert divergences(reference, test) == Divergences(pytest.approx((BY_HAND,)), 1, 1, 0, 1)
+    assert divergences(reference, test) == Divergences(pytest.approx((BY_HAND,)), 1.0, 1, 1, 0, 1)
 
 
 def test_probability_zero_is_nothing_in_the_reference_and_unbounded_in_the_test() -> None:
@@ -69,7 +69,8 @@ def test_listed_tokens_and_one_for_the_rest() -> None:
     assert found.top1_differs == 1
     # Only token 0 is in both lists: {0.5, rest 0.5} against {0.25, rest 0.75}.
     known = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
-    assert divergences(listed({0: 0.5, 1: 0.25}), listed({2: 0.5, 0: 0.25})).nats == pytest.approx((known,), abs=1e-12)
+    found = divergences(listed({0: 0.5, 1: 0.25}), listed({2: 0.5, 0: 0.25}))
+    assert (found.nats, found.covered) == (pytest.approx((known,), abs=1e-12), pytest.approx(0.5))
 
 
 def test_a_rest_below_rounding_says_nothing() -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SCALE = ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable"), (float("inf"), "bad"))
 """What a mean below so many nats is called (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
 
+COVERED = 0.999
+"""A bound from less of the probability than this gets no such name: what was not looked at may differ in any way."""
+
 
 def kld(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="A model folder, or the URL of a vLLM server.")],
@@ -96,10 +99,15 @@ def _show(made: Comparison) -> None:
         ((name, f"{one.positions:,}", *_figures(one), *_counts(one)) for name, one in rows),
     )
     result, noise = made.result, made.noise
-    if not made.exact:
-        console.say("lower bound: a server gave the likeliest tokens of each position, all others count as one")
-    word = next(word for limit, word in SCALE if result.mean < limit)
-    console.say(f"{made.test}: {word}, by the scale of the community's evaluations; control: {made.control}")
+    console.say(f"test: {made.test}; control: {made.control}")
+    if result.covered < COVERED:
+        console.say(
+            f"a lower bound: the tokens that both sides listed have {result.covered:.1%} of the reference's probability, all "
+            "others count as one; --top asks for more"
+        )
+    else:
+        word = next(word for limit, word in SCALE if result.mean < limit)
+        console.say(f"{word}, by the scale of the community's evaluations")
     if result.mean <= noise.mean and noise.mean > 0:
         console.say("not more than the control pair differs: this shows no difference")
     if result.nan_test or result.unbounded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +32,12 @@ class Asked:
 class Summary:
     """The divergences of all positions, in nats.
 
-    ``positions`` counts those with a value; those without are counted apart: NaN on a side, or unbounded. ``window_means`` has
-    the mean of each window that has a value.
+    ``positions`` counts those with a value; those without are counted apart: NaN on a side, or unbounded. ``covered`` is how
+    much of the reference's probability was compared token by token. ``window_means`` has the mean of each window that has one.
     """
 
     positions: int
+    covered: float
     nan_reference: int
     nan_test: int
     unbounded: int
@@ -143,6 +145,7 @@ def _summary(found: Sequence[Divergences], what: str) -> Summary:
     percentiles = statistics.quantiles(nats, n=100, method="inclusive") if len(nats) > 1 else nats * 99
     return Summary(
         positions=len(nats),
+        covered=math.fsum(one.covered * len(one.nats) for one in found) / len(nats),
         nan_reference=nan[0],
         nan_test=nan[1],
         unbounded=unbounded,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,10 +39,12 @@ class Divergences:
 
     ``nats`` holds one value for each position that has one. A position where a side has NaN has none, and neither has one
     where the test gives probability 0 to a token that the reference does not (``unbounded``). ``top1_differs`` counts, of those
-    with a value, where the likeliest token is another one.
+    with a value, where the likeliest token is another one. ``covered`` is the reference's probability of the tokens that were
+    compared one by one, the mean of those positions: 1 where the distributions are whole.
     """
 
     nats: tuple[float, ...]
+    covered: float
     nan_reference: int
     nan_test: int
     unbounded: int
@@ -80,7 +83,7 @@ def _of_whole(reference: Whole, test: Whole) -> Divergences:
         unbounded += int((~bounded).sum())
         differs += int((p.argmax(axis=1) != q.argmax(axis=1))[bounded].sum())
         nats += values[bounded].tolist()
-    return Divergences(tuple(nats), nan_reference, nan_test, unbounded, differs)
+    return Divergences(tuple(nats), 1.0, nan_reference, nan_test, unbounded, differs)
 
 
 def _normalised(rows: Whole) -> Whole:
@@ -92,6 +95,7 @@ def _normalised(rows: Whole) -> Whole:
 
 def _of_listed(reference: Whole | Listed, test: Whole | Listed) -> Divergences:
     nats: list[float] = []
+    covered: list[float] = []
     nan_reference = nan_test = unbounded = differs = 0
     for p, q in zip(_positions(reference, test), _positions(test, reference), strict=False):
         bad = [any(math.isnan(value) for value in side.values()) for side in (p, q)]
@@ -99,13 +103,14 @@ def _of_listed(reference: Whole | Listed, test: Whole | Listed) -> Divergences:
         nan_test += bad[1]
         if any(bad):
             continue
-        value = _one(p, q)
+        value, shared = _one(p, q)
         if math.isinf(value):
             unbounded += 1
             continue
         nats.append(value)
+        covered.append(shared)
         differs += max(p, key=p.__getitem__) != max(q, key=q.__getitem__)
-    return Divergences(tuple(nats), nan_reference, nan_test, unbounded, differs)
+    return Divergences(tuple(nats), fmean(covered) if covered else 0.0, nan_reference, nan_test, unbounded, differs)
 
 
 def _positions(side: Whole | Listed, other: Whole | Listed) -> Sequence[Mapping[int, float]]:
@@ -119,13 +124,15 @@ def _positions(side: Whole | Listed, other: Whole | Listed) -> Sequence[Mapping[
     ]
 
 
-def _one(p: Mapping[int, float], q: Mapping[int, float]) -> float:
+def _one(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[float, float]:
+    """The divergence, and the reference's probability of the tokens that both list."""
     both = p.keys() & q.keys()
     total = 0.0
     for token in both:
         if p[token] > -math.inf:
             if q[token] == -math.inf:
-                return math.inf
+                return math.inf, 0.0
             total += math.exp(p[token]) * (p[token] - q[token])
-    rest_p, rest_q = (max(1.0 - math.fsum(math.exp(side[token]) for token in both), REST_FLOOR) for side in (p, q))
-    return total + rest_p * math.log(rest_p / rest_q)
+    shared = [math.fsum(math.exp(side[token]) for token in both) for side in (p, q)]
+    rest_p, rest_q = (max(1.0 - one, REST_FLOOR) for one in shared)
+    return total + rest_p * math.log(rest_p / rest_q), shared[0]
