@@ -2,9 +2,10 @@
 
 A request's ``schedule`` says when: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, the first ``reasoning`` of them as reasoning; and ``fault`` what goes wrong. A chunk that is late
-does not delay the next: its due time stays. A request without one gets ``max_tokens`` tokens, one every ``INTERVAL`` seconds.
+does not delay the next: its due time stays. What a request does not say is as the server was started: ``max_tokens`` tokens, a
+chunk every ``INTERVAL`` seconds.
 
-Run it: ``schedule_server.py [PORT [INTERVAL]]``; it prints its port. ``/health`` says that it is well.
+Run it: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK]]]]``; it prints its port. ``/health`` says that it is well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 
 MODEL = "schedule"
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-INTERVAL = float(sys.argv[2]) if len(sys.argv) > 2 else 0.002
+PLAIN = {name: float(word) for name, word in zip(("interval", "first", "per_chunk"), sys.argv[2:], strict=False)}
 
 
 def event(delta: dict[str, str] | None = None, finish: str | None = None, usage: dict[str, object] | None = None) -> bytes:
@@ -105,8 +106,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
             )
             asked = json.loads(await reader.readexactly(length))
-            plain = {"tokens": asked.get("max_tokens", 1), "interval": INTERVAL}
-            if not await Answer(writer, asked.get("schedule", plain)).run():
+            schedule = {"tokens": asked.get("max_tokens", 1), "interval": 0.002} | PLAIN | asked.get("schedule", {})
+            if not await Answer(writer, schedule).run():
                 break
     except (asyncio.IncompleteReadError, ConnectionError):
         pass

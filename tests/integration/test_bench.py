@@ -147,7 +147,7 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
     for arguments, code, words in (
         ((nobody,), 90, "does not answer"),
         ((url, "--model", "other"), 91, "does not offer 'other'"),
-        ((url, "-w", "quik"), 10, "did you mean quick"),
+        ((url, "-w", "quik"), 10, "did you mean 'quick'?"),
         ((url, "-o", "none/r.json"), 44, "cannot write none/r.json"),
         ((url, "--given", "gpu"), 2, "is not NAME=VALUE"),
     ):

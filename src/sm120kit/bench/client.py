@@ -82,7 +82,7 @@ def _models(url: str) -> list[dict[str, Any]]:
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise ServerUnreachable(
             f"{url}/v1/models does not answer with a list of models: {error or type(error).__name__}",
-            "name the server's root, such as http://127.0.0.1:8000, without /v1",
+            "start the server, or name its root, such as http://127.0.0.1:8000, without /v1",
         ) from error
 
 

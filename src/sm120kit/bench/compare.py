@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 
-from sm120kit.bench.receipt import Measured, Receipt
+from sm120kit.bench.receipt import Machine, Measured, Receipt, Served
 from sm120kit.errors import NotComparable
 
 Spread = tuple[float, float, float]
@@ -59,6 +59,15 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_text, value)) or "none"
     return str(value)
+
+
+def briefly(names: Collection[str]) -> str:
+    """Names of circumstances in a line; a group of which all are there is named once."""
+    groups = {"served": fields(Served), "machine": fields(Machine)}
+    whole = {group: {f"{group}.{one.name}" for one in parts} for group, parts in groups.items()}
+    found = {group for group, parts in whole.items() if parts <= set(names)}
+    rest = [name for name in names if name.partition(".")[0] not in found]
+    return ", ".join([*rest, *(f"{group}.*" for group in sorted(found))])
 
 
 def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Comparison:

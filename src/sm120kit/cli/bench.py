@@ -13,6 +13,7 @@ from sm120kit.cli.options import Json, State, named_values
 
 if TYPE_CHECKING:
     from sm120kit.bench.receipt import Measured, Receipt, Summary
+    from sm120kit.bench.workload import Cell
 
 app = typer.Typer(help="Measure a server and keep receipts.", no_args_is_help=True, rich_markup_mode=None)
 app.command("show")(receipts.show)
@@ -89,7 +90,7 @@ def run_(
     with console.progress() as progress:
 
         def cell_begins(cell: workloads.Cell, requests: int) -> bench.Finished:
-            name = f"{cell.users} users, {cell.output_tokens} tokens"
+            name = f"{_users(cell)}, {cell.output_tokens} tokens"
             task = progress.add_task(name, total=requests)
             return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
 
@@ -129,11 +130,15 @@ def run_(
         raise typer.Exit(1)
 
 
+def _users(cell: Cell | Measured) -> str:
+    return f"{cell.users} user{'s' * (cell.users > 1)}"
+
+
 def _line(cell: Measured, figures: Summary) -> str:
     rate = "rate unknown" if figures.decode_tok_s is None else f"{figures.decode_tok_s:.1f} tok/s per user"
     failed = f", {figures.errors} of {figures.requests} requests failed" if figures.errors else ""
     partial = "" if cell.complete else ", interrupted"
-    return f"{cell.users} users, {cell.output_tokens} tokens after {cell.context_tokens}: {rate}{failed}{partial}"
+    return f"{_users(cell)}, {cell.output_tokens} tokens after {cell.context_tokens}: {rate}{failed}{partial}"
 
 
 @app.command()

@@ -83,7 +83,7 @@ def compare(
     for name, (was, now) in found.differ.items():
         console.data(f"{name}: {was} / {now}")
     if found.unknown:
-        console.data(f"unknown in both: {', '.join(found.unknown)}")
+        console.data(f"unknown in both: {comparison.briefly(found.unknown)}")
     console.table(
         ("users", "output", "context", "before tok/s", "after tok/s", "ratio", "spread between", "beyond it"),
         (
@@ -154,7 +154,7 @@ def _table(made: Receipt) -> None:
         if text != compare.UNKNOWN:
             console.data(f"{name}: {text}")
     if unknown := [name for name, text in said.items() if text == compare.UNKNOWN]:
-        console.data(f"unknown: {', '.join(unknown)}")
+        console.data(f"unknown: {compare.briefly(unknown)}")
     restarted = any(cell.restart for cell in made.cells)
     columns = ["tok/s per user", "together", "TTFT", "TTFA", "ITL p50", "p99", "accepted", "tokens", "chunks", "errors"]
     rows = []
