@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +136,14 @@ def test_a_server_that_is_started_for_it(tmp_path: Path) -> None:
 
     asked = [one for one in reproducing.plan(wanted, quick=True) if one.name != workload.load(reproducing.HONEST).name]
 
-    def work(url: str, served: Served) -> tuple[Receipt, ...]:
-        return reproducing.measure(url, wanted, asked, tmp_path, given={}, served=served)
+    def work(url: str, served: Served, earlier: Sequence[Receipt]) -> tuple[Receipt, ...]:
+        return reproducing.measure(url, wanted, asked, tmp_path, given={}, served=served, earlier=earlier, restarts=1)
 
-    (made,) = reproducing.with_server(start, work)
+    (made,) = reproducing.with_server(start, work, restarts=1)
     assert (made.complete, made.circumstances.served.engine) == (True, wanted.engine)
+    assert [cell.restart for cell in made.cells] == [0, 1]
+    (one, _) = reproducing.judge(wanted, [made]).judgements
+    assert one.measured and one.measured.starts == 2
     assert launch.port_is_free(port)
 
 
@@ -156,6 +159,7 @@ def test_bad_input(url: str, place: Path) -> None:
         ((A, "--url", url, "--receipts", "none"), 44, "--receipts"),
         ((A, "--url", url, "--run", "none.json"), 92, "none.json"),
         ((A, "--run", "none.json"), 2, "name its --url"),
+        ((A, "--url", url, "--restarts", "2"), 2, "only a server that is launched here"),
         ((A, "--url", url, "--receipt", "old.json"), 2, "only one of"),
         ((A, "--receipt", "old.json", "--given", "gpu=x"), 2, "a receipt says itself"),
         ((A, "--receipt", "old.json"), 92, "sm120kit.receipt/99"),

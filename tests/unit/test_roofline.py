@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import Shapes, folder
 
 from sm120kit import roofline
 from sm120kit.checkpoint import Attention
@@ -192,6 +193,106 @@ def test_files_are_read_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         file.write_text(text)
         with pytest.raises(BadRecipe, match=said):
             roofline.load("mine")
+
+
+# ---- a model folder
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "attn_output_gate": True,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_ssm_dtype": "float32",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "mtp_num_hidden_layers": 1,
+}
+
+
+def layer(prefix: str, *, linear: bool, packed: bool) -> Shapes:
+    """The tensors of one layer: experts in NVFP4 where ``packed``, all else in BF16."""
+    found: Shapes = {f"{prefix}.mlp.gate.weight": ("BF16", (4, 64)), f"{prefix}.input_layernorm.weight": ("BF16", (64,))}
+    shapes = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
+    for name, (n, k) in shapes.items():
+        found[f"{prefix}.mlp.shared_expert.{name}.weight"] = ("BF16", (n, k))
+        for expert in range(4):
+            weight = f"{prefix}.mlp.experts.{expert}.{name}.weight"
+            found[weight] = ("U8", (n, k // 2)) if packed else ("BF16", (n, k))
+            if packed:
+                found[f"{weight}_scale"] = ("F8_E4M3", (n, k // 16))
+    if linear:
+        rows = {"in_proj_qkv": 128, "in_proj_z": 64, "in_proj_ba": 8, "out_proj": 64}
+        return found | {f"{prefix}.linear_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
+    rows = {"q_proj": 512, "k_proj": 64, "v_proj": 64, "o_proj": 256}
+    return found | {f"{prefix}.self_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
+
+
+def test_a_folder_says_what_it_holds(tmp_path: Path) -> None:
+    language: Shapes = {"model.language_model.embed_tokens.weight": ("BF16", (100, 64)), "lm_head.weight": ("BF16", (100, 64))}
+    for number in range(4):
+        language |= layer(f"model.language_model.layers.{number}", linear=number < 3, packed=True)
+    vision: Shapes = {"model.visual.blocks.0.mlp.gate_proj.weight": ("BF16", (64, 64))}
+    mtp = layer("mtp.layers.0", linear=False, packed=False) | {"mtp.fc.weight": ("BF16", (64, 128))}
+    model = roofline.model_in(folder(tmp_path / "m", {"text_config": TEXT}, language | vision, mtp))
+    assert model and model.draft
+    expert = 3 * 64 * 32
+    attention, linear, shared, router, head = 64 * 896, 64 * 264, expert, 64 * 4, 64 * 100
+    fixed = attention + 3 * linear + 4 * shared + 4 * router + head
+    assert model.main.fixed_bytes == 2 * fixed
+    assert model.main.expert_bytes == expert * 4.5 / 8
+    assert model.main.parameters == fixed + 4 * 2 * expert
+    assert (model.main.layers, model.main.experts, model.main.active) == (4, 4, 2)
+    drafting = attention + shared + router + 64 * 128
+    # Norms lie among the MTP tensors, a few parameters that no formula counts.
+    assert model.draft.fixed_bytes == pytest.approx(2 * (drafting + head), rel=0.01)
+    assert model.draft.expert_bytes == pytest.approx(2 * expert, rel=0.01)
+    assert model.cache_elements(1) == 2 * 1 * 2 * 32
+    assert model.state_bytes == 3 * 4 * 16 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"index_topk": 2048}, {"sliding_window": 128}, {"layer_types": ["chunked"] * 4}, {"vocab_size": None}, {"head_dim": 0.5}],
+)
+def test_a_strange_folder_has_no_roofline(tmp_path: Path, changed: dict[str, Any]) -> None:
+    place = folder(tmp_path / "m", {"text_config": TEXT | changed}, {"lm_head.weight": ("BF16", (100, 64))})
+    assert roofline.model_in(place) is None
+
+
+def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "vocab_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    }
+    model = roofline.model_in(folder(tmp_path / "m", text, {"lm_head.weight": ("F8_E4M3", (100, 64))}))
+    assert model and model.draft is None
+    attention = 64 * (16 + 8 + 4) + 4 * (16 * 12 + 8 * 16) + 4 * 8 * 64
+    shared, dense, router, head = 3 * 64 * 64, 3 * 64 * 256, 64 * 4, 6400
+    assert model.main.fixed_bytes == 2 * (3 * attention + 2 * shared + dense + 2 * router) + head
+    assert model.cache_elements(8) == 3 * (8 + 4)
 
 
 # ---- against what was published

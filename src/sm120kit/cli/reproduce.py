@@ -11,6 +11,8 @@ from sm120kit import console
 from sm120kit.cli.options import Json, State, named_values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sm120kit.bench import Finished
     from sm120kit.bench.receipt import Receipt, Served
     from sm120kit.bench.workload import Cell
@@ -35,6 +37,9 @@ def reproduce_(
     ),
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --checkpoint: the port on 127.0.0.1.")] = 8000,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="With --checkpoint: to become healthy.")] = 1800,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="With --checkpoint: restart the server so often, and measure again.")
+    ] = 0,
     receipts: Annotated[
         list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing: judge this receipt, and others.")
     ] = None,
@@ -58,27 +63,30 @@ def reproduce_(
     """
     from dataclasses import asdict
 
-    from sm120kit import reproducing
+    from sm120kit import reproducing, roofline
     from sm120kit.bench import circumstances
     from sm120kit.bench import receipt as reading
     from sm120kit.errors import BelowPublished, NotAsPublished
     from sm120kit.recipe import configuration
-    from sm120kit.reproducing import Verdict
+    from sm120kit.reproducing import Known, Verdict
 
     if sum((bool(url), checkpoint is not None, bool(receipts))) > 1:
         raise typer.BadParameter("only one of --url, --checkpoint and --receipt can be meant")
     if record and not url:
         raise typer.BadParameter("is for a server that runs already: name its --url", param_hint="--run")
+    if restarts and not checkpoint:
+        raise typer.BadParameter("only a server that is launched here can be restarted", param_hint="--restarts")
     if given and receipts:
         raise typer.BadParameter("a receipt says itself what was given when it was made", param_hint="--given")
     wanted = configuration.load(config)
     said = named_values(given or [], "--given")
     made: tuple[Receipt, ...] = tuple(reading.read(path) for path in receipts or ())
     findings: tuple[Finding, ...] = ()
+    known = Known(None, all_reduce_us)
     if url or checkpoint:
         asked = reproducing.plan(wanted, quick=quick)
 
-        def work(root: str, served: Served | None) -> tuple[Receipt, ...]:
+        def work(root: str, served: Served | None, earlier: Sequence[Receipt]) -> tuple[Receipt, ...]:
             with console.progress() as progress:
 
                 def cell_begins(cell: Cell, requests: int) -> Finished:
@@ -86,18 +94,40 @@ def reproduce_(
                     task = progress.add_task(name, total=requests)
                     return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
 
-                return reproducing.measure(root, wanted, asked, directory, given=said, served=served, cell_begins=cell_begins)
+                return reproducing.measure(
+                    root,
+                    wanted,
+                    asked,
+                    directory,
+                    given=said,
+                    served=served,
+                    earlier=earlier,
+                    restarts=restarts,
+                    cell_begins=cell_begins,
+                )
 
         if checkpoint:
+            known = Known(roofline.model_in(checkpoint), all_reduce_us)
             root = f"http://127.0.0.1:{port}"
-            made = reproducing.launched(config, checkpoint, image, index, port, wait, state, console.say, work)
+            made = reproducing.launched(
+                config,
+                checkpoint,
+                image,
+                index,
+                port,
+                restarts=restarts,
+                wait_seconds=wait,
+                state=state,
+                tell=console.say,
+                work=work,
+            )
         else:
             root = url.rstrip("/").removesuffix("/v1")
-            made = work(root, circumstances.recorded(record, root) if record else None)
+            made = work(root, circumstances.recorded(record, root) if record else None, ())
         for one in asked:
             console.say(f"receipt: {reproducing.place_of(directory, wanted, one)}")
         findings = reproducing.findings(wanted, root)
-    report = reproducing.judge(wanted, made, findings, all_reduce_us)
+    report = reproducing.judge(wanted, made, findings, known)
     if json:
         found = [{**asdict(one), "reference": one.reference.model_dump(), "words": one.words} for one in report.judgements]
         console.json_data({"verdict": report.verdict, **asdict(report), "judgements": found})

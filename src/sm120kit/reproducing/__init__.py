@@ -14,10 +14,10 @@ from sm120kit.host import probe
 from sm120kit.recipe.configuration import Configuration
 from sm120kit.records import Run
 from sm120kit.reproducing.differences import Difference
-from sm120kit.reproducing.judging import HONEST, Bound, Judgement, Rate, Report, Verdict, judge
+from sm120kit.reproducing.judging import HONEST, Bound, Judgement, Known, Rate, Report, Verdict, judge
 from sm120kit.workspace import Workspace
 
-__all__ = ["HONEST", "Bound", "Difference", "Judgement", "Rate", "Report", "Verdict"]
+__all__ = ["HONEST", "Bound", "Difference", "Judgement", "Known", "Rate", "Report", "Verdict"]
 __all__ += ["findings", "judge", "launched", "measure", "place_of", "plan", "with_server"]
 
 
@@ -54,9 +54,13 @@ def measure(
     *,
     given: Mapping[str, str],
     served: Served | None = None,
+    earlier: Sequence[Receipt] = (),
+    restarts: int = 0,
     cell_begins: Callable[[Cell, int], bench.Finished] = lambda cell, requests: lambda: None,
 ) -> tuple[Receipt, ...]:
     """Run the workloads one after the other on a server, and keep a receipt of each, written anew after each cell.
+
+    ``earlier`` are their receipts from before a restart, of which there are ``restarts`` in all; see :func:`bench.run`.
 
     Raises:
         ServerUnreachable: nobody answers, or the server went away; what was measured is kept.
@@ -68,14 +72,31 @@ def measure(
     for one in asked:
         receipt.require_writable(place_of(directory, wanted, one), "--receipts")
     made = []
-    for one in asked:
+    for number, one in enumerate(asked):
         place = place_of(directory, wanted, one)
 
         def keep(part: Receipt, place: Path = place) -> None:
             receipt.write(place, part)
 
-        made.append(bench.run(url, model, one, seed=0, given=given, keep=keep, cell_begins=cell_begins, served=served))
+        made.append(
+            bench.run(
+                url,
+                model,
+                one,
+                seed=0,
+                given=given,
+                keep=keep,
+                cell_begins=cell_begins,
+                served=served,
+                earlier=earlier[number] if earlier else None,
+                restarts=restarts,
+            )
+        )
     return tuple(made)
+
+
+Work = Callable[[str, Served, Sequence[Receipt]], tuple[Receipt, ...]]
+"""What is done with a server: its URL, how it was started, and the receipts from before a restart."""
 
 
 def launched(
@@ -84,12 +105,14 @@ def launched(
     image: str,
     index: Path,
     port: int,
+    *,
+    restarts: int,
     wait_seconds: float,
     state: Path | None,
     tell: Callable[[str], None],
-    work: Callable[[str, Served], tuple[Receipt, ...]],
+    work: Work,
 ) -> tuple[Receipt, ...]:
-    """The receipts of ``work``, which is done with the server of a configuration; it is launched before and stopped after.
+    """The receipts of ``work``, done with the server of a configuration, which is launched before and stopped after.
 
     Raises:
         Sm120kitError: as :func:`launching.prepare` and :func:`launching.run`.
@@ -102,16 +125,20 @@ def launched(
             prepared, index, workspace, wait_seconds=wait_seconds, tell=tell, progress=lambda seconds, line: None, work=do
         )
 
-    return with_server(start, work)
+    return with_server(start, work, restarts)
 
 
-def with_server(
-    start: Callable[[Callable[[Run], None]], object], work: Callable[[str, Served], tuple[Receipt, ...]]
-) -> tuple[Receipt, ...]:
-    """The receipts of ``work``; ``start`` is given what to do with a healthy server, and stops the server after it."""
-    made: list[Receipt] = []
-    start(lambda run: made.extend(work(run.url, circumstances.served(run))))
-    return tuple(made)
+def with_server(start: Callable[[Callable[[Run], None]], object], work: Work, restarts: int = 0) -> tuple[Receipt, ...]:
+    """The receipts of ``work``; ``start`` is given what to do with a healthy server, stops it, and is called anew."""
+    made: tuple[Receipt, ...] = ()
+
+    def do(run: Run) -> None:
+        nonlocal made
+        made = work(run.url, circumstances.served(run), made)
+
+    for _ in range(restarts + 1):
+        start(do)
+    return made
 
 
 def findings(wanted: Configuration, url: str) -> tuple[Finding, ...]:

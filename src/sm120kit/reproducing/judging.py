@@ -13,7 +13,7 @@ from sm120kit.doctor import Finding, Impact
 from sm120kit.recipe.configuration import Configuration, Reference
 from sm120kit.reproducing import differences
 from sm120kit.reproducing.differences import Difference
-from sm120kit.roofline import Work
+from sm120kit.roofline import Model, Work
 
 HONEST = "real-prompts-thinking-off"
 """The workload to compare machines by: prompts of work, no thinking."""
@@ -110,15 +110,21 @@ class Report:
         return next(verdict for verdict in order if verdict in found)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What the roofline can be told: the model that was served, None for the configuration's; see :class:`Work`."""
+
+    model: Model | None = None
+    all_reduce_us: float | None = None
+
+
 def judge(
-    wanted: Configuration, receipts: Sequence[Receipt], findings: Sequence[Finding] = (), all_reduce_us: float | None = None
+    wanted: Configuration, receipts: Sequence[Receipt], findings: Sequence[Finding] = (), known: Known = Known()
 ) -> Report:
     """Every published figure against the receipts. Without receipts it says what can be said before anything is measured."""
     honest = [receipt for receipt in receipts if receipt.circumstances.workload == HONEST]
     judgements = tuple(
-        _judgement(wanted, one, receipt, honest, all_reduce_us)
-        for one in wanted.reference
-        for receipt in _candidates(one, receipts)
+        _judgement(wanted, one, receipt, honest, known) for one in wanted.reference for receipt in _candidates(one, receipts)
     )
     host = tuple(
         f"{finding.check}: {finding.verdict.fact}; {finding.verdict.consequence}"
@@ -135,13 +141,13 @@ def _candidates(one: Reference, receipts: Sequence[Receipt]) -> Sequence[Receipt
 
 
 def _judgement(
-    wanted: Configuration, one: Reference, receipt: Receipt | None, honest: Sequence[Receipt], all_reduce_us: float | None
+    wanted: Configuration, one: Reference, receipt: Receipt | None, honest: Sequence[Receipt], known: Known
 ) -> Judgement:
     found = list(differences.of_reference(wanted, one))
     measured: Rate | None = None
     reasons: list[str] = []
     beside = next((rate for other in honest if (rate := _rate(_cells(one, other), "decode"))), None)
-    bound = _bound(wanted, one, receipt, None, all_reduce_us)
+    bound = _bound(wanted, one, receipt, None, known)
     if receipt is not None:
         cells = _cells(one, receipt)
         found += differences.of_receipt(wanted, one, receipt)
@@ -149,7 +155,7 @@ def _judgement(
         if receipt.circumstances.workload == one.workload:
             measured = _rate(cells, one.figure)
             reasons += _reasons(cells)
-        bound = _bound(wanted, one, receipt, measured.acceptance if measured else None, all_reduce_us)
+        bound = _bound(wanted, one, receipt, measured.acceptance if measured else None, known)
         if measured is None and not any(difference.field in WITHOUT_RATE for difference in found):
             found.append(Difference("rate", f"{one.value:g} tok/s", "too few chunks for one"))
         if measured and bound and measured.tok_s > bound.ceiling:
@@ -197,10 +203,10 @@ def _rate(cells: Sequence[Measured], figure: str) -> Rate | None:
 
 
 def _bound(
-    wanted: Configuration, one: Reference, receipt: Receipt | None, acceptance: float | None, all_reduce_us: float | None
+    wanted: Configuration, one: Reference, receipt: Receipt | None, acceptance: float | None, known: Known
 ) -> Bound | None:
     """The roofline of the configuration with the figure's users; None when it does not describe the model, GPU or figure."""
-    model = None if one.differs else roofline.model_of(wanted.model.repository)
+    model = None if one.differs else known.model or roofline.model_of(wanted.model.repository)
     seen = next((gpu for name in (receipt and differences.gpu_names(receipt)) or () if (gpu := roofline.gpu_kind(name))), None)
     gpu = seen or roofline.gpu_kind(wanted.hardware.gpu)
     if model is None or gpu is None:
@@ -209,7 +215,7 @@ def _bound(
     # On average half of the answer is there.
     context = cells[0].context_tokens + cells[0].output_tokens // 2 if cells else 0
     drafts = drafted(wanted)
-    work = Work(one.users, context, drafts, wanted.hardware.gpus, _cache_bytes(wanted), all_reduce_us)
+    work = Work(one.users, context, drafts, wanted.hardware.gpus, _cache_bytes(wanted), known.all_reduce_us)
     return Bound(
         roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
         ceiling=roofline.ceiling(model, gpu, work),

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit.roofline.architecture import Model, Pass, load, model, model_of, names
+from sm120kit.roofline.folder import model_in
 from sm120kit.roofline.hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
 
 __all__ = ["GPUS", "GpuKind", "Model", "Pass", "Step", "Work", "ceiling", "gpu_kind", "load", "model", "model_of", "names"]
-__all__ += ["all_reduce_seconds", "prefill_ceiling", "roofline", "step", "tokens_per_step"]
+__all__ += ["all_reduce_seconds", "model_in", "prefill_ceiling", "roofline", "step", "tokens_per_step"]
 
 ALL_REDUCES = 2
 """Per layer of a tensor parallel model: after attention and after the MLP."""

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from sm120kit.checkpoint import Attention
 from sm120kit.errors import BadRecipe
+from sm120kit.recipe.reading import problems, told
 from sm120kit.recipe.schema import Name, Strict
 from sm120kit.workspace import data_root
 
@@ -173,10 +174,9 @@ def load(name: str) -> Architecture:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRecipe(f"{path}: not TOML: {error}") from error
     except ValidationError as error:
-        problems = "\n".join(f"  {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise BadRecipe(f"{path}:\n{problems}") from error
+        raise BadRecipe(told(path, problems(error, Architecture))) from error
     if (found.attention is None) == (found.latent_attention is None):
-        raise BadRecipe(f"{path}: one of attention and latent_attention must be there")
+        raise BadRecipe(told(path, ["one of attention and latent_attention must be there"]))
     return found
 
 
@@ -190,51 +190,55 @@ def model_of(repository: str) -> Model | None:
     return None
 
 
+def parameters(a: Architecture) -> dict[str, int]:
+    """Parameters of each part of :class:`PartBits`, all experts of all layers counted."""
+    attention, attention_layers = _attention(a)
+    moe_layers = a.experts.layers if a.experts else 0
+    expert = MATRICES * a.hidden * a.experts.width if a.experts else 0
+    shared = MATRICES * a.hidden * a.experts.shared_width if a.experts else 0
+    dense = MATRICES * a.hidden * a.mlp.width if a.mlp else 0
+    count = a.experts.count if a.experts else 0
+    joins = 2 * a.hidden * a.hidden  # MTP makes one of the hidden state and the last token's embedding
+    drafting = attention + joins + (count * expert + shared + _router(a) if a.experts else dense)
+    return {
+        "attention": attention * attention_layers,
+        "linear_attention": _linear(a) * a.linear_attention.layers if a.linear_attention else 0,
+        "experts": count * expert * moe_layers,
+        "shared": shared * moe_layers,
+        "dense": dense * (a.mlp.layers if a.mlp else 0),
+        "head": a.hidden * a.vocabulary,
+        "mtp": drafting * a.mtp_layers,
+    }
+
+
 def model(a: Architecture, checkpoint: Checkpoint) -> Model:
     """Parameters counted from the architecture, bytes from the checkpoint's bits."""
-    bits = checkpoint.bits
-    attention, attention_layers = _attention(a)
+    bits, counts = checkpoint.bits, parameters(a)
     experts = a.experts
+    moe_layers, count, active = (experts.layers, experts.count, experts.active) if experts else (0, 0, 0)
     expert = MATRICES * a.hidden * experts.width if experts else 0
-    shared = MATRICES * a.hidden * experts.shared_width if experts else 0
-    router = a.hidden * experts.count if experts else 0
-    dense = MATRICES * a.hidden * a.mlp.width if a.mlp else 0
-    head = a.hidden * a.vocabulary
-    linear, linear_layers = _linear(a), a.linear_attention.layers if a.linear_attention else 0
-    moe_layers, dense_layers = experts.layers if experts else 0, a.mlp.layers if a.mlp else 0
-    parts = (
-        (attention * attention_layers, bits.attention),
-        (linear * linear_layers, bits.linear_attention),
-        (shared * moe_layers, bits.shared),
-        (router * moe_layers, 16.0),
-        (dense * dense_layers, bits.dense),
-        (head, bits.head),
-    )
-    active = experts.active if experts else 0
-    count = experts.count if experts else 0
+    routers = _router(a) * moe_layers
+    always = {name: number for name, number in counts.items() if name not in ("experts", "mtp")}
     main = Pass(
-        fixed_bytes=sum(parameters * width / 8 for parameters, width in parts),
+        fixed_bytes=sum(number * getattr(bits, name) / 8 for name, number in always.items()) + routers * 2,
         expert_bytes=expert * bits.experts / 8,
         layers=moe_layers,
         experts=count,
         active=active,
-        parameters=sum(parameters for parameters, _ in parts) + expert * active * moe_layers,
+        parameters=sum(always.values()) + routers + expert * active * moe_layers,
     )
     draft = None
     if a.mtp_layers:
-        joins = 2 * a.hidden * a.hidden  # the hidden state and the last token's embedding become one
-        own = a.mtp_layers * (attention + joins + (shared + router if experts else dense))
+        own = counts["mtp"] - count * expert * a.mtp_layers
         draft = Pass(
-            fixed_bytes=own * bits.mtp / 8 + head * bits.head / 8,
+            fixed_bytes=own * bits.mtp / 8 + counts["head"] * bits.head / 8,
             expert_bytes=expert * bits.mtp / 8,
             layers=a.mtp_layers if experts else 0,
             experts=count,
             active=active,
-            parameters=own + head + expert * active * a.mtp_layers,
+            parameters=own + counts["head"] + expert * active * a.mtp_layers,
         )
-    stored = main.fixed_bytes + head * 2 + count * main.expert_bytes * moe_layers
-    if draft:
-        stored += draft.fixed_bytes - head * bits.head / 8 + count * draft.expert_bytes * draft.layers
+    embedding = counts["head"] * 2
     return Model(
         name=a.name,
         repository=checkpoint.repository,
@@ -245,10 +249,15 @@ def model(a: Architecture, checkpoint: Checkpoint) -> Model:
         draft=draft,
         draft_layers=a.mtp_layers,
         cache=_cache(a),
-        cache_layers=attention_layers,
+        cache_layers=_attention(a)[1],
         state_bytes=_state_bytes(a),
-        weight_bytes=stored,
+        weight_bytes=sum(number * getattr(bits, name) / 8 for name, number in counts.items()) + routers * 2 + embedding,
     )
+
+
+def _router(a: Architecture) -> int:
+    """Parameters of the router of one layer; it is BF16."""
+    return a.hidden * a.experts.count if a.experts else 0
 
 
 def _attention(a: Architecture) -> tuple[int, int]:
