@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm120kit.bench import compare, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Measured, Receipt
+from sm120kit.bench import circumstances, clocks, compare, receipt, workload
+from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, Measured, Receipt, Served
 from sm120kit.bench.sample import Sample, understand
 from sm120kit.bench.sse import Event, Reader
 from sm120kit.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
@@ -267,6 +267,83 @@ def test_a_difference_within_the_spread_is_none() -> None:
 def test_nothing_in_common_is_not_comparable() -> None:
     with pytest.raises(NotComparable, match="no cell in common"):
         compare.compare(made(measured(users=1)), made(measured(users=2)), [])
+
+
+def test_a_partial_receipt_is_compared_only_when_told() -> None:
+    whole = made(measured(steady(0, 1.0, 0.1, 11)))
+    partial = replace(whole, complete=False)
+    for pair in ((whole, partial), (partial, partial)):
+        with pytest.raises(NotComparable, match="complete: "):
+            compare.compare(*pair, [])
+        assert len(compare.compare(*pair, ["complete"]).cells) == 1
+    interrupted = replace(partial, cells=(replace(whole.cells[0], complete=False),))
+    with pytest.raises(NotComparable, match="no cell in common"):
+        compare.compare(whole, interrupted, ["complete"])
+
+
+def test_with_restarts_the_spread_is_that_of_their_medians() -> None:
+    """Requests from 5 to 20 tok/s in each start, whose medians are 10, 10.5 and 11: 12 is more than the spread."""
+    starts = [(0.2, 0.1, 0.05), (0.2, 1 / 10.5, 0.05), (0.2, 1 / 11, 0.05)]
+    before = made(
+        *(replace(measured(*(steady(0, 1.0, gap, 11) for gap in gaps)), restart=number) for number, gaps in enumerate(starts))
+    )
+    faster = [replace(cell, samples=(steady(0, 1.0, 1 / 12, 11),)) for cell in before.cells]
+    (one,) = compare.compare(before, made(*faster), []).cells
+    assert (one.between, one.before, one.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
+    (alone,) = compare.compare(before, made(faster[0]), []).cells
+    assert (alone.between, alone.before, alone.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
+
+
+def test_what_is_unknown_in_both_is_said() -> None:
+    known = replace(ABOUT, machine=Machine(driver="580.1", gpus=()), served=Served(lock="b"))
+    receipts = made(measured(steady(0, 1.0, 0.1, 11)), about=known)
+    unknown = compare.compare(receipts, receipts, []).unknown
+    assert "machine.cuda" in unknown and "served.image" in unknown
+    assert not {"machine.driver", "machine.gpus", "served.lock"} & set(unknown)
+    every = compare.compare(made(*receipts.cells), made(*receipts.cells), []).unknown
+    assert compare.briefly(every) == "prompts_sha256, machine.*, served.*"
+    with pytest.raises(NotComparable, match=r"served\.lock: b / unknown"):
+        compare.compare(receipts, made(*receipts.cells), ["machine.driver", "machine.gpus"])
+
+
+# ---- circumstances
+
+
+def test_what_nvidia_smi_says_while_it_runs() -> None:
+    said = """0, 2617, 597.31, 71, 0x0000000000000004
+1, 300, [N/A], [N/A], [N/A]
+0, 2400, 601.00, 74, 0x0000000000000000
+0, 2500, 599.00, 73, 0x0000000000000021
+0, 26"""
+    found = clocks.understand(said)
+    assert found is not None
+    one, other = found
+    assert (one.gpu, one.looks, one.sm_mhz, one.watts, one.hottest) == (0, 3, (2400, 2500, 2617), (597.31, 599.0, 601.0), 74)
+    assert one.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3}
+    assert (other.sm_mhz, other.watts, other.hottest, other.slowed) == ((300, 300, 300), None, None, None)
+    assert clocks.lines(found)[1] == "GPU 1: SM 300 to 300 MHz, power unknown, heat unknown; slowed unknown"
+    assert "sw_power_cap (33% of a cell), sw_thermal_slowdown (33% of a cell)" in clocks.lines(found)[0]
+    assert clocks.understand("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
+
+
+def test_the_revision_of_a_downloaded_model(tmp_path: Path) -> None:
+    commit = "0123456789" * 4
+    assert circumstances.revision(tmp_path / "snapshots" / commit) == commit
+    beside = tmp_path / ".cache" / "huggingface" / "download"
+    beside.mkdir(parents=True)
+    assert circumstances.revision(tmp_path) is None
+    (beside / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
+    assert circumstances.revision(tmp_path) == commit
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
+)
+def test_only_of_this_machine_something_is_known(url: str, local: bool) -> None:
+    assert circumstances.is_local(url) is local
+    if not local:
+        assert circumstances.machine(url) == Machine()
 
 
 def test_workloads_lie_where_the_tool_looks() -> None:
