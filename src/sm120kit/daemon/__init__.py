@@ -75,6 +75,11 @@ class Daemon:
             bytes=found["Size"],
         )
 
+    def base_of(self, image: Image) -> Image | None:
+        """The base that an image's labels name, or None when they name none or it is not here."""
+        digest, name = (image.labels.get(f"org.opencontainers.image.base.{what}", "") for what in ("digest", "name"))
+        return self.inspect(f"{name}@{digest}" if name else digest) if digest else None
+
     def settings(self, reference: str) -> dict[str, Any]:
         """The settings with which a container of an image starts, by Docker's names for them.
 

@@ -96,7 +96,7 @@ def compare(first: Contents, second: Contents) -> Diff:
 
 def _contents(image: Image, daemon: Daemon, *, files: bool, base: bool) -> Contents:
     """What is in an image; without its files where they are not needed, and those of its base only where bases differ."""
-    below = daemon.inspect(label_of(image, BASE)) if base and label_of(image, BASE) else None
+    below = daemon.base_of(image) if base else None
     entries, recorded = _read(image, daemon) if files else ({}, {})
     return Contents(
         image,

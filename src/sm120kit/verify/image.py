@@ -178,7 +178,7 @@ def _outside(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple
     yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
     leaks = [step for step in daemon.history(image.id) if _SECRET.search(step)]
     yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
-    base = daemon.inspect(image.labels.get("org.opencontainers.image.base.digest", ""))
+    base = daemon.base_of(image)
     if base is None:
         yield Check("base", "base", Verdict.NOT_RUN, "the base image is not here"), {}
     else:
