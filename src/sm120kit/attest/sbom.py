@@ -46,12 +46,11 @@ def document(made: ImageContext, image: Image, digest: str) -> bytes:
         properties=_properties({"content": image.content, "platform": image.platform, "context": made.digest}),
     )
     parts = [_base(made), *map(_wheel, made.locked), *map(_ours, made.ours)]
-    serial = uuid.uuid5(_NAMESPACE, digest_of([made.digest, made.locked, made.ours, image.content, digest, tool.version]))
-    about = BomMetaData(component=root, tools=ToolRepository(components=[tool]))
-    bom = Bom(components=parts, serial_number=serial, metadata=about)
+    bom = Bom(components=parts, metadata=BomMetaData(component=root, tools=ToolRepository(components=[tool])))
     bom.register_dependency(root, parts)
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
-    del written["metadata"]["timestamp"]
+    del written["metadata"]["timestamp"], written["serialNumber"]
+    written["serialNumber"] = uuid.uuid5(_NAMESPACE, digest_of(written)).urn
     return record_json(written).encode()
 
 
