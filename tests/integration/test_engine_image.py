@@ -43,7 +43,7 @@ official = []
 [environment]
 python = "3.11"
 platforms = ["manylinux_2_35_x86_64"]
-requires = ["idna==3.20", "nvidia-cuda-runtime==13.0.96"]
+requires = ["vllm==0.0.1"]
 
 [env]
 GREETING = 'costs $5, "all" in'
@@ -64,7 +64,7 @@ def engine(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
     (closure,) = seed["closures"]
     seed["closures"] = [closure | {"wheels": wheels, "sha256": digest_of(wheels)}]
     environment = seed["recipe"]["environment"]
-    environment |= {"as_of": "", "requires": ["idna==3.20", "nvidia-cuda-runtime==13.0.96"]}
+    environment |= {"as_of": "", "requires": ["vllm==0.0.1"]}
     (recipes / "vllm-0.0.1.lock.json").write_text(record_json(seed))
     made = Place(place.state, data, place.socket, tmp_path_factory.mktemp("folder"))
     made.run("recipe", "lock", "flashinfer@0.6.6", "--offline")
