@@ -23,6 +23,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def arguments(session: nox.Session) -> None:
+    """Ask engines' own argument parsers about the configurations, and record what they know. Arguments name recipes."""
+    session.install("-e", ".")
+    session.run("python", "tests/arguments/collect.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
     session.install("-e", ".[cuda,torch,dev]")

@@ -296,6 +296,12 @@ class CannotMeasure(Sm120kitError):
     exit_code = 82
 
 
+class GpusTaken(Sm120kitError):
+    """A server that was launched before still has GPUs that are to be used."""
+
+    exit_code = 83
+
+
 class ServerUnreachable(Sm120kitError):
     """Nothing at the URL answers as an OpenAI-compatible server does."""
 

@@ -13,11 +13,11 @@ from sm120kit import checkpoint, delivery, doctor, explain, launch, process, rec
 from sm120kit.checkpoint import Checkpoint
 from sm120kit.daemon import Daemon
 from sm120kit.doctor import requirements
-from sm120kit.errors import NoSuchImage, NotHealthy, PortTaken, ServerDied
-from sm120kit.host import probe
+from sm120kit.errors import GpusTaken, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit.host import Launched, launcher, probe
 from sm120kit.launch import Ending, Fit, Outcome, Service
 from sm120kit.launch.render import PATIENCE_SECONDS
-from sm120kit.recipe import configuration
+from sm120kit.recipe import arguments, configuration
 from sm120kit.recipe.configuration import Configuration
 from sm120kit.records import Run, VerifiedImage
 from sm120kit.verify import image as checks
@@ -30,7 +30,8 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 class Prepared:
     """Everything that is known before a start. ``problems`` names doctor's findings that break or slow it.
 
-    ``published`` says that the image is named by its registry's digest, so that other hosts can have it.
+    ``published`` says that the image is named by its registry's digest, so that other hosts can have it. ``running`` are
+    servers that were launched before.
     """
 
     configuration: Configuration
@@ -40,6 +41,7 @@ class Prepared:
     service: Service
     problems: tuple[str, ...]
     published: bool
+    running: tuple[Launched, ...] = ()
 
 
 def prepare(name: str, model: Path, image: str, index: Path, port: int, root: Path, workspace: Workspace) -> Prepared:
@@ -47,11 +49,13 @@ def prepare(name: str, model: Path, image: str, index: Path, port: int, root: Pa
 
     Raises:
         UnknownName: no such configuration, or no recipe of its engine.
+        BadRecipe: a configuration that is not well-formed, or that the engine's argument parser refuses.
         NotVerified: the image did not pass its checks.
         Sm120kitError: whatever else does not fit; see :mod:`sm120kit.checkpoint` and :func:`sm120kit.launch.judge`.
     """
     wanted = configuration.load(name)
     engine = recipe.load_engine(wanted.engine)
+    arguments.require_known(wanted)
     found = checkpoint.read(model)
     host = probe(root)
     if image:
@@ -71,7 +75,7 @@ def prepare(name: str, model: Path, image: str, index: Path, port: int, root: Pa
     findings = doctor.diagnose(host, doctor.checks_for(wanted))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
     problems = tuple(finding.check for finding in findings if finding.verdict.impact in serious)
-    return Prepared(wanted, verified, found, fit, service, problems, not image)
+    return Prepared(wanted, verified, found, fit, service, problems, not image, host.launched)
 
 
 def manifest(prepared: Prepared) -> str:
@@ -104,10 +108,10 @@ def run(
 
     Raises:
         PortTaken: another server listens on the port.
+        GpusTaken: another one that was launched has the GPUs, perhaps one whose launcher was killed.
         ServerDied, NotHealthy: with what the log says about it.
     """
-    # A name of its own: nothing else is removed when it ends.
-    service = replace(prepared.service, name=f"{prepared.service.name}-{os.getpid()}")
+    service = own(prepared)
     if not launch.port_is_free(service.port):
         raise PortTaken(f"something listens on 127.0.0.1:{service.port} already", "stop it, or name another one with --port")
     if prepared.published:
@@ -124,6 +128,28 @@ def run(
         remove=("docker", "rm", "--force", service.name),
         work=work,
     )
+
+
+def own(prepared: Prepared) -> Service:
+    """The container with a name of its own, so that nothing else is removed when it ends, and labels by which it is found.
+
+    Raises:
+        GpusTaken: another server that was launched has one of its GPUs.
+    """
+    service = prepared.service
+    for other in prepared.running:
+        if set(other.gpus) & set(service.gpus):
+            gone = "" if other.attended else "; the sm120kit launch that started it is gone"
+            raise GpusTaken(
+                f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{gone}",
+                f"docker stop {other.name}",
+            )
+    labels = {
+        "sm120kit.configuration": prepared.configuration.name,
+        "sm120kit.gpus": ",".join(map(str, service.gpus)),
+        "sm120kit.launcher": launcher(),
+    }
+    return replace(service, name=f"{service.name}-{os.getpid()}", labels=labels)
 
 
 def serve(

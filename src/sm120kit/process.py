@@ -127,7 +127,7 @@ def started(
     """A program that runs beside this one while the block does, with all it says appended to ``log``.
 
     It is a process group of its own, which is ended with the block: SIGTERM, and SIGKILL after ``patience`` seconds. Whatever
-    it started and left behind in its group is ended too.
+    it started and left behind in its group is ended too. When this process is killed, the program itself gets SIGTERM.
 
     Raises:
         ToolchainMissing: there is no such program.
@@ -143,6 +143,7 @@ def started(
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         except FileNotFoundError as error:
             raise ToolchainMissing(f"program not found: {words[0]}", "install it or put it on PATH") from error

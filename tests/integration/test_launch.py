@@ -20,7 +20,9 @@ import pytest
 from model_folders import HYBRID, NVFP4, folder
 
 from sm120kit import launch, launching
-from sm120kit.errors import NotHealthy, NotVerified, PortTaken, ServerDied
+from sm120kit.errors import GpusTaken, NotHealthy, NotVerified, PortTaken, ServerDied
+from sm120kit.host import Launched as Running
+from sm120kit.host import probe
 from sm120kit.launch import Ending
 from sm120kit.launch.service import Mount
 from sm120kit.recipe import configuration
@@ -132,12 +134,17 @@ class Launched:
         return path.read_text()
 
 
+def launched_by(place: Path, port: int, wait: float, *argv: object) -> subprocess.Popen[bytes]:
+    """A launcher as a process of its own, for any command line."""
+    words = [sys.executable, "-c", DRIVER, place / "state", port, wait, *argv]
+    with (place / "talk").open("wb") as talk:
+        return subprocess.Popen(list(map(str, words)), stderr=talk, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+
+
 def start(place: Path, mode: str, seconds: float = 0.6, wait: float = 20) -> Launched:
     (place / "server.py").write_text(SERVER)
     port = free_port()
-    argv = [sys.executable, "-c", DRIVER, place / "state", port, wait, sys.executable, place / "server.py", port, seconds, mode]
-    with (place / "talk").open("wb") as talk:
-        child = subprocess.Popen(list(map(str, argv)), stderr=talk, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+    child = launched_by(place, port, wait, sys.executable, place / "server.py", port, seconds, mode)
     return Launched(child, place / "talk", place / "state", port)
 
 
@@ -199,6 +206,15 @@ def test_one_that_never_is_healthy(tmp_path: Path) -> None:
     assert launch.port_is_free(one.port)
 
 
+def test_a_server_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    one = start(tmp_path, "serve")
+    until(lambda: "healthy after" in one.said)
+    one.child.kill()
+    until(lambda: one.log.rstrip().endswith("goodbye"))
+    until(lambda: launch.port_is_free(one.port))
+    os.kill(worker_of(one), signal.SIGKILL)
+
+
 def test_one_that_will_not_stop_is_killed(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     port = free_port()
@@ -222,7 +238,8 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
         taken.listen()
         port = taken.getsockname()[1]
         service = launch.Service("s", "i", (), {}, (), (0,), 1, False, {}, port)
-        prepared = launching.Prepared(None, None, None, None, service, (), True)  # type: ignore[arg-type]
+        wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+        prepared = launching.Prepared(wanted, None, None, None, service, (), True)  # type: ignore[arg-type]
         with pytest.raises(PortTaken, match=str(port)):
             launching.run(prepared, tmp_path, None, wait_seconds=1, tell=print, progress=print)  # type: ignore[arg-type]
 
@@ -273,22 +290,28 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         service = launch.Service(
             "launched", image, ("/server", str(free_port())), {"HF_TOKEN": "hunter2"}, mounts, (0,), 1, False, limits, 0
         )
+        wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
         service = replace(service, port=int(service.argv[1]))
         verified = VerifiedImage(Image(image, "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})
         # This daemon has no network of its own and no GPUs; everything else is as launch says it.
-        argv = launch.docker_run(service, values=False)
-        at = argv.index("--gpus")
-        argv = (*argv[:at], "--network=host", *argv[at + 2 :])
+        ready = launching.Prepared(wanted, verified, None, None, service, (), published=False)  # type: ignore[arg-type]
+        owned = replace(launching.own(ready), name="launched")
+
+        def without_gpus(one: launch.Service) -> tuple[str, ...]:
+            argv = launch.docker_run(one, values=False)
+            at = argv.index("--gpus")
+            return (*argv[:at], "--network=host", *argv[at + 2 :])
+
+        argv = without_gpus(owned)
         told: list[str] = []
 
         def tell(line: str) -> None:
             told.append(line)
             if line.startswith("healthy"):
-                assert docker("ps", "--format", "{{.Names}}") == "launched"
+                assert probe().launched == (Running("launched", wanted.name, (0,), attended=True),)
                 os.kill(os.getpid(), signal.SIGTERM)
 
         workspace = Workspace(tmp_path / "state")
-        wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
         kept = launching.serve(
             wanted, verified, service, argv, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None
         )
@@ -314,12 +337,30 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         )
         assert kept.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is gone too"
 
+        killed = replace(owned, labels=owned.labels | {"sm120kit.launcher": "1.1"})
+        for mode in ((), ("stubborn",)):
+            words = (*without_gpus(killed)[:-1], *mode, service.argv[-1])
+            launcher = launched_by(tmp_path, service.port, 60, *words)
+            until(lambda: "healthy after" in (tmp_path / "talk").read_text())
+            launcher.kill()
+            launcher.wait()
+            if not mode:
+                until(lambda: docker("ps", "--all", "--quiet") == "")
+        left = Running("launched", wanted.name, (0,), attended=False)
+        assert probe().launched == (left,), "one that does not stop when it is asked to is found by its labels"
+        with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit launch that started it is gone") as taken:
+            launching.run(
+                replace(ready, running=(left,)), tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None
+            )
+        assert taken.value.hint == "docker stop launched"
+        docker("kill", "launched")
+        until(lambda: docker("ps", "--all", "--quiet") == "")
+
         folder(tmp_path / "model", HYBRID, NVFP4)
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
             launching.prepare(wanted.name, tmp_path / "model", image, tmp_path / "none", service.port, Path("/"), workspace)
-        prepared = launching.Prepared(wanted, verified, None, None, service, (), published=False)  # type: ignore[arg-type]
         with pytest.raises(ServerDied) as caught:
-            launching.run(prepared, tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None)
+            launching.run(ready, tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint
         assert docker("ps", "--all", "--quiet") == "", "what docker left of a failed start is removed"
 

@@ -18,6 +18,7 @@ from sm120kit.cli import app
 from sm120kit.errors import (
     BadIndex,
     DoesNotFit,
+    GpusTaken,
     HostUnreadable,
     MtpMissing,
     NoModel,
@@ -293,8 +294,19 @@ def test_documentation_has_the_exit_codes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
     rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
     kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
-    assert len(rows) == 13 and set(rows) <= set(kinds)
-    named = (UnknownName, NotVerified, WrongImage, BadIndex, NoModel, MtpMissing, TooFewGpus, DoesNotFit, HostUnreadable)
+    assert len(rows) == 14 and set(rows) <= set(kinds)
+    named = (
+        UnknownName,
+        NotVerified,
+        WrongImage,
+        BadIndex,
+        NoModel,
+        MtpMissing,
+        TooFewGpus,
+        DoesNotFit,
+        GpusTaken,
+        HostUnreadable,
+    )
     assert {str(kind.exit_code) for kind in named} <= set(rows)
 
 

@@ -68,11 +68,13 @@ def show(name: Name, json: Json = False) -> None:
 
 @app.command()
 def check(names: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG]...", help="All without one.")] = None) -> None:
-    """Validate configurations; every problem of a file in one error."""
-    from sm120kit.recipe import configuration
+    """Validate configurations; every problem of a file in one error. Arguments are held to the engine's own parser."""
+    from sm120kit.recipe import arguments, configuration
 
     for name in names or configuration.names():
-        console.data(f"ok {configuration.load(name).name}")
+        found = configuration.load(name)
+        arguments.require_known(found)
+        console.data(f"ok {found.name}")
 
 
 def _figure(one: Reference) -> str:

@@ -100,4 +100,19 @@ def cudart(host: Host) -> Verdict:
     return ok("no strange libcudart")
 
 
-CHECKS: tuple[Check, ...] = (toolkit, shm, ulimits, compat, cudart)
+@check("left-behind", "no server was left behind", Scope.GPU, "docker run manual: a container outlives a client that is killed")
+def left_behind(host: Host) -> Verdict:
+    left = [each for each in host.launched if not each.attended]
+    if left:
+        named = [f"{each.name} ({each.configuration}, GPU {', '.join(map(str, each.gpus))})" for each in left]
+        return problem(
+            Impact.BREAKS,
+            f"runs without the sm120kit launch that started it: {', '.join(named)}",
+            cause="that process was killed before it could stop its container",
+            consequence="the GPUs' memory is taken, and the next server does not find it",
+            fix=f"docker stop {' '.join(each.name for each in left)}",
+        )
+    return ok(f"{len(host.launched) or 'no'} containers of sm120kit launch")
+
+
+CHECKS: tuple[Check, ...] = (toolkit, left_behind, shm, ulimits, compat, cudart)

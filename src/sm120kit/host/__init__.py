@@ -1,7 +1,7 @@
 """Facts about this machine, no opinions: ``probe(root) -> Host``.
 
 Everything is read below a root directory, so that a recorded host can be looked at elsewhere; on the real one, ``/``,
-nvidia-smi is asked as well.
+nvidia-smi and docker are asked as well.
 """
 
 from __future__ import annotations
@@ -11,10 +11,26 @@ from pathlib import Path
 
 from sm120kit.errors import HostUnreadable
 from sm120kit.host import nvidia, pci, system
-from sm120kit.host.facts import Bridge, Container, Cpu, Driver, Errors, Gpu, Host, Link, Pair, PeerCache
+from sm120kit.host.facts import Bridge, Container, Cpu, Driver, Errors, Gpu, Host, Launched, Link, Pair, PeerCache
 from sm120kit.host.source import COMMANDS, Source
+from sm120kit.host.system import launcher
 
-__all__ = ["COMMANDS", "Bridge", "Container", "Cpu", "Driver", "Errors", "Gpu", "Host", "Link", "Pair", "PeerCache", "probe"]
+__all__ = [
+    "COMMANDS",
+    "Bridge",
+    "Container",
+    "Cpu",
+    "Driver",
+    "Errors",
+    "Gpu",
+    "Host",
+    "Launched",
+    "Link",
+    "Pair",
+    "PeerCache",
+    "launcher",
+    "probe",
+]
 
 
 def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
@@ -60,6 +76,7 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
         pairs=_pairs(source, gpus, list(said)),
         driver=nvidia.driver(source, version, cuda),
         container=system.container(source, total),
+        launched=system.launched(source),
         environment=values,
         names=names,
         settings={name: value for name, path in system.SETTINGS.items() if (value := source.text(path)) is not None},

@@ -131,6 +131,16 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """A container that ``sm120kit launch`` started and that runs. ``attended`` is false when that launcher is gone."""
+
+    name: str
+    configuration: str
+    gpus: tuple[int, ...]
+    attended: bool
+
+
+@dataclass(frozen=True)
 class PeerCache:
     """vLLM's remembered verdicts about P2P: ``"0->1"`` -> allowed."""
 
@@ -163,6 +173,7 @@ class Host:
     pairs: tuple[Pair, ...]
     driver: Driver
     container: Container
+    launched: tuple[Launched, ...]
     environment: dict[str, str]
     names: tuple[str, ...]
     settings: dict[str, str]

@@ -22,9 +22,15 @@ COMMANDS = {
     "nvidia-smi-compute-cap.csv": ("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
     "nvidia-smi-topo-m.txt": ("nvidia-smi", "topo", "-m"),
     "nvidia-smi-topo-p2p-r.txt": ("nvidia-smi", "topo", "-p2p", "r"),
+    "docker-ps.txt": (
+        "docker",
+        "ps",
+        "--filter=label=sm120kit.launcher",
+        '--format={{.Names}}\t{{.Label "sm120kit.configuration"}}\t{{.Label "sm120kit.gpus"}}\t{{.Label "sm120kit.launcher"}}',
+    ),
 }
 COMMAND_SECONDS = 30
-"""nvidia-smi never answers on a wedged GPU."""
+"""nvidia-smi never answers on a wedged GPU, docker not when its daemon hangs."""
 PIECE, MAX_BYTES = 16 << 10, 4 << 20
 
 

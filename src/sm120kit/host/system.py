@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
-from sm120kit.host.facts import Container, Cpu, PeerCache
+from sm120kit.host.facts import Container, Cpu, Launched, PeerCache
 from sm120kit.host.reduce import READ_VARIABLES
 from sm120kit.host.source import Source
 
@@ -111,6 +113,29 @@ def container(source: Source, memory_total: int | None) -> Container:
             if re.findall(r"\d+", path)[0] != path.rpartition("libcudart.so.")[2].split(".")[0]
         ),
     )
+
+
+def launched(source: Source) -> tuple[Launched, ...]:
+    """Containers that ``sm120kit launch`` started, by the labels that it gives them."""
+    if not _program(source, "docker"):
+        return ()
+    rows = re.findall(r"^(\S+)\t(\S*)\t([\d,]*)\t(\S+)$", source.said("docker-ps.txt") or "", re.MULTILINE)
+    return tuple(
+        Launched(name, config, tuple(map(int, filter(None, gpus.split(",")))), _birth(source, by.partition(".")[0]) == by)
+        for name, config, gpus, by in rows
+    )
+
+
+def launcher() -> str:
+    """This process, as the label of what it launches: its number and, as numbers are used again, when it was started."""
+    return _birth(Source(Path("/")), str(os.getpid()))
+
+
+def _birth(source: Source, pid: str) -> str:
+    """A running process as ``pid.start``, the start in clock ticks since boot (proc(5), stat field 22); "" when it is gone."""
+    path = f"/proc/{pid}/stat"
+    fields = (source.text(path) or "").rpartition(")")[2].split() if source.exists(path) else []
+    return f"{pid}.{fields[19]}" if fields else ""
 
 
 def _program(source: Source, name: str) -> bool:

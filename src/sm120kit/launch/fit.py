@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sm120kit.checkpoint import Checkpoint
 from sm120kit.errors import DoesNotFit, MtpMissing, TooFewGpus, WrongImage
@@ -157,7 +158,7 @@ def _kv_bytes(arguments: Sequence[str], model: Checkpoint) -> float:
 def _value(arguments: Sequence[str], *flags: str) -> str | None:
     """The value of the last of these flags, ``--flag value`` or ``--flag=value``."""
     found = None
-    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, after in pairwise([*arguments, ""]):
         if word in flags:
             found = after
         elif word.partition("=")[0] in flags:

@@ -22,6 +22,8 @@ def docker_run(service: Service, *, values: bool = True) -> tuple[str, ...]:
     argv += ["--ipc=host"] if service.ipc_host else [f"--shm-size={service.shm_gib}g"]
     for name, limit in service.ulimits.items():
         argv += ["--ulimit", f"{name}={limit}"]
+    for name, value in service.labels.items():
+        argv += ["--label", f"{name}={value}"]
     for name, value in service.environment.items():
         argv += ["--env", f"{name}={value}" if values else name]
     for mount in service.mounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit.errors import NoModel
@@ -32,7 +32,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class Service:
-    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on loopback."""
+    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on loopback.
+
+    ``labels`` are those of a container that launch itself starts.
+    """
 
     name: str
     image: str
@@ -44,6 +47,7 @@ class Service:
     ipc_host: bool
     ulimits: dict[str, int]
     port: int
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:

@@ -1,7 +1,8 @@
 """Synthetic hosts: a root tree of small files for each, as the kernel and nvidia-smi would show it.
 
 ``HOSTS`` has one entry per host: what differs from ``GOOD``, a workstation with two RTX PRO 6000 on root ports of their own,
-set up as it should be. ``build(name, root)`` writes the tree; ``<name>.txt`` beside this file is what doctor must find there.
+set up as it should be, or from the host that it is ``like``. ``build(name, root)`` writes the tree; ``<name>.txt`` beside this
+file is what doctor must find there.
 """
 
 from __future__ import annotations
@@ -134,18 +135,8 @@ HOSTS: dict[str, dict[str, Any]] = {
         "vendor_name": "NVIDIA",
     },
     "gb10-ready": {
-        "paths": ("pci000f:00/000f:00:00.0/000f:01:00.0",),
-        "product": "NVIDIA GB10",
-        "capability": "12.1",
-        "memory": "N/A",
-        "bar1": "N/A",
-        "limits": ("N/A", "N/A"),
-        "width": (1, 1),
-        "cpu": ("", None, "", ""),
-        "total": 122 << 20,
+        "like": "gb10",
         "available": 117 << 20,
-        "product_name": "NVIDIA_DGX_Spark",
-        "vendor_name": "NVIDIA",
         "files": ("/sys/fs/cgroup/system.slice/earlyoom.service/cgroup.procs",),
     },
     "no-gpu": {"paths": (), "nodes": (), "smi": False, "module": "", "registry": None, "hmm": None},
@@ -180,6 +171,9 @@ HOSTS: dict[str, dict[str, Any]] = {
             "/home/ann/.cache/flashinfer/0.6.3/120f/cached_ops/x.so",
             "/home/ann/.cache/flashinfer/0.6.6/120f/cached_ops/x.so",
             "/usr/bin/docker",
+            ("/commands/docker-ps.txt", "sm120kit-a-4711\ta\t0,1\t4711.99\nsm120kit-b-4712\tb\t0\t4712.99\n"),
+            ("/proc/4711/stat", "4711 (x y) S " + "0 " * 18 + "100 0"),
+            ("/proc/4712/stat", "4712 (x y) S " + "0 " * 18 + "99 0"),
         ),
     },
     "geforce-patched": {
@@ -246,7 +240,7 @@ HOSTS: dict[str, dict[str, Any]] = {
 
 def build(name: str, root: Path) -> Path:
     """Write a host's tree below ``root`` and return it."""
-    host = GOOD | HOSTS[name]
+    host = GOOD | HOSTS.get(HOSTS[name].get("like", ""), {}) | HOSTS[name]
 
     def put(path: str, content: str | bytes = "") -> None:
         place = root / path.lstrip("/")

@@ -1,0 +1,111 @@
+"""What an engine's own argument parser knows, and what it says to command lines; for a Python that has the engine's.
+
+``probe.py vllm|sglang`` reads ``{name: [argument, ...]}`` from stdin and writes ``{"options": [...], "answers": {name: text}}``
+to stdout; the text is empty for a command line that the parser accepts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.abc
+import importlib.machinery
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+Parse = Callable[[list[str]], object]
+STAND_INS = ("torchvision", "sgl_kernel", "flashinfer")
+"""Imported beside the parser, and not used by it: code for GPUs, or tied to another torch than the one for the CPU."""
+
+
+class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules of ``STAND_INS`` that are not installed: anything can be imported from them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] in STAND_INS:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return MagicMock(name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def vllm() -> tuple[argparse.ArgumentParser, Parse]:
+    """The parser of ``vllm serve``, with the checks of its values that come right after it."""
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    platforms._current_platform = CpuPlatform()  # without a GPU none is found, and defaults cannot be made
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.common import cli_args
+    except ModuleNotFoundError:  # before 0.33
+        from vllm.entrypoints.openai import api_server, cli_args
+
+        last = api_server.validate_api_server_args
+    else:
+        last = cli_args.validate_api_server_args
+    parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+
+    def parse(argv: list[str]) -> object:
+        found = parser.parse_args(argv)
+        cli_args.validate_parsed_serve_args(found)
+        last(found)
+        return found
+
+    return parser, parse
+
+
+def sglang() -> tuple[argparse.ArgumentParser, Parse]:
+    """The parser of ``sglang.launch_server``."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(prog="sglang.launch_server")
+    ServerArgs.add_cli_args(parser)
+    return parser, parser.parse_args
+
+
+def option(action: argparse.Action) -> dict[str, Any]:
+    """One option as JSON: its names, and what values it takes."""
+    kind = getattr(action.type, "__name__", "") if action.type else ""
+    choices = None if action.choices is None else sorted(map(str, action.choices))
+    return {"names": list(action.option_strings), "nargs": action.nargs, "type": kind, "choices": choices}
+
+
+def main() -> None:
+    engines = {"vllm": vllm, "sglang": sglang}
+    lines = json.load(sys.stdin)
+    sys.meta_path.append(StandIn())
+    with contextlib.redirect_stdout(sys.stderr):
+        parser, parse = engines[sys.argv[1]]()
+        answers = {name: answer(parse, argv) for name, argv in lines.items()}
+    options = [option(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    json.dump({"options": options, "answers": answers}, sys.stdout)
+
+
+def answer(parse: Parse, argv: list[str]) -> str:
+    """What the parser says to a command line when it refuses it."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parse(argv)
+    except SystemExit:
+        return said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()
