@@ -157,7 +157,7 @@ def _judgement(
             reasons += _reasons(cells)
         bound = _bound(wanted, one, receipt, measured.acceptance if measured else None, known)
         if measured is None and not any(difference.field in WITHOUT_RATE for difference in found):
-            found.append(Difference("rate", f"{one.value:g} tok/s", "too few chunks for one"))
+            found.append(Difference("rate", f"{one.value:g} tok/s", "none: too few chunks, or users who never decoded at once"))
         if measured and bound and measured.tok_s > bound.ceiling:
             allowed = f"at most {bound.ceiling:.0f} tok/s by the memory bandwidth"
             found.append(Difference("roofline", allowed, f"{measured.tok_s:.0f} tok/s, above what the memory bandwidth allows"))
