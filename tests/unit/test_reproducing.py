@@ -246,7 +246,7 @@ def test_every_field_that_differs_is_named(made: Receipt, field: str, published:
         machine(power_limits_watts=(None, 600.4)),
         given(BARE, gpu="2x RTX PRO 6000"),
         about(GOOD, model=f"/models/{A.model.repository.rpartition('/')[2]}"),
-        about(ALIEN, said={"version": "0.5.11"}),
+        about(ALIEN, said={"version": "0.5.11+cu130"}),
         given(ALIEN, engine="sglang-0.5.11"),
         given(GOOD, quantization="nvfp4"),
         served(argv=None),

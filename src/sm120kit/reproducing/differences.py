@@ -121,7 +121,7 @@ def _engine(wanted: Configuration, receipt: Receipt) -> Iterator[Difference]:
     about = receipt.circumstances
     engine = about.served.engine or about.given.get("engine")
     if engine is None and "version" in about.said:
-        if about.said["version"] != recipe.load_engine(wanted.engine).version:
+        if about.said["version"].partition("+")[0] != recipe.load_engine(wanted.engine).version:
             yield Difference("engine", wanted.engine, f"version {about.said['version']}")
     elif engine != wanted.engine:
         yield Difference("engine", wanted.engine, engine or UNKNOWN)
