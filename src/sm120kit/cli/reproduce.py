@@ -91,6 +91,7 @@ def reproduce_(
 
                 def cell_begins(cell: Cell, requests: int) -> Finished:
                     name = f"{cell.users} users, {cell.output_tokens} tokens"
+                    console.say(f"{name}: {requests} requests")
                     task = progress.add_task(name, total=requests)
                     return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
 
