@@ -165,6 +165,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: Site) -> None:
             "CUDA_HOME": str(cuda),
             "PYTHONPATH": f"{site.environment}{os.pathsep}{ours}",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1",
             "SM120KIT_GATE_DIR": str(gate.directory),
         },
         drop=[*user_settings(), *(name for name in os.environ if name.endswith("_SRC_DIR")), "LD_LIBRARY_PATH"],

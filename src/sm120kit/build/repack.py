@@ -13,9 +13,6 @@ from pathlib import Path
 
 from sm120kit.errors import BadArtifact
 
-NEVER = (1980, 1, 1, 0, 0, 0)
-"""The first moment that a zip member can have: wheels must not depend on when they are packed."""
-
 _CHUNK = 2**20
 
 
@@ -95,7 +92,7 @@ def _member_pieces(wheel: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[
 
 def _add(made: zipfile.ZipFile, place: str, content: Iterator[bytes], mode: int, compression: int) -> tuple[str, str, str]:
     """Write a member and return its row of RECORD."""
-    info = zipfile.ZipInfo(place, NEVER)
+    info = zipfile.ZipInfo(place)  # of 1980: wheels must not depend on when they are packed
     info.external_attr, info.compress_type = mode, compression
     digest, size = hashlib.sha256(), 0
     with made.open(info, "w") as file:
