@@ -86,9 +86,6 @@ def make_context(
     """
     require_pinned(base)
     text, scripts = _dockerfile(setup)
-    for wheel, path in [*locked, (INSTALLER, installer)]:
-        if file_sha256(path) != wheel.sha256:
-            raise HashMismatch(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", _EPOCH))
     built = tuple(_built(path) for path in ours)
     origin, version = built[0].origin, setup.version or built[0].wheel.version
@@ -131,6 +128,11 @@ def make_context(
     )
     with workspace.locked(f"image-{digest}"):
         if not (target / "context.json").is_file():
+            for wheel, path in [*locked, (INSTALLER, installer)]:
+                if file_sha256(path) != wheel.sha256:
+                    raise HashMismatch(
+                        f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again"
+                    )
             total = sum(path.stat().st_size for path in [*ours, *(path for _, path in locked)])
             require_disk(target, total, "the build context")
             with publish_directory(target) as beside:
