@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from sm120kit import image, registry
+from sm120kit.daemon import building
 from sm120kit.errors import BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
 from sm120kit.records import Check, Image, ImageContext, LockedWheel, PublishedImage, Verdict, VerifiedImage
 from sm120kit.verify import image as checks
@@ -247,3 +250,23 @@ def test_what_is_no_index(tmp_path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(BadIndex, match=words):
         registry.read_index(path)
+
+
+def test_a_context_goes_to_the_daemon_as_it_is_but_for_times_and_owners(tmp_path: Path) -> None:
+    content = {
+        "Dockerfile": b"FROM x\n",
+        f"locked/{'long-name-' * 20}.whl": b"x" * 1000,
+        "ours/empty": b"",
+        "cuda/block": bytes(512),
+    }
+    for name, data in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    first = b"".join(building.packed(tmp_path))
+    with tarfile.open(fileobj=io.BytesIO(first)) as archive:
+        found = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+        assert {name: file.read() for name, file in found.items() if file} == content
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    assert b"".join(building.packed(tmp_path)) == first

@@ -44,7 +44,7 @@ def _classic(
     image = ""
     with told("building"):
         answers = client.api.build(
-            fileobj=_packed(context),
+            fileobj=packed(context),
             custom_context=True,
             buildargs=dict(arguments),
             labels=dict(labels),
@@ -71,7 +71,7 @@ def _classic(
     return image
 
 
-def _packed(context: Path) -> Iterator[bytes]:
+def packed(context: Path) -> Iterator[bytes]:
     """A context as a tar stream: gigabytes that need not be written to disk here. Owners, modes and times are fixed."""
     for path in sorted(context.rglob("*")):
         member = tarfile.TarInfo(str(path.relative_to(context)))
