@@ -3,7 +3,7 @@
 A request's ``schedule`` says when: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, the first ``reasoning`` of them as reasoning; and ``fault`` what goes wrong. A chunk that is late
 does not delay the next: its due time stays. What a request does not say is as the server was started: ``max_tokens`` tokens, a
-chunk every ``INTERVAL`` seconds.
+chunk every ``INTERVAL`` seconds. With ``log`` in it, a line of that file gets the times at which it was asked and really sent.
 
 Run it: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK]]]]``; it prints its port. ``/health`` says that it is well.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from pathlib import Path
 
 MODEL = "schedule"
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
@@ -41,6 +43,7 @@ class Answer:
         self.tokens, self.per_chunk = int(schedule.get("tokens", 1)), int(schedule.get("per_chunk", 1))
         self.reasoning = int(schedule.get("reasoning", 0))
         self.word = str(schedule.get("word", "tok "))
+        self.log = str(schedule.get("log", ""))
 
     def send(self, body: bytes) -> None:
         if self.fault == "split":  # the worst cuts: every 7 bytes, through characters, CRLFs and chunk heads alike
@@ -58,12 +61,14 @@ class Answer:
         self.send(event({"role": "assistant", "content": ""}))
         clock = asyncio.get_running_loop().time
         due = clock() + self.first
+        asked, times = time.perf_counter(), []
         sent = 0
         while sent < self.tokens:
             await asyncio.sleep(max(0.0, due - clock()))
             count = min(self.per_chunk, self.tokens - sent)
             kind = "reasoning_content" if sent < self.reasoning else "content"
             self.send(event({kind: self.word * count}))
+            times.append(time.perf_counter())
             sent += count
             due += self.interval
             if self.fault == "comments":
@@ -89,7 +94,13 @@ class Answer:
         if self.fault != "no done":
             self.send(b"data: [DONE]\n\n")
         self.writer.write(b"0\r\n\r\n")
+        if self.log:  # a second later, when nobody waits for tokens
+            asyncio.get_running_loop().call_later(1, self.write, {"asked": asked, "sent": times})
         return True
+
+    def write(self, said: dict[str, object]) -> None:
+        with Path(self.log).open("a") as log:
+            log.write(json.dumps(said) + "\n")
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -62,8 +62,8 @@ class Launched:
         )
         mounts = (Mount(self.place / "models--a--b", "/model", True),)
         service = launch.Service("s", "sha256:1", (), dict(self.wanted.environment), mounts, (0,), 1, False, {}, self.port)
-        # The words after the interval are docker's, and nothing to this server: a name, and where the model is in a container.
-        server = (sys.executable, str(HERE / "schedule_server.py"), str(self.port), str(self.interval))
+        # What follows is docker's, and nothing to this server: a name, and where the model is in a container.
+        server = (sys.executable, str(HERE / "schedule_server.py"), str(self.port), str(self.interval), "0", "1")
         launching.serve(
             self.wanted,
             image,

@@ -210,6 +210,12 @@ def test_figures_of_a_cell() -> None:
     assert (got.ttft, got.ttft_p95) == (1.0, 2.0)
 
 
+def test_together_counts_parts_of_intervals_at_both_ends() -> None:
+    """Four users out of step, ten tokens each: whole chunks alone would make it a tenth less."""
+    cell = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), users=4)
+    assert receipt.summary(cell).total_tok_s == pytest.approx(40)
+
+
 def test_errors_are_counted_and_not_averaged() -> None:
     got = receipt.summary(measured(steady(0, 1.0, 0.1, 11), steady(0, 2.0, 9.0, 11, error="HTTP 500")))
     assert (got.requests, got.errors, got.tokens) == (2, 1, 11)

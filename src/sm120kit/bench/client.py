@@ -131,8 +131,14 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
     status, error = None, ""
     clock = time.perf_counter
     started = clock() - began
+
+    async def trace(event: str, info: dict[str, Any]) -> None:
+        nonlocal started
+        if event == "http11.send_request_headers.started":
+            started = clock() - began  # until here it waited for its connection, and for other users' requests
+
     try:
-        async with client.stream("POST", ask.path, json=ask.body) as response:
+        async with client.stream("POST", ask.path, json=ask.body, extensions={"trace": trace}) as response:
             status = response.status_code
             async for read in response.aiter_raw():
                 reads.append((clock() - began, read))

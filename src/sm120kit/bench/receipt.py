@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,9 +238,18 @@ def _together(samples: Sequence[Sample], users: int) -> float | None:
         return None
     tokens = 0.0
     for sample in samples:
-        inside = sum(begin < seconds <= end for seconds in sample.chunk_seconds)
+        inside = _chunks_until(sample, end) - _chunks_until(sample, begin)
         tokens += inside * (sample.completion_tokens or 0) / len(sample.chunk_seconds)
     return tokens / (end - begin)
+
+
+def _chunks_until(sample: Sample, seconds: float) -> float:
+    """Chunks that had come, and what part of the time to the next one had passed."""
+    times = sample.chunk_seconds
+    came = bisect_right(times, seconds)
+    if came in (0, len(times)):
+        return came
+    return came + (seconds - times[came - 1]) / (times[came] - times[came - 1])
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
