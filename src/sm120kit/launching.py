@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,14 +54,16 @@ def prepare(name: str, model: Path, image: str, index: Path, port: int, root: Pa
     """
     wanted = configuration.load(name)
     engine = recipe.load_engine(wanted.engine)
-    arguments.require_known(wanted)
+    arguments.require_released(wanted)
     found = checkpoint.read(model)
     host = probe(root)
     if image:
         verified = checks.verified(image, Daemon(), workspace)
         image_name = verified.image.id
     else:
-        entry = registry.find(wanted.engine, index, f"linux/{MACHINES.get(platform.machine(), platform.machine())}")
+        # An image of an engine is for one kind of machine. Which one a recorded host is, it does not say.
+        machine = engine.environment.platforms[0].split("_", 3)[3]
+        entry = registry.find(wanted.engine, index, f"linux/{MACHINES[machine]}")
         registry.require_passed(entry.verified)
         verified, image_name = entry.verified, f"{entry.repository}@{entry.digest}"
     devices = [

@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 
 Parse = Callable[[list[str]], object]
 STAND_INS = ("torchvision", "sgl_kernel", "flashinfer")
-"""Imported beside the parser, and not used by it: code for GPUs, or tied to another torch than the one for the CPU."""
+"""Imported by SGLang beside its parser, and not used by that: code for GPUs, or tied to a torch that is not for the CPU."""
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -69,6 +69,7 @@ def vllm() -> tuple[argparse.ArgumentParser, Parse]:
 
 def sglang() -> tuple[argparse.ArgumentParser, Parse]:
     """The parser of ``sglang.launch_server``."""
+    sys.meta_path.append(StandIn())
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser(prog="sglang.launch_server")
@@ -86,7 +87,6 @@ def option(action: argparse.Action) -> dict[str, Any]:
 def main() -> None:
     engines = {"vllm": vllm, "sglang": sglang}
     lines = json.load(sys.stdin)
-    sys.meta_path.append(StandIn())
     with contextlib.redirect_stdout(sys.stderr):
         parser, parse = engines[sys.argv[1]]()
         answers = {name: answer(parse, argv) for name, argv in lines.items()}

@@ -10,7 +10,7 @@ from sm120kit import console
 from sm120kit.cli.options import Json
 
 if TYPE_CHECKING:
-    from sm120kit.recipe.configuration import Reference
+    from sm120kit.recipe.configuration import Container, Reference
 
 app = typer.Typer(help="List, show and check configurations.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -55,6 +55,9 @@ def show(name: Name, json: Json = False) -> None:
         ("originally", item.original),
         ("arguments", " ".join(item.arguments)),
         *((f"environment {key}", value) for key, value in item.environment.items()),
+        ("container", _container(item.container)),
+        *[("host", f"no problem in {', '.join(item.host)}")][: len(item.host)],
+        *((f"refused by {item.engine}", f"{', '.join(one.arguments)}: {one.reason}") for one in [item.unreleased] if one),
         *(("ours", f"{one.field}: {one.reason}") for one in item.ours),
         *(("known to be bad", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in item.known_bad),
     ]
@@ -74,7 +77,14 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG]...
     for name in names or configuration.names():
         found = configuration.load(name)
         arguments.require_known(found)
-        console.data(f"ok {found.name}")
+        refused = f"; {found.engine} refuses {', '.join(found.unreleased.arguments)}" if found.unreleased else ""
+        console.data(f"ok {found.name}{refused}")
+
+
+def _container(one: Container) -> str:
+    shared = "--ipc=host" if one.ipc_host else f"{one.shm_gib} GiB of shared memory"
+    limits = [f"{name}={value}" for name, value in one.ulimits.items()]
+    return "; ".join([shared, *[f"ulimits {' '.join(limits)}"][: len(limits)], f"caches {' '.join(one.caches) or 'none'}"])
 
 
 def _figure(one: Reference) -> str:

@@ -65,18 +65,49 @@ def load(recipe: str) -> Arguments | None:
 
 
 def require_known(wanted: Configuration) -> None:
-    """Refuse a configuration with arguments that its engine's parser would refuse; one of an engine that was not asked passes.
+    """Refuse a configuration with arguments that its engine's parser would refuse, but for those that it says are unreleased.
+
+    One of an engine that was not asked passes.
 
     Raises:
         BadRecipe: which, and why.
     """
     known = load(wanted.engine)
-    why = refusal(known, wanted.arguments) if known else ""
+    why = refusal(known, released(wanted)) if known else ""
     if why:
         raise BadRecipe(
             f"{wanted.name}: the argument parser of {wanted.engine} refuses: {why}",
             f"correct its arguments; {place_of(wanted.engine)} has all options",
         )
+
+
+def require_released(wanted: Configuration) -> None:
+    """Refuse a configuration that its engine could not start with.
+
+    Raises:
+        BadRecipe: as :func:`require_known`, or it has arguments that are unreleased.
+    """
+    require_known(wanted)
+    if wanted.unreleased:
+        words = ", ".join(wanted.unreleased.arguments)
+        raise BadRecipe(
+            f"{wanted.engine} would refuse {words} of {wanted.name}: {wanted.unreleased.reason}",
+            "copy the configuration to a file, replace them there, and take out [unreleased]; its figures are those with them",
+        )
+
+
+def released(wanted: Configuration) -> tuple[str, ...]:
+    """A configuration's arguments without those that are unreleased."""
+    words = list(wanted.arguments)
+    for phrase in wanted.unreleased.arguments if wanted.unreleased else ():
+        part = phrase.split()
+        at = next((at for at in range(len(words)) if words[at : at + len(part)] == part), None)
+        if at is None:
+            raise BadRecipe(
+                f"{wanted.name}: unreleased.arguments: {phrase!r} is not in arguments", "write it as it stands there"
+            )
+        del words[at : at + len(part)]
+    return tuple(words)
 
 
 def refusal(known: Arguments, argv: Sequence[str]) -> str:

@@ -61,6 +61,13 @@ class Ours(Strict):
     reason: Text
 
 
+class Unreleased(Strict):
+    """Arguments of the publication that the engine as released refuses, as they stand in ``arguments``, and why."""
+
+    arguments: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
+    reason: Text
+
+
 class Speculation(Strict):
     """How the engine drafts tokens; ``draft_tokens`` at most in one step."""
 
@@ -105,6 +112,7 @@ class Configuration(Strict):
 
     ``engine`` names a recipe of an engine and ``original`` what the publication ran. ``arguments`` are those of the engine's
     server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must not be problems.
+    With ``unreleased`` it is a record of what was published: the engine as it is here would not start.
     """
 
     edition: Literal[1]
@@ -122,6 +130,7 @@ class Configuration(Strict):
     container: Container
     host: Words = ()
     ours: Annotated[tuple[Ours, ...], Field(strict=False)]
+    unreleased: Unreleased | None = None
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
 
