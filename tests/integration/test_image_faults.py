@@ -167,14 +167,12 @@ def test_the_base_is_found_by_name_and_digest(bench: Bench, classic: str, monkey
 
 def test_a_changed_file_is_found_and_has_no_cause(bench: Bench, classic: str) -> None:
     changed = tampered(bench, classic, f"echo '# changed' >> /{SITE}/idna/core.py && chmod 4755 /bin/sh; touch /usr/extra")
-    found = json.loads(bench.run("image", "diff", classic, changed, "--json", code=1).stdout)
-    real = {(one["path"], one["what"], one["cause"]) for one in found["differences"] if one["what"] != "time"}
-    assert real == {
-        (f"{SITE}/idna/core.py", "content", "unexplained"),
-        ("usr/bin/dash", "mode", "unexplained"),
-        ("usr/extra", "added", "unexplained"),
+    said = bench.run("image", "diff", classic, changed, code=1).stdout
+    assert {line for line in said.splitlines() if line.startswith("unexplained")} == {
+        f"unexplained: content {SITE}/idna/core.py: both were made from the same context",
+        "unexplained: mode usr/bin/dash: 755 -> 4755",
+        "unexplained: added usr/extra: both were made from the same context",
     }
-    assert "unexplained: added usr/extra" in bench.run("image", "diff", classic, changed, code=1).stdout
     bench.client.images.remove(changed, noprune=True)
 
 

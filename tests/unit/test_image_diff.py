@@ -188,6 +188,7 @@ def packed(members: dict[str, tuple[bytes, str, str]]) -> io.BytesIO:
         for path, (content, kind, link) in members.items():
             member = tarfile.TarInfo(path)
             member.type, member.size, member.linkname = kind.encode(), len(content), link
+            member.mode = 0o104755  # as some daemons write it, with the type of file in it
             archive.addfile(member, io.BytesIO(content))
     stream.seek(0)
     return stream
@@ -215,7 +216,8 @@ def test_a_file_system_is_read_as_a_stream() -> None:
     assert recorded == {f"{SITE}/idna/core.py": ("idna", "1.0", code), "opt/venv/bin/idna": ("idna", "1.0", "")}
     assert entries["usr/second"] == entries["usr/first"] and entries["usr/first"].content == code
     assert (entries["usr/python"].kind, entries["usr/python"].content) == ("link", "python3")
-    assert entries["opt"].kind == "directory" and not {"etc/hosts", "dev/null"} & {*entries}
+    assert (entries["opt"].kind, entries["opt"].mode) == ("directory", 0o4755)
+    assert not {"etc/hosts", "dev/null"} & {*entries}
 
 
 @pytest.mark.parametrize("words", [["flashinfer", "--nonsense"], ["--base", "x", "--nonsense"], ["build", "--nonsense"]])

@@ -68,7 +68,7 @@ def read(archive: tarfile.TarFile) -> tuple[dict[str, Entry], dict[str, tuple[st
             else:
                 content = _sha256(file)
         kind = "file" if member.isfile() else "directory" if member.isdir() else "link" if member.issym() else "device"
-        entries[path] = Entry(kind, content, member.mode, f"{member.uid}:{member.gid}", int(member.mtime))
+        entries[path] = Entry(kind, content, member.mode & 0o7777, f"{member.uid}:{member.gid}", int(member.mtime))
     return entries, recorded
 
 
