@@ -341,6 +341,7 @@ def test_reasons_of_the_host_and_what_is_not_as_published() -> None:
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
     assert any(line.startswith("ours, not published: engine") for line in report.caveats)
+    assert any(line.startswith("no released engine takes --fp4-gemm-backend b12x") for line in report.caveats)
 
 
 # ---- what is run

@@ -262,5 +262,7 @@ def _caveats(wanted: Configuration) -> Iterator[str]:
     yield f"originally: {wanted.original}"
     if wanted.model.why_unpinned:
         yield f"the model's revision is not pinned: {wanted.model.why_unpinned}"
+    if wanted.unreleased:
+        yield f"no released engine takes {', '.join(wanted.unreleased.arguments)}: {wanted.unreleased.reason}"
     for ours in wanted.ours:
         yield f"ours, not published: {ours.field}: {ours.reason}"
