@@ -71,8 +71,8 @@ def test_a_server_that_is_not_what_was_published(url: str, place: Path) -> None:
     assert differing["power limit"] == ("600 W", "300 W")
     assert differing["gpus"][0] == "2 x RTX PRO 6000 Blackwell"
     # The rate and the honest one are told all the same.
-    assert first["measured"]["tok_s"] == pytest.approx(1 / INTERVAL, rel=0.1)
-    assert first["honest"]["tok_s"] == pytest.approx(1 / INTERVAL, rel=0.1)
+    assert first["measured"]["tok_s"] == pytest.approx(1 / INTERVAL, rel=0.15)
+    assert first["honest"]["tok_s"] == pytest.approx(1 / INTERVAL, rel=0.3)  # half a second only
     many = next(one for one in said["judgements"] if one["reference"]["users"] == 32)
     assert [found["field"] for found in many["differences"]][-1] == "users"  # --quick measures one only
     assert any(line.startswith("config-gpus: ") for line in said["host"])
@@ -107,8 +107,12 @@ def test_verdicts_on_a_receipt(url: str, place: Path) -> None:
     text = (data_root() / "recipes" / "configurations" / f"{B}.toml").read_text()
     text = text.replace("Sehyo/Qwen3.5-397B-A17B-NVFP4", "some/model")
     receipt = edited(made, model="some/model")
-    for share, verdict, told in ((0.7, 0, "REPRODUCED"), (1.05, 0, "WITHIN"), (1.5, 95, "BELOW by")):
-        value = f"value = {share / INTERVAL:.1f}"
+    (place / f"{B}.toml").write_text(text)
+    _, output, _ = in_process(f"{B}.toml", "--receipt", receipt, "--json")
+    measured = json.loads(output)["judgements"][0]["measured"]["tok_s"]
+    assert 0.5 / INTERVAL < measured < 1.05 / INTERVAL
+    for share, verdict, told in ((0.99, 0, "REPRODUCED"), (1.05, 0, "WITHIN 4.8%"), (1.5, 95, "BELOW by 33.3%")):
+        value = f"value = {share * measured:.3f}"
         (place / f"{B}.toml").write_text(re.sub(r"value = 278.0\nhighest = 283.0", value, text))
         code, output, error = in_process(f"{B}.toml", "--receipt", receipt)
         assert (code, told in output) == (verdict, True), output + error
