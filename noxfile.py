@@ -32,6 +32,6 @@ def arguments(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
-    session.install("-e", ".[cuda,torch,dev]")
+    session.install("-e", ".[cuda,torch,docker,dev]")
     for script in session.posargs or ["tests/bench/commands.py"]:
         session.run("python", script)

@@ -1,0 +1,213 @@
+"""An image with sm120kit, and one of a Dockerfile that patches and compiles inside: at first, again, after a patch changed.
+
+    python tests/bench/image_build.py [DIRECTORY]
+
+Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and fetch nothing; both run on one
+daemon that is started here. The patch that changes adds a comment to a header that the module's kernels include. Needs root,
+docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+import containers  # noqa: E402
+
+from sm120kit import delivery, image, sources  # noqa: E402
+from sm120kit.workspace import Workspace  # noqa: E402
+
+CLOSURE = ROOT / "tests" / "integration" / "image_closure.json"
+HEADER = "csrc/nv_internal/tensorrt_llm/kernels/quantization.cuh"
+TINY = """
+[groups.tiny]
+summary = "the smallest module"
+modules = ["fp4_quantization_120f"]
+"""
+NAIVE = """\
+FROM base:test AS installed
+COPY cuda/ /usr/local/cuda/
+RUN cd /usr/local/cuda && ln -s lib lib64 && ln -s libcudart.so.13 lib/libcudart.so && mkdir lib/stubs \\
+ && echo | g++ -shared -x c++ - -o lib/stubs/libcuda.so
+COPY wheels/ /wheels/
+RUN python3 -m venv --without-pip /opt/venv && PYTHONPATH=$(echo /wheels/pip-*.whl) /opt/venv/bin/python -m pip install \\
+  --quiet --no-index --no-deps $(ls /wheels/*.whl | grep -v /pip-)
+COPY flashinfer.tar.gz edit.sh /src/
+RUN cd /src && tar -xzf flashinfer.tar.gz --strip-components=1 && sh edit.sh \\
+ && PYTHONPATH=$(echo /wheels/pip-*.whl) /opt/venv/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation .
+FROM installed
+ENV CUDA_HOME=/usr/local/cuda FLASHINFER_CUDA_ARCH_LIST=12.0f PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/bin:/bin
+RUN python -c "from flashinfer.jit.fp4_quantization import gen_fp4_quantization_sm120f_module as module; module().build(False)"
+"""
+PATCH = """\
+From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+From: sm120kit developers <dev@sm120kit.invalid>
+Date: Sat, 21 Nov 2026 09:00:00 +0000
+Subject: quantization: a comment
+
+So that something changes.
+
+Applies-To: flashinfer >=0.6.6,<0.6.7
+Upstream-Status: Inappropriate [for a measurement]
+Origin: tests/bench/image_build.py
+Matters-For: nobody
+No-Effect-For: all
+Probe: flags fp4_quantization_120f
+Evidence: tests/bench/image_build.py
+Drop-When: now
+
+diff --git a/{path} b/{path}
+index {before}..{after} 100644
+--- a/{path}
++++ b/{path}
+@@ -1,3 +1,4 @@
++// {text}
+{lines}
+"""
+
+
+def main() -> None:
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as scratch:
+        for line in measured(Path(scratch)):
+            print(line, flush=True)
+
+
+def measured(scratch: Path) -> list[str]:
+    data, naive, sdist, fetched = prepared(scratch)
+    with containers.dockerd(scratch / "d") as running:
+        environment = {**os.environ, "DOCKER_HOST": running.socket, "SM120KIT_DATA": str(data), "CUDA_HOME": str(toolkit())}
+        client = connected(running.socket)
+        packed = containers.debian(scratch, "g++")
+        base = json.loads(client.api.import_image_from_file(str(packed), repository="base", tag="test").splitlines()[-1])[
+            "status"
+        ]
+        words = ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", str(CLOSURE), "--offline"]
+        state = scratch / "state"
+        shutil.copytree(fetched, state / "downloads")
+
+        def ours() -> str:
+            environment["SM120KIT_STATE"] = str(state)
+            return said([sys.executable, "-m", "sm120kit", *words], environment)
+
+        def theirs() -> str:
+            return str(client.images.build(path=str(naive), network_mode="none", rm=True)[0].id)
+
+        rows = []
+        before: dict[str, str] = {}
+        for what in ("the first build", "nothing changed", "one patch changed"):
+            if what == "one patch changed":
+                changed(data, naive, sdist)
+            row = [what]
+            for name, build in (("sm120kit", ours), ("naive", theirs)):
+                took, made = timed(build)
+                row.append(f"{took:7.1f} s  {new_bytes(client, made, before.get(name)) / 2**20:6.0f} MiB new")
+                before[name] = made
+            rows.append("   ".join(row))
+        return [
+            f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+            "                   sm120kit              naive",
+            *rows,
+        ]
+
+
+def prepared(scratch: Path) -> tuple[Path, Path, Path, Path]:
+    """Recipes with the tiny group, the naive build's context, the sdist, and what sm120kit finds downloaded."""
+    data = scratch / "data"
+    for name in ("recipes", "patches", "cutlass_overrides", "dockerfiles"):
+        shutil.copytree(ROOT / name, data / name)
+    with (data / "recipes" / "engines" / "flashinfer-0.6.6.toml").open("a") as recipe:
+        recipe.write(TINY)
+    (data / "recipes" / "engines" / "flashinfer-0.6.6.lock.json").unlink()
+    state = scratch / "fetched"
+    environment = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
+    said([sys.executable, "-m", "sm120kit", "build", "flashinfer@0.6.6", "--to", "fetch"], environment)
+    wheels = (*delivery.read_closure(CLOSURE).wheels, image.INSTALLER)
+    naive = scratch / "naive"
+    (naive / "wheels").mkdir(parents=True)
+    for wheel in sources.wheelhouse(wheels, Workspace.open(state), mirror=None, offline=False):
+        shutil.copyfile(wheel, naive / "wheels" / wheel.name)
+    (sdist,) = state.rglob("flashinfer_python-0.6.6.tar.gz")
+    shutil.copyfile(sdist, naive / "flashinfer.tar.gz")
+    shutil.copytree(
+        toolkit(), naive / "cuda", ignore=shutil.ignore_patterns("libcublas*", "libnvrtc*", "libcurand*", "libnvblas*")
+    )
+    (naive / "edit.sh").write_text(edit("as it was"))
+    (naive / "Dockerfile").write_text(NAIVE)
+    shutil.move(state / "downloads", scratch / "downloads")
+    shutil.rmtree(state)
+    return data, naive, naive / "flashinfer.tar.gz", scratch / "downloads"
+
+
+def toolkit() -> Path:
+    """The CUDA compiler of this environment's wheels."""
+    import nvidia
+
+    (home,) = (Path(place) / "cu13" for place in nvidia.__path__ if (Path(place) / "cu13" / "bin" / "nvcc").is_file())
+    return home
+
+
+def edit(text: str) -> str:
+    return f"sed -i '1i // {text}' {HEADER}\n"
+
+
+def changed(data: Path, naive: Path, sdist: Path) -> None:
+    """One patch more in the series, one line more in the header; and the same by sed."""
+    import tarfile
+
+    with tarfile.open(sdist) as archive:
+        (member,) = (one for one in archive if one.name.endswith(f"/{HEADER}"))
+        file = archive.extractfile(member)
+        assert file is not None
+        content = file.read()
+    text = "it changed"
+    ids = [hashlib.sha1(b"blob %d\0" % len(one) + one).hexdigest() for one in (content, b"// it changed\n" + content)]
+    lines = "\n".join(f" {line}" for line in content.decode().splitlines()[:3])
+    patch = PATCH.format(path=HEADER, before=ids[0], after=ids[1], text=text, lines=lines)
+    (data / "patches" / "flashinfer" / "comment.patch").write_text(patch)
+    with (data / "patches" / "flashinfer" / "series").open("a") as series:
+        series.write("comment\n")
+    (naive / "edit.sh").write_text(edit(text))
+
+
+def timed(build: Callable[[], str]) -> tuple[float, str]:
+    started = time.monotonic()
+    made = build()
+    return time.monotonic() - started, made
+
+
+def said(argv: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout.strip()
+
+
+def connected(socket: str) -> Any:
+    import docker
+
+    return docker.DockerClient(base_url=socket, timeout=3600)
+
+
+def new_bytes(client: Any, made: str, before: str | None) -> int:
+    """Unpacked bytes of the layers that ``before`` does not have: what a host that has ``before`` pulls."""
+    known = set(client.images.get(before).attrs["RootFS"]["Layers"]) if before else set()
+    layers = client.images.get(made).attrs["RootFS"]["Layers"]
+    sizes = [step["Size"] for step in reversed(client.api.history(made)) if step["Size"]]
+    assert len(sizes) == len(layers), "a layer without bytes, or a step without layer"
+    return sum(size for layer, size in zip(layers, sizes, strict=True) if layer not in known)
+
+
+if __name__ == "__main__":
+    main()
