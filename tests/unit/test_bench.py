@@ -308,6 +308,8 @@ def test_what_is_unknown_in_both_is_said() -> None:
     assert not {"machine.driver", "machine.gpus", "served.lock"} & set(unknown)
     every = compare.compare(made(*receipts.cells), made(*receipts.cells), []).unknown
     assert compare.briefly(every) == "prompts_sha256, machine.*, served.*"
+    known_after = compare.compare(made(*receipts.cells), receipts, ["machine.driver", "machine.gpus", "served.lock"])
+    assert known_after.differ["machine.driver"] == ("unknown", "580.1") and "machine.driver" not in known_after.unknown
     with pytest.raises(NotComparable, match=r"served\.lock: b / unknown"):
         compare.compare(receipts, made(*receipts.cells), ["machine.driver", "machine.gpus"])
 
