@@ -1,7 +1,7 @@
 """vLLM loads its extensions, uses our FlashInfer and takes the arguments of our configurations.
 
-Without a GPU vLLM finds no platform and refuses to say anything. So it is told to take the platform that it takes on a GPU of
-NVIDIA's, which its own ``vllm bench`` does with another one.
+Without a GPU vLLM finds no platform and refuses to say anything, so it is told which to take: for its parser that for GPUs of
+NVIDIA; for its command line, which would ask the GPU for its capability, the one that its own ``vllm bench`` takes then.
 """
 
 import importlib
@@ -15,8 +15,8 @@ START = """
 import sys
 from vllm import platforms
 if platforms.current_platform.is_unspecified():
-    from vllm.platforms.cuda import CudaPlatform
-    platforms.current_platform = CudaPlatform()
+    from vllm.platforms.cpu import CpuPlatform
+    platforms.current_platform = CpuPlatform()
 sys.argv[0] = "vllm"
 from vllm.entrypoints.cli.main import main
 main()
