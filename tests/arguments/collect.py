@@ -31,7 +31,7 @@ CONTROL = "an option that no engine has"
 TORCH = "torch==2.13.0"
 HEAVY = re.compile(
     r"nvidia-|cuda-|torch|flash|b12x|quack|tilelang|tokenspeed|sglang-kernel|vllm$|sglang$|numba|llvmlite|opencv|scipy|pyarrow"
-    r"|datasets|pandas|soundfile|timm|modelscope|decord|av$|supervisor|py-spy|kernels|networkx"
+    r"|datasets|pandas|soundfile|timm|modelscope|decord|av$|supervisor|py-spy|kernels|networkx|airportsdata"
 )
 """Distributions with code for GPUs, large ones that no parser imports, and what comes with torch."""
 
