@@ -38,6 +38,7 @@ from sm120kit.workspace import Workspace, write_record
 
 HOSTS = runpy.run_path(str(Path(__file__).parent / "hosts" / "build.py"))
 FOUR, SPARK = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000", "qwen3.5-122b-int4-1x-dgx-spark"
+SPARK_ENGINE = "vllm-0.33.0-spark"
 DIGEST = "sha256:" + "d" * 64
 GPUS = [launch.Device(number, "RTX PRO 6000", 97887 << 20) for number in range(4)]
 VERIFIED = VerifiedImage(
@@ -174,6 +175,7 @@ def test_what_fits_is_told(model: Path) -> None:
     assert any("60.0 GB on each GPU" in line for line in fit.lines())
     assert judge(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 64
     assert judge(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).room_tokens is None
+    assert judge(model, wanted=configuration.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
     odd = judge(model, model=replace(big, attention=None, why_not_plain="it keeps a compressed KV cache (MLA)"))
     assert odd.kv_bytes_per_token is None and "MLA" in odd.lines()[2]
 
@@ -233,6 +235,17 @@ def test_print(words: list[str]) -> None:
     for line in ("16 elements per scale", "2 MTP tensors", "GPUs     0, 1, 2, 3", "unverified on SM120", "doctor   "):
         assert line in said.stderr
     assert CliRunner().invoke(app, ["launch", FOUR, *words]).exit_code == 2, "a recorded host starts nothing"
+
+
+def test_a_spark_is_planned_on_any_machine(model: Path, tmp_path: Path) -> None:
+    """Its engine's image is for aarch64, wherever the plan is made."""
+    spark = replace(VERIFIED, image=replace(VERIFIED.image, platform="linux/arm64", labels={"sm120kit.recipe": SPARK_ENGINE}))
+    entry = PublishedImage("r.example/vllm", "t", DIGEST, SPARK_ENGINE, "b" * 64, spark)
+    write_record(tmp_path / "images.json", Index(FORMAT, (entry,)))
+    root = HOSTS["build"]("gb10-ready", tmp_path / "host")
+    options = ["--model", model, "--root", root, "--index", tmp_path / "images.json", "--state", tmp_path / "state", "--print"]
+    said = CliRunner().invoke(app, ["launch", SPARK, *map(str, options)])
+    assert said.exit_code == 0 and f"r.example/vllm@{DIGEST} serve /model" in said.stdout, said.output
 
 
 def test_files(words: list[str], tmp_path: Path) -> None:
