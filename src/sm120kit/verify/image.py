@@ -176,7 +176,8 @@ def _outside(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple
     limit = SIZE_LIMIT_BYTES.get(expected.kind, 0)
     size = f"{image.bytes / 2**20:.0f} MiB"
     yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
-    leaks = [step for step in daemon.history(image.id) if _SECRET.search(step)]
+    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"  # of which one may be called tokenizers
+    leaks = [step for step in daemon.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
     yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
     base = daemon.base_of(image)
     if base is None:

@@ -68,7 +68,7 @@ def check_files(expected):
         for file in distribution.files:
             path = Path(os.path.normpath(SITE / file))
             listed.add(path)
-            if file.hash is None:
+            if file.hash is None or "__pycache__" in path.parts:  # bytecode is compared with its source instead
                 continue
             try:
                 found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
