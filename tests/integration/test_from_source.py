@@ -280,13 +280,10 @@ def test_one_module_is_replaced_and_the_wheel_says_so(engine: Engine, wheel: Pat
 def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine: Engine, wheel: Path, tmp_path: Path) -> None:
     state = tmp_path / "another" / "state"
     build = subprocess.Popen(engine.words(), env=engine.surroundings(state), start_new_session=True, stderr=subprocess.DEVNULL)
-    objects: list[Path] = []
-    while not objects and build.poll() is None:
+    while build.poll() is None and not any("host.cpp.o" in log.read_text() for log in state.glob("work/*/.ninja_log")):
         time.sleep(0.02)
-        objects = list(state.glob("work/*/CMakeFiles/_tiny.dir/csrc/host.cpp.o"))
     build.send_signal(signal.SIGTERM)
-    build.wait(timeout=20)
-    assert build.returncode != 0 and objects
+    assert build.wait(timeout=20) == -signal.SIGTERM
     (work,) = state.glob("work/*")
     assert not list(state.glob("build/vllm/*"))
     deadline = time.monotonic() + 10
@@ -296,7 +293,7 @@ def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine:
     done = engine.build(state)
     second = Path(done.stdout.strip())
     log = (second.parent / "logs" / "compile.log").read_text()
-    assert "device.cu.o" in log and "host.cpp.o" not in log.replace("Linking", ""), "what was compiled is not compiled again"
+    assert "device.cu.o" in log and "host.cpp.o" not in log, "what was compiled is not compiled again"
     assert second.read_bytes() == wheel.read_bytes()
 
 

@@ -126,7 +126,9 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: Site) -> None:
         "CMAKE_CXX_COMPILER": tools.host_compiler,
         "CMAKE_CUDA_COMPILER": str(cuda / "bin" / "nvcc"),
         "CMAKE_CUDA_HOST_COMPILER": tools.host_compiler,
-        "CMAKE_CUDA_COMPILER_LAUNCHER": f"{sys.executable};-m;sm120kit.memory",
+        **dict.fromkeys(
+            ("CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER"), f"{sys.executable};-m;sm120kit.memory"
+        ),
         # Where __FILE__ shows a path, it is to be the same in every directory.
         "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={work}=.",
         "CMAKE_CUDA_FLAGS": f"-Xcompiler=-ffile-prefix-map={work}=.",
