@@ -52,7 +52,7 @@ def collect(name: str, wanted: list[configuration.Configuration], scratch: Path)
         archive.extractall(scratch / "engine", [each for each in archive.namelist() if not each.endswith(".so")])
     python = environment(scratch, [f"{one.name}=={one.version}" for one in wheels.values() if not HEAVY.match(one.name)])
     lines = {one.name: command_line(one, engine, scratch) for one in wanted}
-    lines[CONTROL] = [*next(iter(lines.values()), []), "--no-such-option"]
+    lines[CONTROL] = [*(["--model-path"] if engine.engine == "sglang" else []), "/model", "--no-such-option"]
     done = subprocess.run(
         [python, Path(__file__).with_name("probe.py"), engine.engine],
         input=json.dumps(lines),

@@ -308,7 +308,8 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         def tell(line: str) -> None:
             told.append(line)
             if line.startswith("healthy"):
-                assert probe().launched == (Running("launched", wanted.name, (0,), attended=True),)
+                # A server may answer before the daemon has noted that its container runs.
+                until(lambda: probe().launched == (Running("launched", wanted.name, (0,), attended=True),))
                 os.kill(os.getpid(), signal.SIGTERM)
 
         workspace = Workspace(tmp_path / "state")
