@@ -191,6 +191,19 @@ def test_files_are_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
         base.check_bytecode({})
 
 
+def test_a_file_of_two_wheels_is_that_of_one_of_them(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    other = site / "two-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: Two\nVersion: 1.0\n")
+    (other / "RECORD").write_text(f"one.py,sha256={'A' * 43},9\ntwo-1.0.dist-info/METADATA,,\ntwo-1.0.dist-info/RECORD,,\n")
+    said = base.check_files({})["several wheels bring"]
+    assert said.startswith("one.py of ") and "One 1.0" in said and "Two 1.0" in said
+    (site / "one.py").write_text("ONE = 2\n")
+    with pytest.raises(AssertionError, match="is not the file of"):
+        base.check_files({})
+
+
 def test_owners_are_root_and_nobody_else_writes(tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     base, site = tree
     if os.getuid() != 0:

@@ -61,30 +61,36 @@ def check_versions(expected):
 
 
 def check_files(expected):
-    """Every installed file is the one that its wheel's RECORD names, by hash, and there is no other."""
-    listed = set()
-    wrong = []
+    """Every installed file is the one that its wheel's RECORD names, by hash, and there is no other.
+
+    Wheels that do not know each other may bring a file of the same name; then it is that of one of them, and named.
+    """
+    claims = {}
     for distribution in metadata.distributions(path=[str(SITE)]):
         for file in distribution.files:
-            path = Path(os.path.normpath(SITE / file))
-            listed.add(path)
-            if file.hash is None or "__pycache__" in path.parts:  # bytecode is compared with its source instead
-                continue
-            try:
-                found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
-            except OSError as error:
-                wrong.append(f"{path}: {error.strerror}")
-                continue
-            if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
-                wrong.append(f"{path} is not the file of {distribution.metadata['Name']} {distribution.version}")
+            claims.setdefault(Path(os.path.normpath(SITE / file)), []).append((distribution, file.hash))
+    wrong, shared = [], []
+    for path, claimed in claims.items():
+        hashes = [hash_ for _, hash_ in claimed if hash_ is not None]
+        owners = " and ".join(f"{one.metadata['Name']} {one.version}" for one, _ in claimed)
+        try:
+            found = [base64.urlsafe_b64encode(hashlib.new(one.mode, path.read_bytes()).digest()).rstrip(b"=") for one in hashes]
+        except OSError as error:
+            wrong.append(f"{path}: {error.strerror}")
+            continue
+        same = [one.value == text.decode() for one, text in zip(hashes, found, strict=True)]
+        if same and not any(same):
+            wrong.append(f"{path} is not the file of {owners}")
+        elif not all(same):
+            shared.append(f"{path.name} of {owners}")
     for folder, folders, files in os.walk(PREFIX):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in files:
             path = Path(folder, name)
-            if path not in listed and not VENV_FILES.match(str(path.relative_to(PREFIX))):
+            if path not in claims and not VENV_FILES.match(str(path.relative_to(PREFIX))):
                 wrong.append(f"{path} belongs to no wheel")
     assert not wrong, f"{len(wrong)}: " + "; ".join(wrong[:5])
-    return {"checked files": str(len(listed))}
+    return {"checked files": str(len(claims)), "several wheels bring": "; ".join(shared) or "nothing"}
 
 
 def check_bytecode(expected):
