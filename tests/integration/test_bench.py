@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sm120kit.bench import choose_model, client
+from sm120kit.bench import choose_model, client, run, workload
 from sm120kit.bench.client import Ask
+from sm120kit.bench.receipt import Receipt, summary
 from sm120kit.bench.sample import Sample
 from sm120kit.errors import ServerUnreachable, WrongModel
 
@@ -136,8 +139,35 @@ def test_an_interrupted_run_keeps_what_it_measured(url: str, tmp_path: Path) -> 
     kept = json.loads((tmp_path / "receipt.json").read_text())
     assert running.returncode == 130
     assert not kept["complete"]
-    assert 1 <= len(kept["cells"]) < 4
+    assert 1 <= len(kept["cells"]) <= 4 and len(kept["cells"][0]["samples"]) == 400
+    assert not any(sample["error"] for cell in kept["cells"] for sample in cell["samples"]), "an interrupt is no error"
     assert "partial" in sm120kit("bench", "show", "receipt.json", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("after", [0.001, 0.004, 0.01])
+def test_requests_of_an_interrupted_cell_that_had_ended_are_kept(url: str, tmp_path: Path, after: float) -> None:
+    """The signal comes anywhere, most likely while a connection is read: asyncio would take what it raises for that one's."""
+    (tmp_path / "slow.toml").write_text(
+        'summary = "x"\nprompts = ["a"]\nusers = [4]\noutput_tokens = [9]\nrequests_per_user = 900\nwarmup_requests = 0\n'
+    )
+    kept: list[Receipt] = []
+    ended = 0
+
+    def one() -> None:
+        nonlocal ended
+        ended += 1
+        if ended == 50:
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    asked = workload.load(str(tmp_path / "slow.toml"))
+    with pytest.raises(KeyboardInterrupt):
+        run(url, "schedule", asked, seed=0, given={}, keep=kept.append, cell_begins=lambda cell, requests: one)
+    (made,) = kept
+    (cell,) = made.cells
+    assert (made.complete, cell.complete) == (False, False)
+    assert 50 <= len(cell.samples) == ended < 3600 and not any(sample.error for sample in cell.samples)
+    assert summary(cell).tokens == 9 * ended
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_bad_input(url: str, tmp_path: Path) -> None:

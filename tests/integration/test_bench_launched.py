@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -16,10 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from sm120kit import launch, launching, measuring
 from sm120kit.bench import compare, receipt, workload
 from sm120kit.bench.receipt import Receipt
+from sm120kit.cli import bench
 from sm120kit.errors import BadReceipt, NotComparable, ServerDied
 from sm120kit.launch.service import Mount
 from sm120kit.recipe import configuration
@@ -104,6 +107,33 @@ def test_each_restart_is_a_server_of_its_own_and_the_receipt_says_which(tmp_path
     # Compared with itself: the spread is that between the starts.
     (first, second) = compare.compare(made, made, []).cells
     assert (first.between, second.between) == ("starts", "starts") and first.beyond_spread is False
+
+
+def test_the_command_launches_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the container, which needs a GPU: where launch would run docker, the server is a process."""
+    one = Launched(tmp_path, free_port())
+    folder = tmp_path / "models--a--b"
+    asked: list[object] = []
+
+    def prepare(*words: object) -> launching.Prepared:
+        asked.extend(words[:5])
+        return launching.Prepared(one.wanted, None, None, None, None, (), True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launching, "prepare", prepare)
+    monkeypatch.setattr(launching, "run", lambda prepared, index, workspace, *, work, **rest: one.start(work))
+    monkeypatch.chdir(tmp_path)
+    words = ["run", CONFIGURATION, "--checkpoint", str(folder), "-w", "mine.toml", "--restarts", "1", "--port", "4711"]
+    ran = CliRunner().invoke(bench.app, [*words, "--plot", "-", "--state", str(tmp_path / "state")])
+    assert ran.exit_code == 0, ran.output
+    assert asked == [CONFIGURATION, folder, "", Path("images.json"), 4711]
+    made = receipt.read(tmp_path / "receipt.json")
+    assert made.complete and made.circumstances.served.configuration == CONFIGURATION
+    assert sorted((cell.restart, cell.users) for cell in made.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert re.search(r"users +output +context +restart", ran.output) and "[4/4]" in ran.output
+    assert f"served.lock: {'b' * 64}" in ran.output and "tok/s together by users" in ran.output
+    for option in (["--model", "x"], ["--run", "x.json"]):
+        refused = CliRunner().invoke(bench.app, [*words, *option])
+        assert refused.exit_code == 2 and "is for a server that runs already" in refused.output
 
 
 def test_a_difference_between_starts_is_within_the_spread(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench.sample import Sample, understand
@@ -97,7 +100,8 @@ def stream_all(
 
     A request that fails is a sample with an error; the others go on. What came is understood when all is over.
     """
-    return asyncio.run(_stream_all(url, users, stall_seconds, finished))
+    with _interrupts() as guarded:
+        return asyncio.run(guarded(_stream_all(url, users, stall_seconds, finished)))
 
 
 async def _stream_all(
@@ -151,6 +155,42 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
         error = f"{type(failure).__name__}: {failure}".rstrip(": ")
     ended = clock() - began
     return partial(understand, reads, user=user, prompt=ask.prompt, started=started, ended=ended, status=status, error=error)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[Coroutine[Any, Any, Watched]], Coroutine[Any, Any, Watched]]]:
+    """Signals that interrupt cancel the coroutine that is handed over, and do what they did before when the block has ended.
+
+    What a signal raises while asyncio reads from a connection is an error of that connection to asyncio, which goes on.
+    """
+    came: list[int] = []
+    cancel: Callable[[], object] = lambda: None  # noqa: E731
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        cancel()
+
+    async def guarded(work: Coroutine[Any, Any, Watched]) -> Watched:
+        nonlocal cancel
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        if came:
+            cancel()
+        return await task
+
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {kind: handler for kind in kinds if callable(handler := signal.getsignal(kind))}
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    for kind in before:
+        signal.signal(kind, note)
+    try:
+        yield guarded
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+        if came:
+            before[signal.Signals(came[0])](came[0], None)
 
 
 @asynccontextmanager
