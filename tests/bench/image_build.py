@@ -4,8 +4,8 @@
 
 Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and fetch nothing; both run on one
 daemon that is started here. The patch that changes adds a comment to a header that the module's kernels include. Needs root,
-docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing. Nobody
-has run it to its end yet, so there are no figures.
+docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing.
+Nobody has run it to its end yet, so there are no figures.
 """
 
 from __future__ import annotations
