@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -282,8 +283,10 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "a, model").mkdir()
     (tmp_path / "a, model" / "config.json").write_text("{}")
     (tmp_path / "cache").mkdir()
-    with containers.dockerd(Path(f"/tmp/sm120kit-launch-{os.getpid()}")) as daemon:
+    with containers.dockerd(Path(f"/tmp/sm120kit-launch-{os.getpid()}")) as daemon, contextlib.ExitStack() as stack:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
+        # A container outlives its daemon; one that a failed test leaves must not.
+        stack.callback(subprocess.run, ["docker", "rm", "--force", "launched"], capture_output=True, check=False)
         image = docker("import", str(tmp_path / "image.tar"))
         mounts = (Mount(tmp_path / "a, model", "/model", True), Mount(tmp_path / "cache", "/cache", False))
         limits = {"stack": 67108864}  # a sandbox may forbid memlock
