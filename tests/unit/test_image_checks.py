@@ -384,6 +384,10 @@ def validate_parsed_serve_args(args):
     if args.enable_auto_tool_choice and not args.tool_call_parser:
         raise TypeError("--enable-auto-tool-choice requires --tool-call-parser")
 """,
+    "vllm/entrypoints/openai/api_server.py": """
+def validate_api_server_args(args):
+    if args.tool_call_parser not in (None, "hermes"): raise KeyError(f"invalid tool call parser: {args.tool_call_parser}")
+""",
     "vllm/entrypoints/cli/__init__.py": "",
     "vllm/entrypoints/cli/main.py": """
 import sys
@@ -504,6 +508,12 @@ def test_every_fault_of_vllm_is_found(engine: Say, tmp_path: Path) -> None:
     ):
         assert part in failed[name], failed[name]
     assert "vllm/fp4_support: WARNING: cuda" in words.splitlines()
+
+
+def test_a_tool_call_parser_that_the_server_does_not_know(engine: Say, tmp_path: Path) -> None:
+    argv = ["/model", "--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder"]
+    said, _ = engine(tmp_path, "vllm", {}, arguments={"a-configuration": argv})
+    assert "invalid tool call parser: qwen3_coder" in said["arguments"]["detail"]
 
 
 def test_a_flashinfer_of_somebody_else_is_found(engine: Say, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def refusal(parser, argv, validate):
             validate(parser.parse_args(list(argv)))
         except SystemExit as end:
             return " ".join(said.getvalue().split("error:")[-1].split()) or f"it ends with exit code {end.code}"
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             return str(error)
     return ""
 

@@ -84,9 +84,14 @@ def check_command(expected):
 
 
 def check_arguments(expected):
-    """Its argument parser takes the command line of every configuration."""
+    """Its argument parser, and its server before it starts, take the command line of every configuration."""
     on_cuda()
+    from vllm.entrypoints.openai.api_server import validate_api_server_args
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    return refused(make_arg_parser(FlexibleArgumentParser()), expected, validate_parsed_serve_args)
+    def validate(parsed):
+        validate_parsed_serve_args(parsed)
+        validate_api_server_args(parsed)  # knows the parsers for tools and reasoning
+
+    return refused(make_arg_parser(FlexibleArgumentParser()), expected, validate)
