@@ -615,4 +615,4 @@ def test_command_line(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_our_own_patches_are_well_formed() -> None:
     root = Path(__file__).parents[2] / "patches"
     assert patches.lint(root) == []
-    assert patches.projects(root) == ["cutlass", "flashinfer"]
+    assert patches.projects(root) == ["cutlass", "flashinfer", "vllm"]
