@@ -37,7 +37,7 @@ WORKLOAD = """
 summary = "x"
 prompts = ["a", "b"]
 users = [1, 2]
-output_tokens = [40]
+output_tokens = [200]
 """
 
 
@@ -96,7 +96,7 @@ def test_each_restart_is_a_server_of_its_own_and_the_receipt_says_which(tmp_path
     assert sorted((cell.restart, cell.users) for cell in made.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert [kept.complete for kept in one.kept] == [False, False, False, True] and made.complete
     rates = [sample.decode_tok_s or 0 for cell in made.cells for sample in cell.samples]
-    assert len(rates) == 6 and all(400 < rate < 550 for rate in rates), rates
+    assert len(rates) == 6 and all(350 < rate < 600 for rate in rates), rates
     assert {run.ending for run in one.records} == {"stopped"} and launch.port_is_free(one.port)
     served = made.circumstances.served
     assert (served.image, served.lock, served.revision) == ("c" * 64, "b" * 64, REVISION)
@@ -148,7 +148,7 @@ def test_a_difference_between_starts_is_within_the_spread(tmp_path: Path) -> Non
     assert all(cell.beyond_spread for cell in compare.compare(*starts, []).cells)
     assert not any(cell.beyond_spread for cell in compare.compare(made, made, []).cells)
     low, high = (compare.compare(made, made, []).cells[0].before or (0, 0, 0))[1:]
-    assert high / low == pytest.approx(2, rel=0.1)
+    assert high / low == pytest.approx(2, rel=0.2)
 
 
 def test_a_server_that_dies_is_explained_and_what_was_measured_stays(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ from test_bench_launched import Launched
 from sm120kit.bench import receipt
 import sm120kit.cli, signal
 signal.signal(signal.SIGINT, sm120kit.cli._interrupt)
-one = Launched(Path(sys.argv[1]), int(sys.argv[2]), 0.05)
+one = Launched(Path(sys.argv[1]), int(sys.argv[2]), 0.01)
 one.measure(2, keep=lambda made: (receipt.write(Path(sys.argv[1]) / "receipt.json", made), print("kept", flush=True)))
 """
 
@@ -246,7 +246,7 @@ def test_the_record_of_launch_and_the_gpus_are_in_the_receipt(tmp_path: Path) ->
     smi.write_text(SMI.format(python=sys.executable, said=tmp_path / "host" / "commands"))
     smi.chmod(0o755)
     one = Launched(tmp_path, free_port())
-    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[2]").replace("[40]", "[600]"))
+    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[2]").replace("[200]", "[600]"))
     ran: list[subprocess.CompletedProcess[str]] = []
 
     def elsewhere(run: Run) -> None:
@@ -285,7 +285,7 @@ def test_the_record_of_launch_and_the_gpus_are_in_the_receipt(tmp_path: Path) ->
 
 def test_a_server_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     port = free_port()
-    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[1]").replace("[40]", "[500, 501, 502, 503]"))
+    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[1]").replace("[200]", "[500, 501, 502, 503]"))
     with subprocess.Popen([sys.executable, HERE / "schedule_server.py", str(port)], stdout=subprocess.PIPE) as server:
         assert server.stdout and server.stdout.readline()
         argv = [sys.executable, "-m", "sm120kit", "bench", "run", f"http://127.0.0.1:{port}", "-w", "mine.toml"]
