@@ -63,9 +63,7 @@ def verify_kernels(
     asked = verifying.Verification(chosen, only, quick)
     if (receipt or write) and not (asked.whole and not compile_only):
         raise typer.BadParameter("a receipt is of a whole run: leave out --only, --quick and --compile-only")
-    options = Options(
-        Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None
-    )
+    options = Options(Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None)
     if compile_only:
         _compile_only(verifying.compile_verification(engine, options, asked, tell=console.say), as_json)
         return
