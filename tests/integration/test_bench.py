@@ -50,6 +50,20 @@ def test_tokens_chunks_and_times_are_those_of_the_schedule(url: str) -> None:
     assert got.ttfa - got.ttft > 0.01  # two chunks of reasoning come first
 
 
+def test_streams_are_started_again_until_the_time_is_over(url: str) -> None:
+    body = {"schedule": {"interval": 0.01, "tokens": 20}}
+
+    def asks(until: float) -> Iterator[Ask]:
+        while time.monotonic() < until:
+            yield Ask(0, "/v1/chat/completions", body)
+
+    until = time.monotonic() + 0.7
+    samples = client.stream_all(url, [asks(until), asks(until)]).samples
+    assert [sample.error for sample in samples] == [""] * len(samples)
+    assert {sample.user for sample in samples} == {0, 1}
+    assert len(samples) in (6, 8), "four streams of 0.2 s for each user, the last let to end; three when the machine is slow"
+
+
 @pytest.mark.parametrize("fault", ["split", "comments", "no done"])
 def test_the_way_it_is_cut_changes_no_number(url: str, fault: str) -> None:
     word = "Grüße 🚲 "

@@ -145,6 +145,40 @@ def test_the_order_is_that_of_the_seed() -> None:
     assert set(workload.cells(work, 1)) == set(workload.cells(work, 2))
 
 
+def test_a_smoke_run_is_the_smallest_cell_once() -> None:
+    named = workload.load("length-by-users")
+    small = workload.quick(named)
+    assert workload.cells(small.workload, 0) == [workload.Cell(1, 1000, 0)]
+    assert (small.name, small.sha256, small.workload.ignore_end) == (named.name, named.sha256, True)
+    small = workload.quick(workload.load("sustained-decode"))
+    assert (small.workload.seconds, small.workload.requests_per_user) == (0.0, 1)
+
+
+def test_requests_go_on_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(workload.time, "monotonic", lambda: now)
+    work = workload.load("context-scaling").workload
+    first, second = workload.asks_for(30, work, workload.Cell(2, 8, 100), "m", "s")
+    now = 200.0  # the time begins with a user's first request
+    asked = [next(first)]
+    now = 229.0
+    asked.append(next(first))
+    now = 230.0
+    assert next(first, None) is None
+    asked.append(next(second))
+    assert len({ask.body["messages"][0]["content"] for ask in asked}) == 3, "no prefix cache helps"
+
+
+def test_prefill_counts_what_no_cache_had() -> None:
+    usage = {**USAGE, "prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 100}}
+    got = sample([(2.0, chunk({"content": "a"}, "length", usage=usage))])
+    assert got.ttft is not None
+    figures = receipt.summary(receipt.Measured(1, 1, 1000, (), (got, got), None, None))
+    assert figures.prefill_tok_s == pytest.approx(800 / got.ttft)
+    unknown = sample([(2.0, chunk({"content": "a"}, "length"))])
+    assert receipt.summary(receipt.Measured(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
+
+
 def test_thinking_is_said_to_the_template() -> None:
     cell = workload.Cell(1, 8, 0)
     kwargs = {

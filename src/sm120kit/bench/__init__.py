@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,9 +55,9 @@ def run(
 ) -> Receipt:
     """Measure every cell of a workload. ``keep`` gets a partial receipt after each cell, and when one is interrupted.
 
-    ``cell_begins`` is told a cell and its number of requests, and returns what is called after each request. A server that
-    will be started again ``restarts`` times is measured in as many more calls, each with the receipt of the one before as
-    ``earlier``; the order of the cells is another one each time.
+    ``cell_begins`` is told a cell and its number of requests, 0 when the time decides, and returns what is called after each
+    request. A server that will be started again ``restarts`` times is measured in as many more calls, each with the receipt of
+    the one before as ``earlier``; the order of the cells is another one each time.
 
     Raises:
         ServerUnreachable: the server went away.
@@ -116,7 +116,7 @@ def _measure(
     interrupted: Callable[[Measured], None],
 ) -> Measured:
     """One cell. When it is interrupted, ``interrupted`` gets what has ended."""
-    finished = cell_begins(cell, cell.users * (work.warmup_requests + work.requests_per_user))
+    finished = cell_begins(cell, 0 if work.seconds else cell.users * (work.warmup_requests + work.requests_per_user))
     ended: list[client.Ended] = []
 
     def one(request: client.Ended) -> None:
@@ -129,7 +129,12 @@ def _measure(
     before = _counters(url)
     try:
         with clocks.watched() if circumstances.is_local(url) else nullcontext(lambda: None) as seen:
-            watched = client.stream_all(url, workload.asks(work, cell, model, work.requests_per_user, salt), finished=one)
+            asking: Sequence[Iterable[client.Ask]] = (
+                workload.asks_for(work.seconds, work, cell, model, salt)
+                if work.seconds
+                else workload.asks(work, cell, model, work.requests_per_user, salt)
+            )
+            watched = client.stream_all(url, asking, finished=one)
     except BaseException:
         if ended:
             interrupted(replace(made, samples=tuple(request() for request in ended), complete=False))

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +91,7 @@ def _models(url: str) -> list[dict[str, Any]]:
 
 def stream_all(
     url: str,
-    users: Sequence[Sequence[Ask]],
+    users: Sequence[Iterable[Ask]],
     *,
     stall_seconds: float = STALL_SECONDS,
     finished: Callable[[Ended], None] = lambda ended: None,
@@ -105,7 +105,7 @@ def stream_all(
 
 
 async def _stream_all(
-    url: str, users: Sequence[Sequence[Ask]], stall_seconds: float, finished: Callable[[Ended], None]
+    url: str, users: Sequence[Iterable[Ask]], stall_seconds: float, finished: Callable[[Ended], None]
 ) -> Watched:
     import httpx2
 
@@ -115,7 +115,7 @@ async def _stream_all(
     # Between the machine and a server to be measured no proxy belongs.
     async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
 
-        async def user(number: int, asks: Sequence[Ask]) -> list[Ended]:
+        async def user(number: int, asks: Iterable[Ask]) -> list[Ended]:
             streams = []
             for ask in asks:
                 streams.append(await _stream(client, number, ask, began))

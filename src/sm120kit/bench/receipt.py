@@ -126,7 +126,8 @@ class Summary:
     """A cell in figures; rates in tokens per second, times in seconds, None where nothing is known.
 
     ``decode_tok_s`` is the median over the requests, ``total_tok_s`` counts the tokens of all users while every one of them
-    was decoding, ``output_tok_s`` all tokens from the first request's start to the last one's end.
+    was decoding, ``output_tok_s`` all tokens from the first request's start to the last one's end. ``prefill_tok_s`` is the
+    median of prompt tokens that no cache had, over the time to the first token: what a request waited counts.
     """
 
     requests: int
@@ -138,6 +139,7 @@ class Summary:
     decode_highest: float | None
     total_tok_s: float | None
     output_tok_s: float | None
+    prefill_tok_s: float | None
     ttft: float | None
     ttft_p95: float | None
     ttfa: float | None
@@ -200,6 +202,9 @@ def summary(cell: Measured) -> Summary:
     good = [sample for sample in cell.samples if not sample.error]
     rates = [rate for sample in good if (rate := sample.decode_tok_s) is not None]
     counts = [sample.completion_tokens for sample in good if sample.completion_tokens is not None]
+    prefill = [
+        (s.prompt_tokens - (s.cached_tokens or 0)) / s.ttft for s in good if s.prompt_tokens is not None and s.ttft is not None
+    ]
     gaps = [gap for sample in good for gap in sample.itl]
     span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
     known = len(counts) == len(good) > 0
@@ -214,6 +219,7 @@ def summary(cell: Measured) -> Summary:
         decode_highest=max(rates, default=None),
         total_tok_s=_together(good, cell.users),
         output_tok_s=sum(counts) / span if known and span > 0 else None,
+        prefill_tok_s=median(prefill) if prefill else None,
         ttft=_quantile([s.ttft for s in good if s.ttft is not None], 0.5),
         ttft_p95=_quantile([s.ttft for s in good if s.ttft is not None], 0.95),
         ttfa=_quantile([s.ttfa for s in good if s.ttfa is not None], 0.5),

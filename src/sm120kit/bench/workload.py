@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Workload(BaseModel):
     context_tokens: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, strict=False)] = (0,)
     """About so many tokens of text of no meaning come before each prompt, another one each time: no prefix cache can help."""
     requests_per_user: Count = 1
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    """When not 0: every user makes one request after the other until so much time has passed, however many that are."""
     warmup_requests: Annotated[int, Field(ge=0)] = 1
     """Requests that each user makes before a cell, kept apart."""
 
@@ -84,6 +87,14 @@ def load(name: str) -> Named:
     return Named(path.stem, file_sha256(path), workload)
 
 
+def quick(named: Named) -> Named:
+    """The smallest cell of a workload, one request for each user: a smoke run. Its hash stays that of the file."""
+    work = named.workload
+    least = {key: (min(getattr(work, key)),) for key in ("users", "output_tokens", "context_tokens")}
+    once = {**least, "requests_per_user": 1, "seconds": 0.0}
+    return Named(named.name, named.sha256, work.model_copy(update=once))
+
+
 def cells(workload: Workload, seed: int) -> list[Cell]:
     """Every cell once, in an order that ``seed`` shuffles: what wears out during a run must not look like a trend."""
     found = [
@@ -98,15 +109,32 @@ def cells(workload: Workload, seed: int) -> list[Cell]:
 
 def asks(workload: Workload, cell: Cell, model: str, per_user: int, salt: str) -> list[list[Ask]]:
     """The requests of every user of a cell. ``salt`` makes the padding of this run unlike that of any other."""
-    path = "/v1/chat/completions" if workload.endpoint == "chat" else "/v1/completions"
     return [
-        [
-            Ask(number, path, _body(workload, cell, model, number, f"{salt}/{user}/{turn}"))
-            for turn in range(per_user)
-            for number in [(user * per_user + turn) % len(workload.prompts)]
-        ]
+        [_ask(workload, cell, model, user * per_user + turn, f"{salt}/{user}/{turn}") for turn in range(per_user)]
         for user in range(cell.users)
     ]
+
+
+def asks_for(seconds: float, workload: Workload, cell: Cell, model: str, salt: str) -> list[Iterator[Ask]]:
+    """The requests of every user of a cell, as long as ``seconds`` have not passed since its first; one at least.
+
+    What is under way when the time is over is let to end: a stream that is cut has no count of its tokens.
+    """
+
+    def of(user: int) -> Iterator[Ask]:
+        end = time.monotonic() + seconds
+        turn = 0
+        while turn == 0 or time.monotonic() < end:
+            yield _ask(workload, cell, model, user + turn, f"{salt}/{user}/{turn}")
+            turn += 1
+
+    return [of(user) for user in range(cell.users)]
+
+
+def _ask(workload: Workload, cell: Cell, model: str, number: int, salt: str) -> Ask:
+    path = "/v1/chat/completions" if workload.endpoint == "chat" else "/v1/completions"
+    prompt = number % len(workload.prompts)
+    return Ask(prompt, path, _body(workload, cell, model, prompt, salt))
 
 
 def _body(workload: Workload, cell: Cell, model: str, prompt: int, salt: str) -> dict[str, Any]:

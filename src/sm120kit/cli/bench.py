@@ -26,6 +26,9 @@ def run_(
         str, typer.Argument(metavar="CONFIG|URL", help="A configuration to launch, or the root of an OpenAI-compatible server.")
     ],
     workload: Annotated[str, typer.Option("--workload", "-w", help="A workload by name, or a .toml file.")] = "quick",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run: the workload's smallest cell, one request per user.")
+    ] = False,
     model: Annotated[str, typer.Option("--model", help="With URL; default: the only one that the server offers.")] = "",
     record: Annotated[
         Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that launch keeps of this server.")
@@ -75,6 +78,8 @@ def run_(
         raise typer.BadParameter("only a server that is launched here can be restarted: name a CONFIG", param_hint="--restarts")
     said = named_values(given or [], "--given")
     asked = workloads.load(workload)
+    if quick:
+        asked = workloads.quick(asked)
     receipt.require_writable(output)
     receipts.require_plot(plot)
     total = len(workloads.cells(asked.workload, seed)) * (restarts + 1)
@@ -91,7 +96,7 @@ def run_(
 
         def cell_begins(cell: workloads.Cell, requests: int) -> bench.Finished:
             name = f"{_users(cell)}, {cell.output_tokens} tokens"
-            task = progress.add_task(name, total=requests)
+            task = progress.add_task(name, total=requests or None)
             return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
 
         if launched:

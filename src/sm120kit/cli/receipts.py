@@ -156,7 +156,20 @@ def _table(made: Receipt) -> None:
     if unknown := [name for name, text in said.items() if text == compare.UNKNOWN]:
         console.data(f"unknown: {compare.briefly(unknown)}")
     restarted = any(cell.restart for cell in made.cells)
-    columns = ["tok/s per user", "together", "TTFT", "TTFA", "ITL p50", "p99", "accepted", "tokens", "chunks", "errors"]
+    filled = any(cell.context_tokens for cell in made.cells)
+    columns = [
+        *["prefill tok/s"] * filled,
+        "tok/s per user",
+        "together",
+        "TTFT",
+        "TTFA",
+        "ITL p50",
+        "p99",
+        "accepted",
+        "tokens",
+        "chunks",
+        "errors",
+    ]
     rows = []
     for cell in _ordered(made):
         s = summary(cell)
@@ -166,6 +179,7 @@ def _table(made: Receipt) -> None:
                 cell.output_tokens,
                 cell.context_tokens,
                 *[cell.restart] * restarted,
+                *[_number(s.prefill_tok_s)] * filled,
                 _range(None if s.decode_tok_s is None else (s.decode_tok_s, s.decode_lowest or 0, s.decode_highest or 0)),
                 _number(s.total_tok_s),
                 _ms(s.ttft),

@@ -35,10 +35,8 @@ def plan(wanted: Configuration, *, quick: bool = False) -> tuple[Named, ...]:
 
 def _with_users(named: Named, users: set[int], quick: bool) -> Named:
     """The same workload with these users; its hash stays that of the file, since what is asked stays the same."""
-    changed: dict[str, object] = {"users": tuple(sorted(users))}
-    if quick:
-        changed = {"users": (min(users),), "requests_per_user": 1}
-    return Named(named.name, named.sha256, named.workload.model_copy(update=changed))
+    chosen = Named(named.name, named.sha256, named.workload.model_copy(update={"users": tuple(sorted(users))}))
+    return workload.quick(chosen) if quick else chosen
 
 
 def place_of(directory: Path, wanted: Configuration, asked: Named) -> Path:
