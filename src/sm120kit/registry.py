@@ -124,6 +124,8 @@ def find(name: str, index: Path, platform: str) -> PublishedImage:
         if one.verified.image.platform == platform
         and (wanted in (one.recipe, one.tag) or (len(name) >= 8 and one.build_id.startswith(name)))
     ]
+    if not index.is_file():
+        raise BadIndex(f"there is no index {index}", "publish writes it; --index names another")
     if not found:
         known = ", ".join(sorted({one.recipe for one in images})) or "nothing"
         raise BadIndex(f"{index} has no image {name!r} for {platform}", f"it lists {known}")

@@ -263,7 +263,7 @@ def test_files(words: list[str], tmp_path: Path) -> None:
         ({"config": "qwen3.5-397b-nvfp4-4x-rtx-pro-600"}, UnknownName, "did you mean"),
         ({"--model": "absent"}, NoModel, "no model folder"),
         ({"--root": "absent"}, HostUnreadable, "not there or not readable"),
-        ({"--index": "absent"}, BadIndex, "no image 'vllm-0.19.1'"),
+        ({"--index": "absent"}, BadIndex, "there is no index "),
         ({"host": "node-forced"}, TooFewGpus, "this host has 2"),
         ({"host": "no-gpu"}, TooFewGpus, "this host has 0"),
         ({"mtp": False}, MtpMissing, "none"),

@@ -110,7 +110,7 @@ def verify(
     tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Run an image's checks. When none fails its record is written, and then it gets the name ``reference``."""
-    names = suites(expected.kind)
+    names, suite = suites(expected.kind), suite_digest(expected.kind)
     checks: list[Check] = []
     said: dict[str, str] = {}
     for check, words in [*_inside(image, names, expected, daemon), *_outside(image, expected, daemon)]:
@@ -119,7 +119,7 @@ def verify(
         said |= words
     verified = None
     if not any(check.verdict is Verdict.FAILED for check in checks):
-        verified = VerifiedImage(image, reference, suite_digest(expected.kind), tuple(checks), dict(sorted(said.items())))
+        verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(said.items())))
         write_record(record_path(workspace, image), verified)
         daemon.tag(image.id, reference)
     else:
