@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit import console
-from sm120kit.cli.options import ContextOnly, Mirror, Network, Offline, State
+from sm120kit.cli.options import ContextOnly, Jobs, Memory, Mirror, Network, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.build import Progress
@@ -30,13 +30,8 @@ def build(
             "--from-source", help="Of an engine: also build the modules that its recipe can, see docs/from-source.md."
         ),
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
-    ] = None,
+    jobs: Jobs = None,
+    memory: Memory = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack, the wheel.")
     ] = None,

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 ContextOnly = Annotated[bool, typer.Option("--context-only", help="Of an image: stop at the ready build context.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Memory = Annotated[
+    float | None,
+    typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
+]
 Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not the index.")]
 Network = Annotated[str, typer.Option("--network", help="The network of an image's build steps; they fetch nothing.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sm120kit import console
-from sm120kit.cli.options import Json, Mirror, Offline, State
+from sm120kit.cli.options import Jobs, Json, Memory, Mirror, Offline, State
 
 if TYPE_CHECKING:
     from sm120kit.verify import Report
@@ -29,13 +29,8 @@ def verify_kernels(
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the programs and run none; needs no GPU.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
-    ] = None,
+    jobs: Jobs = None,
+    memory: Memory = None,
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of a whole run here.")
     ] = None,
