@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sm120kit import recipe
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SCRIPTS = sorted((ROOT / "ci").glob("*.sh"))
@@ -71,3 +73,10 @@ def test_scripts_stop_at_the_first_failure(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("#!/usr/bin/env bash\n# ") and "\nset -euo pipefail\n" in text and os.access(path, os.X_OK)
     assert not SECRET.search(text)
+
+
+def test_each_recipe_gets_a_base_with_its_python() -> None:
+    images = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"]["image"]
+    for entry in images["strategy"]["matrix"]["include"]:
+        wanted = recipe.load_engine(entry["recipe"]).environment.python
+        assert entry.get("python", "3_12") == wanted.replace(".", "_"), entry
