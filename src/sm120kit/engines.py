@@ -1,7 +1,8 @@
 """vLLM and SGLang: what an image of one is made of, and the part of it that is built here.
 
-What is official is taken as locked; what is built is the patched FlashInfer wheel that the recipe rests on and, where that is
-asked for, extension modules of the engine itself, packed into its official wheel.
+What is official is taken as locked; what is built is the patched FlashInfer wheel that the recipe rests on. Where the engine's
+series changes files of its own package, its official wheel is packed again with these; where that is asked for, also with
+extension modules that are built from its source.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sm120kit.workspace import digest_of
 class Engine:
     """An engine's recipe with its lock, and how far its FlashInfer wheel came: planned or built.
 
-    ``source`` is the same of its own wheel, when a part of that is built from source.
+    ``source`` is the same of its own wheel, when that is packed again.
     """
 
     recipe: recipe.EngineRecipe
@@ -61,10 +62,12 @@ def build(
 ) -> Engine:
     """Check an engine's lock, then plan or build the FlashInfer wheel of its image. ``group`` is another one than the recipe's.
 
-    With ``from_source``, the recipe's extension modules are built before that, and packed into the engine's official wheel.
+    Before that, the engine's official wheel is packed again where its series changes files of its package, and with
+    ``from_source`` also with the recipe's extension modules, which are built then.
 
     Raises:
         UnknownName: nothing of the engine can be built from source.
+        PatchConflict: a patch of the engine's own package was not made for the official wheel.
         LockDiffers: the lock of the engine or of its kernels is absent, edited or outdated.
         ToolchainUnsuitable: the image is for another machine, or the compilers are not the locked ones.
     """
@@ -78,7 +81,10 @@ def build(
                 "--dry-run plans it anywhere",
             )
         locking.require_toolchain(item.flashinfer, options)
-    source = _from_source(item, held, options, to, tell, watch) if from_source else None
+    if from_source:
+        source = _from_source(item, held, options, to, tell, watch)
+    else:
+        source = fromsource.overlay(item, held, options, pack=to is pipeline.Stage.PACK, tell=tell)
     kernels = pipeline.build(
         item.flashinfer, options, archs=item.archs, group=group or item.kernels, to=to, tell=tell, watch=watch
     )
@@ -99,5 +105,5 @@ def _from_source(
         return None
     decided = fromsource.decide(item, held, options)
     if to is pipeline.Stage.PLAN:
-        return fromsource.Built(decided.plan)
+        return fromsource.Built(decided.plan, builder.overlaid(item.engine, decided.tree))
     return fromsource.build(decided, options, pack=to is pipeline.Stage.PACK, tell=tell, watch=watch)

@@ -1,4 +1,5 @@
-"""The part of an engine that is built from its own source, `--from-source`: its official wheel with modules for SM12x alone.
+"""An engine's official wheel, packed again: with the files of its own package that its series changes, which needs no compiler,
+and with `--from-source` also with extension modules that are built from its own source for SM12x alone.
 
 Source and patches, the projects that it asks for, the compiler and the libraries all come from the engine's lock. The build
 itself runs without a network where the system lets it, and is refused when it fetched something.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sm120kit import plan as plans
 from sm120kit.errors import BadRecipe, UnknownName
 from sm120kit.gitrepo import Repository
 from sm120kit.memory import Costs, available
-from sm120kit.records import Artifacts, BuildPlan, Lock, LockedWheel, PatchedTree, Toolchain
+from sm120kit.records import AppliedPatch, Artifacts, BuildPlan, Lock, LockedWheel, PatchedTree, Toolchain
 from sm120kit.trees import Options, patched, patched_tree
 from sm120kit.workspace import read_record, require_disk
 
@@ -46,9 +47,13 @@ class Decided:
 
 @dataclass(frozen=True)
 class Built:
-    """A plan, and its artifacts when it came to a wheel; ``ran`` is false when that was there before."""
+    """A plan, and its artifacts when it came to a wheel; ``ran`` is false when that was there before.
+
+    ``overlaid`` are the files of the engine's own package that are replaced, and the patches that change each.
+    """
 
     plan: BuildPlan
+    overlaid: Mapping[str, tuple[AppliedPatch, ...]]
     artifacts: Artifacts | None = None
     directory: Path | None = None
     ran: bool = False
@@ -92,8 +97,7 @@ def decide(item: recipe.EngineRecipe, held: Lock, options: Options) -> Decided:
     repository = Repository(flashinfer.checkout.repository)
     carried = {one.project: (one.version, repository.subtree(flashinfer.commit, one.path)) for one in flashinfer.inside}
     assert item.from_source is not None
-    platform = item.environment.platforms[0]
-    wheels = {wheel.name: wheel for closure in held.closures if closure.platform == platform for wheel in closure.wheels}
+    wheels = _wheels(item, held)
     absent = [name for name in item.from_source.environment if name not in wheels]
     if absent or NVCC not in item.from_source.environment:
         raise BadRecipe(
@@ -114,6 +118,52 @@ def decide(item: recipe.EngineRecipe, held: Lock, options: Options) -> Decided:
     return Decided(item, tree, flashinfer, decided, official, environment, versions, python)
 
 
+def _wheels(item: recipe.EngineRecipe, held: Lock) -> dict[str, LockedWheel]:
+    """The locked wheels of the platform for which an engine is built, by name."""
+    platform = item.environment.platforms[0]
+    return {wheel.name: wheel for closure in held.closures if closure.platform == platform for wheel in closure.wheels}
+
+
+def overlay(
+    item: recipe.EngineRecipe,
+    held: Lock,
+    options: Options,
+    *,
+    pack: bool = True,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Built | None:
+    """An engine's official wheel with patched files in its own package; None when its series changes none of these.
+
+    Without ``pack``, it is planned and no wheel is looked at.
+
+    Raises:
+        PatchConflict: a patch was not made for this wheel.
+        FetchFailed, HashMismatch, OfflineMiss: the official wheel could not be had.
+    """
+    if item.source is None:
+        return None
+    tree, workspace = patched(item.source, (), options), options.workspace
+    overlaid = builder.overlaid(item.engine, tree)
+    if not overlaid:
+        return None
+    official = _wheels(item, held)[item.engine]
+    plan = plans.overlay(item, tree, official, overlaid)
+    if not pack:
+        return Built(plan, overlaid)
+    target = workspace.build(item.engine, plan.digest)
+    place = f"{item.name}-overlay-{plan.digest[:12]}"
+    with workspace.locked(place):
+        if (target / "artifacts.json").is_file():
+            return Built(plan, overlaid, read_record(Artifacts, target / "artifacts.json"), target)
+        (path,) = sources.wheelhouse((official,), workspace, mirror=options.mirror, offline=options.offline)
+        tell(f"packing {path.name} again, with {', '.join(overlaid)} patched")
+        work = workspace.work(place)
+        places = builder.lay(item.engine, tree, path, work)
+        artifacts = builder.finish_overlay(plan, tree, (official, path), places, target)
+        shutil.rmtree(work)
+    return Built(plan, overlaid, artifacts, target, ran=True)
+
+
 def build(
     decided: Decided,
     options: Options,
@@ -128,17 +178,20 @@ def build(
 
     Raises:
         FetchFailed, HashMismatch, OfflineMiss: a locked wheel could not be had.
+        PatchConflict: a patch of the engine's own package was not made for the official wheel.
         CommandFailed, ExpectationFailed, NotEnoughMemory, NotEnoughDisk, CompileFailed, ToolchainMissing: the build failed.
     """
     plan, item, workspace = decided.plan, decided.item, options.workspace
+    overlaid = builder.overlaid(item.engine, decided.tree)
     target = workspace.build(item.engine, plan.digest)
     place = f"{item.name}-from-source-{plan.digest[:12]}"
     work = workspace.work(place)
     with workspace.locked(place):
         if (target / "artifacts.json").is_file():
-            return Built(plan, read_record(Artifacts, target / "artifacts.json"), target)
+            return Built(plan, overlaid, read_record(Artifacts, target / "artifacts.json"), target)
         wheels = (*decided.environment, decided.official)
         *environment, official = sources.wheelhouse(wheels, workspace, mirror=options.mirror, offline=options.offline)
+        places = builder.lay(item.engine, decided.tree, official, work / "overlay")
         site = builder.Site(work, decided.python, builder.isolation())
         if not site.environment.is_dir():
             size = sum(wheel.stat().st_size for wheel in environment)
@@ -165,12 +218,12 @@ def build(
         tell("checking the modules")
         if not pack:
             builder.check_extensions(plan, item, official, site)
-            return Built(plan, ran=True)
+            return Built(plan, overlaid, ran=True)
         artifacts = builder.finish_extensions(
-            plan, item, decided.tree, (decided.official, official), decided.versions, site, target
+            plan, item, decided.tree, (decided.official, official), decided.versions, places, site, target
         )
         shutil.rmtree(work)
-    return Built(plan, artifacts, target, ran=True)
+    return Built(plan, overlaid, artifacts, target, ran=True)
 
 
 def _put_carried(decided: Decided, work: Path) -> None:

@@ -126,6 +126,11 @@ class Repository:
         listed = self.git("ls-tree", "-r", "-z", "--name-only", commit, *([f"{below.rstrip('/')}/"] if below else []))
         return [os.fsdecode(name) for name in listed.raw.split(b"\0") if name]
 
+    def changed(self, before: str, after: str) -> list[str]:
+        """Every file in which two commits or trees differ, by full path and in git's order."""
+        listed = self.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", before, after)
+        return [os.fsdecode(name) for name in listed.raw.split(b"\0") if name]
+
     def _entry(self, commit: str, path: str, kind: str) -> str:
         asked = self.git(
             "cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=f"{commit}:{path.strip('/')}\n".encode()

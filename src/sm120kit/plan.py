@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sm120kit.errors import BadRecipe, ExpectationFailed, UnknownName
@@ -33,6 +33,9 @@ DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
 
 KERNEL_COST = (int(5.6 * 2**30), 75.0)
 """The same for one of our own kernels, which are all alike: measured with nvcc 13.0.88."""
+
+NO_TOOLCHAIN = Toolchain(Path(), "none", "none", "none")
+"""Of a plan by which nothing is compiled."""
 
 Known = Callable[[str], tuple[int, float] | None]
 """What a unit cost when it was last compiled: peak bytes and seconds."""
@@ -241,6 +244,34 @@ def extensions(
         "environment": sorted((wheel.name, wheel.sha256) for wheel in environment),
         "toolchain": [toolchain.nvcc_version, toolchain.host_version],
         "versions": dict(versions),
+    }
+    return replace(plan, digest=digest_of(inputs))
+
+
+def overlay(item: EngineRecipe, tree: PatchedTree, official: LockedWheel, replaced: Iterable[str]) -> BuildPlan:
+    """Decide what the wheel is in which files of the engine's own package are ``replaced`` by patched ones of ``tree``.
+
+    Nothing is compiled, so that it depends on the source with its series and on the wheel ``official`` alone.
+    """
+    plan = BuildPlan(
+        recipe=item.name,
+        engine=item.engine,
+        version=item.version,
+        archs=(),
+        groups=(),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=(),
+        left_out=(),
+        toolchain=NO_TOOLCHAIN,
+        digest="",
+    )
+    inputs = {
+        "format": PLAN_FORMAT,
+        "recipe": [plan.recipe, plan.engine, plan.version],
+        "commit": plan.commit,
+        "official": official.sha256,
+        "replaced": sorted(replaced),
     }
     return replace(plan, digest=digest_of(inputs))
 

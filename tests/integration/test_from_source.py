@@ -1,10 +1,12 @@
 """An engine's extension from its own source: real cmake, ninja, nvcc and packing, on an engine that is small and made here.
 
-Only the compiler's wheel is a stand-in: it calls the nvcc of this environment. The last test looks at vLLM's own CMake code.
+Only the compiler's wheel is a stand-in: it calls the nvcc of this environment. The last tests look at vLLM's own CMake code and
+Python, before and after its patches.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import ctypes
 import gzip
@@ -25,6 +27,8 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,7 +40,31 @@ from sm120kit.workspace import Workspace
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
 ROOT = Path(__file__).parents[2]
-MEMBER = "vllm/_tiny.abi3.so"
+MEMBER, PYTHON = "vllm/_tiny.abi3.so", "vllm/__init__.py"
+BEFORE = "version = '9.0'\n"
+AFTER = f"{BEFORE}archs = (120, 121)\n"
+PATCH = """\
+From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+From: A <a@b.invalid>
+Date: Mon, 5 Jan 2026 01:02:03 +0000
+Subject: say more
+
+Applies-To: vllm ==9.0
+Upstream-Status: Pending
+Origin: a test
+Matters-For: a test
+No-Effect-For: nobody
+Evidence: a test
+Drop-When: never
+
+diff --git a/vllm/__init__.py b/vllm/__init__.py
+index {before}..{after} 100644
+--- a/vllm/__init__.py
++++ b/vllm/__init__.py
+@@ -1 +1,2 @@
+ version = '9.0'
++archs = (120, 121)
+"""
 CMAKE = """\
 cmake_minimum_required(VERSION 3.26)
 project(tiny LANGUAGES CXX CUDA)
@@ -134,7 +162,31 @@ except Sm120kitError as error:
     console.error(error.message, error.hint)
     sys.exit(error.exit_code)
 """
+OVERLAY = """
+import sys
+from sm120kit import console, engines, fromsource, locking, recipe
+from sm120kit.errors import Sm120kitError
+from sm120kit.pipeline import Stage
+from sm120kit.trees import Options
+from sm120kit.workspace import Workspace
+options = Options(Workspace.open(), sys.argv[1])
+planned = engines.build("vllm-9.0", options, to=Stage.PATCH)
+assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm has no place beside ours"
+assert [*planned.source.overlaid] == ["vllm/__init__.py"] and planned.source.artifacts is None
+try:
+    built = fromsource.overlay(planned.recipe, planned.lock, options, tell=console.say)
+    assert built.plan == planned.source.plan
+    print(built.wheel, built.ran)
+except Sm120kitError as error:
+    console.error(error.message, error.hint)
+    sys.exit(error.exit_code)
+"""
 GIB = 2**30
+
+
+def blob_id(text: str) -> str:
+    """The name that git gives a file's content."""
+    return hashlib.sha1(b"blob %d\0%s" % (len(text), text.encode())).hexdigest()
 
 
 def make_sdist(path: Path, files: dict[str, str]) -> str:
@@ -181,11 +233,14 @@ class Engine:
         self.mirror.mkdir(parents=True)
         self.recipes = self.data / "recipes" / "engines"
         self.recipes.mkdir(parents=True)
-        for name in ("patches", "cutlass_overrides"):
-            (self.data / name).mkdir()
+        (self.data / "cutlass_overrides").mkdir()
+        series = self.data / "patches" / "vllm" / "series"
+        series.parent.mkdir(parents=True)
+        series.write_text("says-more\n")
+        series.with_name("says-more.patch").write_text(PATCH.format(before=blob_id(BEFORE), after=blob_id(AFTER)))
         headers = {"3rdparty/cutlass/include/x.h": "#define NUMBER 7\n"}
         kernels = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", headers)
-        own = {"CMakeLists.txt": cmake, "csrc/host.cpp": HOST, "csrc/device.cu": DEVICE}
+        own = {"CMakeLists.txt": cmake, "csrc/host.cpp": HOST, "csrc/device.cu": DEVICE, PYTHON: BEFORE}
         sdist = make_sdist(self.mirror / "vllm-9.0.tar.gz", own)
         (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=kernels))
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -200,18 +255,18 @@ class Engine:
         make_wheel(self.mirror, "nvidia_cuda_nvcc-13.0.88", "py3-none-any", inside)
         official = root / "official.so"
         compile_library(official, "int official;", "-Wl,--no-as-needed", "-l:ld-linux-x86-64.so.2")
-        wheel = {MEMBER: official.read_bytes(), "vllm/__init__.py": b"version = '9.0'\n", "vllm/_other.so": b"theirs"}
+        wheel = {MEMBER: official.read_bytes(), PYTHON: BEFORE.encode(), "vllm/_other.so": b"theirs"}
         make_wheel(self.mirror, "vllm-9.0", "cp38-abi3-linux_x86_64", wheel)
         make_wheel(self.mirror, "flashinfer_python-1.0", "py3-none-any", {"flashinfer.py": b""})
 
     def surroundings(self, state: Path) -> dict[str, str]:
         return {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(self.data)}
 
-    def words(self, memory: float = 8) -> list[str]:
-        return [sys.executable, "-c", PROGRAM, str(self.mirror), str(int(memory * GIB))]
+    def words(self, memory: float = 8, program: str = PROGRAM) -> list[str]:
+        return [sys.executable, "-c", program, str(self.mirror), str(int(memory * GIB))]
 
-    def build(self, state: Path, code: int = 0, memory: float = 8) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(self.words(memory), env=self.surroundings(state), capture_output=True, text=True)
+    def build(self, state: Path, code: int = 0, memory: float = 8, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(self.words(memory, program), env=self.surroundings(state), capture_output=True, text=True)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done
 
@@ -248,18 +303,23 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_one_module_is_replaced_and_the_wheel_says_so(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+def test_a_module_and_patched_python_are_replaced_and_the_wheel_says_so(engine: Engine, wheel: Path, tmp_path: Path) -> None:
     name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", wheel.name)
     assert name
     ours, theirs = members(wheel), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
     info = f"vllm-{name[1]}.dist-info"
-    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {MEMBER}
+    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {
+        MEMBER,
+        PYTHON,
+    }
     assert f"Version: {name[1]}\n" in ours[f"{info}/METADATA"].decode()
     rows = dict(line.split(",", 1) for line in ours[f"{info}/RECORD"].decode().splitlines())
     assert rows == {file: f"{row_hash(data)},{len(data)}" for file, data in ours.items()} | {f"{info}/RECORD": ","}
     said = json.loads(ours[f"{info}/sm120kit.json"])
+    assert ours[PYTHON] == AFTER.encode(), "patched Python as without --from-source"
     assert said["replaced"] == {
-        MEMBER: {"official": hashlib.sha256(theirs[MEMBER]).hexdigest(), "here": hashlib.sha256(ours[MEMBER]).hexdigest()}
+        file: {"official": hashlib.sha256(theirs[file]).hexdigest(), "here": hashlib.sha256(ours[file]).hexdigest()}
+        for file in (MEMBER, PYTHON)
     }
     assert said["archs"] == ["sm_120f"] and said["pin"]["version"] == "9.0"
     assert said["injected"]["HEADERS_SRC_DIR"] == "cutlass 4.4.2"
@@ -275,6 +335,35 @@ def test_one_module_is_replaced_and_the_wheel_says_so(engine: Engine, wheel: Pat
     for log in ("configure.log", "compile.log"):
         first = (wheel.parent / "logs" / log).read_text().splitlines()[0]
         assert not environment.isolation() or " unshare " in first, "without a network"
+
+
+def test_patched_python_goes_into_the_official_wheel_without_a_compiler(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+    made, first = engine.build(tmp_path / "state", program=OVERLAY).stdout.split()
+    name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", Path(made).name)
+    assert name and Path(made).name != wheel.name and first == "True"
+    assert engine.build(tmp_path / "state", program=OVERLAY).stdout.split() == [made, "False"]
+    elsewhere = engine.build(tmp_path / "else" / "where", program=OVERLAY).stdout.split()[0]
+    assert Path(elsewhere).read_bytes() == Path(made).read_bytes()
+    assert list((tmp_path / "state").glob("work/*")) == []
+    ours, theirs = members(Path(made)), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
+    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {PYTHON}
+    said = json.loads(ours[f"vllm-{name[1]}.dist-info/sm120kit.json"])
+    assert [*said["replaced"]] == [PYTHON] and [patch["slug"] for patch in said["patches"]] == ["says-more"]
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", site, "--quiet", made], check=True)
+    assert (site / PYTHON).read_text() == AFTER
+
+
+def test_a_wheel_of_another_source_is_not_overlaid(engine: Engine, tmp_path: Path) -> None:
+    other = Engine.__new__(Engine)
+    other.data, other.mirror = tmp_path / "data", tmp_path / "mirror"
+    for name in ("data", "mirror"):
+        shutil.copytree(getattr(engine, name), tmp_path / name)
+    make_wheel(other.mirror, "vllm-9.0", "cp38-abi3-linux_x86_64", {PYTHON: b"version = '9'\n"})
+    other.command(tmp_path / "state", "recipe", "lock", "--upgrade")
+    told = other.build(tmp_path / "state", program=OVERLAY, code=31).stderr
+    assert f"{PYTHON}, changed by vllm/says-more: the wheel has sha256" in told and "do not fit vllm-9.0-cp38" in told
+    assert not list((tmp_path / "state").glob("build/vllm/*"))
 
 
 def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine: Engine, wheel: Path, tmp_path: Path) -> None:
@@ -403,3 +492,57 @@ def test_vllm_builds_no_kernels_of_cutlass_2_for_sm12x_alone(tmp_path: Path) -> 
         assert (archs(base, targets), archs(patched, targets)) == ("8.9+PTX", ""), targets
     for targets in ("7.5;8.0", "8.0;8.9;9.0", "9.0;10.0"):
         assert archs(base, targets) == archs(patched, targets) != "", targets
+
+
+LINEAR = "vllm/model_executor/kernels/linear"
+CHOICE = ("is_supported_and_can_implement_kernel", "choose_scaled_mm_linear_kernel")
+
+
+def of_file(source: bytes, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """Some functions, classes or constants of a Python file, made without its imports: ``given`` has what they refer to."""
+    wanted = []
+    for node in ast.parse(source).body:
+        target = node.target if isinstance(node, ast.AnnAssign) else node
+        if getattr(target, "name", getattr(target, "id", "")) in names:
+            wanted.append(node)
+    assert len(wanted) == len(names)
+    later = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)  # annotations name what is not here
+    module = ast.fix_missing_locations(ast.Module([later, *wanted], []))
+    exec(compile(module, "vllm", "exec"), given)
+    return given
+
+
+def int8_kernel(files: dict[str, bytes], capability: tuple[int, int]) -> str:
+    """What vLLM's own code chooses for a layer in INT8 on a GPU of some capability."""
+    cuda = SimpleNamespace(
+        _enum="cuda", is_cuda=lambda: True, is_cuda_alike=lambda: True, get_device_capability=lambda: capability
+    )
+    given: dict[str, Any] = {"current_platform": cuda, "Int8ScaledMMLinearKernel": object}
+    of_file(files["scaled_mm/cutlass.py"], ("CutlassInt8ScaledMMLinearKernel",), given)
+    of_file(files["scaled_mm/triton.py"], ("TritonInt8ScaledMMLinearKernel",), given)
+    given |= dict.fromkeys(("CPUInt8ScaledMMLinearKernel", "AiterInt8ScaledMMLinearKernel"))
+    given |= {"PlatformEnum": SimpleNamespace(CUDA="cuda", CPU="cpu", ROCM="rocm")}
+    given |= {"envs": SimpleNamespace(VLLM_DISABLED_KERNELS=[])}
+    of_file(files["__init__.py"], ("_POSSIBLE_INT8_KERNELS", *CHOICE), given)
+    chosen: str = given[CHOICE[1]](None, given["_POSSIBLE_INT8_KERNELS"]).__name__
+    return chosen.removesuffix("ScaledMMLinearKernel")
+
+
+def test_vllm_leaves_int8_on_sm12x_to_triton(tmp_path: Path) -> None:
+    """What the patch of vLLM's choice of kernels does, by its own code; and that the CUTLASS kernel has nothing for SM12x."""
+    tree = fromsource.source(recipe.load_engine("vllm-0.20.0"), Options(Workspace.open(tmp_path)))
+    repository = Repository(tree.checkout.repository)
+
+    def chosen(commit: str, capability: tuple[int, int]) -> str:
+        names = ("__init__.py", "scaled_mm/cutlass.py", "scaled_mm/triton.py")
+        return int8_kernel({name: repository.read(commit, f"{LINEAR}/{name}") for name in names}, capability)
+
+    base, patched = tree.checkout.commit, tree.commit
+    for capability in ((12, 0), (12, 1)):
+        assert (chosen(base, capability), chosen(patched, capability)) == ("CutlassInt8", "TritonInt8"), capability
+    for capability in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (11, 0)):
+        assert (chosen(base, capability), chosen(patched, capability)) == ("CutlassInt8", "CutlassInt8"), capability
+    dispatch = "csrc/libtorch_stable/quantization/w8a8/cutlass/scaled_mm_c3x_sm120.cu"
+    code = re.sub(r"//.*", "", repository.read(base, dispatch).decode())
+    call = re.search(r"dispatch_scaled_mm\(([^;]*)\);", code)
+    assert call and call[1].split(",")[7].strip() == "nullptr", "its INT8 function"

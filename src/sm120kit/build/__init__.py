@@ -10,6 +10,7 @@ from sm120kit.build.extension import SOURCE, Site, check_extensions, cmake_progr
 from sm120kit.build.finishing import check, finish
 from sm120kit.build.generate import generate
 from sm120kit.build.kernels import compile_kernels, finish_kernels, source_files, source_version
+from sm120kit.build.overlay import finish_overlay, lay, overlaid
 
 __all__ = [
     "SOURCE",
@@ -26,9 +27,12 @@ __all__ = [
     "finish",
     "finish_extensions",
     "finish_kernels",
+    "finish_overlay",
     "generate",
     "install",
     "isolation",
+    "lay",
+    "overlaid",
     "source_files",
     "source_version",
 ]

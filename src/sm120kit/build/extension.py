@@ -7,7 +7,6 @@ and :data:`sm120kit.build.cuda.FRONT_END` works.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shlex
@@ -22,7 +21,7 @@ from sm120kit import process
 from sm120kit.build.compiling import Progress, compile_error, ninja_program, under_gate
 from sm120kit.build.cuda import link_toolchain
 from sm120kit.build.environment import ENVIRONMENT, answers, linked
-from sm120kit.build.finishing import artifact, check, origin
+from sm120kit.build.finishing import artifact, check, repacked
 from sm120kit.build.kernels import require_fit_for_cmake, user_settings
 from sm120kit.build.pack import local_version
 from sm120kit.build.repack import repack
@@ -236,29 +235,25 @@ def finish_extensions(
     tree: PatchedTree,
     official: tuple[LockedWheel, Path],
     versions: Mapping[str, str],
+    overlay: Mapping[str, Path],
     site: Site,
     target: Path,
 ) -> Artifacts:
     """Check the modules, pack the wheel, and publish it with its records in ``target``: whole or not at all.
 
-    ``official`` is the wheel that is packed again and where it lies, ``versions`` what else the build was made with.
+    ``official`` is the wheel that is packed again and where it lies, ``versions`` what else the build was made with,
+    ``overlay`` patched files of the engine's own package by member.
     """
     table = item.from_source
     assert table is not None
-    locked, path = official
+    path = official[1]
     kernels = check_extensions(plan, item, path, site)
     work = site.work
-    places = {table.targets[module.name].member: work / module.library for module in plan.modules}
-    with zipfile.ZipFile(path) as wheel:
-        replaced = {
-            member: {"official": hashlib.sha256(wheel.read(member)).hexdigest(), "here": file_sha256(library)}
-            for member, library in places.items()
-        }
+    libraries = {table.targets[module.name].member: work / module.library for module in plan.modules}
+    places = {**overlay, **libraries}
     commands = {output: words for module in plan.modules for output, words in _commands(module, work).items()}
     record = {
-        **origin(plan, tree),
-        "official": {"wheel": locked.filename, "sha256": locked.sha256},
-        "replaced": replaced,
+        **repacked(plan, tree, official, places),
         "injected": {
             variable: f"{filled.project} {filled.version}" if filled.project else f"stand-in: {filled.reason}"
             for variable, filled in table.injected.items()
@@ -276,7 +271,7 @@ def finish_extensions(
             plan=plan.digest,
             wheel=artifact(packed, beside),
             modules=tuple(
-                Artifact(member, file_sha256(library), library.stat().st_size) for member, library in sorted(places.items())
+                Artifact(member, file_sha256(library), library.stat().st_size) for member, library in sorted(libraries.items())
             ),
             kernels=kernels,
             left_out=plan.left_out,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sm120kit import process
 from sm120kit.build import pack
 from sm120kit.cubin import matching, read
 from sm120kit.errors import BadArtifact, ExpectationFailed
-from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin, Module, PatchedTree
+from sm120kit.records import Artifact, Artifacts, BuildPlan, Cubin, LockedWheel, Module, PatchedTree
 from sm120kit.workspace import file_sha256, publish_directory, record_json, write_record
 
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
@@ -119,6 +121,26 @@ def origin(plan: BuildPlan, tree: PatchedTree) -> dict[str, object]:
         "modules": [module.name for module in plan.modules if module.packed],
         "left_out": plan.left_out,
         "toolchain": {"nvcc": plan.toolchain.nvcc_version, "host": plan.toolchain.host_version},
+    }
+
+
+def repacked(
+    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], places: Mapping[str, Path]
+) -> dict[str, object]:
+    """What a wheel that is packed again says about itself: also the official one, and every file that is another in it.
+
+    ``official`` is that wheel and where it lies, ``places`` are the new files by member.
+    """
+    locked, path = official
+    with zipfile.ZipFile(path) as wheel:
+        replaced = {
+            member: {"official": hashlib.sha256(wheel.read(member)).hexdigest(), "here": file_sha256(file)}
+            for member, file in places.items()
+        }
+    return {
+        **origin(plan, tree),
+        "official": {"wheel": locked.filename, "sha256": locked.sha256},
+        "replaced": replaced,
     }
 
 

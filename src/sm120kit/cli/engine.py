@@ -9,7 +9,7 @@ from sm120kit import console
 
 if TYPE_CHECKING:
     from sm120kit.engines import Engine
-    from sm120kit.records import BuildPlan
+    from sm120kit.fromsource import Built
     from sm120kit.trees import Options
     from sm120kit.workspace import Workspace
 
@@ -54,13 +54,23 @@ def show_plan(engine: Engine, workspace: Workspace) -> None:
         )
         console.table(("left out", "reason"), ((left.what, left.reason) for left in plan.left_out))
     if engine.source is not None:
-        _show_source_plan(engine.source.plan)
+        _show_own_wheel(engine.source)
     console.data("unverified on SM120: no kernel was run")
 
 
-def _show_source_plan(plan: BuildPlan) -> None:
-    """What is built from the engine's own source."""
-    console.data(f"\nfrom source: {plan.version}+sm120kit.{plan.digest[:12]}, tree {plan.tree}, for {' '.join(plan.archs)}")
+def _show_own_wheel(source: Built) -> None:
+    """What of the engine's own wheel is patched, and what is built from source."""
+    plan = source.plan
+    console.data(
+        f"\n{plan.engine} {plan.version}+sm120kit.{plan.digest[:12]}: the official wheel packed again, tree {plan.tree}"
+    )
+    console.table(
+        ("replaced in it", "patch"),
+        ((path, f"{patch.project}/{patch.slug}") for path, patches in source.overlaid.items() for patch in patches),
+    )
+    if not plan.modules:
+        return
+    console.data(f"from source for {' '.join(plan.archs)}:")
     console.table(
         ("module", "unit", "expected memory", "expected time"),
         (
