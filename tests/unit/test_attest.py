@@ -232,7 +232,8 @@ def test_an_official_wheel_that_was_packed_again_is_an_ancestor_too(tmp_path: Pa
     wheel = LockedWheel("vllm", "0.20.0+sm120kit.1", "vllm-ours.whl", "2" * 64)
     official = {"wheel": "vllm-0.20.0-cp38-abi3-manylinux_2_35_x86_64.whl", "sha256": "a" * 64}
     pin = {"project": "vllm", "distribution": "vllm", "version": "0.20.0", "sha256": "b" * 64}
-    origin = ORIGIN | {"pin": pin, "inside": [], "patches": [], "official": official}
+    nothing_compiled: dict[str, Any] = {key: [] for key in ("inside", "patches", "archs", "modules", "kernel_groups")}
+    origin = ORIGIN | {"pin": pin, "official": official} | nothing_compiled
     entry = written(tmp_path, ours=(OURS, BuiltWheel(wheel, origin)))
     assert entry.attested
     ancestors = component(json.loads((tmp_path / entry.attested.sbom.path).read_text()), "vllm")["pedigree"]["ancestors"]
