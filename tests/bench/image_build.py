@@ -5,7 +5,15 @@
 Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and fetch nothing; both run on one
 daemon that is started here. The patch that changes adds a comment to a header that the module's kernels include. Needs root,
 docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing.
-Nobody has run it to its end yet, so there are no figures.
+
+2 cores of an AMD EPYC that a test run shared, nvcc 13.0.88, classic builder:
+
+    the first build     229.6 s    1369 MiB new     108.0 s    1995 MiB new
+    nothing changed       1.0 s       0 MiB new       5.6 s       0 MiB new
+    one patch changed    46.0 s      53 MiB new      58.0 s     188 MiB new
+
+At first sm120kit (left) takes twice as long: it also asks the templates which tiles fit, and compiles no faster. With a patch changed
+both compile this module again; the naive one installs everything from its source on once more, and leaves its compiler in the image.
 """
 
 from __future__ import annotations
