@@ -12,8 +12,9 @@ docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch
     nothing changed       1.0 s       0 MiB new       5.6 s       0 MiB new
     one patch changed    46.0 s      53 MiB new      58.0 s     188 MiB new
 
-At first sm120kit (left) takes twice as long: it also asks the templates which tiles fit, and compiles no faster. With a patch changed
-both compile this module again; the naive one installs everything from its source on once more, and leaves its compiler in the image.
+At first sm120kit (left) takes twice as long: it also asks the templates which tiles fit, and compiles no faster. With a patch
+changed both compile this module again; the naive one installs everything from its source on once more, and leaves its compiler
+in the image.
 """
 
 from __future__ import annotations
