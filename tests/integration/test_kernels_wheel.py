@@ -112,7 +112,7 @@ def test_a_second_build_has_nothing_to_do(wheel: Path, state: Path) -> None:
 def test_the_wheels_own_tests_pass_beside_a_cpu_torch(site: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     inside = Path(__file__).with_name("kernels_wheel_inside.py")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--noconftest", "-c", os.devnull]
     done = subprocess.run(
         [sys.executable, *words, f"--rootdir={tmp_path}", f"--junitxml={report}", str(inside)],
         env={**os.environ, "PYTHONPATH": str(site)},
