@@ -36,7 +36,7 @@ def main() -> None:
         )
         try:
             stream_all(url, [[Ask(0, "/v1/chat/completions", {})]])  # what is imported and compiled only once
-            for users, rate in ((1, 10), (4, 50), (16, 100), (16, 500), (16, 1000), (32, 1000)):
+            for users, rate in ((1, 10), (4, 50), (16, 100), (16, 500), (16, 1000), (32, 1000), (64, 100), (160, 100)):
                 log = Path(place) / f"{users}-{rate}"
                 schedule = {"first": FIRST, "interval": 1 / rate, "tokens": max(20, rate * SECONDS), "log": str(log)}
                 ask = Ask(0, "/v1/chat/completions", {"schedule": schedule})
