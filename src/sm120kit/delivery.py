@@ -159,9 +159,7 @@ def named(image: Image, workspace: Workspace, tell: Callable[[str], None] = lamb
 def verify(reference: str, workspace: Workspace, tell: Callable[[str], None] = lambda line: None) -> checks.Report:
     """Run the checks of an image, built here or pulled. What it must be follows from its labels and its recipe."""
     daemon = Daemon()
-    found = daemon.inspect(reference)
-    if found is None:
-        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
+    found = daemon.find(reference)
     wanted = expected(found)
     return checks.verify(found, found.labels[f"{images.LABEL}reference"], wanted, daemon, workspace, tell)
 
@@ -277,9 +275,7 @@ def require_signed(reference: str, index: Path, trusted: Path) -> None:
         NoSuchImage: it is not here.
         NotAttested: it is not listed, or :func:`sm120kit.attest.check` refuses it.
     """
-    found = Daemon().inspect(reference)
-    if found is None:
-        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
+    found = Daemon().find(reference)
     listed = [one for one in registry.read_index(index).images if one.verified.image.content == found.content]
     if not listed:
         raise NotAttested(f"{index} lists no image with the content of {reference}", "--index names the list it came from")

@@ -13,7 +13,7 @@ from typing import Any
 
 from sm120kit.daemon import building
 from sm120kit.daemon.asking import follow, patiently, told
-from sm120kit.errors import DaemonUnreachable, ToolchainMissing
+from sm120kit.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
 from sm120kit.records import Image
 from sm120kit.workspace import digest_of
 
@@ -88,6 +88,17 @@ class Daemon:
         """
         with told(f"inspecting {reference}"):
             return _settings(self._client.api.inspect_image(reference)["Config"])
+
+    def find(self, reference: str) -> Image:
+        """An image that has to be here.
+
+        Raises:
+            NoSuchImage: it is not.
+        """
+        found = self.inspect(reference)
+        if found is None:
+            raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
+        return found
 
     def history(self, reference: str) -> tuple[str, ...]:
         """The commands that an image says it was made with, newest first."""

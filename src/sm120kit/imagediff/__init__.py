@@ -14,7 +14,6 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 from sm120kit.daemon import DAEMONS_OWN, EMPTY_LAYER, Daemon
-from sm120kit.errors import NoSuchImage
 from sm120kit.imagediff.causes import BASE, LABEL, Cause, Judge, label_of
 from sm120kit.imagediff.contents import Contents, Entry, read
 from sm120kit.records import Image
@@ -72,12 +71,7 @@ def diff(first: str, second: str, daemon: Daemon) -> Diff:
         NoSuchImage: one of them is not here.
         DaemonUnreachable: the daemon went away.
     """
-    images = []
-    for reference in (first, second):
-        found = daemon.inspect(reference)
-        if found is None:
-            raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
-        images.append(found)
+    images = [daemon.find(reference) for reference in (first, second)]
     needed = images[0].layers != images[1].layers
     bases = label_of(images[0], BASE) != label_of(images[1], BASE)
     return compare(*(_contents(image, daemon, files=needed, base=needed and bases) for image in images))

@@ -17,7 +17,7 @@ from typing import Any
 
 from sm120kit.cubin import matching, read
 from sm120kit.daemon import Daemon
-from sm120kit.errors import NoSuchImage, NotVerified, UnknownName
+from sm120kit.errors import NotVerified, UnknownName
 from sm120kit.records import Check, Image, Verdict, VerifiedImage
 from sm120kit.workspace import Workspace, data_root, digest_of, file_sha256, read_record, write_record
 
@@ -134,9 +134,7 @@ def verified(reference: str, daemon: Daemon, workspace: Workspace) -> VerifiedIm
         NoSuchImage: it is not here.
         NotVerified: it was never verified, was changed since, or the checks were.
     """
-    image = daemon.inspect(reference)
-    if image is None:
-        raise NoSuchImage(f"there is no image {reference}", "sm120kit image makes it, sm120kit pull fetches it")
+    image = daemon.find(reference)
     record = record_path(workspace, image)
     if not record.is_file():
         raise NotVerified(
