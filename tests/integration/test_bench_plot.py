@@ -8,40 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from sweep import SWEEP
 
 from sm120kit.bench import plot
-from sm120kit.bench.receipt import FORMAT, Circumstances, Measured, Receipt
-from sm120kit.bench.sample import Sample
 from sm120kit.errors import StateUnwritable
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def sample(user: int, rate: float, error: str = "") -> Sample:
-    """101 tokens, one per chunk, at a steady rate."""
-    times = tuple(1.0 + i / rate for i in range(101))
-    return Sample(user, 0, 0.0, times[-1], 200, error, times, 101, 1.0, 1.0, 5, None, 101, None, "stop", "m", "")
-
-
-def cell(users: int, context: int, *samples: Sample, complete: bool = True) -> Measured:
-    return Measured(users, 100, context, (), samples, 0.001, None, 0, None, complete)
-
-
-ABOUT = Circumstances("http://x", "tiny", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {})
-
-
-def made(*cells: Measured) -> Receipt:
-    return Receipt(FORMAT, "2026-01-01T00:00:00+00:00", True, ABOUT, cells)
-
-
-SWEEP = made(
-    cell(1, 0, sample(0, 50), sample(0, 60)),
-    cell(4, 0, *(sample(user, 40) for user in range(3)), sample(3, 40, "HTTP 500")),
-    cell(8, 0, *(sample(user, 9, "HTTP 500") for user in range(8))),
-    cell(1, 32000, sample(0, 30)),
-    cell(1, 64000, sample(0, 3), complete=False),
-)
 
 
 def places(root: ElementTree.Element, group: str) -> list[tuple[float, float]]:
