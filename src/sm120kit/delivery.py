@@ -83,7 +83,7 @@ def image(
         kind="flashinfer",
         recipe=built.name,
         labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
-        env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(map(images.arch_number, built.plan.archs))},
+        env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in built.plan.archs)},
     )
     return _delivered(setup, options, base, [built.wheel], closure, network, context_only, tell)
 

@@ -205,12 +205,6 @@ def require_pinned(base: str) -> None:
         )
 
 
-def arch_number(arch: str) -> str:
-    """``sm_120f`` as FlashInfer and torch write it: ``12.0f``."""
-    digits = arch.removeprefix("sm_")
-    return f"{digits[:2]}.{digits[2:]}"
-
-
 def build(
     context: ImageContext, daemon: Daemon, workspace: Workspace, *, network: str, tell: Callable[[str], None]
 ) -> tuple[Image, bool]:

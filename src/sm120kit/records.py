@@ -23,6 +23,11 @@ class Arch(StrEnum):
     SM_120F = "sm_120f"
     SM_121A = "sm_121a"
 
+    @property
+    def number(self) -> str:
+        """As FlashInfer and torch write it: ``12.0f``."""
+        return f"{self[3:5]}.{self[5:]}"
+
 
 @dataclass(frozen=True)
 class SdistPin:

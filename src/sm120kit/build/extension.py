@@ -118,7 +118,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: Site) -> None:
             "name nvidia-cuda-nvcc and what it needs in from_source.environment of the recipe",
         )
     cuda = link_toolchain(work / "cuda", replace(tools, cuda_home=home))
-    environment = {"TORCH_CUDA_ARCH_LIST": " ".join(f"{arch[3:5]}.{arch[5:]}" for arch in plan.archs)}
+    environment = {"TORCH_CUDA_ARCH_LIST": " ".join(arch.number for arch in plan.archs)}
     definitions = {
         "CMAKE_MAKE_PROGRAM": ninja_program(),
         "CMAKE_BUILD_TYPE": "Release",

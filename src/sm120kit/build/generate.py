@@ -36,7 +36,7 @@ def generate(
         )
     cuda = link_toolchain(work / "cuda", toolchain)
     env = {
-        "FLASHINFER_CUDA_ARCH_LIST": " ".join(f"{arch[3:5]}.{arch[5:]}" for arch in sorted(archs)),
+        "FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in sorted(archs)),
         "FLASHINFER_WORKSPACE_BASE": str(work / "jit"),
         "FLASHINFER_NVCC": "$$SM120KIT_GATE $cuda_home/bin/nvcc",
         # Symbol tables name nvcc's temporary files, and a build id would hash them.
