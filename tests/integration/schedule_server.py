@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import selectors
 import sys
 import time
 from pathlib import Path
@@ -135,6 +136,8 @@ async def main() -> None:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main())
+        # select() waits to the microsecond where epoll waits in whole milliseconds.
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+            runner.run(main())
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""The client against a real HTTP server on loopback that knows its own schedule. Accuracy is tests/bench/bench_client.py's."""
+"""The client against a real HTTP server on loopback with a schedule of its own. How true it is: tests/bench/bench_client.py."""
 
 from __future__ import annotations
 
@@ -99,6 +99,24 @@ def test_users_run_at_once(url: str) -> None:
     samples = client.stream_all(url, [[ask]] * 16).samples
     assert {sample.user for sample in samples} == set(range(16))
     assert max(sample.started for sample in samples) < min(sample.ended for sample in samples)
+
+
+def test_a_token_came_when_it_arrived_not_when_the_client_got_to_read_it(url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    watched = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.1, "tokens": 21, "log": str(log)}})
+
+    def busy() -> Iterator[Ask]:
+        for _ in range(20):
+            time.sleep(0.08)  # nothing is read meanwhile
+            yield Ask(1, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 2}})
+
+    seen = client.stream_all(url, [[watched], busy()])
+    assert seen.lag_seconds > 0.05
+    time.sleep(1.5)  # the server writes its log a second after the answer
+    (sent,) = (json.loads(line)["sent"] for line in log.read_text().splitlines())
+    late = [came - went for came, went in zip(seen.samples[0].chunk_seconds, sent, strict=True)]
+    off = sorted(abs(one - min(late)) for one in late)  # of two clocks, one of which began with the run
+    assert off[len(off) * 3 // 4] < 0.005, f"three of four within 5 ms of when they were sent: {off}"
 
 
 def test_models(url: str) -> None:

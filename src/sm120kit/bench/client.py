@@ -110,10 +110,10 @@ async def _stream_all(
     import httpx2
 
     began = time.perf_counter()
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    from sm120kit.bench import wire
+
     timeout = httpx2.Timeout(stall_seconds, connect=30)
-    # Between the machine and a server to be measured no proxy belongs.
-    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+    async with wire.client(url, timeout) as client:
 
         async def user(number: int, asks: Iterable[Ask]) -> list[Ended]:
             streams = []
@@ -131,6 +131,8 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
     """Read one answer to its end; what is returned makes a sample of it."""
     import httpx2
 
+    from sm120kit.bench import wire
+
     reads: list[tuple[float, bytes]] = []
     status, error = None, ""
     clock = time.perf_counter
@@ -145,7 +147,7 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
         async with client.stream("POST", ask.path, json=ask.body, extensions={"trace": trace}) as response:
             status = response.status_code
             async for read in response.aiter_raw():
-                reads.append((clock() - began, read))
+                reads.append((wire.arrived(response) - began, read))
         if status != 200:
             body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
             reads, error = [], f"HTTP {status}: {body}"

@@ -1,0 +1,153 @@
+"""Connections that know when their bytes arrived: the kernel's time of arrival, not when this process got to read them.
+
+A process with many streams is late for some of them. Linux notes when a segment came (``SO_TIMESTAMPNS``, socket(7) and the
+kernel's Documentation/networking/timestamping.rst) and says so with the bytes; what lies in one read has the time of its last
+segment. Elsewhere, and of a connection with TLS, the time is that of the read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import httpcore2
+import httpx2
+
+SO_TIMESTAMPNS = 35
+"""asm-generic/socket.h, on 64-bit Linux; Python's ``socket`` does not name it."""
+_TIMESPEC = struct.Struct("@ll")
+_READ_BYTES = 64 << 10
+
+
+def client(url: str, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+    """A client of one server: as many connections as it likes and, between the machine and what is measured, no proxy."""
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
+    if httpx2.URL(url).scheme == "http":
+        transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for it
+            max_connections=None, max_keepalive_connections=None, network_backend=_Backend()
+        )
+    return httpx2.AsyncClient(base_url=url, timeout=timeout, transport=transport, trust_env=False)
+
+
+def arrived(response: httpx2.Response) -> float:
+    """When the bytes arrived that were read last, in seconds of ``time.perf_counter``."""
+    stream = response.extensions["network_stream"]
+    return stream.arrived if isinstance(stream, _Stream) else time.perf_counter()
+
+
+class _Backend(httpcore2.AsyncNetworkBackend):
+    """Opens what the pool asks for."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> _Stream:
+        loop = asyncio.get_running_loop()
+        problem: OSError = OSError(f"{host} has no address")
+        try:
+            async with asyncio.timeout(timeout):
+                for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                    connection = socket.socket(family, kind, protocol)
+                    connection.setblocking(False)
+                    try:
+                        await loop.sock_connect(connection, address)
+                    except BaseException as error:
+                        connection.close()
+                        if not isinstance(error, OSError):
+                            raise
+                        problem = error
+                        continue
+                    return _Stream(connection, loop)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"no connection within {timeout:g} s") from error
+        except OSError as error:
+            problem = error
+        raise httpcore2.ConnectError(str(problem)) from problem
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """A TCP connection that is read as soon as something is there, whoever waits for it."""
+
+    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.arrived = time.perf_counter()
+        self._connection, self._loop = connection, loop
+        self._reads: deque[tuple[float, bytes]] = deque()
+        self._looked = self.arrived
+        self._waiting: asyncio.Future[None] | None = None
+        self._broken: OSError | None = None
+        self._ended = False
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # not Linux: bytes have the time at which they are read
+            connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        loop.add_reader(connection, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            read, said, _, _ = self._connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._broken, read, said = error, b"", []
+        now = time.perf_counter()
+        if read:
+            self._reads.append((now - self._age(said, now), read))
+        else:
+            self._ended = True
+            self._loop.remove_reader(self._connection)
+        self._looked = now
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _age(self, said: list[tuple[int, int, bytes]], now: float) -> float:
+        """How long ago the bytes arrived: not before the last look, for the stamp is of a clock that may be set."""
+        for level, kind, data in said:
+            if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+                seconds, nanoseconds = _TIMESPEC.unpack(data)
+                age: float = (time.time_ns() - seconds * 10**9 - nanoseconds) / 1e9
+                return min(max(0.0, age), now - self._looked)
+        return 0.0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if not self._reads and not self._ended:
+            self._waiting = self._loop.create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._waiting
+            except TimeoutError as error:
+                raise httpcore2.ReadTimeout from error
+        if not self._reads:
+            if self._broken:
+                raise httpcore2.ReadError(str(self._broken)) from self._broken
+            return b""
+        self.arrived, read = self._reads.popleft()
+        if len(read) > max_bytes:
+            self._reads.appendleft((self.arrived, read[max_bytes:]))
+        return read[:max_bytes]
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._loop.sock_sendall(self._connection, buffer)
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout from error
+        except OSError as error:
+            raise httpcore2.WriteError(str(error)) from error
+
+    async def aclose(self) -> None:
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection)
+            self._connection.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return bool(self._reads or self._ended) if info == "is_readable" else None
