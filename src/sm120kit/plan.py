@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -92,33 +91,17 @@ def make(
         if name not in asked
     ]
     left_out += _tiles_left_out(recipe, tiles)
-    plan = BuildPlan(
-        recipe=recipe.name,
-        engine=recipe.engine,
-        version=recipe.version,
-        archs=tuple(sorted(archs)),
-        groups=(group_name or recipe.default_group,),
-        tree=tree.tree,
-        commit=tree.commit,
-        modules=tuple(modules),
-        left_out=tuple(left_out),
-        toolchain=toolchain,
-        digest="",
-    )
     inputs = {
-        "format": PLAN_FORMAT,
-        "recipe": [plan.recipe, plan.engine, plan.version],
-        "archs": plan.archs,
-        "tree": plan.tree,
         "modules": [
             [module.name, module.packed, module.expect_kernels, made.ninja]
             for module, made in zip(modules, generated, strict=True)
         ],
-        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
+        "left_out": left_out,
         "versions": dict(versions),
-        "left_out": [asdict(item) for item in left_out],
     }
-    return replace(plan, digest=digest_of(inputs))
+    names = recipe.name, recipe.engine, recipe.version
+    groups = (group_name or recipe.default_group,)
+    return _named(*names, tree, inputs, archs=archs, groups=groups, modules=modules, left_out=left_out, toolchain=toolchain)
 
 
 def kernels(
@@ -139,11 +122,11 @@ def kernels(
     Raises:
         UnknownName: no kernel's name starts with ``start``.
     """
-    names = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
-    chosen = [name for name in names if start in (None, "all") or name == start or name.startswith(f"{start}_")]
+    stems = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
+    chosen = [name for name in stems if start in (None, "all") or name == start or name.startswith(f"{start}_")]
     if not chosen:
         raise UnknownName(
-            f"no kernel's name is or starts with {start!r}", f"kernels: {', '.join(names)}; or the start of a name, or all"
+            f"no kernel's name is or starts with {start!r}", f"kernels: {', '.join(stems)}; or the start of a name, or all"
         )
     units = []
     for name in chosen:
@@ -152,31 +135,12 @@ def kernels(
         units.append(Unit("kernels", f"source/kernels/{name}.cu", output, *cost))
     # Each kernel carries its name, and instantiates a mainloop of SM120.
     expect = tuple((f"*device_kernel*{len(name)}{name}E*@{arch}*", 1) for name in chosen for arch in sorted(archs))
-    left_out = tuple(LeftOut(name, f"its name does not start with {start}") for name in names if name not in chosen)
-    plan = BuildPlan(
-        recipe=f"kernels@{recipe.name}",
-        engine="kernels",
-        version=version,
-        archs=tuple(sorted(archs)),
-        groups=(start or "all",),
-        tree=tree.tree,
-        commit=tree.commit,
-        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect),),
-        left_out=left_out,
-        toolchain=toolchain,
-        digest="",
-    )
-    inputs = {
-        "format": PLAN_FORMAT,
-        "recipe": [plan.recipe, plan.version],
-        "archs": plan.archs,
-        "tree": plan.tree,
-        "kernels": chosen,
-        "files": dict(files),
-        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
-        "versions": dict(versions),
-    }
-    return replace(plan, digest=digest_of(inputs))
+    left_out = [LeftOut(name, f"its name does not start with {start}") for name in stems if name not in chosen]
+    names = f"kernels@{recipe.name}", "kernels", version
+    inputs = {"recipe": [names[0], version], "kernels": chosen, "files": dict(files), "versions": dict(versions)}
+    groups = (start or "all",)
+    modules = [Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect)]
+    return _named(*names, tree, inputs, archs=archs, groups=groups, modules=modules, left_out=left_out, toolchain=toolchain)
 
 
 def extensions(
@@ -210,7 +174,7 @@ def extensions(
                 "name the version that the engine asks for in from_source.injected, and a FlashInfer recipe that carries it",
             )
         injected[variable] = [filled.project, source, filled.files, filled.definitions]
-    modules = tuple(
+    modules = [
         Module(
             name,
             PurePosixPath(target.member).name,
@@ -219,33 +183,17 @@ def extensions(
             tuple(sorted(target.expect_kernels.items())),
         )
         for name, target in sorted(table.targets.items())
-    )
-    plan = BuildPlan(
-        recipe=item.name,
-        engine=item.engine,
-        version=item.version,
-        archs=tuple(sorted(item.archs)),
-        groups=(),
-        tree=tree.tree,
-        commit=tree.commit,
-        modules=modules,
-        left_out=tuple(LeftOut(name, filled.reason) for name, filled in table.injected.items() if filled.files),
-        toolchain=toolchain,
-        digest="",
-    )
+    ]
     inputs = {
-        "format": PLAN_FORMAT,
-        "recipe": [plan.recipe, plan.engine, plan.version],
-        "archs": plan.archs,
-        "tree": plan.tree,
         "targets": [[name, target.member, sorted(target.units)] for name, target in sorted(table.targets.items())],
         "injected": injected,
         "official": official.sha256,
         "environment": sorted((wheel.name, wheel.sha256) for wheel in environment),
-        "toolchain": [toolchain.nvcc_version, toolchain.host_version],
         "versions": dict(versions),
     }
-    return replace(plan, digest=digest_of(inputs))
+    names = item.name, item.engine, item.version
+    left_out = [LeftOut(name, filled.reason) for name, filled in table.injected.items() if filled.files]
+    return _named(*names, tree, inputs, archs=item.archs, modules=modules, left_out=left_out, toolchain=toolchain)
 
 
 def overlay(item: EngineRecipe, tree: PatchedTree, official: LockedWheel, replaced: Iterable[str]) -> BuildPlan:
@@ -253,27 +201,44 @@ def overlay(item: EngineRecipe, tree: PatchedTree, official: LockedWheel, replac
 
     Nothing is compiled, so that it depends on the source with its series and on the wheel ``official`` alone.
     """
-    plan = BuildPlan(
-        recipe=item.name,
-        engine=item.engine,
-        version=item.version,
-        archs=(),
-        groups=(),
+    inputs = {"commit": tree.commit, "official": official.sha256, "replaced": sorted(replaced)}
+    return _named(item.name, item.engine, item.version, tree, inputs)
+
+
+def _named(
+    recipe: str,
+    engine: str,
+    version: str,
+    tree: PatchedTree,
+    inputs: Mapping[str, object],
+    *,
+    archs: Iterable[Arch] = (),
+    groups: tuple[str, ...] = (),
+    modules: Iterable[Module] = (),
+    left_out: Iterable[LeftOut] = (),
+    toolchain: Toolchain | None = None,
+) -> BuildPlan:
+    """A plan, named by the digest of ``inputs`` and of what goes into every plan; ``inputs`` come first.
+
+    Without a toolchain nothing is compiled, so that archs and the tree as a whole do not count.
+    """
+    common: dict[str, object] = {"format": PLAN_FORMAT, "recipe": [recipe, engine, version]}
+    if toolchain is not None:
+        compilers = [toolchain.nvcc_version, toolchain.host_version]
+        common |= {"archs": sorted(archs), "tree": tree.tree, "toolchain": compilers}
+    return BuildPlan(
+        recipe=recipe,
+        engine=engine,
+        version=version,
+        archs=tuple(sorted(archs)),
+        groups=groups,
         tree=tree.tree,
         commit=tree.commit,
-        modules=(),
-        left_out=(),
-        toolchain=NO_TOOLCHAIN,
-        digest="",
+        modules=tuple(modules),
+        left_out=tuple(left_out),
+        toolchain=toolchain or NO_TOOLCHAIN,
+        digest=digest_of({**common, **inputs}),
     )
-    inputs = {
-        "format": PLAN_FORMAT,
-        "recipe": [plan.recipe, plan.engine, plan.version],
-        "commit": plan.commit,
-        "official": official.sha256,
-        "replaced": sorted(replaced),
-    }
-    return replace(plan, digest=digest_of(inputs))
 
 
 def _tiles_left_out(recipe: Recipe, tiles: Sequence[TileFacts]) -> list[LeftOut]:
