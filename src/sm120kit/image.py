@@ -227,7 +227,7 @@ def build(
                 raise NoSuchImage(f"the base {context.base} is not here", "import or pull it, or name one by name@sha256:...")
             tell(f"pulling the base {context.base}")
             daemon.pull(context.base, tell)
-        built = daemon.inspect(daemon.build(context.directory, context.arguments, context.labels, network, tell))
+        built = daemon.inspect(daemon.build(context, network, tell))
         if built is None or {key: built.labels.get(key) for key in context.labels} != context.labels:
             raise ImageBuildFailed("the daemon's image does not carry the labels it was given", "look at the daemon's log")
         with disk_errors(record):

@@ -14,7 +14,7 @@ from typing import Any
 from sm120kit.daemon import building
 from sm120kit.daemon.asking import follow, patiently, told
 from sm120kit.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
-from sm120kit.records import Image
+from sm120kit.records import Image, ImageContext
 from sm120kit.workspace import digest_of
 
 _STARTS_WITH = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "Shell", "StopSignal", "User", "Volumes")
@@ -105,15 +105,8 @@ class Daemon:
         with told(f"inspecting {reference}"):
             return tuple(step["CreatedBy"] for step in self._client.api.history(reference))
 
-    def build(
-        self,
-        context: Path,
-        arguments: Mapping[str, str],
-        labels: Mapping[str, str],
-        network: str,
-        tell: Callable[[str], None],
-    ) -> str:
-        """Build ``context/Dockerfile`` and return the image's id.
+    def build(self, context: ImageContext, network: str, tell: Callable[[str], None]) -> str:
+        """Build the ``Dockerfile`` of a context and return the image's id.
 
         With BuildKit where the ``docker`` program can drive it (buildx, or a version older than 23), else with the classic
         builder: the same content. Buildx attaches provenance and SBOM where the daemon can hold them, that is with the
@@ -123,7 +116,7 @@ class Daemon:
             ImageBuildFailed: a step failed.
             DaemonUnreachable, NotEnoughDisk: as they say.
         """
-        return building.build(self._client, context, arguments, labels, network, tell)
+        return building.build(self._client, context, network, tell)
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes], *, network: str = "none") -> Ran:
         """Run a program in a container of ``image`` without its entrypoint; ``files`` are put below ``/tmp`` first.

@@ -6,48 +6,35 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sm120kit import process
 from sm120kit.daemon.asking import full_disk, told
 from sm120kit.errors import CommandFailed, DaemonUnreachable, ImageBuildFailed
+from sm120kit.records import ImageContext
 
 _BUILDX_ALONE = 23
 """The first version of the ``docker`` program that drives BuildKit through buildx only."""
 
 
-def build(
-    client: Any,
-    context: Path,
-    arguments: Mapping[str, str],
-    labels: Mapping[str, str],
-    network: str,
-    tell: Callable[[str], None],
-) -> str:
+def build(client: Any, context: ImageContext, network: str, tell: Callable[[str], None]) -> str:
     """See :meth:`sm120kit.daemon.Daemon.build`."""
-    program = None if arguments["BASE"].startswith("sha256:") else _buildkit()
+    program = None if context.base.startswith("sha256:") else _buildkit()
     if program is None:
-        return _classic(client, context, arguments, labels, network, tell)
-    return _with_buildkit(program, client, context, arguments, labels, network, tell)
+        return _classic(client, context, network, tell)
+    return _with_buildkit(program, client, context, network, tell)
 
 
-def _classic(
-    client: Any,
-    context: Path,
-    arguments: Mapping[str, str],
-    labels: Mapping[str, str],
-    network: str,
-    tell: Callable[[str], None],
-) -> str:
+def _classic(client: Any, context: ImageContext, network: str, tell: Callable[[str], None]) -> str:
     image = ""
     with told("building"):
         answers = client.api.build(
-            fileobj=packed(context),
+            fileobj=packed(context.directory),
             custom_context=True,
-            buildargs=dict(arguments),
-            labels=dict(labels),
+            buildargs=context.arguments,
+            labels=context.labels,
             network_mode=network,
             rm=True,
             forcerm=True,
@@ -71,10 +58,10 @@ def _classic(
     return image
 
 
-def packed(context: Path) -> Iterator[bytes]:
+def packed(directory: Path) -> Iterator[bytes]:
     """A context as a tar stream: gigabytes that need not be written to disk here. Owners, modes and times are fixed."""
-    for path in sorted(context.rglob("*")):
-        member = tarfile.TarInfo(str(path.relative_to(context)))
+    for path in sorted(directory.rglob("*")):
+        member = tarfile.TarInfo(str(path.relative_to(directory)))
         if path.is_dir():
             member.type, member.mode = tarfile.DIRTYPE, 0o755
             yield member.tobuf()
@@ -88,15 +75,7 @@ def packed(context: Path) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _with_buildkit(
-    program: list[str],
-    client: Any,
-    context: Path,
-    arguments: Mapping[str, str],
-    labels: Mapping[str, str],
-    network: str,
-    tell: Callable[[str], None],
-) -> str:
+def _with_buildkit(program: list[str], client: Any, context: ImageContext, network: str, tell: Callable[[str], None]) -> str:
     with told("inspecting the daemon"):
         drivers = dict(client.info().get("DriverStatus") or ())
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
@@ -105,11 +84,11 @@ def _with_buildkit(
         if "buildx" in program:
             attests = "containerd" in str(drivers.get("driver-type", ""))
             argv += ["--load", *(["--provenance=mode=max", "--sbom=true"] if attests else ["--provenance=false"])]
-        for flag, values in (("--build-arg", arguments), ("--label", labels)):
+        for flag, values in (("--build-arg", context.arguments), ("--label", context.labels)):
             for name, value in values.items():
                 argv += [flag, f"{name}={value}"]
         try:
-            process.run([*argv, context], env={"DOCKER_BUILDKIT": "1"}, on_line=tell)
+            process.run([*argv, context.directory], env={"DOCKER_BUILDKIT": "1"}, on_line=tell)
         except CommandFailed as failed:
             full_disk(failed.message)
             with told("building"):
