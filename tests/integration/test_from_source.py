@@ -7,12 +7,9 @@ Python, before and after its patches.
 from __future__ import annotations
 
 import ast
-import base64
 import ctypes
-import gzip
 import hashlib
 import http.server
-import io
 import json
 import os
 import platform
@@ -21,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import zipfile
@@ -31,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_engine import ENGINE, KERNELS, make_sdist, make_wheel, row_hash
 
 from sm120kit import cubin, fromsource, recipe, toolchain
 from sm120kit.build import cmake_program, environment
@@ -89,45 +86,13 @@ static __device__ int hidden = NUMBER;
 __global__ void kernel(int* out) { *out = hidden; }
 extern "C" int number() { return NUMBER; }
 """
-KERNELS = """\
-edition = 1
-name = "flashinfer-1.0"
-engine = "flashinfer"
-version = "1.0"
-summary = "a small one"
-archs = ["sm_120f"]
-default_group = "quick"
-[sources.flashinfer]
-sdist = "flashinfer-python"
-version = "1.0"
-sha256 = "{sha256}"
+CUTLASS = """\
 [sources.cutlass]
 inside = "flashinfer"
 path = "3rdparty/cutlass"
 version = "4.4.2"
-[modules.m]
-generator = "flashinfer.jit.m:gen"
-[groups.quick]
-summary = "all"
-modules = ["m"]
 """
-ENGINE = """\
-edition = 1
-name = "vllm-9.0"
-engine = "vllm"
-version = "9.0"
-summary = "a small one"
-state = "resolved"
-archs = ["sm_120f"]
-flashinfer = "flashinfer-1.0"
-kernels = "quick"
-serve = ["vllm", "serve"]
-built = []
-official = []
-[environment]
-python = "{python}"
-platforms = ["manylinux_2_35_x86_64"]
-requires = ["vllm==9.0", "nvidia-cuda-nvcc==13.0.88"]
+FROM_SOURCE = """\
 [from_source]
 sha256 = "{sha256}"
 environment = ["nvidia-cuda-nvcc"]
@@ -189,36 +154,6 @@ def blob_id(text: str) -> str:
     return hashlib.sha1(b"blob %d\0%s" % (len(text), text.encode())).hexdigest()
 
 
-def make_sdist(path: Path, files: dict[str, str]) -> str:
-    """An sdist; its sha256."""
-    with gzip.GzipFile(path, "w", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def make_wheel(place: Path, stem: str, tag: str, files: dict[str, bytes]) -> None:
-    name, version = stem.split("-")
-    info = f"{stem}.dist-info"
-    files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
-    }
-    rows = [(file, row_hash(data), str(len(data))) for file, data in files.items()]
-    files[f"{info}/RECORD"] = "".join(f"{','.join(row)}\n" for row in [*rows, (f"{info}/RECORD", "", "")]).encode()
-    with zipfile.ZipFile(place / f"{stem}-{tag}.whl", "w") as archive:
-        for file, data in files.items():
-            member = zipfile.ZipInfo(file)
-            member.external_attr = (0o100755 if "/bin/" in file else 0o100644) << 16
-            archive.writestr(member, data)
-
-
-def row_hash(data: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
 def compile_library(path: Path, text: str, *flags: str) -> Path:
     words = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", path, *flags]
     subprocess.run(words, input=text.encode(), check=True)
@@ -242,22 +177,23 @@ class Engine:
         kernels = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", headers)
         own = {"CMakeLists.txt": cmake, "csrc/host.cpp": HOST, "csrc/device.cu": DEVICE, PYTHON: BEFORE}
         sdist = make_sdist(self.mirror / "vllm-9.0.tar.gz", own)
-        (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=kernels))
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=kernels) + CUTLASS)
         self.recipe = self.recipes / "vllm-9.0.toml"
-        self.recipe.write_text(ENGINE.format(sha256=sdist, python=python))
+        of_here = ENGINE.replace('"3.12"', f'"{sys.version_info.major}.{sys.version_info.minor}"')
+        with_compiler = of_here.replace('"vllm==9.0"', '"vllm==9.0", "nvidia-cuda-nvcc==13.0.88"')
+        self.recipe.write_text(with_compiler + FROM_SOURCE.format(sha256=sdist))
         tools = toolchain.find()
         compiler = f'#!/bin/sh\nexec {tools.cuda_home}/bin/nvcc "$@"\n'.encode()
         inside = {
             "nvidia/cu13/bin/nvcc": compiler,
             "nvidia/cu13/include/cuda.h": (tools.cuda_home / "include" / "cuda.h").read_bytes(),
         }
-        make_wheel(self.mirror, "nvidia_cuda_nvcc-13.0.88", "py3-none-any", inside)
+        make_wheel(self.mirror, "nvidia-cuda-nvcc", "13.0.88", files=inside)
         official = root / "official.so"
         compile_library(official, "int official;", "-Wl,--no-as-needed", "-l:ld-linux-x86-64.so.2")
         wheel = {MEMBER: official.read_bytes(), PYTHON: BEFORE.encode(), "vllm/_other.so": b"theirs"}
-        make_wheel(self.mirror, "vllm-9.0", "cp38-abi3-linux_x86_64", wheel)
-        make_wheel(self.mirror, "flashinfer_python-1.0", "py3-none-any", {"flashinfer.py": b""})
+        make_wheel(self.mirror, "vllm", "9.0", "cp38-abi3-linux_x86_64", files=wheel)
+        make_wheel(self.mirror, "flashinfer-python", "1.0")
 
     def surroundings(self, state: Path) -> dict[str, str]:
         return {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(self.data)}
@@ -359,7 +295,7 @@ def test_a_wheel_of_another_source_is_not_overlaid(engine: Engine, tmp_path: Pat
     other.data, other.mirror = tmp_path / "data", tmp_path / "mirror"
     for name in ("data", "mirror"):
         shutil.copytree(getattr(engine, name), tmp_path / name)
-    make_wheel(other.mirror, "vllm-9.0", "cp38-abi3-linux_x86_64", {PYTHON: b"version = '9'\n"})
+    make_wheel(other.mirror, "vllm", "9.0", "cp38-abi3-linux_x86_64", files={PYTHON: b"version = '9'\n"})
     other.command(tmp_path / "state", "recipe", "lock", "--upgrade")
     told = other.build(tmp_path / "state", program=OVERLAY, code=31).stderr
     assert f"{PYTHON}, changed by vllm/says-more: the wheel has sha256" in told and "do not fit vllm-9.0-cp38" in told

@@ -5,11 +5,8 @@ The engine and its dependencies are small and made here; only the last tests loo
 
 from __future__ import annotations
 
-import base64
-import gzip
 import hashlib
 import http.server
-import io
 import json
 import os
 import platform
@@ -17,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,8 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import small_engine
+from small_engine import KERNELS, make_sdist, make_wheel
 
 ROOT = Path(__file__).parents[2]
+VLLM_TAG = "cp38-abi3-manylinux_2_28_x86_64"
 PATCH = """\
 From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: sm120kit <sm120kit@localhost>
@@ -52,73 +51,13 @@ diff --git a/include/x.h b/include/x.h
 +TWO
  three
 """
-KERNELS = """\
-edition = 1
-name = "flashinfer-1.0"
-engine = "flashinfer"
-version = "1.0"
-summary = "a small one"
-archs = ["sm_120f"]
-default_group = "quick"
-[sources.flashinfer]
-sdist = "flashinfer-python"
-version = "1.0"
-sha256 = "{sha256}"
-[modules.m]
-generator = "flashinfer.jit.m:gen"
-[groups.quick]
-summary = "all"
-modules = ["m"]
-"""
-ENGINE = """\
-edition = 1
-name = "vllm-9.0"
-engine = "vllm"
-version = "9.0"
-summary = "a small one"
-state = "resolved"
-archs = ["sm_120f"]
-flashinfer = "flashinfer-1.0"
-kernels = "quick"
-serve = ["vllm", "serve"]
-built = []
-official = []
-[environment]
-python = "3.12"
-platforms = ["manylinux_2_35_x86_64"]
-requires = ["vllm==9.0"]
+ENGINE = f"""\
+{small_engine.ENGINE}\
 [[known_bad]]
 distribution = "helper"
 version = "1.3"
 reason = "it is slow"
 """
-
-
-def make_wheel(place: Path, name: str, version: str, requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> Path:
-    stem = f"{name.replace('-', '_')}-{version}"
-    files = {
-        f"{name.replace('-', '_')}.py": f"version = {version!r}\n",
-        f"{stem}.dist-info/METADATA": "\n".join(
-            [
-                "Metadata-Version: 2.1",
-                f"Name: {name}",
-                f"Version: {version}",
-                *(f"Requires-Dist: {one}" for one in requires),
-                "",
-            ]
-        ),
-        f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    path = place / f"{stem}-{tag}.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        rows = []
-        for file, text in files.items():
-            archive.writestr(zipfile.ZipInfo(file), text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            rows.append(f"{file},sha256={digest},{len(text)}")
-        record = f"{stem}.dist-info/RECORD"
-        archive.writestr(zipfile.ZipInfo(record), "\n".join([*rows, f"{record},,", ""]))
-    return path
 
 
 class Site:
@@ -127,11 +66,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root, self.state, self.data, self.mirror = root, root / "state", root / "data", root / "mirror"
         self.mirror.mkdir(parents=True)
-        sdist = self.mirror / "flashinfer_python-1.0.tar.gz"
-        with gzip.GzipFile(sdist, "w", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-            member = tarfile.TarInfo("flashinfer_python-1.0/include/x.h")
-            member.size = 14
-            archive.addfile(member, io.BytesIO(b"one\ntwo\nthree\n"))
+        sha256 = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", {"include/x.h": "one\ntwo\nthree\n"})
         self.recipes = self.data / "recipes" / "engines"
         self.recipes.mkdir(parents=True)
         self.patch = self.data / "patches" / "flashinfer" / "shout.patch"
@@ -142,10 +77,10 @@ class Site:
         self.header.parent.mkdir(parents=True)
         self.header.write_text("// ours\n")
         self.kernels, self.engine = self.recipes / "flashinfer-1.0.toml", self.recipes / "vllm-9.0.toml"
-        self.kernels.write_text(KERNELS.format(sha256=hashlib.sha256(sdist.read_bytes()).hexdigest()))
+        self.kernels.write_text(KERNELS.format(sha256=sha256))
         self.engine.write_text(ENGINE)
         self.lock = self.recipes / "vllm-9.0.lock.json"
-        make_wheel(self.mirror, "vllm", "9.0", ("flashinfer-python==1.0", "helper>=1"), "cp38-abi3-manylinux_2_28_x86_64")
+        make_wheel(self.mirror, "vllm", "9.0", VLLM_TAG, requires=("flashinfer-python==1.0", "helper>=1"))
         make_wheel(self.mirror, "flashinfer-python", "1.0")
         for version in ("1.0", "1.2", "1.3"):
             make_wheel(self.mirror, "helper", version)
@@ -199,12 +134,16 @@ def test_versions_stay_until_an_upgrade_is_asked_for(locked: Site) -> None:
     make_wheel(locked.mirror, "helper", "1.4")
     locked.run("recipe", "lock")
     assert locked.locks() == before
-    locked.engine.write_text(ENGINE.replace('"vllm==9.0"', '"vllm==9.0", "more==1"'))
+    engine_with('"vllm==9.0"', '"vllm==9.0", "more==1"')(locked)
     make_wheel(locked.mirror, "more", "1")
     locked.run("recipe", "lock", "vllm@9.0")
     assert locked.wheels() == {"helper": "1.2", "vllm": "9.0", "more": "1"}, "what is not asked for stays"
     locked.run("recipe", "lock", "vllm@9.0", "--upgrade")
     assert locked.wheels()["helper"] == "1.4"
+
+
+def engine_with(old: str, new: str) -> Callable[[Site], object]:
+    return lambda site: site.engine.write_text(ENGINE.replace(old, new))
 
 
 def edit_json(change: Callable[[dict[str, object]], object]) -> Callable[[Site], None]:
@@ -217,10 +156,7 @@ def edit_json(change: Callable[[dict[str, object]], object]) -> Callable[[Site],
 
 
 CHANGES: dict[str, tuple[Callable[[Site], object], str]] = {
-    "recipe": (
-        lambda site: site.engine.write_text(ENGINE.replace('"serve"]', '"serve", "--x"]')),
-        r"recipe\.serve\.--x: not in the lock",
-    ),
+    "recipe": (engine_with('"serve"]', '"serve", "--x"]'), r"recipe\.serve\.--x: not in the lock"),
     "patch": (lambda site: site.patch.write_text(PATCH.replace("+TWO", "+TWO!")), r"patches\.flashinfer/shout\.sha256"),
     "patched tree": (
         lambda site: site.patch.write_text(PATCH.replace("+TWO", "+TWO!")),
@@ -289,7 +225,7 @@ def test_pip_and_uv_install_from_what_a_lock_lists_and_refuse_anything_else(lock
     subprocess.run([*uv, str(tmp_path / "uv"), *place], check=True)
     for made in ("pip", "uv"):
         assert {path.name for path in (tmp_path / made).glob("*.dist-info")} == {"helper-1.2.dist-info", "vllm-9.0.dist-info"}
-    make_wheel(locked.mirror, "helper", "1.2", ("evil",))
+    make_wheel(locked.mirror, "helper", "1.2", requires=("evil",))
     for install in (pip, [*uv[:-1], "--no-cache", "--target"]):
         refused = subprocess.run([*install, str(tmp_path / "evil"), *place], capture_output=True, text=True)
         assert refused.returncode != 0 and re.search("hash", refused.stderr, re.IGNORECASE)
@@ -297,37 +233,32 @@ def test_pip_and_uv_install_from_what_a_lock_lists_and_refuse_anything_else(lock
 
 BAD: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
     "no such wheel": (
-        lambda site: (site.mirror / "vllm-9.0-cp38-abi3-manylinux_2_28_x86_64.whl").unlink(),
+        lambda site: (site.mirror / f"vllm-9.0-{VLLM_TAG}.whl").unlink(),
         (),
         24,
         "vllm was not found",
     ),
     "another FlashInfer is pinned": (
-        lambda site: make_wheel(site.mirror, "vllm", "9.0", ("flashinfer-python==0.9",), "cp38-abi3-manylinux_2_28_x86_64"),
+        lambda site: make_wheel(site.mirror, "vllm", "9.0", VLLM_TAG, requires=("flashinfer-python==0.9",)),
         (),
         24,
         "flashinfer-python==0.9",
     ),
     "only for another machine": (
-        lambda site: site.engine.write_text(ENGINE.replace("x86_64", "aarch64")),
+        engine_with("x86_64", "aarch64"),
         (),
         24,
         "vllm==9.0 has no wheels with a matching platform tag|no usable wheels",
     ),
-    "glibc too old": (
-        lambda site: site.engine.write_text(ENGINE.replace("manylinux_2_35", "manylinux_2_17")),
-        (),
-        24,
-        "vllm",
-    ),
+    "glibc too old": (engine_with("manylinux_2_35", "manylinux_2_17"), (), 24, "vllm"),
     "a glibc that the resolver does not know": (
-        lambda site: site.engine.write_text(ENGINE.replace("manylinux_2_35", "manylinux_2_99")),
+        engine_with("manylinux_2_35", "manylinux_2_99"),
         (),
         11,
         "the resolver knows no platform 'manylinux_2_99_x86_64'",
     ),
     "unpinned": (
-        lambda site: site.engine.write_text(ENGINE.replace('"vllm==9.0"', '"vllm==9.0", "helper"')),
+        engine_with('"vllm==9.0"', '"vllm==9.0", "helper"'),
         (),
         11,
         "'helper' is not pinned: write name==version",
@@ -419,8 +350,8 @@ def index(mirror: Path, uploaded: dict[str, str]) -> Iterator[str]:
 
 def test_an_old_engine_meets_the_dependencies_of_its_own_day(site: Site) -> None:
     site.run("recipe", "lock", "flashinfer@1.0")
-    site.engine.write_text(ENGINE.replace('python = "3.12"', 'python = "3.12"\nas_of = "2026-05-01"'))
-    uploaded = {"helper-1.2-py3-none-any.whl": "2026-05-01", "vllm-9.0-cp38-abi3-manylinux_2_28_x86_64.whl": "2026-06-01"}
+    engine_with('python = "3.12"', 'python = "3.12"\nas_of = "2026-05-01"')(site)
+    uploaded = {"helper-1.2-py3-none-any.whl": "2026-05-01", f"vllm-9.0-{VLLM_TAG}.whl": "2026-06-01"}
     with index(site.mirror, uploaded) as url:
         surroundings = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data), "PIP_INDEX_URL": url}
         argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@9.0"]
