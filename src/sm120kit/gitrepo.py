@@ -97,10 +97,6 @@ class Repository:
         """
         return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
 
-    def has(self, commit: str) -> bool:
-        """Whether ``commit`` is here."""
-        return self.git("cat-file", "-e", f"{commit}^{{commit}}", check=False).returncode == 0
-
     def tree_of(self, commit: str) -> str:
         """The tree id of a commit."""
         return self.git("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}").stdout.strip()
