@@ -2,6 +2,7 @@
 // to be compiled by nvcc. One translation unit instantiates sm120kit_prove::Probe once for each tile.
 #pragma once
 
+#include <cute/algorithm/tensor_algorithms.hpp>  // CUTLASS's mainloop for FP4 weights beside FP8 uses it without including it
 #include <cutlass/cutlass.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
