@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import containers
 import pytest
 from small_image import CLOSURE, ROOT, Place
 
+from sm120kit import toolchain
+from sm120kit.records import Arch
 from sm120kit.workspace import digest_of, record_json
 
 pytestmark = [
@@ -152,6 +155,43 @@ def test_libraries_of_cuda_13_are_found_by_name(engine: Place, made: str) -> Non
     program = "import ctypes; print(ctypes.CDLL('libcudart.so.13').cudaRuntimeGetVersion)"
     said = engine.client.containers.run(made, ["-c", program], entrypoint=["python"], network_mode="none", remove=True)
     assert b"_FuncPtr" in said
+
+
+def test_what_was_built_from_source_is_what_the_wheel_says_for_sm12x_alone(engine: Place, made: str, tmp_path: Path) -> None:
+    tools = toolchain.find([Arch.SM_120F])
+    source = tmp_path / "x.cu"
+    source.write_text("__global__ void kernel(int* out) { *out = 1; }")
+    libraries = {}
+    for arch in ("sm_120f", "sm_90a"):
+        library, target = tmp_path / f"{arch}.so", f"arch={arch.replace('sm', 'compute')},code={arch}"
+        argv = [tools.cuda_home / "bin" / "nvcc", "-gencode", target, "-cudart", "none", "-Xcompiler", "-fPIC", "-shared"]
+        subprocess.run([*argv, "-o", library, source], check=True)
+        libraries[arch] = library.read_bytes()
+    ours, other = libraries["sm_120f"], libraries["sm_90a"]
+    assert rebuilt(engine, made, ours, ours) == ("passed", "")
+    assert rebuilt(engine, made, ours + b" ", ours) == ("failed", "vllm/tiny.so is not the file that was built")
+    assert rebuilt(engine, made, other, other) == ("failed", "vllm/tiny.so: device code for sm_90a, which is not asked for")
+    assert rebuilt(engine, made, ours, None) == ("failed", "vllm 0.0.1+sm120kit.abc does not say what is replaced in it")
+
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+
+
+def rebuilt(engine: Place, made: str, library: bytes, recorded: bytes | None) -> tuple[str, str]:
+    """The check's verdict on an image with a module of the engine's in it, and a wheel that names the ``recorded`` one."""
+    container = engine.client.containers.create(made)
+    container.put_archive(SITE, packed("vllm/tiny.so", library))
+    if recorded is not None:
+        said = {"replaced": {"vllm/tiny.so": {"here": hashlib.sha256(recorded).hexdigest()}, "vllm/x.py": {"here": "0"}}}
+        container.put_archive(SITE, packed("vllm-0.0.1+sm120kit.abc.dist-info/sm120kit.json", json.dumps(said).encode()))
+    config = engine.client.api.inspect_image(made)["Config"]
+    config["Labels"]["sm120kit.ours"] += ",vllm==0.0.1+sm120kit.abc"
+    changed = container.commit(conf=config)
+    container.remove()
+    report = json.loads(engine.run("verify", "image", changed.id, "--json", code=1).stdout)
+    engine.client.images.remove(changed.id, noprune=True)
+    (check,) = (check for check in report["checks"] if check["name"] == "rebuilt")
+    return check["verdict"], check["detail"]
 
 
 def test_without_the_engine_in_it_it_gets_no_name(engine: Place, base: str, made: str) -> None:

@@ -183,14 +183,16 @@ def _outside(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple
     else:
         rests = image.layers[: len(base.layers)] == base.layers
         yield _check("base", rests, "its lowest layers are not those of the base that it names"), {}
-    yield from _device_code(image, expected, daemon)
+    site = daemon.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
+    yield from _device_code(image, site, expected, daemon)
+    yield from _rebuilt(image, site, expected, daemon)
     for suite, (name, why) in NEEDS_GPU.items():
         if suite in suites(expected.kind):
             yield Check(suite, name, Verdict.NOT_RUN, why), {}
 
 
-def _device_code(image: Image, expected: Expected, daemon: Daemon) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Archs and kernels of every module that was compiled ahead, from the cubins themselves."""
+def _device_code(image: Image, site: str, expected: Expected, daemon: Daemon) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Archs and kernels of every module of FlashInfer that was compiled ahead, from the cubins themselves."""
     if not expected.modules:
         return
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
@@ -198,10 +200,7 @@ def _device_code(image: Image, expected: Expected, daemon: Daemon) -> Iterator[t
         wrong: list[str] = []
         archs: set[str] = set()
         count = 0
-        root = daemon.run(
-            image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}
-        ).stdout.strip()
-        if not daemon.fetch(image.id, f"{root}/flashinfer/data/aot", place):
+        if not daemon.fetch(image.id, f"{site}/flashinfer/data/aot", place):
             wrong.append("there is no flashinfer/data/aot")
         for library in sorted(place.rglob("*.so")):
             cubins = read(library)
@@ -213,14 +212,52 @@ def _device_code(image: Image, expected: Expected, daemon: Daemon) -> Iterator[t
                     wrong.append(f"{library.stem}: {found} kernels like {pattern}, at least {least} are expected")
         missing = sorted({*expected.modules} - {library.stem for library in place.rglob("*.so")})
         wrong += [f"{name} is not there" for name in missing]
-        # A family target is listed without its letter by some toolkits, see sm120kit.cubin.
-        asked = {arch.rstrip("af") for arch in expected.archs}
-        foreign = sorted(arch for arch in archs if arch.rstrip("af") not in asked and not arch.startswith("compute_"))
-        wrong += [f"device code for {arch}, which is not asked for" for arch in foreign]
+        wrong += _foreign(archs, expected)
     yield (
         Check("flashinfer", "device_code", Verdict.FAILED if wrong else Verdict.PASSED, "; ".join(wrong)),
         {"archs": ", ".join(sorted(archs)), "kernels": str(count)},
     )
+
+
+def _rebuilt(image: Image, site: str, expected: Expected, daemon: Daemon) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """The modules of the engine's own wheel that were built from source: the bytes that it names, with code for SM12x."""
+    version = expected.distributions.get(expected.kind, "")
+    if "+sm120kit." not in version:
+        return
+    with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
+        place = Path(scratch)
+        if not daemon.fetch(image.id, f"{site}/{expected.kind}-{version}.dist-info/sm120kit.json", place):
+            yield (
+                Check("engine", "rebuilt", Verdict.FAILED, f"{expected.kind} {version} does not say what is replaced in it"),
+                {},
+            )
+            return
+        replaced: dict[str, dict[str, str]] = json.loads((place / "sm120kit.json").read_text())["replaced"]
+        modules = {member: hashes["here"] for member, hashes in sorted(replaced.items()) if member.endswith(".so")}
+        wrong: list[str] = []
+        count = 0
+        for member, sha256 in modules.items():
+            library = place / Path(member).name
+            if not daemon.fetch(image.id, f"{site}/{member}", place) or file_sha256(library) != sha256:
+                wrong.append(f"{member} is not the file that was built")
+                continue
+            cubins = read(library)
+            count += sum(len(cubin.kernels) for cubin in cubins)
+            wrong += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
+    if modules:
+        verdict = Verdict.FAILED if wrong else Verdict.PASSED
+        yield (
+            Check("engine", "rebuilt", verdict, "; ".join(wrong)),
+            {"rebuilt": ", ".join(modules), "kernels rebuilt": str(count)},
+        )
+
+
+def _foreign(archs: set[str], expected: Expected) -> list[str]:
+    """What is wrong with the archs that were found: any that was not asked for."""
+    # A family target is listed without its letter by some toolkits, see sm120kit.cubin.
+    asked = {arch.rstrip("af") for arch in expected.archs}
+    foreign = sorted(arch for arch in archs if arch.rstrip("af") not in asked and not arch.startswith("compute_"))
+    return [f"device code for {arch}, which is not asked for" for arch in foreign]
 
 
 def _check(name: str, holds: bool, otherwise: str) -> Check:
