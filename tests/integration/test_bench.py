@@ -208,6 +208,8 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
     for arguments, code, words in (
         ((nobody,), 90, "does not answer"),
+        (("nope",), 10, "no configuration 'nope'"),
+        (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--checkpoint"),
         ((url, "--model", "other"), 91, "does not offer 'other'"),
         ((url, "-w", "quik"), 10, "did you mean 'quick'?"),
         ((url, "-o", "none/r.json"), 44, "cannot write none/r.json"),

@@ -65,13 +65,16 @@ def run_(
     from sm120kit.bench import circumstances, receipt
     from sm120kit.bench import workload as workloads
     from sm120kit.errors import NothingMeasured
+    from sm120kit.recipe import configuration
 
     launched = "://" not in target
-    if launched and checkpoint is None:
-        raise typer.BadParameter(
-            f"{target!r} is no URL (http://...), and a configuration needs its model's folder",
-            param_hint="--checkpoint",
-        )
+    if launched:
+        configuration.load(target)
+        if checkpoint is None:
+            raise typer.BadParameter(
+                f"{target!r} is no URL (http://...), and a configuration needs its model's folder",
+                param_hint="--checkpoint",
+            )
     if launched and (model or record):
         raise typer.BadParameter("is for a server that runs already", param_hint="--model" if model else "--run")
     if not launched and restarts:
