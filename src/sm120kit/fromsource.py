@@ -8,7 +8,6 @@ itself runs without a network where the system lets it, and is refused when it f
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from sm120kit import locking, patches, recipe, sources, toolchain
 from sm120kit import plan as plans
 from sm120kit.errors import BadRecipe, UnknownName
 from sm120kit.gitrepo import Repository
-from sm120kit.memory import Costs, available
+from sm120kit.memory import Costs
 from sm120kit.records import AppliedPatch, Artifacts, BuildPlan, Lock, LockedWheel, PatchedTree, Toolchain
 from sm120kit.trees import Options, patched, patched_tree
 from sm120kit.workspace import read_record, require_disk
@@ -206,15 +205,8 @@ def build(
             else "this system lets nobody build without a network: what the build fetches is found only afterwards"
         )
         assert item.from_source is not None
-        builder.compile_extensions(
-            plan,
-            item.from_source,
-            site,
-            Costs(workspace.cache / "costs.json"),
-            jobs=options.jobs or len(os.sched_getaffinity(0)),
-            budget_bytes=options.memory_bytes or available(),
-            watch=watch,
-        )
+        means = builder.Means(Costs(workspace.cache / "costs.json"), options.jobs, options.memory_bytes, watch)
+        builder.compile_extensions(plan, item.from_source, site, means)
         tell("checking the modules")
         if not pack:
             builder.check_extensions(plan, item, official, site)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +11,7 @@ from pathlib import Path
 from sm120kit import build as builder
 from sm120kit import locking, patches, plan, recipe, sources, toolchain
 from sm120kit.errors import UnknownName
-from sm120kit.memory import Costs, available
+from sm120kit.memory import Costs
 from sm120kit.records import (
     Arch,
     Artifacts,
@@ -112,15 +111,8 @@ def build(
             return Built(item, tree, decided, read_record(Artifacts, target / "artifacts.json"), target)
         _generated(item, group, targets, tree, tools, work, workspace, tell, on_disk=True)
         tell(f"compiling {sum(len(module.units) for module in decided.modules)} units of {len(decided.modules)} modules")
-        builder.compile_units(
-            decided,
-            made.modules,
-            work,
-            costs,
-            jobs=options.jobs or len(os.sched_getaffinity(0)),
-            budget_bytes=options.memory_bytes or available(),
-            watch=watch,
-        )
+        means = builder.Means(costs, options.jobs, options.memory_bytes, watch)
+        builder.compile_units(decided, made.modules, work, means)
         if to is Stage.COMPILE:
             builder.check(decided, work)
             return Built(item, tree, decided)
@@ -169,16 +161,8 @@ def _build_kernels(
         if (target / "artifacts.json").is_file():
             return Built(item, tree, decided, read_record(Artifacts, target / "artifacts.json"), target)
         tell(f"compiling {len(decided.modules[0].units)} kernels against CUTLASS of {item.name} (tree {tree.tree[:12]})")
-        builder.compile_kernels(
-            decided,
-            tree,
-            exported(tree, workspace) / cutlass.path,
-            work,
-            costs,
-            jobs=options.jobs or len(os.sched_getaffinity(0)),
-            budget_bytes=options.memory_bytes or available(),
-            watch=watch,
-        )
+        means = builder.Means(costs, options.jobs, options.memory_bytes, watch)
+        builder.compile_kernels(decided, tree, exported(tree, workspace) / cutlass.path, work, means)
         tell("checking the kernels")
         if to is Stage.COMPILE:
             builder.check(decided, work)

@@ -108,12 +108,12 @@ def test_what_a_build_needs_is_named_before_anything_is_written(monkeypatch: pyt
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None if name == "cmake" else real(name))
     work = tmp_path / "work"
     with pytest.raises(ToolchainMissing, match=r"needs cmake, which") as refused:
-        build.compile_kernels(make(), TREE, tmp_path, work, Costs(tmp_path / "costs"), jobs=1, budget_bytes=1)
+        build.compile_kernels(make(), TREE, tmp_path, work, build.Means(Costs(tmp_path / "costs"), 1, 1))
     assert "sm120kit[cuda,kernels]" in refused.value.hint and not work.exists()
 
 
 @pytest.mark.parametrize("name", ["sp ace", "com,ma", "semi;colon", "quo'te"])
 def test_a_directory_that_would_divide_arguments_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ToolchainUnsuitable, match="divides their arguments"):
-        build.compile_kernels(make(), TREE, tmp_path, tmp_path / name, Costs(tmp_path / "costs"), jobs=1, budget_bytes=1)
+        build.compile_kernels(make(), TREE, tmp_path, tmp_path / name, build.Means(Costs(tmp_path / "costs"), 1, 1))
     assert not (tmp_path / name).exists()

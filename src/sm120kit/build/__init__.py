@@ -4,7 +4,7 @@ Everything is compiled in one work directory per recipe and arch list, which sta
 save work. Commands there use relative paths only, so that the same inputs give the same bytes in every directory.
 """
 
-from sm120kit.build.compiling import Progress, compile_units
+from sm120kit.build.compiling import Means, Progress, compile_units
 from sm120kit.build.environment import cuda_home_of, find_python, install, isolation
 from sm120kit.build.extension import SOURCE, Site, check_extensions, cmake_program, compile_extensions, finish_extensions
 from sm120kit.build.finishing import check, finish
@@ -14,6 +14,7 @@ from sm120kit.build.overlay import finish_overlay, lay, overlaid
 
 __all__ = [
     "SOURCE",
+    "Means",
     "Progress",
     "Site",
     "check",

@@ -30,20 +30,29 @@ class Progress:
     units: tuple[Unit, ...]
 
 
-def compile_units(
-    plan: BuildPlan,
-    generated: Sequence[Generated],
-    work: Path,
-    costs: Costs,
-    *,
-    jobs: int,
-    budget_bytes: int,
-    watch: Callable[[Progress], None] = lambda progress: None,
-) -> tuple[Event, ...]:
-    """Bring every unit and library of the plan up to date with ninja. Returns what was compiled now.
+@dataclass(frozen=True)
+class Means:
+    """With what units are compiled: what they cost before, ``jobs`` at once, ``budget_bytes`` of memory, and who watches.
+
+    Without a number of jobs it is that of the cores; without a budget it is all memory that is available.
+    """
+
+    costs: Costs
+    jobs: int | None
+    budget_bytes: int | None
+    watch: Callable[[Progress], None] = lambda progress: None
+
+    @property
+    def at_once(self) -> int:
+        """How many compilers may run at the same time."""
+        return self.jobs or len(os.sched_getaffinity(0))
+
+
+def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, means: Means) -> None:
+    """Bring every unit and library of the plan up to date with ninja.
 
     Raises:
-        NotEnoughMemory: the largest unit needs more than ``budget_bytes``.
+        NotEnoughMemory: the largest unit needs more than the budget.
         NotEnoughDisk: the file system is too small.
         CompileFailed: the compiler refused a unit; all others that were running have ended.
     """
@@ -59,12 +68,11 @@ def compile_units(
     log = work / "compile.log"
     stale = _stale(ninja, work, targets, units)
     log.unlink(missing_ok=True)
-    words = [ninja, "-f", "build.ninja", "-j", str(jobs), *targets]
+    words = [ninja, "-f", "build.ninja", "-j", str(means.at_once), *targets]
     gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.memory"}
-    done, events = under_gate(words, work, stale, units, costs, budget_bytes=budget_bytes, env=gate, log=log, watch=watch)
+    done, events = under_gate(words, work, stale, units, means, env=gate, log=log)
     if done.returncode != 0:
         raise compile_error(done.stdout, events, log)
-    return events
 
 
 def under_gate(
@@ -72,20 +80,19 @@ def under_gate(
     work: Path,
     stale: Sequence[Unit],
     units: Sequence[Unit],
-    costs: Costs,
+    means: Means,
     *,
-    budget_bytes: int,
     env: Mapping[str, str],
     log: Path,
     drop: Iterable[str] = (),
-    watch: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[process.Completed, tuple[Event, ...]]:
     """Run a program in ``work`` that compiles ``stale`` of ``units`` through :mod:`sm120kit.memory`; learn what they cost.
 
     Raises:
-        NotEnoughMemory: the largest unit needs more than ``budget_bytes``.
+        NotEnoughMemory: the largest unit needs more than the budget.
         NotEnoughDisk: the file system is too small.
     """
+    budget_bytes = means.budget_bytes or available()
     if stale:
         largest = max(stale, key=lambda unit: unit.estimate_bytes)
         if largest.estimate_bytes > budget_bytes:
@@ -101,7 +108,7 @@ def under_gate(
 
     def report() -> None:
         while not stop.wait(WATCH_SECONDS):
-            watch(Progress(gate.events(), gate.running(), tuple(stale)))
+            means.watch(Progress(gate.events(), gate.running(), tuple(stale)))
 
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
@@ -125,9 +132,9 @@ def under_gate(
         keys = {unit.output: f"{unit.module}/{Path(unit.output).name}" for unit in units}
         for event in gate.events():
             if event.output in keys:  # CMake tries compilers out as well
-                costs.learn(keys[event.output], event)
-        costs.save()
-    watch(Progress(gate.events(), (), tuple(stale)))
+                means.costs.learn(keys[event.output], event)
+        means.costs.save()
+    means.watch(Progress(gate.events(), (), tuple(stale)))
     return done, gate.events()
 
 

@@ -13,12 +13,12 @@ import shlex
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit import process
-from sm120kit.build.compiling import Progress, compile_error, ninja_program, under_gate
+from sm120kit.build.compiling import Means, compile_error, ninja_program, under_gate
 from sm120kit.build.cuda import link_toolchain
 from sm120kit.build.environment import ENVIRONMENT, answers, linked
 from sm120kit.build.finishing import artifact, check, repacked
@@ -26,7 +26,7 @@ from sm120kit.build.kernels import require_fit_for_cmake, user_settings
 from sm120kit.build.pack import local_version
 from sm120kit.build.repack import repack
 from sm120kit.errors import ExpectationFailed, ToolchainMissing
-from sm120kit.memory import Costs, Gate
+from sm120kit.memory import Gate
 from sm120kit.recipe import EngineRecipe, FromSourceTable
 from sm120kit.records import Artifact, Artifacts, BuildPlan, LockedWheel, Module, PatchedTree
 from sm120kit.workspace import file_sha256, publish_directory, record_json, write_atomic, write_record
@@ -65,16 +65,7 @@ def cmake_program() -> str:
     return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
 
 
-def compile_extensions(
-    plan: BuildPlan,
-    table: FromSourceTable,
-    site: Site,
-    costs: Costs,
-    *,
-    jobs: int,
-    budget_bytes: int,
-    watch: Callable[[Progress], None] = lambda progress: None,
-) -> None:
+def compile_extensions(plan: BuildPlan, table: FromSourceTable, site: Site, means: Means) -> None:
     """Configure the engine's project, unless an earlier run did, and bring the targets of a plan up to date.
 
     Raises:
@@ -93,16 +84,14 @@ def compile_extensions(
     log.unlink(missing_ok=True)
     units = [unit for module in plan.modules for unit in module.units]
     done, events = under_gate(
-        [*site.isolation, ninja_program(), "-j", str(jobs), *(module.library for module in plan.modules)],
+        [*site.isolation, ninja_program(), "-j", str(means.at_once), *(module.library for module in plan.modules)],
         work,
         [unit for unit in units if not (work / unit.output).is_file()],
         units,
-        costs,
-        budget_bytes=budget_bytes,
+        means,
         env={"PYTHONDONTWRITEBYTECODE": "1"},
         drop=user_settings(),
         log=log,
-        watch=watch,
     )
     if done.returncode != 0:
         raise compile_error(done.stdout + done.stderr, events, log)

@@ -12,15 +12,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from sm120kit.build.compiling import Progress, compile_error, under_gate
+from sm120kit.build.compiling import Means, compile_error, under_gate
 from sm120kit.build.cuda import link_toolchain, relink
 from sm120kit.build.finishing import artifact, check, origin
 from sm120kit.build.pack import EPOCH, local_version
 from sm120kit.errors import CommandFailed, ToolchainMissing, ToolchainUnsuitable
-from sm120kit.memory import Costs
 from sm120kit.records import Artifact, Artifacts, BuildPlan, PatchedTree
 from sm120kit.workspace import data_root, file_sha256, publish_directory, record_json, write_atomic, write_record
 
@@ -42,17 +41,7 @@ def source_version() -> str:
     return str(info["version"])
 
 
-def compile_kernels(
-    plan: BuildPlan,
-    tree: PatchedTree,
-    cutlass: Path,
-    work: Path,
-    costs: Costs,
-    *,
-    jobs: int,
-    budget_bytes: int,
-    watch: Callable[[Progress], None] = lambda progress: None,
-) -> None:
+def compile_kernels(plan: BuildPlan, tree: PatchedTree, cutlass: Path, work: Path, means: Means) -> None:
     """Compile the kernels of a plan in ``work`` and let the backend make the wheel in ``work/dist``.
 
     Raises:
@@ -102,7 +91,7 @@ def compile_kernels(
     ]
     words += [f"-Cbuild-dir={work}", *(f"-Ccmake.define.{name}={value}" for name, value in defines.items()), source]
     environment = {
-        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(means.at_once),
         "SOURCE_DATE_EPOCH": EPOCH,
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -113,12 +102,10 @@ def compile_kernels(
         work,
         stale,
         module.units,
-        costs,
-        budget_bytes=budget_bytes,
+        means,
         env=environment,
         drop=user_settings(),
         log=log,
-        watch=watch,
     )
     said = done.stdout + done.stderr
     if re.search("^FAILED: ", said, re.MULTILINE):
