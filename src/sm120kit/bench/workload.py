@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sm120kit.bench.client import Ask
-from sm120kit.errors import BadRecipe, UnknownName
-from sm120kit.recipe.reading import did_you_mean, problems, told
+from sm120kit.errors import UnknownName
+from sm120kit.recipe.reading import did_you_mean, toml, validated
 from sm120kit.workspace import data_root, file_sha256
 
 Count = Annotated[int, Field(ge=1)]
@@ -78,12 +77,8 @@ def load(name: str) -> Named:
     if not path.is_file():
         known = f"workloads: {', '.join(names())}, or a .toml file"
         raise UnknownName(f"no workload {name!r}{did_you_mean(name, names())}", known)
-    try:
-        workload = Workload.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: not TOML: {error}", "the other workloads show how one looks") from error
-    except ValidationError as error:
-        raise BadRecipe(told(path, problems(error, Workload)), f"keys: {', '.join(Workload.model_fields)}") from error
+    data = toml(path, "the other workloads show how one looks")
+    workload = validated(Workload, data, path, f"keys: {', '.join(Workload.model_fields)}")
     return Named(path.stem, file_sha256(path), workload)
 
 

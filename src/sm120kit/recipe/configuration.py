@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from sm120kit.errors import BadRecipe, UnknownName
-from sm120kit.recipe.reading import did_you_mean, problems, told
+from sm120kit.errors import UnknownName
+from sm120kit.recipe.reading import did_you_mean, toml, validated
 from sm120kit.recipe.schema import Commit, Name, Strict, VersionText, Words
 from sm120kit.workspace import data_root
 
@@ -150,18 +149,9 @@ def load(name: str) -> Configuration:
     path = Path(name) if name.endswith(".toml") else _directory() / f"{name}.toml"
     if not path.is_file():
         raise UnknownName(f"no configuration {name!r}{did_you_mean(name, names())}", f"configurations: {', '.join(names())}")
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: not TOML: {error}", "the other configurations show how one looks") from error
-    wrong = list(_contradictions(data, path.stem))
-    try:
-        found = Configuration.model_validate(data)
-    except ValidationError as error:
-        wrong += problems(error, Configuration)
-    if wrong:
-        raise BadRecipe(told(path, wrong), "correct the file; `sm120kit config check` looks again")
-    return found
+    data = toml(path, "the other configurations show how one looks")
+    way_out = "correct the file; `sm120kit config check` looks again"
+    return validated(Configuration, data, path, way_out, _contradictions(data, path.stem))
 
 
 def _directory() -> Path:

@@ -1,4 +1,4 @@
-"""One TOML file to a recipe, or every reason why not."""
+"""One TOML file to a recipe or to what else is read as strictly, or every reason why not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -22,6 +22,8 @@ from sm120kit.recipe.schema import (
     Recipe,
 )
 
+T = TypeVar("T", bound=BaseModel)
+
 
 def read(path: Path) -> Recipe | EngineRecipe:
     """Parse and validate one file.
@@ -29,19 +31,38 @@ def read(path: Path) -> Recipe | EngineRecipe:
     Raises:
         BadRecipe: it is not well-formed; the message lists every problem.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: not TOML: {error}", "README.md shows how a recipe looks") from error
+    data = toml(path, "README.md shows how a recipe looks")
     kind = KINDS.get(str(data.get("engine")), Recipe)
-    found = list(_bad_references(data, path.stem))
+    way_out = "correct the file; `sm120kit recipe check` looks again"
+    return validated(kind, data, path, way_out, _bad_references(data, path.stem))
+
+
+def toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """The content of a file.
+
+    Raises:
+        BadRecipe: it is not TOML.
+    """
     try:
-        recipe = kind.model_validate(data)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRecipe(f"{path}: not TOML: {error}", hint) from error
+
+
+def validated(kind: type[T], data: dict[str, Any], path: Path, hint: str = "", contradictions: Iterable[str] = ()) -> T:
+    """What the content of a file says.
+
+    Raises:
+        BadRecipe: it is not of this kind, or contradicts itself; the message lists every problem.
+    """
+    found = list(contradictions)
+    try:
+        item = kind.model_validate(data)
     except ValidationError as error:
-        found += problems(error, kind)
+        found += [_explain(problem, kind) for problem in error.errors()]
     if found:
-        raise BadRecipe(told(path, found), "correct the file; `sm120kit recipe check` looks again")
-    return recipe
+        raise BadRecipe(told(path, found), hint)
+    return item
 
 
 def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
@@ -104,12 +125,8 @@ def told(path: Path, found: Sequence[str]) -> str:
     return f"{path}: {len(found)} problem{'s' * (len(found) > 1)}\n{listed}"
 
 
-def problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
-    """What is wrong with a file, a line each: the key with its tables, what it is or lacks, and a known key that is near."""
-    return [_explain(item, kind) for item in error.errors()]
-
-
 def _explain(item: Any, kind: type[BaseModel]) -> str:
+    """What is wrong: the key with its tables, what it is or lacks, and a known key that is near."""
     location = [str(part) for part in item["loc"]]
     known = _keys_at(location[:-1], kind)
     if location[0] == "sources" and len(location) > 2:

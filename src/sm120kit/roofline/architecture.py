@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from sm120kit.checkpoint import Attention
 from sm120kit.errors import BadRecipe
-from sm120kit.recipe.reading import problems, told
+from sm120kit.recipe.reading import told, toml, validated
 from sm120kit.recipe.schema import Name, Strict
 from sm120kit.workspace import data_root
 
@@ -169,12 +168,7 @@ def load(name: str) -> Architecture:
         BadRecipe: its file is not well-formed; every problem is named.
     """
     path = data_root() / "recipes" / "models" / f"{name}.toml"
-    try:
-        found = Architecture.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: not TOML: {error}") from error
-    except ValidationError as error:
-        raise BadRecipe(told(path, problems(error, Architecture))) from error
+    found = validated(Architecture, toml(path), path)
     if (found.attention is None) == (found.latent_attention is None):
         raise BadRecipe(told(path, ["one of attention and latent_attention must be there"]))
     return found
