@@ -70,7 +70,6 @@ class Checkpoint:
     vector_sizes: tuple[int, ...]
     claimed_vector_size: int | None
     kv_quantization: str
-    shards: int
     tensors: int
     weight_bytes: int
     bytes_by_dtype: dict[str, int]
@@ -117,7 +116,6 @@ def read(folder: Path) -> Checkpoint:
         vector_sizes=_vector_sizes(tensors),
         claimed_vector_size=claimed,
         kv_quantization=kv,
-        shards=len(names),
         tensors=len(tensors),
         weight_bytes=sum(sizes.values()),
         bytes_by_dtype=dict(sizes.most_common()),

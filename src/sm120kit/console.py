@@ -47,14 +47,14 @@ def json_data(value: Any) -> None:
     print(json.dumps(value, indent=2, default=plain), flush=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table on stdout. It fits the width of the terminal or COLUMNS; in a pipe without COLUMNS no cell is ever broken."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         grid.add_column(column, overflow="fold")
     for row in rows:

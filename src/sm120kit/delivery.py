@@ -65,7 +65,6 @@ def image(
     network: str = "none",
     context_only: bool = False,
     tell: Callable[[str], None] = lambda line: None,
-    watch: Callable[..., None] = lambda progress: None,
 ) -> Delivered:
     """Build a FlashInfer recipe's wheel and an image of it with the wheels of ``closure`` on ``base``.
 
@@ -77,7 +76,7 @@ def image(
         ImageBuildFailed: a step failed.
     """
     images.require_pinned(base)
-    built = pipeline.build(name, options, archs=archs, group=group, tell=tell, watch=watch)
+    built = pipeline.build(name, options, archs=archs, group=group, tell=tell)
     assert built.plan is not None
     setup = images.Setup(
         kind="flashinfer",

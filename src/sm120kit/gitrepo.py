@@ -191,10 +191,9 @@ class Index:
         """Run git with this index; ``tied`` ends it when this process is killed, so that it does not go on writing."""
         return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check, tied=tied)
 
-    def add(self, path: str, content: bytes, *, executable: bool = False) -> None:
-        """Put a file at ``path``, in place of what is there."""
-        mode = "100755" if executable else "100644"
-        self.git("update-index", "--add", "--replace", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
+    def add(self, path: str, content: bytes) -> None:
+        """Put a file at ``path``, in place of what is there; nobody may execute it."""
+        self.git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{self.repository.write(content)},{path}")
 
     def graft(self, path: str, tree: str) -> None:
         """Put a whole tree at ``path``, in place of what is there."""

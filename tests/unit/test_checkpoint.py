@@ -21,7 +21,7 @@ def test_the_facts_of_a_hybrid_nvfp4_checkpoint(tmp_path: Path) -> None:
     found = checkpoint.read(folder(tmp_path, HYBRID, NVFP4, MTP))
     assert found.architecture == "Qwen3_5MoeForConditionalGeneration"
     assert (found.quantization, found.vector_sizes, found.claimed_vector_size) == ("modelopt NVFP4", (16,), 16)
-    assert (found.shards, found.tensors, found.context) == (2, 7, 262144)
+    assert (found.tensors, found.context) == (7, 262144)
     assert found.bytes_by_dtype == {
         "BF16": 2 * (64 * 32 + 32 * 32 + 64 * 32 + 32 * 64),
         "U8": 64 * 16,

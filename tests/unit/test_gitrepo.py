@@ -15,7 +15,8 @@ def small_commit(path: Path) -> tuple[Repository, str]:
     repository = Repository.init(path)
     with repository.index() as index:
         index.add("a.txt", b"one\r\ntwo\r\n")
-        index.add("bin/run", b"#!/bin/sh\n", executable=True)
+        program = repository.write(b"#!/bin/sh\n")
+        index.git("update-index", "--add", "--cacheinfo", f"100755,{program},bin/run")
         index.add(".gitattributes", b"* text=auto eol=crlf\n*.txt ident filter=lfs working-tree-encoding=UTF-16\n")
         index.add("\u00fc/name with space", b"$Id$")
         tree = index.write_tree()

@@ -90,9 +90,10 @@ def revision(folder: Path) -> str | None:
     return beside if COMMIT.fullmatch(beside) else None
 
 
-def machine(url: str, root: Path = Path("/")) -> Machine:
+def machine(url: str) -> Machine:
     """The server's machine: this one, when the server is on loopback; of another one nothing is known."""
-    return described(probe(root)) if is_local(url) and (root / "proc").is_dir() and (root / "sys").is_dir() else Machine()
+    readable = Path("/proc").is_dir() and Path("/sys").is_dir()
+    return described(probe()) if is_local(url) and readable else Machine()
 
 
 def is_local(url: str) -> bool:

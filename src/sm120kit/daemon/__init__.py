@@ -51,7 +51,7 @@ class Daemon:
             raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
         with told("connecting"):
             self._client = docker.from_env(timeout=_PATIENCE_SECONDS)
-            self.api_version = str(self._client.version()["ApiVersion"])
+            self._client.version()
 
     def inspect(self, reference: str) -> Image | None:
         """An image by id, tag or digest, or None when it is not here."""

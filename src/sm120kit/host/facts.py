@@ -188,11 +188,6 @@ class Host:
         """The bridge at an address."""
         return next(bridge for bridge in self.bridges if bridge.bus == bus)
 
-    def option(self, name: str) -> str | None:
-        """A kernel command line option's last value; "" for a bare word; None when it is not there."""
-        found = [word.partition("=")[2] for word in self.command_line or () if word.partition("=")[0] == name]
-        return found[-1] if found else None
-
     def why(self, *paths: str) -> str:
         """Why facts are missing: the first of ``paths`` that could not be read, else that nothing says so."""
         for path in paths:

@@ -13,7 +13,7 @@ from sm120kit.roofline.folder import model_in
 from sm120kit.roofline.hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
 
 __all__ = ["GPUS", "GpuKind", "Model", "Pass", "Step", "Work", "ceiling", "gpu_kind", "load", "model", "model_of", "names"]
-__all__ += ["all_reduce_seconds", "model_in", "prefill_ceiling", "roofline", "step", "tokens_per_step"]
+__all__ += ["all_reduce_seconds", "model_in", "roofline", "step", "tokens_per_step"]
 
 ALL_REDUCES = 2
 """Per layer of a tensor parallel model: after attention and after the MLP."""
@@ -95,8 +95,3 @@ def roofline(model: Model, gpu: GpuKind, work: Work, acceptance: float) -> float
 def ceiling(model: Model, gpu: GpuKind, work: Work) -> float:
     """Tokens per second that no luck can exceed: every draft accepted, and the step favourable. Above it a figure is wrong."""
     return work.users * (1 + work.drafts) / step(model, gpu, work, favourable=True).seconds
-
-
-def prefill_ceiling(model: Model, gpu: GpuKind, gpus: int) -> float:
-    """Prompt tokens per second that the arithmetic allows, with every weight in FP4; what is beyond it was not computed."""
-    return gpu.fp4_flops * gpus / (FLOPS_PER_PARAMETER * model.main.parameters)
