@@ -63,6 +63,25 @@ def test_a_recording_never_goes_into_a_directory_that_is_there(tmp_path: Path) -
         probe(root, tmp_path)
 
 
+def test_a_recording_keeps_links_to_links(tmp_path: Path) -> None:
+    """As CUDA's compatibility libraries lie: ``libcuda.so`` names ``libcuda.so.1``, which names the file of one version."""
+    there, record = tmp_path / "host" / "usr" / "local", tmp_path / "record"
+    (there / "cuda-13.0" / "compat").mkdir(parents=True)
+    (there / "cuda-13.0" / "compat" / "libcuda.so.580.95.05").touch()
+    for name, link in {
+        "cuda": "cuda-13",
+        "cuda-13": "../local/cuda-13.0",
+        "cuda-13.0/compat/libcuda.so": "libcuda.so.1",
+        "cuda-13.0/compat/libcuda.so.1": "libcuda.so.580.95.05",
+        "cuda-13.0/compat/libcuda.so.9": "libcuda.so.9",
+    }.items():
+        (there / name).symlink_to(link)
+    pattern = "/usr/local/cuda*/compat/libcuda.so*"
+    found = Source(tmp_path / "host", record).glob(pattern)
+    assert len(found) == 12 and Source(record).glob(pattern) == found
+    assert (record / "usr/local/cuda/compat/libcuda.so").resolve().name == "libcuda.so.580.95.05"
+
+
 def test_names_of_variables_are_kept_and_few_values(tmp_path: Path) -> None:
     host = probe(HOSTS["build"]("neglected", tmp_path))
     assert host.names == ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "VLLM_API_KEY")

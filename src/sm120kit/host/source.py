@@ -138,16 +138,20 @@ class Source:
         """Record a path with the links on its way; without ``content``, only that it is there."""
         if self.record is None:
             return
-        here = Path()
-        for part in path.strip("/").split("/"):
-            here /= part
+        here, rest, followed = Path(), path.strip("/").split("/"), set[Path]()
+        while rest:
+            here /= rest.pop(0)
+            here = Path(os.path.normpath(f"/{here}")).relative_to("/")
             real = self.root / here
             if real.is_symlink() and not (link := real.readlink()).is_absolute():
+                if here in followed:
+                    return  # links in a circle
+                followed.add(here)
                 beside = self.record / here
                 beside.parent.mkdir(parents=True, exist_ok=True)
                 if not beside.is_symlink():
                     beside.symlink_to(link)
-                here = Path(os.path.normpath(here.parent / link))
+                here, rest = here.parent, [*link.parts, *rest]
         kept = self.record / here
         if content is None and (self.root / here).is_dir():
             kept.mkdir(parents=True, exist_ok=True)
