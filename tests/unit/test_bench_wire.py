@@ -20,12 +20,28 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.fixture
+def stamping() -> Iterator[None]:
+    """Linux begins to stamp a moment after the first socket asks for it, and goes on while one does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        asks.setsockopt(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, 1)
+        asks.bind(("127.0.0.1", 0))
+        for _ in range(1000):
+            asks.sendto(b"x", asks.getsockname())
+            time.sleep(0.01)
+            read_ns, said = time.time_ns(), asks.recvmsg(1, 100)[1]
+            seconds, nanoseconds = wire._TIMESPEC.unpack(said[0][2])
+            if seconds * 10**9 + nanoseconds < read_ns:
+                break
+        yield
+
+
 async def connected(listening: socket.socket) -> tuple[Any, socket.socket]:
     stream = await wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=5)
     return stream, listening.accept()[0]
 
 
-def test_arrival_is_before_the_read(listening: socket.socket) -> None:
+def test_arrival_is_before_the_read(listening: socket.socket, stamping: None) -> None:
     async def late() -> tuple[float, float, float]:
         stream, far = await connected(listening)
         sent = time.perf_counter()

@@ -2,7 +2,8 @@
 
 A process with many streams is late for some of them. Linux notes when a segment came (``SO_TIMESTAMPNS``, socket(7) and the
 kernel's Documentation/networking/timestamping.rst) and says so with the bytes; what lies in one read has the time of its last
-segment. Elsewhere, and of a connection with TLS, the time is that of the read.
+segment. Elsewhere, of a connection with TLS, and in the first moment after a socket asks for stamps when none did before, the time
+is that of the read.
 """
 
 from __future__ import annotations
