@@ -54,7 +54,7 @@ def test_arrival_is_before_the_read(listening: socket.socket, stamping: None) ->
         return sent, stream.arrived, looked
 
     sent, arrived, looked = asyncio.run(late())
-    assert sent <= arrived < looked - 0.02
+    assert sent - 1e-4 < arrived < looked - 0.02, "two clocks, compared to 20 us"
 
 
 @pytest.mark.parametrize(("clock_ahead", "age"), [(0.0, 0.25), (-60.0, 0.0), (60.0, 1.0)])
@@ -63,15 +63,16 @@ def test_a_clock_that_is_set_moves_no_stamp_out_of_what_is_possible(
 ) -> None:
     async def aged() -> float:
         stream, far = await connected(listening)
-        stamp = time.time_ns() - round((0.25 + clock_ahead) * 1e9)
+        wall_ns = time.time_ns()
+        stamp = wall_ns - round((0.25 + clock_ahead) * 1e9)
         said = [(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, wire._TIMESPEC.pack(stamp // 10**9, stamp % 10**9))]
-        found: float = stream._age(said, stream._looked + 1.0)
-        assert stream._age([], stream._looked + 1.0) == 0.0, "without a stamp: the time of the read"
+        found: float = stream._age(said, stream._looked + 1.0, wall_ns)
+        assert stream._age([], stream._looked + 1.0, wall_ns) == 0.0, "without a stamp: the time of the read"
         await stream.aclose()
         far.close()
         return found
 
-    assert asyncio.run(aged()) == pytest.approx(age, abs=0.1)
+    assert asyncio.run(aged()) == pytest.approx(age)
 
 
 def test_more_than_was_asked_for_waits(listening: socket.socket) -> None:
