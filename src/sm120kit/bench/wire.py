@@ -2,8 +2,8 @@
 
 A process with many streams is late for some of them. Linux notes when a segment came (``SO_TIMESTAMPNS``, socket(7) and the
 kernel's Documentation/networking/timestamping.rst) and says so with the bytes; what lies in one read has the time of its last
-segment. Elsewhere, of a connection with TLS, and for a moment after a socket asks for stamps when none did before, it is the time
-of the read.
+segment. Elsewhere, of a connection with TLS, and for a moment after a socket asks for stamps when none did before, it is the
+time of the read.
 """
 
 from __future__ import annotations
