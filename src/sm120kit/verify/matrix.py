@@ -89,7 +89,7 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
             run.append(one)
     made = {one.name for one in run}
     for one in _added():
-        if one.name in refused():
+        if one.tile.family == "dense" and one.tile.dtype in ("mxfp4", "mxfp8") and one.tile.k < 128:
             aside["does not compile"].append(LeftOut(one.name, NO_DENSE_MX))
         elif one.name not in made:
             run.append(one)
@@ -111,12 +111,6 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
                 f"they have names such as {', '.join(one.name for one in _examples(whole))}",
             )
     return Matrix(tuple(kept), *(tuple(aside[kind]) for kind in ("too big", "does not compile", "left out")))
-
-
-def refused() -> frozenset[str]:
-    """Names of the added kernels that the series makes a compile error on purpose, see :data:`NO_DENSE_MX`."""
-    dense = (one for one in _added() if one.tile.family == "dense" and one.tile.dtype in ("mxfp4", "mxfp8"))
-    return frozenset(one.name for one in dense if one.tile.k < 128)
 
 
 def _added() -> Iterable[Configuration]:

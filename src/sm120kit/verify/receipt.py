@@ -11,7 +11,6 @@ from typing import Any
 from sm120kit.records import SMEM_CAPACITY_BYTES
 from sm120kit.verify.gpu import Device, Gpu
 from sm120kit.verify.kernels import Report
-from sm120kit.verify.matrix import refused
 from sm120kit.verify.programs import Compiler, sources_digest
 from sm120kit.verify.running import Verdict
 
@@ -74,17 +73,11 @@ def stale(path: Path, tree: str | None = None) -> list[str]:
         problems.append(f"it is about tree {kept['tree'][:12]}; the series makes {tree[:12]}")
     if kept["only"] or kept["quick"]:
         problems.append("it covers a part of the matrix")
-    failed = [row["name"] for row in kept["configurations"] if not _right(row)]
+    failed = [row["name"] for row in kept["configurations"] if row["verdict"] != Verdict.PASS and not row["excused"]]
     failed += [one["instruction"] for one in kept["instructions"] if one["verdict"] != Verdict.PASS]
-    if failed or not kept["configurations"] or not kept["instructions"]:
+    if failed or not (kept["passed"] and kept["configurations"] and kept["instructions"]):
         problems.append(f"it did not pass: {', '.join(failed) or 'nothing was run'}")
     missed = [one["name"] for one in kept["planted"] if one["missed"] or not one["seen"]]
     if missed or not kept["planted"]:
         problems.append(f"planted faults were not found: {', '.join(missed) or 'none was planted'}")
     return problems
-
-
-def _right(row: dict[str, Any]) -> bool:
-    """Whether a kernel passed, or could not run for a reason known then or now: a receipt stays as it was made."""
-    known = row["excused"] or (row["verdict"] == Verdict.DOES_NOT_COMPILE and row["name"] in refused())
-    return bool(row["verdict"] == Verdict.PASS or known)

@@ -3,8 +3,9 @@
 // -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4 (activations x weights)  -DTILE_M -DTILE_N -DTILE_K (elements)  -DGROUPED=0|1
 // -DPINGPONG=0|1  -DSWAP=0|1  -DFINALIZE=0|1  -DOUTPUT=bf16|f16  -DSTREAMK=0|1  -DSTAGES=n (0: automatic)
 //
-// What FlashInfer can launch is launched by FlashInfer's own launcher. It has no MXFP4 or MXFP8, no pingpong and no dense swap,
-// and chooses the stage count itself: for these the same types are built here and handed the same arguments.
+// What FlashInfer can launch is launched by FlashInfer's own launcher. It has no MXFP4, no pingpong and, before 0.7, no dense
+// swap, and chooses the stage count itself: for these the same types are built here and handed the same arguments. So is
+// MXFP8, whose kernels FlashInfer 0.7 wraps in one that refuses to run anywhere but on SM12x.
 #pragma once
 
 #if FINALIZE  // FlashInfer has names of its own spelt like that
@@ -39,6 +40,37 @@
 #define paste_(a, b) a##b
 #define paste(a, b) paste_(a, b)
 #define FLASHINFER_OUTPUT paste(flashinfer_type_, OUTPUT)
+#define is_nvfp4_nvfp4 1
+#define is_nvfp4_mxfp4 0
+#define is_nvfp4_mxfp8 0
+#define is_nvfp4_fp8xmxfp4 0
+#define bool_0 false
+#define bool_1 true
+
+// From 0.7 on FlashInfer chooses schedules and scheduler of its dense NVFP4 kernels itself: they are taken from its own macro.
+#if paste(is_nvfp4_, DTYPE) && !GROUPED && !PINGPONG_SCHEDULE && STAGES == 0 && \
+    __has_include("flashinfer/gemm/mxfp8_gemm_template_sm120.h")
+#define OWN_DENSE 1
+#define OWN_DENSE_GEMM_(T, M, N, K, SWAPPED, SCHEDULER) Fp4Gemm_##T##_##M##_##N##_##K##SWAPPED##SCHEDULER
+#define OWN_DENSE_GEMM(...) OWN_DENSE_GEMM_(__VA_ARGS__)
+#define INSTANTIATE_DENSE(...) INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER(__VA_ARGS__)
+#if STREAMK
+#define SCHEDULER_NAME _StreamK
+#else
+#define SCHEDULER_NAME
+#endif
+namespace flashinfer::gemm {
+template <class>
+std::size_t not_launched(...) {
+  return 0;
+}
+#define runFp4GemmImpl not_launched  // else each program would have the kernels of both schedulers
+INSTANTIATE_DENSE(FLASHINFER_OUTPUT, TILE_M, TILE_N, TILE_K, 1, 1, 1, _1SM, paste(bool_, SWAP))
+#undef runFp4GemmImpl
+}  // namespace flashinfer::gemm
+#else
+#define OWN_DENSE 0
+#endif
 
 namespace verify {
 
@@ -91,6 +123,11 @@ using Tag = conditional_t<GROUPED, Layout*, Layout>;
 
 // ---- types, as FlashInfer's launchers make them
 
+#if OWN_DENSE
+using AnyKernel =
+    typename flashinfer::gemm::OWN_DENSE_GEMM(FLASHINFER_OUTPUT, TILE_M, TILE_N, TILE_K, paste(bool_, SWAP),
+                                              SCHEDULER_NAME)::GemmKernel;
+#else
 #if FINALIZED
 using FusionOp =
     conditional_t<SWAP,
@@ -127,6 +164,7 @@ using Mainloop =
 using AnyKernel =
     cutlass::gemm::kernel::GemmUniversal<conditional_t<GROUPED, Input::ProblemShape, Shape<int, int, int, int>>, Mainloop,
                                          Epilogue, conditional_t<STREAMK, cutlass::gemm::StreamKScheduler, void>>;
+#endif
 #if __has_include("sm120kit/stage_count.hpp")  // the patched launchers take a stage less where the automatic count does not fit
 using Kernel = typename sm120kit::FittingKernel<AnyKernel>::type;
 #else
@@ -136,23 +174,17 @@ using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 static_assert(Kernel::SharedStorageSize <= 101376, "the kernel does not fit into the shared memory of SM120");
 
 constexpr int stages = Kernel::CollectiveMainloop::DispatchPolicy::Stages;
-using ScaleConfig = typename Mainloop::Sm1xxBlkScaledConfig;
+using ScaleConfig = typename Kernel::CollectiveMainloop::Sm1xxBlkScaledConfig;
 using ScaleLayout = typename ScaleConfig::LayoutSF;
 
 }  // namespace verify
 
 #if GROUPED
 namespace tensorrt_llm::kernels::cutlass_kernels_oss {
-#define is_nvfp4_nvfp4 1
-#define is_nvfp4_mxfp4 0
-#define is_nvfp4_mxfp8 0
-#define is_nvfp4_fp8xmxfp4 0
 #define is_mixed_nvfp4 0
 #define is_mixed_mxfp4 0
 #define is_mixed_mxfp8 0
 #define is_mixed_fp8xmxfp4 1
-#define bool_0 false
-#define bool_1 true
 #define INSTANTIATE(...) INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM(__VA_ARGS__)
 #if paste(is_nvfp4_, DTYPE) && !PINGPONG_SCHEDULE && STAGES == 0
 INSTANTIATE(Sm120, SafeFP4, SafeFP4, FLASHINFER_OUTPUT, void, EpilogueOpDefault, FUSION_NAME, TILE_M, TILE_N, TILE_K, 1, 1, 1,
@@ -253,16 +285,17 @@ struct DenseInput {
 
 /// By FlashInfer's own function, or with the arguments that it makes.
 inline void launch_dense(DenseInput const& input, void* workspace, std::size_t workspace_size) {
-  if constexpr (is_nvfp4 && !SWAP) {
+  int const m = SWAP ? input.n : input.m, n = SWAP ? input.m : input.n;
+  if constexpr (is_nvfp4 && (OWN_DENSE || !SWAP)) {
     if (input.scale_k == input.k) {
-      flashinfer::gemm::runFp4GemmImpl<Gemm>(input.output, input.activations, input.weights, input.activation_scales,
-                                             input.weight_scales, input.alpha, input.m, input.n, input.k, 1,
-                                             static_cast<char*>(workspace), workspace_size, nullptr, "");
+      flashinfer::gemm::runFp4GemmImpl<Gemm>(
+          input.output, SWAP ? input.weights : input.activations, SWAP ? input.activations : input.weights,
+          SWAP ? input.weight_scales : input.activation_scales, SWAP ? input.activation_scales : input.weight_scales,
+          input.alpha, m, n, input.k, 1, static_cast<char*>(workspace), workspace_size, nullptr, "");
       return;
     }
   }
   typename Gemm::Arguments arguments{};
-  int const m = SWAP ? input.n : input.m, n = SWAP ? input.m : input.n;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   arguments.problem_shape = make_shape(m, n, input.k, 1);
   auto& mainloop = arguments.mainloop;

@@ -63,7 +63,8 @@ __device__ inline void note_mma(Register sfa, Register sfb) {
 
 struct alignas(16) UnpackingMap {
   static constexpr uint64_t expected_magic = 0x3c5a0f9618e7d24bu;
-  uint64_t magic, address, stride[4];  // strides in bytes, of dimensions 1 to 4
+  uint64_t magic, clobbered;    // CUTLASS 4.5 clears a bit of the second word of what it takes for the driver's map
+  uint64_t address, stride[4];  // strides in bytes, of dimensions 1 to 4
   uint32_t dim[5], box[5], swizzle_128;
 };
 static_assert(sizeof(UnpackingMap) <= sizeof(CUtensorMap));
