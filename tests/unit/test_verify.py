@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +217,36 @@ def test_a_right_kernel_passes_and_every_fault_is_found(bench: Bench) -> None:
         "group-k": ({Verdict.WRONG}, ""),
         controls.STOCK: ({Verdict.WRONG}, controls.STOCK_SIGNATURE),
     }
+
+
+class AtOnce:
+    """A pool that does what it is given at once."""
+
+    def __init__(self, workers: int) -> None: ...
+
+    def __enter__(self) -> AtOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
+def test_a_verdict_is_told_while_others_compile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "ThreadPoolExecutor", AtOnce)
+    said: list[str] = []
+    kernels.verify(matrix.Matrix((GROUPED,)), [bench.stock], TREE, bench.compiler, Device.EMULATE, quick=True, tell=said.append)
+    assert said == [
+        f"[1/3] compiled {GROUPED.name}",
+        f"[1/3] {GROUPED.name}: PASS",
+        f"[2/3] compiled {controls.STOCK}",
+        f"[2/3] {controls.STOCK}: found (WRONG: {controls.STOCK_SIGNATURE})",
+        "[3/3] compiled instructions",
+        "[3/3] instructions: PASS",
+    ]
 
 
 def test_a_fault_that_is_not_found_is_named(bench: Bench) -> None:

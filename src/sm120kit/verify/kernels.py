@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from sm120kit.errors import CompileFailed, ExpectationFailed
@@ -86,6 +87,10 @@ class Report:
         return bool(judged) and {*judged, *(one.verdict for one in self.instructions)} == {Verdict.PASS}
 
 
+_Shown = tuple[str, list[Row], list[Caught], list[Instruction]]
+"""What one program showed, in words first."""
+
+
 def plan(one: Configuration, device: Device, *, quick: bool) -> list[Arguments]:
     """The runs of a configuration, one process each.
 
@@ -122,7 +127,7 @@ def verify(
     programs = [*configurations, *faults, INSTRUCTIONS]
     stop = threading.Event()
 
-    def judge(program: Program, built: Path | CompileFailed) -> tuple[str, list[Row], list[Caught], list[Instruction]]:
+    def judge(program: Program, built: Path | CompileFailed) -> _Shown:
         """What one program shows, and that in words."""
         if program is INSTRUCTIONS:
             found = _instructions(built, stop)
@@ -135,18 +140,24 @@ def verify(
 
     with compiler.compile_all(programs) as compiled, ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
         try:
-            waiting: dict[Future[tuple[str, list[Row], list[Caught], list[Instruction]]], Program] = {}
-            for number, (program, built) in enumerate(compiled, start=1):
-                tell(f"[{number}/{len(programs)}] compiled {program.name}")
-                waiting[pool.submit(judge, program, built)] = program
-                for done in filter(Future.done, waiting):
-                    done.result()  # what is no verdict ends it at once
-            for number, done in enumerate(as_completed(waiting), start=1):
+            waiting: dict[Future[_Shown], Program] = {}
+            judged = count(1)
+
+            def take(done: Future[_Shown]) -> None:
+                """Note and tell what a program showed. What is no verdict ends it at once."""
                 said, rows, caught, instructions = done.result()
                 report.rows += rows
                 report.faults += caught
                 report.instructions += instructions
-                tell(f"[{number}/{len(programs)}] {waiting[done].name}: {said}")
+                tell(f"[{next(judged)}/{len(programs)}] {waiting.pop(done).name}: {said}")
+
+            for number, (program, built) in enumerate(compiled, start=1):
+                tell(f"[{number}/{len(programs)}] compiled {program.name}")
+                waiting[pool.submit(judge, program, built)] = program
+                for done in [one for one in waiting if one.done()]:
+                    take(done)
+            for done in as_completed(waiting):
+                take(done)
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
