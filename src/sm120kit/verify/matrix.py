@@ -10,7 +10,7 @@ from sm120kit.errors import UnknownName
 from sm120kit.records import LeftOut, Tile, TileFacts
 
 MX_SHAPES = ((128, 128, 128), (128, 128, 64), (256, 128, 64), (128, 256, 64))
-"""Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8: FlashInfer generates none for SM120, the K=64 patches are about them."""
+"""Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8: FlashInfer 0.6 generates none for SM120, the K=64 patches are about them."""
 
 NO_DENSE_MX = "effective-block-sf is for grouped GEMM; the builder refuses dense K=64 with scale vector 32"
 
@@ -114,7 +114,7 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
 
 
 def _added() -> Iterable[Configuration]:
-    """What no engine generates and the patches make possible, or what shares the patched code."""
+    """What FlashInfer 0.6 does not generate and the patches make possible, or what shares the patched code."""
     for dtype in ("mxfp4", "mxfp8"):
         for family in ("dense", "grouped"):
             for m, n, k in MX_SHAPES:
