@@ -10,7 +10,7 @@ from sm120kit import attest, engines, launch, pipeline, recipe, registry, source
 from sm120kit import image as images
 from sm120kit.daemon import Daemon
 from sm120kit.errors import BadRecipe, NoSuchImage, NotAttested, NotVerified
-from sm120kit.recipe import configuration
+from sm120kit.recipe import arguments, configuration
 from sm120kit.records import Arch, Attested, Closure, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.verify import image as checks
 from sm120kit.workspace import Workspace, digest_of, read_record, write_record
@@ -201,8 +201,14 @@ def expected(found: Image) -> checks.Expected:
         overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
         env=dict(engine.env) if engine else {},
         serve=engine.serve if engine else (),
-        arguments={one.name: launch.arguments(one, engine) for one in _configurations(engine)} if engine else {},
+        arguments={one.name: _released(one, engine) for one in _configurations(engine)} if engine else {},
+        unreleased={one.name: one.unreleased.arguments for one in _configurations(engine) if one.unreleased} if engine else {},
     )
+
+
+def _released(wanted: configuration.Configuration, engine: recipe.EngineRecipe) -> tuple[str, ...]:
+    """What a configuration says after ``serve``, without arguments that are unreleased."""
+    return launch.arguments(wanted.model_copy(update={"arguments": arguments.released(wanted)}), engine)
 
 
 def _configurations(engine: recipe.EngineRecipe) -> list[configuration.Configuration]:

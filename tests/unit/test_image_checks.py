@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 
+from sm120kit import delivery
+from sm120kit.records import Image
+
 IMAGE = Path(__file__).parents[1] / "image"
 
 
@@ -188,6 +191,20 @@ def test_files_are_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     with pytest.raises(AssertionError, match="is not the file of One"):
         base.check_files({})
     with pytest.raises(AssertionError, match="not those of their source"):
+        base.check_bytecode({})
+
+
+def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
+    """No module can be called so; compileall compiles it all the same."""
+    base, site = tree
+    source = site / "fp8.decode.py"
+    source.write_text("")
+    for optimize in (0, 1):
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, optimize=optimize)
+    assert len(list((site / "__pycache__").glob("fp8.decode.*.pyc"))) == 2
+    base.check_bytecode({})
+    source.write_text("changed = True\n")
+    with pytest.raises(AssertionError, match=r"^2 are not those of their source"):
         base.check_bytecode({})
 
 
@@ -402,15 +419,37 @@ def main():
     "flashinfer_python-0.6.6.dist-info/RECORD": "flashinfer/__init__.py,,\n",
 }
 SGLANG = {
-    "torch.py": "class ops:\n    class sgl_kernel:\n        cutlass_scaled_fp4_mm = None\n",
+    "torch.py": "class ops:\n    class sgl_kernel:\n        fp8_scaled_mm = None\n",
     "sgl_kernel/__init__.py": "from sgl_kernel.sm100 import common_ops\n",
     "sgl_kernel/sm100/__init__.py": "",
     "sgl_kernel/sm100/common_ops.py": "",
     "flashinfer/__init__.py": "",
     "flashinfer_python-0.7.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.7.2\n",
     "flashinfer_python-0.7.2.dist-info/RECORD": "flashinfer/__init__.py,,\n",
+    "sgl_kernel/flash_ops.py": "",
+    "sglang_kernel-0.4.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang-kernel\nVersion: 0.4.2\n",
+    "sglang_kernel-0.4.2.dist-info/RECORD": """sgl_kernel/flash_ops.abi3.so,,
+sgl_kernel/sm90/common_ops.abi3.so,,
+lib/mscclpp.so,,
+""",
+    "sglang-0.5.23.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n",
+    "sglang-0.5.23.dist-info/RECORD": "sglang/__init__.py,,\n",
     "sglang/__init__.py": "",
     "sglang/launch_server.py": "print('--model-path')\n",
+    "sglang/jit_kernel/__init__.py": "",
+    "sglang/jit_kernel/utils.py": """
+import flashinfer
+def get_cutlass_include_paths(): return [flashinfer.__path__[0] + "/data/cutlass/include"]
+def override_jit_cuda_arch(major, minor, suffix=""): return f"{major}.{minor}{suffix}"
+""",
+    "sglang/jit_kernel/nvfp4.py": """
+class Module:
+    def scaled_fp4_quant(self): pass
+def _nvfp4_arch_env(): raise RuntimeError("NVFP4 JIT kernels require CUDA.")
+def _jit_nvfp4_quant_module():
+    assert _nvfp4_arch_env() == "12.0a"
+    return Module()
+""",
     "sglang/srt/__init__.py": "",
     "sglang/srt/server_args.py": """
 class ServerArgs:
@@ -451,6 +490,7 @@ def run_engine(
         "env": {"ENGINE_SETTING": "1"},
         "serve": ["python", "-m", "sglang.launch_server"] if kind == "sglang" else ["python"],
         "arguments": {"a-configuration": ARGUMENTS[kind]},
+        "unreleased": {},
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     place = tmp_path / "checks"
@@ -528,7 +568,7 @@ def test_a_flashinfer_of_somebody_else_is_found(engine: Say, tmp_path: Path) -> 
 
 def test_sglang(engine: Say, tmp_path: Path) -> None:
     said, _ = engine(tmp_path / "right", "sglang", {})
-    for name in ("extensions", "uses_our_flashinfer", "arguments", "serve_command"):
+    for name in ("extensions", "compiles_fp4", "uses_our_flashinfer", "arguments", "serve_command"):
         assert said[name]["verdict"] == "passed", said[name]
     faults = {"sgl_kernel/__init__.py": "raise ImportError('libcuda.so.1')", "sglang/launch_server.py": "raise SystemExit(3)"}
     arguments = {"a-configuration": ["--model-path", "/model", "--tp-size", "two"]}
@@ -536,6 +576,8 @@ def test_sglang(engine: Say, tmp_path: Path) -> None:
     for name in ("extensions", "command", "arguments"):
         assert said[name]["verdict"] == "failed", said[name]
     assert "invalid int value" in said["arguments"]["detail"]
+    said, _ = engine(tmp_path / "broken", "sglang", {"sgl_kernel/flash_ops.py": "raise ImportError('libnuma.so.1')"})
+    assert said["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
 
 
 @pytest.mark.parametrize(
@@ -572,3 +614,27 @@ class Underscores(argparse.ArgumentParser):
 def test_without_a_configuration_there_is_nothing_to_pass(load: Callable[[str], Any]) -> None:
     with pytest.raises(NotRun, match="no configuration"):
         load("engine").refused(argparse.ArgumentParser(), {"arguments": {}})
+
+
+def test_unreleased_arguments_have_to_be_refused(load: Callable[[str], Any]) -> None:
+    """The rest of the command line is taken; what no release knows is not, or its configuration is wrong about it."""
+    suite = load("engine")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fp4", choices=["cutlass"])
+    expected = {"arguments": {"one": ["--fp4", "cutlass"], "two": []}, "unreleased": {"one": ["--fp4 b12x", "--moe b12x"]}}
+    assert suite.refused(parser, expected) == {"takes the arguments of": "one, two", "refuses of one": "--fp4 b12x, --moe b12x"}
+    parser.add_argument("--moe")
+    with pytest.raises(AssertionError, match=r"^one calls --moe b12x unreleased, and it takes that$"):
+        suite.refused(parser, expected)
+
+
+def test_what_a_recipe_expects_of_its_image() -> None:
+    """Of a configuration with unreleased arguments: the others, and these apart."""
+    said = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11"}
+    labels = {f"sm120kit.{name}": value for name, value in said.items()}
+    found = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
+    assert found.overridden == ("nvidia-cutlass-dsl",) and found.serve[0] == "python" and len(found.arguments) == 3
+    (name,) = found.unreleased
+    assert found.unreleased[name] == ("--fp4-gemm-backend b12x", "--moe-runner-backend b12x")
+    assert "b12x" not in found.arguments[name] and "--speculative-eagle-topk" in found.arguments[name]
+    assert found.arguments[name][:2] == ("--model-path", "/model")

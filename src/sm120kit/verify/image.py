@@ -44,7 +44,8 @@ class Expected:
     with the least number per module, ``left_out`` distributions that are required and not there on purpose, ``overridden``
     those whose version the recipe decides against what others demand.
 
-    Of an engine: ``env`` is set and ``serve`` started in it, and ``arguments`` is what each configuration says after ``serve``.
+    Of an engine: ``env`` is set and ``serve`` started in it, and ``arguments`` is what each configuration says after ``serve``,
+    without what it calls ``unreleased``.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Expected:
     env: dict[str, str] = field(default_factory=dict)
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unreleased: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

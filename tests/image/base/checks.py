@@ -18,6 +18,7 @@ TOOLKIT, BUILD = Path("/usr/local/cuda"), (Path("/context"), Path("/overlay"))
 TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
 SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
 SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
+COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
 VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
 
 
@@ -100,7 +101,7 @@ def check_bytecode(expected):
 
     count, wrong = 0, []
     for path in SITE.rglob("__pycache__/*.pyc"):
-        source = Path(importlib.util.source_from_cache(str(path)))
+        source = path.parents[1] / COMPILED.sub(".py", path.name)
         head = path.read_bytes()[:16]
         if not source.is_file() or head[8:16] != importlib.util.source_hash(source.read_bytes()):
             wrong.append(str(path))

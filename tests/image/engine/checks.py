@@ -82,9 +82,17 @@ def refusal(parser, argv, validate):
 
 
 def refused(parser, expected, validate=lambda parsed: None):
-    """Show an argument parser every configuration's command line; fail when it refuses one."""
+    """Show an argument parser every configuration's command line; fail when it refuses one.
+
+    Of a configuration with arguments that are unreleased it is shown the others, and then has to refuse each of these.
+    """
     wrong = {name: refusal(parser, argv, validate) for name, argv in expected["arguments"].items()}
     if not wrong:
         raise NotRun("no configuration is for this engine's recipe")  # noqa: F821 - the runner provides it
     assert not any(wrong.values()), "; ".join(f"{name}: {why}" for name, why in wrong.items() if why)
-    return {"takes the arguments of": ", ".join(wrong)}
+    said = {"takes the arguments of": ", ".join(wrong)}
+    for name, phrases in expected["unreleased"].items():
+        known = [words for words in phrases if not refusal(parser, [*expected["arguments"][name], *words.split()], validate)]
+        assert not known, f"{name} calls {', '.join(known)} unreleased, and it takes that"
+        said[f"refuses of {name}"] = ", ".join(phrases)
+    return said

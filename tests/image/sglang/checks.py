@@ -5,20 +5,51 @@ import importlib
 import importlib.util
 import sys
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from checks_engine import last_words, refused, run
 
+TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
+"""How the files of extensions for this Python end. A library that is none has no tag."""
+
+KERNELS = ("sgl_kernel/sm90/common_ops", "sgl_kernel/sm100/common_ops")
+"""Of these SGLang loads one, by file: both register the same operators."""
+
 
 def check_extensions(expected):
-    """SGLang's kernels load: those that it takes for any GPU but SM90, and where no GPU is seen."""
+    """Every compiled extension for this Python loads, and of SGLang's kernels those for any GPU but SM90."""
     import sgl_kernel
     import torch
 
     kernels = Path(sgl_kernel.common_ops.__file__)
     assert kernels.is_relative_to(Path(sgl_kernel.__file__).parent), f"common_ops is {kernels}"
-    assert hasattr(torch.ops.sgl_kernel, "cutlass_scaled_fp4_mm"), "they have no FP4 GEMM"
-    return {"kernels": str(kernels.relative_to(Path(sgl_kernel.__file__).parent))}
+    assert hasattr(torch.ops.sgl_kernel, "fp8_scaled_mm"), "they have no FP8 GEMM"
+    files = [str(file) for name in ("sglang", "sglang-kernel") for file in metadata.files(name)]
+    names = {file.removesuffix(tag) for file in files for tag in TAGS if file.endswith(tag)} - {*KERNELS}
+    wrong = []
+    for name in sorted(names):
+        try:
+            importlib.import_module(name.replace("/", "."))
+        except ImportError as error:
+            wrong.append(f"{name}: {error}")
+    assert not wrong, "; ".join(wrong)
+    return {"kernels": str(kernels.relative_to(Path(sgl_kernel.__file__).parent)), "extensions": ", ".join(sorted(names))}
+
+
+def check_compiles_fp4(expected):
+    """SGLang compiles at first use what its kernels lack, FP4, with the CUTLASS of our FlashInfer: here the quantization.
+
+    Which arch it is for it would ask the GPU.
+    """
+    from sglang.jit_kernel import nvfp4, utils
+
+    headers = Path(utils.get_cutlass_include_paths()[0])
+    ours = Path(metadata.distribution("flashinfer-python").locate_file("flashinfer"))
+    assert headers.is_relative_to(ours), f"it takes CUTLASS from {headers}"
+    nvfp4._nvfp4_arch_env = lambda: utils.override_jit_cuda_arch(12, 0, suffix="a")
+    assert callable(nvfp4._jit_nvfp4_quant_module().scaled_fp4_quant)
+    return {"compiled by SGLang": "its FP4 quantization, for sm_120a", "with CUTLASS from": str(headers)}
 
 
 def check_uses_our_flashinfer(expected):
