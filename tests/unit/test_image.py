@@ -22,7 +22,7 @@ from sm120kit.daemon import building
 from sm120kit.errors import BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
 from sm120kit.records import Check, Image, ImageContext, LockedWheel, PublishedImage, Verdict, VerifiedImage
 from sm120kit.verify import image as checks
-from sm120kit.workspace import Workspace, file_sha256, write_record
+from sm120kit.workspace import Workspace, data_root, file_sha256, write_record
 
 BASE = f"debian@sha256:{'a' * 64}"
 LABELS = {"sm120kit.build-id": "f" * 64}
@@ -270,3 +270,32 @@ def test_a_context_goes_to_the_daemon_as_it_is_but_for_times_and_owners(tmp_path
         os.utime(path, (1, 1))
         path.chmod(0o700)
     assert b"".join(building.packed(tmp_path)) == first
+
+
+@pytest.mark.parametrize(
+    ("needs", "content", "again"),
+    [
+        ("libs-base==4", "B" * 43, True),
+        ("libs-base==4", "A" * 43, False),
+        ("numpy", "B" * 43, False),
+        ("libs-base; extra == 'x'", "B" * 43, False),
+    ],
+)
+def test_what_replaces_files_of_a_wheel_that_it_requires_is_installed_again(
+    tmp_path: Path, needs: str, content: str, again: bool
+) -> None:
+    for name, requires, sha256 in (("libs_base", "numpy>=2", "A" * 43), ("libs_cu13", needs, content)):
+        place = tmp_path / "site" / f"{name}-4.dist-info"
+        place.mkdir(parents=True)
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 4\nRequires-Dist: {requires}\n")
+        (place / "RECORD").write_text(f"dsl/lib.so,sha256={sha256},9\n{name}-4.dist-info/RECORD,,\n")
+    lines = "libs-base==4 --hash=sha256:1\nlibs-cu13==4 --hash=sha256:2\n"
+    (tmp_path / "requirements.txt").write_text(lines)
+    argv = [
+        sys.executable,
+        data_root() / "dockerfiles" / "tools" / "again.py",
+        tmp_path / "site",
+        tmp_path / "requirements.txt",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == (lines.splitlines(keepends=True)[1] if again else "")

@@ -163,13 +163,17 @@ def tree(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: One\nVersion: 1.0\nRequires-Dist: packaging>=1\n")
     lines = []
     for file in (site / "one.py", info / "METADATA"):
-        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
-        lines.append(f"{file.relative_to(site)},sha256={digest},{file.stat().st_size}")
+        lines.append(f"{file.relative_to(site)},sha256={hash_of(file.read_bytes())},{file.stat().st_size}")
     (info / "RECORD").write_text("\n".join([*lines, f"{info.name}/RECORD,,"]))
     py_compile.compile(str(site / "one.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     monkeypatch.setattr(base, "PREFIX", prefix)
     monkeypatch.setattr(base, "SITE", site)
     return base, site
+
+
+def hash_of(content: bytes) -> str:
+    """As a RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def test_versions_are_those_of_the_lock(tree: tuple[Any, Path]) -> None:
@@ -219,6 +223,25 @@ def test_a_file_of_two_wheels_is_that_of_one_of_them(tree: tuple[Any, Path]) -> 
     (site / "one.py").write_text("ONE = 2\n")
     with pytest.raises(AssertionError, match="is not the file of"):
         base.check_files({})
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"), [("One==1.0", "is not the file of Two 1.0"), ("One; extra == 'more'", ""), ("Three", "")]
+)
+def test_a_file_of_a_wheel_that_another_requires_is_that_of_the_other(tree: tuple[Any, Path], needs: str, words: str) -> None:
+    base, site = tree
+    other = site / "two-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Two\nVersion: 1.0\nRequires-Dist: {needs}\n")
+    (other / "RECORD").write_text(f"one.py,sha256={'A' * 43},9\ntwo-1.0.dist-info/METADATA,,\ntwo-1.0.dist-info/RECORD,,\n")
+    if not words:
+        assert "Two 1.0" in base.check_files({})["several wheels bring"]
+        return
+    with pytest.raises(AssertionError, match=words):
+        base.check_files({})
+    (other / "RECORD").write_text((other / "RECORD").read_text().replace("A" * 43, hash_of(b"ONE = 2\n")))
+    (site / "one.py").write_text("ONE = 2\n")
+    assert base.check_files({})["several wheels bring"] == "nothing"
 
 
 def test_owners_are_root_and_nobody_else_writes(tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,7 +599,12 @@ def test_sglang(engine: Say, tmp_path: Path) -> None:
     for name in ("extensions", "command", "arguments"):
         assert said[name]["verdict"] == "failed", said[name]
     assert "invalid int value" in said["arguments"]["detail"]
-    said, _ = engine(tmp_path / "broken", "sglang", {"sgl_kernel/flash_ops.py": "raise ImportError('libnuma.so.1')"})
+    faults = {
+        "sgl_kernel/flash_ops.py": "raise ImportError('libnuma.so.1')",
+        "sglang/jit_kernel/utils.py": "def get_cutlass_include_paths(): return ['/usr/include']\n",
+    }
+    said, _ = engine(tmp_path / "broken", "sglang", faults)
+    assert said["compiles_fp4"]["detail"] == "it takes CUTLASS from /usr/include"
     assert said["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
 
 

@@ -64,14 +64,19 @@ def check_versions(expected):
 def check_files(expected):
     """Every installed file is the one that its wheel's RECORD names, by hash, and there is no other.
 
-    Wheels that do not know each other may bring a file of the same name; then it is that of one of them, and named.
+    Wheels that do not know each other may bring a file of the same name; then it is that of one of them, and named. Where one
+    requires the other, it is that of the one that does.
     """
-    claims = {}
+    claims, needs = {}, {}
     for distribution in metadata.distributions(path=[str(SITE)]):
+        always = [text for text in distribution.requires or () if "extra ==" not in text]
+        needs[normal(distribution.metadata["Name"])] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
         for file in distribution.files:
             claims.setdefault(Path(os.path.normpath(SITE / file)), []).append((distribution, file.hash))
     wrong, shared = [], []
     for path, claimed in claims.items():
+        required = set().union(*(needs[normal(one.metadata["Name"])] for one, _ in claimed))
+        claimed = [(one, hash_) for one, hash_ in claimed if normal(one.metadata["Name"]) not in required] or claimed
         # Bytecode that a wheel brings was compiled again, and is compared with its source instead.
         hashes = [hash_ for _, hash_ in claimed if hash_ is not None and "__pycache__" not in path.parts]
         owners = " and ".join(f"{one.metadata['Name']} {one.version}" for one, _ in claimed)
