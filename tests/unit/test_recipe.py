@@ -136,7 +136,7 @@ def test_every_recipe_of_an_engine_is_well_formed(name: str) -> None:
         ("manylinux_2_35_x86_64", "linux_x86_64", "'linux_x86_64' is not a platform: write manylinux_2_<glibc>_x86_64"),
         ("manylinux_2_35_x86_64", "win_amd64", "is not a platform"),
         ('as_of = "2026-05-08"', 'as_of = "May"', "'May' is not a day: write YYYY-MM-DD"),
-        ('state = "resolved"', 'state = "tested"', "state: input should be 'resolved' or 'verified'; it is 'tested'"),
+        ('state = "verified"', 'state = "tested"', "state: input should be 'resolved' or 'verified'; it is 'tested'"),
         ('engine = "sglang"', 'engine = "llama"', "engine: input should be 'flashinfer'"),
         ('serve = ["python"', 'serv = ["python"', "serv: unknown key; did you mean 'serve'?"),
         ("[environment]", "[enviroment]", "enviroment: unknown key; did you mean 'environment'?"),
@@ -162,7 +162,7 @@ def test_an_engine_alone_means_the_newest_verified(tmp_path: Path, monkeypatch: 
     place.mkdir(parents=True)
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     for version in ("0.9.0", "0.10.0", "0.11.0"):
-        text = ENGINE.read_text().replace("0.5.11", version)
+        text = ENGINE.read_text().replace("0.5.11", version).replace('state = "verified"', 'state = "resolved"')
         (place / f"sglang-{version}.toml").write_text(text)
     with pytest.raises(UnknownName, match="none is verified yet") as caught:
         recipe.load_engine("sglang")
