@@ -61,15 +61,15 @@ def receipt_name(engine: str, gpu: Gpu) -> str:
     return f"verify-{engine}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
 
 
-def stale(path: Path, tree: str | None = None) -> list[str]:
-    """Why the evidence in a receipt does not hold for the present sources; with ``tree``, also for that patched tree."""
+def stale(path: Path, tree: str) -> list[str]:
+    """Why the evidence in a receipt does not hold for the present sources and that patched tree."""
     kept = json.loads(path.read_text())
     problems = []
     if kept["format"] != FORMAT:
         problems.append(f"format {kept['format']}, not {FORMAT}")
     if kept["sources"] != sources_digest():
         problems.append("the verification programs or the faults planted in them have changed")
-    if tree is not None and kept["tree"] != tree:
+    if kept["tree"] != tree:
         problems.append(f"it is about tree {kept['tree'][:12]}; the series makes {tree[:12]}")
     if kept["only"] or kept["quick"]:
         problems.append("it covers a part of the matrix")

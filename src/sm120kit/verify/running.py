@@ -27,7 +27,6 @@ class Verdict(StrEnum):
     CRASH = "CRASH"
     TOO_BIG = "TOO BIG"
     DOES_NOT_COMPILE = "DOES NOT COMPILE"
-    NOT_EMULATED = "NOT EMULATED"
 
 
 GRAVITY = (Verdict.CRASH, Verdict.HANG, Verdict.WRONG, Verdict.PASS)
