@@ -88,6 +88,25 @@ def test_more_than_was_asked_for_waits(listening: socket.socket) -> None:
     assert asyncio.run(cut()) == [b"abcd", b"ef", b""]
 
 
+def test_the_next_address_of_a_host_is_tried(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+
+    async def both() -> bytes:
+        async def addresses(*_: object, **__: object) -> list[Any]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (nobody, listening.getsockname())]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+        stream, far = await connected(listening)
+        far.sendall(b"here")
+        read: bytes = await stream.read(100, timeout=5)
+        await stream.aclose()
+        far.close()
+        return read
+
+    assert asyncio.run(both()) == b"here"
+
+
 def test_silence_and_no_server_are_errors_of_the_pool(listening: socket.socket) -> None:
     async def silent() -> None:
         stream, far = await connected(listening)

@@ -109,9 +109,9 @@ async def _stream_all(
 ) -> Watched:
     import httpx2
 
-    began = time.perf_counter()
     from sm120kit.bench import wire
 
+    began = time.perf_counter()
     timeout = httpx2.Timeout(stall_seconds, connect=30)
     async with wire.client(url, timeout) as client:
 

@@ -55,26 +55,31 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> _Stream:
         loop = asyncio.get_running_loop()
-        problem: OSError = OSError(f"{host} has no address")
         try:
             async with asyncio.timeout(timeout):
-                for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                    connection = socket.socket(family, kind, protocol)
-                    connection.setblocking(False)
-                    try:
-                        await loop.sock_connect(connection, address)
-                    except BaseException as error:
-                        connection.close()
-                        if not isinstance(error, OSError):
-                            raise
-                        problem = error
-                        continue
-                    return _Stream(connection, loop)
+                *others, last = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for address in others:
+                    with suppress(OSError):
+                        return await _connected(loop, *address)
+                return await _connected(loop, *last)
         except TimeoutError as error:
-            raise httpcore2.ConnectTimeout(f"no connection within {timeout:g} s") from error
+            raise httpcore2.ConnectTimeout(str(error)) from error
         except OSError as error:
-            problem = error
-        raise httpcore2.ConnectError(str(problem)) from problem
+            raise httpcore2.ConnectError(str(error)) from error
+
+
+async def _connected(
+    loop: asyncio.AbstractEventLoop, family: int, kind: int, protocol: int, name: str, address: tuple[Any, ...]
+) -> _Stream:
+    """A connection to one of the addresses of a host, as ``getaddrinfo`` gives them."""
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        await loop.sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return _Stream(connection, loop)
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
