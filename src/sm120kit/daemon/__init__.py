@@ -50,8 +50,7 @@ class Daemon:
         except ModuleNotFoundError as error:
             raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
         with told("connecting"):
-            self._client = docker.from_env(timeout=_PATIENCE_SECONDS)
-            self._client.version()
+            self._client = docker.from_env(timeout=_PATIENCE_SECONDS)  # which asks the daemon for its version
 
     def inspect(self, reference: str) -> Image | None:
         """An image by id, tag or digest, or None when it is not here."""
