@@ -438,7 +438,7 @@ def test_a_receipt_holds_for_what_it_was_made_of(bench: Bench, tmp_path: Path) -
         ({"instructions": []}, "did not pass: nothing was run"),
         ({"configurations": [{"name": "x", "verdict": "WRONG", "excused": False}]}, "did not pass: x"),
         ({"configurations": [{"name": "x", "verdict": "DOES NOT COMPILE", "excused": False}]}, "did not pass: x"),
-        ({"passed": False}, "did not pass"),
+        ({"passed": False}, "did not pass, by its own word"),
         ({"planted": []}, "none was planted"),
         ({"planted": [{"name": "x", "seen": {"a": "PASS"}, "missed": ["a"]}]}, "not found: x"),
         ({"format": 0}, "format 0"),
