@@ -1,30 +1,91 @@
-"""The one command surface for developers: ``nox`` runs what CI runs, ``nox -l`` lists the rest."""
+"""Commands of developers: ``nox`` runs lint and the tests of ten minutes, ``nox -s slow`` all other tests."""
+
+import shutil
+from pathlib import Path
 
 import nox
 
 nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
+TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
+INSTALLED_BY_CI = "cuda,torch,docker,keyless"
+"""Extras in CI jobs that build, check and publish images, see ci/install.sh."""
+GROUPS = ("engines", "containers", "compilers")
+"""Groups of slow tests, ordered by their value for their time."""
+
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and types."""
+    """Style, types, imports between packages, and spelling."""
     session.install("-e", ".[dev]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("lint-imports")
+    session.run("codespell")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Unit and integration tests; real git, compilers and sources, no GPU. Arguments go to pytest."""
-    session.install("-e", ".[cuda,torch,kernels,docker,plot,serve,dev]")
-    session.run("pytest", *session.posargs)
+    """Unit tests, and integration tests with one small real case of each stage; no GPU. Arguments go to pytest."""
+    session.install("-e", f".[{TESTED}]")
+    session.run("pytest", *(session.posargs or ["-n2", "--dist=loadfile"]))
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Slow tests: the named groups, or all. Options, such as --time-budget=SECONDS, go to pytest."""
+    session.install("-e", f".[{TESTED}]")
+    groups = [argument for argument in session.posargs if not argument.startswith("-")] or GROUPS
+    options = [argument for argument in session.posargs if argument.startswith("-")]
+    session.run("pytest", *options, "--durations=20", *(f"tests/slow/{group}" for group in groups))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site in build/html; a broken link fails. With --serve, serve it and rebuild it on changes."""
+    session.install("-e", ".[docs]")
+    session.run("python", "ci/docs_source.py")
+    session.run("zensical", *(["serve"] if "--serve" in session.posargs else ["build", "--clean", "--strict"]))
+    loads = [page for page in Path("build/html").rglob("*.html") if 'src="http' in page.read_text()]
+    if loads:
+        session.error(f"pages load files from elsewhere: {', '.join(map(str, loads))}")
+
+
+@nox.session(reuse_venv=False)
+def package(session: nox.Session) -> None:
+    """Build sdist and wheel, install the wheel with its dependencies and nothing else, and run it outside the checkout."""
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", dist, silent=True)
+    session.install(*dist.glob("*.whl"))
+    session.chdir(dist)
+    session.env["PYTHONPATH"] = ""  # not the checkout
+    for command in ("--version", "recipe check", "patch check", "config check", "tiles --help", "build flashinfer --to patch"):
+        session.run("sm120kit", *command.split(), silent=True)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write ci/requirements.txt: hashes of everything that CI with secrets installs. --upgrade, --upgrade-package=NAME."""
+    session.install("uv")
+    requires = Path(session.create_tmp()) / "build.in"
+    requires.write_text("\n".join(nox.project.load_toml()["build-system"]["requires"]))
+    options = ["--universal", "--python-version=3.11", "--generate-hashes"]
+    options += ["--no-header", "--no-annotate", "--no-emit-index-url"]
+    extras = [f"--extra={name}" for name in INSTALLED_BY_CI.split(",")]
+    session.run(
+        *("uv", "pip", "compile", *options, *extras, "--output-file=ci/requirements.txt"),
+        *(*session.posargs, "pyproject.toml", str(requires)),
+        silent=True,
+    )
 
 
 @nox.session
 def arguments(session: nox.Session) -> None:
-    """Ask engines' own argument parsers about the configurations, and record what they know. Arguments name recipes."""
+    """Record the options of engines' own argument parsers, and their answers to configurations. Arguments name recipes."""
     session.install("-e", ".")
     session.run("python", "tests/arguments/collect.py", *session.posargs)
 

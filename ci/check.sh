@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Are recipes well-formed, and are their locks what would be built? Compiles nothing.
+# Check that recipes are well-formed and lockfiles are current. Compiles nothing.
 set -euo pipefail
 sm120kit recipe check
 sm120kit recipe lock --check

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a recipe to an image that passed its checks: ci/image.sh RECIPE BASE [option of `sm120kit image`]...
+# Build and verify an image: ci/image.sh RECIPE BASE [option of `sm120kit image`]...
 # BASE is NAME@sha256:... or the id of a local image. The last line of stdout is the image's name.
 set -euo pipefail
 recipe=$1 base=$2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Push an image that passed its checks, list it, and ask whether everything listed can be had: ci/publish.sh NAME REPOSITORY INDEX
-# SIGNING_KEY, when it is set, is a private key in PEM form; what is listed is signed with it.
+# Push a verified image, list it in the index, and check that every listed image can be pulled: ci/publish.sh NAME REPOSITORY INDEX
+# SIGNING_KEY, if set, is a private key in PEM form that signs the entry. Without it, a job with an identity signs by that.
 set -euo pipefail
 name=$1 repository=$2 index=$3
 options=(--index "$index")
@@ -9,6 +9,8 @@ if [ -n "${SIGNING_KEY:-}" ]; then
   trap 'rm -f "$key"' EXIT
   printf '%s\n' "$SIGNING_KEY" > "$key"
   options+=(--key "$key")
+elif [ -n "${ACTIONS_ID_TOKEN_REQUEST_URL:-}" ]; then
+  options+=(--keyless)
 fi
 sm120kit publish "$name" "$repository" "${options[@]}"
 sm120kit pull --check --index "$index"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The index of published images, and what lies beside it, as files of a release: ci/release.sh get|put TAG DIRECTORY
-# `get` makes the release when it is not there yet. Needs the program gh, and GH_TOKEN.
+# Download or upload the files of a release, the index of published images among them: ci/release.sh get|put TAG DIRECTORY
+# `get` creates the release if it does not exist. Requires the program gh, and GH_TOKEN.
 set -euo pipefail
-what=$1 tag=$2 directory=$3
+action=$1 tag=$2 directory=$3
 mkdir -p "$directory"
-case $what in
+case $action in
   get)
     gh release view "$tag" > /dev/null || gh release create "$tag" --verify-tag --generate-notes
     if [ -n "$(gh release view "$tag" --json assets --jq '.assets[].name')" ]; then
@@ -13,7 +13,7 @@ case $what in
     ;;
   put) gh release upload "$tag" "$directory"/* --clobber ;;
   *)
-    echo "get or put, not '$what'" >&2
+    echo "expected get or put, not '$action'" >&2
     exit 2
     ;;
 esac

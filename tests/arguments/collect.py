@@ -1,8 +1,8 @@
-"""Ask engines' own argument parsers about our configurations, without a GPU and without an image: ``collect.py [RECIPE]...``.
+"""Record the options of engines' argument parsers, without a GPU and without an image: ``collect.py [RECIPE]...``.
 
-For each recipe that a configuration names: the engine's wheel as it is locked (by sha256), only its Python unpacked; beside it,
-in an environment that is thrown away, the locked versions of the Python that its parser imports and a torch for the CPU. What
-the parser knows, and what it says to each configuration, is written to ``recipes/engines/<recipe>.arguments.json``.
+For each recipe that a configuration names, the Python files of the engine's locked wheel (by sha256) are unpacked. A temporary
+environment has the locked versions of the Python packages that its parser imports, and a torch for the CPU. The options of the
+parser, and its error message for each configuration, are written to ``recipes/engines/<recipe>.arguments.json``.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ from typing import Any
 
 from uv import find_uv_bin
 
-from sm120kit import launch, lock, recipe
-from sm120kit.recipe import configuration
-from sm120kit.recipe.arguments import FORMAT, place_of
-from sm120kit.records import Image, VerifiedImage
+from sm120kit import recipes, serving
+from sm120kit.core.state import Workspace
+from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.recipes import configurations, lockfile
+from sm120kit.recipes.arguments import FORMAT, record_path
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.settings import read_settings
-from sm120kit.workspace import Workspace
 
 CONTROL = "an option that no engine has"
+"""Name of a command line that every parser must reject."""
 TORCH = "torch==2.13.0"
 HEAVY = re.compile(
     r"nvidia-|cuda-|torch|flash|b12x|quack|tilelang|tokenspeed|sglang-kernel|vllm$|sglang$|numba|llvmlite|opencv|scipy|pyarrow"
     r"|datasets|pandas|soundfile|timm|modelscope|decord|av$|supervisor|py-spy|kernels|networkx|airportsdata"
 )
-"""Distributions with code for GPUs, large ones that no parser imports, and what comes with torch."""
+"""Distributions that are left out: with code for GPUs, large and not imported by a parser, or dependencies of torch."""
 
 
 def main() -> None:
-    wanted = [configuration.load(name) for name in configuration.names()]
-    for name in sys.argv[1:] or sorted({one.engine for one in wanted}):
+    all_configurations = [configurations.load(name) for name in configurations.names()]
+    for engine in sys.argv[1:] or sorted({configuration.engine for configuration in all_configurations}):
         with tempfile.TemporaryDirectory(prefix="sm120kit-arguments-") as scratch:
-            collect(name, [one for one in wanted if one.engine == name], Path(scratch))
+            collect(engine, [c for c in all_configurations if c.engine == engine], Path(scratch))
 
 
-def collect(name: str, wanted: list[configuration.Configuration], scratch: Path) -> None:
-    """Write the evidence of one recipe."""
-    engine = recipe.load_engine(name)
-    wheels = {wheel.name: wheel for wheel in lock.read(recipe.lock_path(name)).closures[0].wheels}
+def collect(name: str, of_engine: list[configurations.Configuration], scratch: Path) -> None:
+    """Write the record of a recipe, with the parser's answers for the configurations of its engine."""
+    engine = recipes.load_engine(name)
+    wheels = {wheel.name: wheel for wheel in lockfile.read(recipes.lock_path(name)).closures[0].wheels}
     (packed,) = wheelhouse([wheels[engine.engine]], Workspace.open(None))
     with zipfile.ZipFile(packed) as archive:
-        archive.extractall(scratch / "engine", [each for each in archive.namelist() if not each.endswith(".so")])
-    python = environment(scratch, [f"{one.name}=={one.version}" for one in wheels.values() if not HEAVY.match(one.name)])
-    lines = {one.name: command_line(one, engine, scratch) for one in wanted}
+        archive.extractall(scratch / "engine", [member for member in archive.namelist() if not member.endswith(".so")])
+    light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if not HEAVY.match(wheel.name)]
+    python = environment(scratch, light)
+    lines = {configuration.name: command_line(configuration, engine, scratch) for configuration in of_engine}
     lines[CONTROL] = [*(["--model-path"] if engine.engine == "sglang" else []), "/model", "--no-such-option"]
     done = subprocess.run(
         [python, Path(__file__).with_name("probe.py"), engine.engine],
@@ -61,20 +63,20 @@ def collect(name: str, wanted: list[configuration.Configuration], scratch: Path)
         text=True,
         check=True,
     )
-    said = json.loads(done.stdout)
-    assert "--no-such-option" in said["answers"].pop(CONTROL), "a parser that accepts this answers nothing"
+    parsed = json.loads(done.stdout)
+    assert "--no-such-option" in parsed["answers"].pop(CONTROL), "the parser accepts an unknown option: its answers are void"
     wheel = wheels[engine.engine]
-    place_of(name).write_text(written(name, {"filename": wheel.filename, "sha256": wheel.sha256}, said))
-    for config, answer in said["answers"].items():
-        print(f"{name}: {config}: {answer or 'accepted'}")
+    record_path(name).write_text(record_text(name, {"filename": wheel.filename, "sha256": wheel.sha256}, parsed))
+    for configuration, answer in parsed["answers"].items():
+        print(f"{name}: {configuration}: {answer or 'accepted'}")
 
 
 def environment(scratch: Path, requirements: list[str]) -> Path:
-    """A Python with these distributions, exactly, and torch."""
+    """The Python of a new environment with exactly these distributions and torch."""
     settings = read_settings()
     env = os.environ | ({"SSL_CERT_FILE": settings.certificates} if settings.certificates else {})
     python = scratch / "venv" / "bin" / "python"
-    links = [word for place in settings.find_links for word in ("--find-links", place)]
+    links = [argument for directory in settings.find_links for argument in ("--find-links", directory)]
     (scratch / "requirements").write_text("\n".join(requirements))
     uv = find_uv_bin()
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, scratch / "venv"], check=True, env=env)
@@ -84,23 +86,24 @@ def environment(scratch: Path, requirements: list[str]) -> Path:
     return python
 
 
-def command_line(wanted: configuration.Configuration, engine: recipe.EngineRecipe, scratch: Path) -> list[str]:
-    """What the engine is started with, as launch makes it."""
+def command_line(configuration: configurations.Configuration, engine: recipes.EngineRecipe, scratch: Path) -> list[str]:
+    """The arguments of the engine's server, as ``launch`` passes them."""
     image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "", "", (), {})
     model = scratch / "model"
     model.mkdir(exist_ok=True)
-    service = launch.make(wanted, engine, image, image.image.id, model, [(0, "")], Workspace(scratch / "state"), 8000)
+    placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"))
+    service = serving.make_service(configuration, engine, image, image.image.id, model, placement)
     return list(service.argv[len(engine.serve) :])
 
 
-def written(name: str, wheel: dict[str, str], said: dict[str, Any]) -> str:
-    """The evidence as text: one option or answer on a line."""
+def record_text(name: str, wheel: dict[str, str], parsed: dict[str, Any]) -> str:
+    """The text of a record: each option and each answer on its own line."""
 
     def rows(values: list[str]) -> str:
         return ",\n".join(f"  {value}" for value in values)
 
-    options = rows([json.dumps(one) for one in sorted(said["options"], key=lambda one: one["names"])])
-    answers = rows([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(said["answers"].items())])
+    options = rows([json.dumps(option) for option in sorted(parsed["options"], key=lambda option: option["names"])])
+    answers = rows([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(parsed["answers"].items())])
     head = f'"format": {FORMAT},\n"recipe": {json.dumps(name)},\n"wheel": {json.dumps(wheel)}'
     return f'{{\n{head},\n"answers": {{\n{answers}\n}},\n"options": [\n{options}\n]\n}}\n'
 

@@ -1,7 +1,7 @@
-"""What an engine's own argument parser knows, and what it says to command lines; for a Python that has the engine's.
+"""Print the options of an engine's argument parser and its answers to command lines; run by a Python that has the engine.
 
 ``probe.py vllm|sglang`` reads ``{name: [argument, ...]}`` from stdin and writes ``{"options": [...], "answers": {name: text}}``
-to stdout; the text is empty for a command line that the parser accepts.
+to stdout. The text is the parser's error message, empty for a command line that it accepts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unittest.mock import MagicMock
 
 Parse = Callable[[list[str]], object]
 STAND_INS = ("torchvision", "sgl_kernel", "flashinfer")
-"""Imported by SGLang beside its parser, and not used by that: code for GPUs, or tied to a torch that is not for the CPU."""
+"""Imported by SGLang with its parser but not used by it: code for GPUs, or built for a torch with CUDA."""
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of ``STAND_INS`` that are not installed: anything can be imported from them."""
+    """Import modules of ``STAND_INS`` that are not installed as mocks."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,11 +41,11 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def vllm() -> tuple[argparse.ArgumentParser, Parse]:
-    """The parser of ``vllm serve``, with the checks of its values that come right after it."""
+    """The parser of ``vllm serve``, with the validation of its values that follows."""
     from vllm import platforms
     from vllm.platforms.cpu import CpuPlatform
 
-    platforms._current_platform = CpuPlatform()  # without a GPU none is found, and defaults cannot be made
+    platforms._current_platform = CpuPlatform()  # no platform is detected without a GPU, and defaults need a platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
@@ -59,10 +59,10 @@ def vllm() -> tuple[argparse.ArgumentParser, Parse]:
     parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
 
     def parse(argv: list[str]) -> object:
-        found = parser.parse_args(argv)
-        cli_args.validate_parsed_serve_args(found)
-        last(found)
-        return found
+        parsed = parser.parse_args(argv)
+        cli_args.validate_parsed_serve_args(parsed)
+        last(parsed)
+        return parsed
 
     return parser, parse
 
@@ -78,7 +78,7 @@ def sglang() -> tuple[argparse.ArgumentParser, Parse]:
 
 
 def option(action: argparse.Action) -> dict[str, Any]:
-    """One option as JSON: its names, and what values it takes."""
+    """An option as JSON: its names and the values that it accepts."""
     kind = getattr(action.type, "__name__", "") if action.type else ""
     choices = None if action.choices is None else sorted(map(str, action.choices))
     return {"names": list(action.option_strings), "nargs": action.nargs, "type": kind, "choices": choices}
@@ -95,13 +95,13 @@ def main() -> None:
 
 
 def answer(parse: Parse, argv: list[str]) -> str:
-    """What the parser says to a command line when it refuses it."""
-    said = io.StringIO()
+    """The parser's error message for a command line; empty if it accepts."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             parse(argv)
     except SystemExit:
-        return said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        return output.getvalue().strip().splitlines()[-1].partition("error: ")[2]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,9 +1,9 @@
-"""How truly the client measures: a server on loopback sends tokens by a schedule, the client says when they came.
+"""Accuracy of the client: a server on loopback sends tokens by a schedule, and the client measures their times.
 
 From 10 to 32,000 tokens per second in total: the measured rate of each stream over that of the schedule; the median time
-between tokens over that of the schedule, and percentiles of it over those of the server's own clock, for a server that shares
-the machine is late itself; how much later than the server sent it the client says that the first token came; how long the
-client did not look, and what share of a core it took.
+between tokens over that of the schedule, and percentiles of it over those of the server's clock, since a server on the same
+machine is late itself; the delay of the first token between server and client; the longest time for which the client did not
+read its streams, and its share of a core.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-from sm120kit.bench.client import Ask, stream_all
+from sm120kit.bench.client import StreamRequest, stream_all
+from sm120kit.core.urls import Endpoint
 
-SERVER = Path(__file__).parents[1] / "integration" / "schedule_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
 FIRST = 0.2
 SECONDS = 4
 
 
 def main() -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="sm120kit-") as place,
+        tempfile.TemporaryDirectory(prefix="sm120kit-") as directory,
         subprocess.Popen([sys.executable, SERVER], stdout=subprocess.PIPE, text=True) as server,
     ):
         assert server.stdout
@@ -37,26 +38,28 @@ def main() -> None:
             "longest lag  core"
         )
         try:
-            stream_all(url, [[Ask(0, "/v1/chat/completions", {})]])  # what is imported and compiled only once
+            stream_all(
+                Endpoint.parse(url), [[StreamRequest(0, "/v1/chat/completions", {})]]
+            )  # what is imported and compiled only once
             for users, rate in ((1, 10), (4, 50), (16, 100), (16, 500), (16, 1000), (32, 1000), (64, 100), (160, 100)):
-                log = Path(place) / f"{users}-{rate}"
+                log = Path(directory) / f"{users}-{rate}"
                 schedule = {"first": FIRST, "interval": 1 / rate, "tokens": max(20, rate * SECONDS), "log": str(log)}
-                ask = Ask(0, "/v1/chat/completions", {"schedule": schedule})
+                request = StreamRequest(0, "/v1/chat/completions", {"schedule": schedule})
                 began, cpu = time.perf_counter(), time.process_time()
-                seen = stream_all(url, [[ask]] * users)
+                result = stream_all(Endpoint.parse(url), [[request]] * users)
                 core = (time.process_time() - cpu) / (time.perf_counter() - began)
                 time.sleep(2)  # the server writes its log a second after the answers
-                rates = [sample.decode_tok_s or 0 for sample in seen.samples]
-                said = [json.loads(line) for line in log.read_text().splitlines()]
-                p50, p99 = _middle_and_late([gap for sample in seen.samples for gap in sample.itl])
-                true50, true99 = _middle_and_late([b - a for one in said for a, b in pairwise(one["sent"])])
-                late = median(sample.ttft or 0 for sample in seen.samples) - median(
-                    one["sent"][0] - one["asked"] for one in said
+                rates = [sample.decode_tok_s or 0 for sample in result.samples]
+                logged = [json.loads(line) for line in log.read_text().splitlines()]
+                p50, p99 = _middle_and_late([gap for sample in result.samples for gap in sample.itl])
+                true50, true99 = _middle_and_late([b - a for times in logged for a, b in pairwise(times["sent"])])
+                late = median(sample.ttft or 0 for sample in result.samples) - median(
+                    times["sent"][0] - times["requested"] for times in logged
                 )
                 print(
                     f"{users:5}  {rate:10}  {users * rate:8}  {min(rates) / rate:16.4f}  {max(rates) / rate:7.4f}  "
                     f"{p50 * rate:12.4f}  {p50 / true50:8.4f}  {p99 / true99:8.4f}  {late * 1000:11.2f} ms  "
-                    f"{seen.lag_seconds * 1000:8.1f} ms  {core:4.2f}"
+                    f"{result.lag_seconds * 1000:8.1f} ms  {core:4.2f}"
                 )
         finally:
             server.kill()

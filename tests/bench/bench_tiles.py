@@ -15,9 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from sm120kit import patches, pipeline, recipe, tiles, toolchain
-from sm120kit.records import PatchedTree
-from sm120kit.workspace import Workspace
+from sm120kit import patches
+from sm120kit.core import toolchain
+from sm120kit.core.state import Workspace
+from sm120kit.kernels import tiles
+from sm120kit.recipes.target import resolve_flashinfer
+from sm120kit.sources.context import Options
 
 WARM = """
 import sys, time
@@ -37,11 +40,9 @@ def cpu_seconds() -> float:
 
 def main(engine: str, patched: bool) -> None:
     """Print one JSON object with the figures and their circumstances."""
-    item = recipe.load(engine)
     with tempfile.TemporaryDirectory() as scratch:
-        tree = pipeline.patched_tree(item, pipeline.Options(Workspace.open(Path(scratch, "state"))))
-        if not patched:
-            tree = PatchedTree(tree.checkout, tree.inside, tree.checkout.commit, tree.checkout.tree, ())
+        target = resolve_flashinfer(engine, Options(Workspace.open(Path(scratch, "state"))))
+        item, tree = target.recipe, target.tree if patched else target.unpatched_tree
         directory, cache = Path(scratch, "tree"), Path(scratch, "cache")
         patches.materialise(tree, directory)
         load, cpu, began = os.getloadavg()[0], cpu_seconds(), time.perf_counter()

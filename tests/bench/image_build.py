@@ -1,20 +1,11 @@
-"""An image with sm120kit, and one of a Dockerfile that patches and compiles inside: at first, again, after a patch changed.
+"""Compare the build of an image by sm120kit with a Dockerfile that compiles inside: first build, repetition, new patch.
 
     python tests/bench/image_build.py [DIRECTORY]
 
-Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and fetch nothing; both run on one
-daemon that is started here. The patch that changes adds a comment to a header that the module's kernels include. Needs root,
+Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and download nothing; both use the
+same daemon, which the program starts. The new patch adds a comment to a header that the module's kernels include. Needs root,
 docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing.
-
-2 cores of an AMD EPYC that a test run shared, nvcc 13.0.88, classic builder:
-
-    the first build     229.6 s    1369 MiB new     108.0 s    1995 MiB new
-    nothing changed       1.0 s       0 MiB new       5.6 s       0 MiB new
-    one patch changed    46.0 s      53 MiB new      58.0 s     188 MiB new
-
-At first sm120kit (left) takes twice as long: it also asks the templates which tiles fit, and compiles no faster. With a patch
-changed both compile this module again; the naive one installs everything from its source on once more, and leaves its compiler
-in the image.
+docs/measurements/image-builds.md has the figures.
 """
 
 from __future__ import annotations
@@ -32,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import containers  # noqa: E402
 
-from sm120kit import delivery, image, sources  # noqa: E402
-from sm120kit.workspace import Workspace  # noqa: E402
+from sm120kit import sources  # noqa: E402
+from sm120kit.core.state import Workspace  # noqa: E402
+from sm120kit.images import context, delivery  # noqa: E402
 
-CLOSURE = ROOT / "tests" / "integration" / "image_closure.json"
+CLOSURE = ROOT / "tests" / "support" / "image_closure.json"
 HEADER = "csrc/nv_internal/tensorrt_llm/kernels/quantization.cuh"
 TINY = """
 [groups.tiny]
@@ -67,7 +59,7 @@ From: sm120kit developers <dev@sm120kit.invalid>
 Date: Sat, 21 Nov 2026 09:00:00 +0000
 Subject: quantization: a comment
 
-So that something changes.
+For a change in the series.
 
 Applies-To: flashinfer >=0.6.6,<0.6.7
 Upstream-Status: Inappropriate [for a measurement]
@@ -89,42 +81,42 @@ index {before}..{after} 100644
 
 
 def main() -> None:
-    place = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as scratch:
-        for line in measured(Path(scratch)):
+    parent = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as scratch:
+        for line in measure(Path(scratch)):
             print(line, flush=True)
 
 
-def measured(scratch: Path) -> list[str]:
-    data, naive, sdist, fetched = prepared(scratch)
+def measure(scratch: Path) -> list[str]:
+    data, naive, sdist, downloads = prepare(scratch)
     with containers.dockerd(scratch / "d") as running:
         environment = {**os.environ, "DOCKER_HOST": running.socket, "SM120KIT_DATA": str(data), "CUDA_HOME": str(toolkit())}
-        client = connected(running.socket)
+        client = connect(running.socket)
         packed = containers.debian(scratch, "g++")
         base = json.loads(client.api.import_image_from_file(str(packed), repository="base", tag="test").splitlines()[-1])[
             "status"
         ]
-        words = ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", str(CLOSURE), "--offline"]
+        command = ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", str(CLOSURE), "--offline"]
         state = scratch / "state"
-        shutil.copytree(fetched, state / "downloads")
+        shutil.copytree(downloads, state / "downloads")
 
-        def ours() -> str:
+        def build_with_sm120kit() -> str:
             environment["SM120KIT_STATE"] = str(state)
-            return said([sys.executable, "-m", "sm120kit", *words], environment)
+            return output([sys.executable, "-m", "sm120kit", *command], environment)
 
-        def theirs() -> str:
+        def build_dockerfile() -> str:
             return str(client.images.build(path=str(naive), network_mode="none", rm=True)[0].id)
 
         rows = []
         before: dict[str, str] = {}
-        for what in ("the first build", "nothing changed", "one patch changed"):
-            if what == "one patch changed":
-                changed(data, naive, sdist)
-            row = [what]
-            for name, build in (("sm120kit", ours), ("naive", theirs)):
-                took, made = timed(build)
-                row.append(f"{took:7.1f} s  {new_bytes(client, made, before.get(name)) / 2**20:6.0f} MiB new")
-                before[name] = made
+        for case in ("the first build", "nothing changed", "one patch changed"):
+            if case == "one patch changed":
+                add_patch(data, naive, sdist)
+            row = [case]
+            for name, build in (("sm120kit", build_with_sm120kit), ("naive", build_dockerfile)):
+                seconds, image = timed(build)
+                row.append(f"{seconds:7.1f} s  {new_bytes(client, image, before.get(name)) / 2**20:6.0f} MiB new")
+                before[name] = image
             rows.append("   ".join(row))
         return [
             f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
@@ -133,8 +125,8 @@ def measured(scratch: Path) -> list[str]:
         ]
 
 
-def prepared(scratch: Path) -> tuple[Path, Path, Path, Path]:
-    """Recipes with the tiny group, the naive build's context, the sdist, and what sm120kit finds downloaded."""
+def prepare(scratch: Path) -> tuple[Path, Path, Path, Path]:
+    """Recipes with the tiny group, the build context of the Dockerfile, the sdist, and the downloads for sm120kit."""
     data = scratch / "data"
     for name in ("recipes", "patches", "cutlass_overrides", "dockerfiles"):
         shutil.copytree(ROOT / name, data / name)
@@ -143,18 +135,18 @@ def prepared(scratch: Path) -> tuple[Path, Path, Path, Path]:
     (data / "recipes" / "engines" / "flashinfer-0.6.6.lock.json").unlink()
     state = scratch / "fetched"
     environment = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
-    said([sys.executable, "-m", "sm120kit", "build", "flashinfer@0.6.6", "--to", "fetch"], environment)
-    wheels = (*delivery.read_closure(CLOSURE).wheels, image.INSTALLER)
+    output([sys.executable, "-m", "sm120kit", "build", "flashinfer@0.6.6", "--to", "fetch"], environment)
+    wheels = (*delivery.read_closure(CLOSURE).wheels, context.INSTALLER)
     naive = scratch / "naive"
     (naive / "wheels").mkdir(parents=True)
-    for wheel in sources.wheelhouse(wheels, Workspace.open(state), mirror=None, offline=False):
+    for wheel in sources.wheelhouse(wheels, Workspace.open(state), sources.Origin()):
         shutil.copyfile(wheel, naive / "wheels" / wheel.name)
     (sdist,) = state.rglob("flashinfer_python-0.6.6.tar.gz")
     shutil.copyfile(sdist, naive / "flashinfer.tar.gz")
     shutil.copytree(
         toolkit(), naive / "cuda", ignore=shutil.ignore_patterns("libcublas*", "libnvrtc*", "libcurand*", "libnvblas*")
     )
-    (naive / "edit.sh").write_text(edit("as it was"))
+    (naive / "edit.sh").write_text(edit("original"))
     (naive / "Dockerfile").write_text(NAIVE)
     shutil.move(state / "downloads", scratch / "downloads")
     shutil.rmtree(state)
@@ -165,7 +157,8 @@ def toolkit() -> Path:
     """The CUDA compiler of this environment's wheels."""
     import nvidia
 
-    (home,) = (Path(place) / "cu13" for place in nvidia.__path__ if (Path(place) / "cu13" / "bin" / "nvcc").is_file())
+    homes = (Path(directory) / "cu13" for directory in nvidia.__path__)
+    (home,) = (home for home in homes if (home / "bin" / "nvcc").is_file())
     return home
 
 
@@ -173,17 +166,18 @@ def edit(text: str) -> str:
     return f"sed -i '1i // {text}' {HEADER}\n"
 
 
-def changed(data: Path, naive: Path, sdist: Path) -> None:
-    """One patch more in the series, one line more in the header; and the same by sed."""
+def add_patch(data: Path, naive: Path, sdist: Path) -> None:
+    """Add a patch to the series that adds a line to the header, and the same with sed to the Dockerfile."""
     import tarfile
 
     with tarfile.open(sdist) as archive:
-        (member,) = (one for one in archive if one.name.endswith(f"/{HEADER}"))
+        (member,) = (member for member in archive if member.name.endswith(f"/{HEADER}"))
         file = archive.extractfile(member)
         assert file is not None
         content = file.read()
-    text = "it changed"
-    ids = [hashlib.sha1(b"blob %d\0" % len(one) + one).hexdigest() for one in (content, b"// it changed\n" + content)]
+    text = "changed"
+    versions = (content, f"// {text}\n".encode() + content)
+    ids = [hashlib.sha1(b"blob %d\0" % len(version) + version).hexdigest() for version in versions]
     lines = "\n".join(f" {line}" for line in content.decode().splitlines()[:3])
     patch = PATCH.format(path=HEADER, before=ids[0], after=ids[1], text=text, lines=lines)
     (data / "patches" / "flashinfer" / "comment.patch").write_text(patch)
@@ -194,29 +188,29 @@ def changed(data: Path, naive: Path, sdist: Path) -> None:
 
 def timed(build: Callable[[], str]) -> tuple[float, str]:
     started = time.monotonic()
-    made = build()
-    return time.monotonic() - started, made
+    image = build()
+    return time.monotonic() - started, image
 
 
-def said(argv: list[str], environment: dict[str, str]) -> str:
+def output(argv: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout.strip()
 
 
-def connected(socket: str) -> Any:
+def connect(socket: str) -> Any:
     import docker
 
     return docker.DockerClient(base_url=socket, timeout=3600)
 
 
-def new_bytes(client: Any, made: str, before: str | None) -> int:
-    """Unpacked bytes of the layers that ``before`` does not have: what a host that has ``before`` pulls."""
-    known = set(client.images.get(before).attrs["RootFS"]["Layers"]) if before else set()
-    layers = client.images.get(made).attrs["RootFS"]["Layers"]
-    sizes = [step["Size"] for step in reversed(client.api.history(made)) if step["Size"]]
+def new_bytes(client: Any, image: str, before: str | None) -> int:
+    """Unpacked bytes of the layers that ``before`` does not have, which a host with ``before`` has to pull."""
+    present = set(client.images.get(before).attrs["RootFS"]["Layers"]) if before else set()
+    layers = client.images.get(image).attrs["RootFS"]["Layers"]
+    sizes = [step["Size"] for step in reversed(client.api.history(image)) if step["Size"]]
     assert len(sizes) == len(layers), "a layer without bytes, or a step without layer"
-    return sum(size for layer, size in zip(layers, sizes, strict=True) if layer not in known)
+    return sum(size for layer, size in zip(layers, sizes, strict=True) if layer not in present)
 
 
 if __name__ == "__main__":

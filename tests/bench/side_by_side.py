@@ -1,6 +1,6 @@
-"""One server with a known schedule, measured by this client and by llama-benchy, which the community uses.
+"""Measure a server with a known schedule by this client and by llama-benchy, which the community uses.
 
-``side_by_side.py [VENV]``: llama-benchy is installed into a virtual environment of its own, kept when it is named.
+Usage: ``side_by_side.py [VENV]``. llama-benchy is installed into VENV, or into a temporary virtual environment.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sm120kit.bench.client import Ask, stream_all
-from sm120kit.bench.receipt import Measured, summary
-from sm120kit.workspace import write_atomic
+from sm120kit.bench.client import StreamRequest, stream_all
+from sm120kit.bench.receipt import MeasuredCell, summary
+from sm120kit.core.state import write_atomic
+from sm120kit.core.urls import Endpoint
 
-SERVER = Path(__file__).parents[1] / "integration" / "schedule_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
 OTHER = "llama-benchy==0.4.0"
 RUNS = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """``users`` streams at once, each of ``rate`` tokens per second in chunks of ``per_chunk``, the first after ``first`` s."""
+    """``users`` concurrent streams of ``rate`` tokens per second in chunks of ``per_chunk``, the first after ``first`` s."""
 
     users: int
     rate: float
@@ -56,37 +57,50 @@ TOKENIZER = {
     "decoder": None,
     "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1}, "unk_token": "[UNK]"},
 }
-"""Words are tokens: all that llama-benchy needs to cut prompts to length."""
+"""Words are tokens, which is enough for llama-benchy to cut prompts to length."""
 BOOK = "http://127.0.0.1/book"
 
 
 def ours(url: str, case: Case, schedule: dict[str, str]) -> dict[str, float | None]:
     """Rates in tokens per second, time to the first token in seconds."""
     body = {"max_tokens": case.tokens, "schedule": schedule}
-    seen = [stream_all(url, [[Ask(0, "/v1/chat/completions", body)]] * case.users) for _ in range(RUNS)]
-    figures = [summary(Measured(case.users, case.tokens, 0, (), one.samples, one.lag_seconds, None)) for one in seen]
+    results = [
+        stream_all(Endpoint.parse(url), [[StreamRequest(0, "/v1/chat/completions", body)]] * case.users) for _ in range(RUNS)
+    ]
+    figures = [
+        summary(MeasuredCell(case.users, case.tokens, 0, (), result.samples, result.lag_seconds, None)) for result in results
+    ]
     return {
-        "per user": _mean([one.decode_tok_s for one in figures]),
-        "together": _mean([one.total_tok_s for one in figures]),
-        "over wall time": _mean([one.output_tok_s for one in figures]),
-        "TTFT": _mean([one.ttft for one in figures]),
+        "per user": _mean([cell.decode_tok_s for cell in figures]),
+        "together": _mean([cell.total_tok_s for cell in figures]),
+        "over wall time": _mean([cell.output_tok_s for cell in figures]),
+        "TTFT": _mean([cell.ttft for cell in figures]),
     }
 
 
-def theirs(python: Path, place: Path, url: str, case: Case, schedule: dict[str, str]) -> dict[str, float | None]:
-    """The same of llama-benchy's own result file."""
-    write_atomic(place / "tokenizer.json", json.dumps(TOKENIZER).encode())
-    # What it would download once, put where it looks first: its hash of the address names the file.
+def theirs(python: Path, directory: Path, url: str, case: Case, schedule: dict[str, str]) -> dict[str, float | None]:
+    """The same figures from llama-benchy's result file."""
+    write_atomic(directory / "tokenizer.json", json.dumps(TOKENIZER).encode())
+    # A file in its download cache, named by the hash of the address, instead of a download.
     book = hashlib.md5(BOOK.encode(), usedforsecurity=False).hexdigest()
-    write_atomic(place / ".cache" / "llama-benchy" / f"{book}.txt", b"word " * 5000)
-    result = place / "result.json"
+    write_atomic(directory / ".cache" / "llama-benchy" / f"{book}.txt", b"word " * 5000)
+    result = directory / "result.json"
     result.unlink(missing_ok=True)
-    words = ["--base-url", f"{url}/v1", "--model", "schedule", "--tokenizer", place / "tokenizer.json", "--book-url", BOOK]
-    words += ["--pp", 16, "--tg", case.tokens, "--concurrency", case.users, "--runs", RUNS, "--latency-mode", "none"]
-    words += ["--no-warmup", "--no-adapt-prompt", "--skip-coherence", "--save-result", result, "--format", "json"]
-    words += ["--extra-body", f"schedule={json.dumps(schedule)}"] if schedule else []
+    arguments = [
+        "--base-url",
+        f"{url}/v1",
+        "--model",
+        "schedule",
+        "--tokenizer",
+        directory / "tokenizer.json",
+        "--book-url",
+        BOOK,
+    ]
+    arguments += ["--pp", 16, "--tg", case.tokens, "--concurrency", case.users, "--runs", RUNS, "--latency-mode", "none"]
+    arguments += ["--no-warmup", "--no-adapt-prompt", "--skip-coherence", "--save-result", result, "--format", "json"]
+    arguments += ["--extra-body", f"schedule={json.dumps(schedule)}"] if schedule else []
     ran = subprocess.run(
-        [python, "-m", "llama_benchy", *map(str, words)], env={"HOME": str(place)}, capture_output=True, text=True
+        [python, "-m", "llama_benchy", *map(str, arguments)], env={"HOME": str(directory)}, capture_output=True, text=True
     )
     if ran.returncode or not result.is_file():
         print(f"llama-benchy: exit code {ran.returncode}: {(ran.stderr or ran.stdout).strip()[-300:]}")
@@ -115,18 +129,18 @@ def _mean(values: list[float | None]) -> float | None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as temporary:
-        place = Path(temporary)
-        venv = Path(sys.argv[1]) if len(sys.argv) > 1 else place / "venv"
+        directory = Path(temporary)
+        venv = Path(sys.argv[1]) if len(sys.argv) > 1 else directory / "venv"
         if not (venv / "bin" / "python").exists():
             subprocess.run([sys.executable, "-m", "venv", venv], check=True)
             subprocess.run([venv / "bin" / "pip", "install", "-q", OTHER], check=True)
         print("| users x tok/s | tokens, a chunk | | per user | together | over wall time | peak | TTFT ms |")
         print("|---|---|---|---|---|---|---|---|")
         for case in CASES:
-            show(case, venv / "bin" / "python", place)
+            show(case, venv / "bin" / "python", directory)
 
 
-def show(case: Case, python: Path, place: Path) -> None:
+def show(case: Case, python: Path, directory: Path) -> None:
     interval = case.per_chunk / case.rate
     argv = [sys.executable, SERVER, "0", interval, case.first, case.per_chunk]
     with subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, text=True) as server:
@@ -142,14 +156,14 @@ def show(case: Case, python: Path, place: Path) -> None:
                 "over wall time": case.users * case.tokens / wall,
                 "TTFT": case.first,
             }
-            found = (
+            measured = (
                 ("true" + (f", {case.fault}" if case.fault else ""), true),
                 ("sm120kit", ours(url, case, schedule)),
-                (OTHER, theirs(python, place, url, case, schedule)),
+                (OTHER, theirs(python, directory, url, case, schedule)),
             )
         finally:
             server.kill()
-    for name, figures in found:
+    for name, figures in measured:
         rates = [_text(figures.get(key)) for key in ("per user", "together", "over wall time", "peak")]
         ttft = figures.get("TTFT")
         cells = [f"{case.users} x {case.rate:g}", f"{case.tokens}, {case.per_chunk}", name, *rates]

@@ -71,13 +71,14 @@ def measured(argv: list[str], env: dict[str, str]) -> tuple[str, float, float]:
 
 
 def main() -> None:
-    from sm120kit import recipe, toolchain
+    from sm120kit import recipes
+    from sm120kit.core import toolchain
 
     group = sys.argv[1] if len(sys.argv) > 1 else "fp4-gemm"
     jobs = sys.argv[2] if len(sys.argv) > 2 else str(os.cpu_count())
-    item = recipe.load("flashinfer@0.6.6")
+    item = recipes.load_flashinfer("flashinfer@0.6.6")
     tools = toolchain.find(item.archs, item.headers)
-    generators = [item.modules[name].generator for name in recipe.group(item, group).modules]
+    generators = [item.modules[name].generator for name in recipes.group(item, group).modules]
     with tempfile.TemporaryDirectory() as scratch:
         state = {**os.environ, "SM120KIT_STATE": f"{scratch}/state"}
         tool = [sys.executable, "-m", "sm120kit", "build", item.name, "--kernels", group, "--jobs", jobs]

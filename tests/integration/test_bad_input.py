@@ -1,4 +1,4 @@
-"""Every way in which a build can be asked for the impossible ends with its own message and exit code, and nothing half done."""
+"""Invalid input to a build ends with a message and exit code of its own, and leaves no partial results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ index 0000000000000000000000000000000000000001..00000000000000000000000000000000
 
 
 class Site:
-    """A state directory, recipes and patches of its own, and a file index with one small sdist."""
+    """A state directory, its own recipes and patches, and a mirror with a small sdist."""
 
     def __init__(self, root: Path) -> None:
         self.state, self.data, self.mirror = root / "state", root / "data", root / "mirror"
@@ -60,8 +60,9 @@ class Site:
         self.patch("")
 
     def pack(self, files: dict[str, str]) -> None:
+        metadata = {"PKG-INFO": "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 1.0\n"}
         with tarfile.open(self.sdist, "w:gz") as archive:
-            for name, text in files.items():
+            for name, text in {**metadata, **files}.items():
                 member = tarfile.TarInfo(f"flashinfer_python-1.0/{name}")
                 member.size = len(text)
                 archive.addfile(member, io.BytesIO(text.encode()))
@@ -76,22 +77,22 @@ class Site:
         )
 
     def patch(self, text: str) -> None:
-        place = self.data / "patches" / "flashinfer"
-        (place / "series").write_text("thing\n" if text else "")
-        (place / "thing.patch").unlink(missing_ok=True)
+        directory = self.data / "patches" / "flashinfer"
+        (directory / "series").write_text("thing\n" if text else "")
+        (directory / "thing.patch").unlink(missing_ok=True)
         if text:
-            (place / "thing.patch").write_text(text)
+            (directory / "thing.patch").write_text(text)
 
     def run(
-        self, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+        self, *arguments: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
-        surroundings = {**os.environ, "SM120KIT_STATE": str(self.state), "SM120KIT_DATA": str(self.data), **(env or {})}
+        environment = {**os.environ, "SM120KIT_STATE": str(self.state), "SM120KIT_DATA": str(self.data), **(env or {})}
         return subprocess.run(
-            [*prefix, sys.executable, "-m", "sm120kit", *words], env=surroundings, capture_output=True, text=True
+            [*prefix, sys.executable, "-m", "sm120kit", *arguments], env=environment, capture_output=True, text=True
         )
 
-    def build(self, *words: str, **how: object) -> subprocess.CompletedProcess[str]:
-        return self.run("build", "flashinfer@1.0", "--mirror", str(self.mirror), *words, **how)  # type: ignore[arg-type]
+    def build(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return self.run("build", "flashinfer@1.0", "--mirror", str(self.mirror), *arguments, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -99,14 +100,14 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
+def refused(done: subprocess.CompletedProcess[str], code: int, *messages: str) -> None:
     assert done.returncode == code, done.stderr
     assert "error: " in done.stderr and "hint: " in done.stderr and "Traceback" not in done.stderr, done.stderr
-    for part in said:
-        assert part in done.stderr, done.stderr
+    for message in messages:
+        assert message in done.stderr, done.stderr
 
 
-def test_the_site_itself_works(site: Site) -> None:
+def test_valid_input(site: Site) -> None:
     site.patch(PATCH)
     done = site.build("--to", "patch")
     assert done.returncode == 0, done.stderr
@@ -127,7 +128,7 @@ def test_recipe_with_problems(site: Site) -> None:
 def test_wrong_sha256(site: Site) -> None:
     site.pin("0" * 64)
     refused(site.build(), 21, "0" * 64, hashlib.sha256(site.sdist.read_bytes()).hexdigest())
-    assert not [path for path in site.state.rglob("*") if path.name.endswith(".gz")], "the wrong file was kept"
+    assert not [path for path in site.state.rglob("*") if path.name.endswith(".gz")], "the wrong file is stored"
 
 
 def test_corrupt_sdist(site: Site) -> None:
@@ -143,7 +144,7 @@ def test_offline_without_cache(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "messages"),
     [
         (lambda text: text.replace("-three\n", "-drei\n"), 31, ("thing", "include/x.h", "@@ -2,3 +2,3 @@")),
         (lambda text: text.replace("x.h", "../x.h"), 30, ("thing.patch", "../x.h")),
@@ -153,14 +154,14 @@ def test_offline_without_cache(site: Site) -> None:
     ],
     ids=["conflicts", "escapes", "lacks-trailers", "already-upstream", "bad-range"],
 )
-def test_patch_that_cannot_be_applied(site: Site, change: Callable[[str], str], code: int, said: tuple[str, ...]) -> None:
+def test_patch_that_cannot_be_applied(site: Site, change: Callable[[str], str], code: int, messages: tuple[str, ...]) -> None:
     site.patch(change(PATCH))
-    refused(site.build(), code, *said)
+    refused(site.build(), code, *messages)
 
 
 @pytest.fixture
 def path_without_compilers(tmp_path: Path) -> str:
-    """A PATH with git alone."""
+    """A PATH that contains only git."""
     tools = tmp_path / "tools"
     tools.mkdir()
     git = shutil.which("git")
@@ -179,7 +180,7 @@ def test_nvcc_too_old(site: Site, tmp_path: Path) -> None:
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "nvcc").write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.6, V12.6.85'\n")
     (home / "bin" / "nvcc").chmod(0o755)
-    # The interpreter's own packages are hidden, so that no newer nvcc is found among them.
+    # Hides the CUDA wheels of the interpreter, which may have a newer nvcc.
     words = [
         "-c",
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'nvidia' else f(n, *a);",
@@ -200,15 +201,16 @@ def test_nvcc_too_old(site: Site, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB; mounting one takes root."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True).returncode:
-        pytest.skip("cannot mount a file system here: needs root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    """A file system of 8 MiB."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory], capture_output=True).returncode:
+        pytest.skip("cannot mount a file system")
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)
 
 
+@pytest.mark.root
 def test_full_disk(site: Site, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(7 << 20))
     site.pack({"include/x.h": HEADER, "big": "".join(map(str, range(900_000)))})
@@ -216,6 +218,7 @@ def test_full_disk(site: Site, small_disk: Path) -> None:
     refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 43, "no space left", str(small_disk))
 
 
+@pytest.mark.root
 def test_read_only_state(site: Site, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 44, "cannot write below", "SM120KIT_STATE")
@@ -232,23 +235,23 @@ def test_not_an_artifact(site: Site, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(site: Site) -> None:
-    """Interrupted while it waits for another build; the same command works afterwards."""
+    """Interrupted while it waits for another build; the same command succeeds afterwards."""
     env = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data)}
-    lock = site.state / "locks"
+    directory = site.state / "locks"
     argv = [sys.executable, "-m", "sm120kit", "build", "flashinfer@1.0", "--mirror", str(site.mirror), "--to", "patch"]
-    # Hold every lock that the build could want, so that it must wait.
+    # Take every lock that the build uses, so that it must wait.
     assert site.build("--to", "fetch").returncode == 0
-    held = [path.open("r+") for path in lock.iterdir()]
+    locks = [path.open("r+") for path in directory.iterdir() if path.name != "in-use.lock"]
     shutil.rmtree(site.state / "checkouts")
-    for file in held:
+    for file in locks:
         fcntl.flock(file, fcntl.LOCK_EX)
     child = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     assert "waiting for another sm120kit" in child.stderr.readline()
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    said = child.communicate(timeout=20)[1]
-    assert child.returncode == 130 and "interrupted" in said and "Traceback" not in said
-    for file in held:
+    output = child.communicate(timeout=20)[1]
+    assert child.returncode == 130 and "interrupted" in output and "Traceback" not in output
+    for file in locks:
         file.close()
     assert site.build("--to", "patch").returncode == 0

@@ -1,4 +1,4 @@
-"""The client against a real HTTP server on loopback with a schedule of its own. How true it is: tests/bench/bench_client.py."""
+"""The client against a real HTTP server on loopback with a schedule. Its accuracy: tests/bench/bench_client.py."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from sm120kit.bench import choose_model, client, run, workload
-from sm120kit.bench.client import Ask
+from sm120kit.bench import MeasuredServer, Measurement, choose_model, client, run, workload
+from sm120kit.bench.client import StreamRequest
 from sm120kit.bench.receipt import Receipt, summary
 from sm120kit.bench.sample import Sample
-from sm120kit.errors import ServerUnreachable, WrongModel
+from sm120kit.core.errors import ServerUnreachable, WrongModel
+from sm120kit.core.urls import Endpoint
 
-SERVER = Path(__file__).with_name("schedule_server.py")
+SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
 
 
 @pytest.fixture(scope="module")
@@ -35,39 +37,34 @@ def url() -> Iterator[str]:
             server.kill()
 
 
-def one(url: str, **schedule: object) -> Sample:
-    ask = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.002, "tokens": 40, **schedule}})
-    return client.stream_all(url, [[ask]], stall_seconds=1).samples[0]
+def stream(url: str, **schedule: object) -> Sample:
+    request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.002, "tokens": 40, **schedule}})
+    return client.stream_all(Endpoint.parse(url), [[request]], stall_seconds=1).samples[0]
 
 
-def test_tokens_chunks_and_times_are_those_of_the_schedule(url: str) -> None:
-    got = one(url, tokens=40, per_chunk=4, reasoning=8, first=0.05, interval=0.01)
+def test_sample_matches_the_schedule(url: str) -> None:
+    got = stream(url, tokens=40, per_chunk=4, reasoning=8, first=0.05, interval=0.01)
     assert (got.error, got.status, got.finish_reason, got.model) == ("", 200, "stop", "schedule")
     assert (got.completion_tokens, got.reasoning_tokens, got.prompt_tokens) == (40, 8, 7)
     assert (len(got.chunk_seconds), got.answer_chunks) == (10, 8)
     assert got.ttft is not None and got.ttfa is not None
-    assert got.ttft >= 0.05
-    assert got.ttfa - got.ttft > 0.01  # two chunks of reasoning come first
+    assert got.ttft >= 0.049
+    assert got.first_answer == got.chunk_seconds[2], "two chunks of reasoning come first"
 
 
-def test_streams_are_started_again_until_the_time_is_over(url: str) -> None:
-    body = {"schedule": {"interval": 0.01, "tokens": 20}}
-
-    def asks(until: float) -> Iterator[Ask]:
-        while time.monotonic() < until:
-            yield Ask(0, "/v1/chat/completions", body)
-
-    until = time.monotonic() + 0.7
-    samples = client.stream_all(url, [asks(until), asks(until)]).samples
-    assert [sample.error for sample in samples] == [""] * len(samples)
-    assert {sample.user for sample in samples} == {0, 1}
-    assert len(samples) in (6, 8), "four streams of 0.2 s for each user, the last let to end; three when the machine is slow"
+def test_requests_of_a_user_run_in_sequence(url: str) -> None:
+    request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.01, "tokens": 20}})
+    samples = client.stream_all(Endpoint.parse(url), [iter([request] * 4), iter([request] * 3)]).samples
+    assert [sample.error for sample in samples] == [""] * 7
+    for user, streams in ((0, 4), (1, 3)):
+        own = sorted((sample.started, sample.ended) for sample in samples if sample.user == user)
+        assert len(own) == streams and all(ended <= started for (_, ended), (started, _) in pairwise(own))
 
 
 @pytest.mark.parametrize("fault", ["split", "comments", "no done"])
-def test_the_way_it_is_cut_changes_no_number(url: str, fault: str) -> None:
+def test_sample_is_independent_of_how_the_stream_is_cut(url: str, fault: str) -> None:
     word = "Grüße 🚲 "
-    plain, odd = one(url, word=word), one(url, word=word, fault=fault)
+    plain, odd = stream(url, word=word), stream(url, word=word, fault=fault)
     assert (odd.error, odd.completion_tokens, len(odd.chunk_seconds), odd.text_sha256) == ("", 40, 40, plain.text_sha256)
 
 
@@ -76,55 +73,56 @@ def test_the_way_it_is_cut_changes_no_number(url: str, fault: str) -> None:
     [
         ("500", "HTTP 500: no memory"),
         ("disconnect", "RemoteProtocolError"),
-        ("stall", "stalled: nothing came for 1 s"),
+        ("stall", "stalled: no data for 1 s"),
         ("error event", "server: out of blocks"),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_its_request_and_has_no_rate(url: str, fault: str, error: str) -> None:
-    good, bad = (Ask(0, "/v1/chat/completions", {"schedule": {"tokens": 40, "fault": name}}) for name in ("", fault))
-    first, broken, last = client.stream_all(url, [[good, bad, good]], stall_seconds=1).samples
+def test_failed_request_has_an_error_and_no_rate(url: str, fault: str, error: str) -> None:
+    good, bad = (StreamRequest(0, "/v1/chat/completions", {"schedule": {"tokens": 40, "fault": name}}) for name in ("", fault))
+    first, broken, last = client.stream_all(Endpoint.parse(url), [[good, bad, good]], stall_seconds=1).samples
     assert broken.error.startswith(error)
     assert broken.decode_tok_s is None
     assert len(broken.chunk_seconds) == (0 if fault == "500" else 20)
     assert (first.error, last.error, last.completion_tokens) == ("", "", 40)
 
 
-def test_without_usage_the_tokens_are_unknown(url: str) -> None:
-    got = one(url, fault="no usage")
+def test_tokens_are_unknown_without_usage(url: str) -> None:
+    got = stream(url, fault="no usage")
     assert (got.error, got.completion_tokens, got.decode_tok_s, len(got.chunk_seconds)) == ("", None, None, 40)
 
 
-def test_users_run_at_once(url: str) -> None:
-    ask = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 40}})
-    samples = client.stream_all(url, [[ask]] * 16).samples
+def test_users_run_concurrently(url: str) -> None:
+    request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 40}})
+    samples = client.stream_all(Endpoint.parse(url), [[request]] * 16).samples
     assert {sample.user for sample in samples} == set(range(16))
     assert max(sample.started for sample in samples) < min(sample.ended for sample in samples)
 
 
-def test_a_token_came_when_it_arrived_not_when_the_client_got_to_read_it(url: str, tmp_path: Path) -> None:
+def test_chunk_times_are_of_arrival_not_of_the_read(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    watched = Ask(0, "/v1/chat/completions", {"schedule": {"interval": 0.1, "tokens": 21, "log": str(log)}})
+    watched = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.1, "tokens": 21, "log": str(log)}})
 
-    def busy() -> Iterator[Ask]:
+    def busy() -> Iterator[StreamRequest]:
         for _ in range(20):
-            time.sleep(0.08)  # nothing is read meanwhile
-            yield Ask(1, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 2}})
+            time.sleep(0.08)  # blocks the event loop: nothing is read
+            yield StreamRequest(1, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 2}})
 
-    seen = client.stream_all(url, [[watched], busy()])
-    assert seen.lag_seconds > 0.05
+    result = client.stream_all(Endpoint.parse(url), [[watched], busy()])
+    assert result.lag_seconds > 0.05
     time.sleep(1.5)  # the server writes its log a second after the answer
     (sent,) = (json.loads(line)["sent"] for line in log.read_text().splitlines())
-    late = [came - went for came, went in zip(seen.samples[0].chunk_seconds, sent, strict=True)]
-    off = sorted(abs(one - min(late)) for one in late)  # of two clocks, one of which began with the run
-    assert off[len(off) * 3 // 4] < 0.005, f"three of four within 5 ms of when they were sent: {off}"
+    delays = [arrived - sent_at for arrived, sent_at in zip(result.samples[0].chunk_seconds, sent, strict=True)]
+    errors = sorted(delay - min(delays) for delay in delays)  # the clocks of client and server have an unknown offset
+    assert errors[len(errors) * 3 // 4] < 0.005, f"three of four within 5 ms of the time of sending: {errors}"
 
 
-def test_models(url: str) -> None:
-    assert choose_model(url, None) == "schedule"
+def test_choose_model(url: str) -> None:
+    assert choose_model(Endpoint.parse(url), None) == "schedule"
+    assert choose_model(Endpoint.parse(url), None, "other") == "schedule"
     with pytest.raises(WrongModel, match="does not offer 'other'"):
-        choose_model(url, "other")
-    with pytest.raises(ServerUnreachable, match="v1/v1/models"):
-        choose_model(f"{url}/v1", None)
+        choose_model(Endpoint.parse(url), "other")
+    with pytest.raises(ServerUnreachable, match="other/v1/models"):
+        choose_model(Endpoint.parse(f"{url}/other"), None)
 
 
 # ---- the command
@@ -142,13 +140,13 @@ def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         ran = sm120kit("bench", "run", url, "-w", "mine.toml", "--given", "gpu=none", "-o", name, "--json", cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["complete"]
-    assert [(cell["users"], cell["requests"], cell["errors"]) for cell in said["cells"]] == [(1, 2, 0), (3, 6, 0)]
-    assert all(cell["acceptance"] is None for cell in said["cells"])  # the server has no such counters
-    kept = json.loads((tmp_path / "a.json").read_text())
-    assert [len(cell["warmup"]) for cell in kept["cells"]] == [cell["users"] for cell in kept["cells"]]
-    assert kept["circumstances"]["given"] == {"gpu": "none"}
+    shown = json.loads(ran.stdout)
+    assert shown["complete"]
+    assert [(cell["users"], cell["requests"], cell["errors"]) for cell in shown["cells"]] == [(1, 2, 0), (3, 6, 0)]
+    assert all(cell["acceptance"] is None for cell in shown["cells"]), "the server has no counters"
+    stored = json.loads((tmp_path / "a.json").read_text())
+    assert [len(cell["warmup"]) for cell in stored["cells"]] == [cell["users"] for cell in stored["cells"]]
+    assert stored["circumstances"]["given"] == {"gpu": "none"}
     assert sm120kit("bench", "show", "a.json", cwd=tmp_path).stdout.startswith(f"schedule at {url}; mine, thinking")
     compared = sm120kit("bench", "compare", "a.json", "b.json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
@@ -157,7 +155,7 @@ def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
     assert (refused.returncode, "given.gpu: none / other" in refused.stderr) == (94, True)
 
 
-def test_an_interrupted_run_keeps_what_it_measured(url: str, tmp_path: Path) -> None:
+def test_interrupted_run_keeps_its_cells(url: str, tmp_path: Path) -> None:
     (tmp_path / "slow.toml").write_text(
         'summary = "x"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [1, 2, 3, 4]\nrequests_per_user = 400\n'
     )
@@ -168,35 +166,38 @@ def test_an_interrupted_run_keeps_what_it_measured(url: str, tmp_path: Path) -> 
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         running.wait(timeout=30)
-    kept = json.loads((tmp_path / "receipt.json").read_text())
+    partial = json.loads((tmp_path / "receipt.json").read_text())
     assert running.returncode == 130
-    assert not kept["complete"]
-    assert 1 <= len(kept["cells"]) <= 4 and len(kept["cells"][0]["samples"]) == 400
-    assert not any(sample["error"] for cell in kept["cells"] for sample in cell["samples"]), "an interrupt is no error"
+    assert not partial["complete"]
+    assert 1 <= len(partial["cells"]) <= 4 and len(partial["cells"][0]["samples"]) == 400
+    assert not any(sample["error"] for cell in partial["cells"] for sample in cell["samples"]), (
+        "an interrupt is not an error of a request"
+    )
     assert "partial" in sm120kit("bench", "show", "receipt.json", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("after", [0.001, 0.004, 0.01])
-def test_requests_of_an_interrupted_cell_that_had_ended_are_kept(url: str, tmp_path: Path, after: float) -> None:
-    """The signal comes anywhere, most likely while a connection is read: asyncio would take what it raises for that one's."""
+def test_interrupted_cell_keeps_ended_requests(url: str, tmp_path: Path, after: float) -> None:
+    """The signal arrives at any point, most likely while asyncio reads a connection, where an exception would be lost."""
     (tmp_path / "slow.toml").write_text(
         'summary = "x"\nprompts = ["a"]\nusers = [4]\noutput_tokens = [9]\nrequests_per_user = 900\nwarmup_requests = 0\n'
     )
-    kept: list[Receipt] = []
+    saved: list[Receipt] = []
     ended = 0
 
-    def one() -> None:
+    def request_ended() -> None:
         nonlocal ended
         ended += 1
         if ended == 50:
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    asked = workload.load(str(tmp_path / "slow.toml"))
+    named = workload.load(str(tmp_path / "slow.toml"))
+    measurement = Measurement(named, saved.append, cell_begins=lambda cell, requests: request_ended)
     with pytest.raises(KeyboardInterrupt):
-        run(url, "schedule", asked, seed=0, given={}, keep=kept.append, cell_begins=lambda cell, requests: one)
-    (made,) = kept
-    (cell,) = made.cells
-    assert (made.complete, cell.complete) == (False, False)
+        run(MeasuredServer(Endpoint.parse(url), "schedule"), measurement)
+    (partial,) = saved
+    (cell,) = partial.cells
+    assert (partial.complete, cell.complete) == (False, False)
     assert 50 <= len(cell.samples) == ended < 3600 and not any(sample.error for sample in cell.samples)
     assert summary(cell).tokens == 9 * ended
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -205,9 +206,9 @@ def test_requests_of_an_interrupted_cell_that_had_ended_are_kept(url: str, tmp_p
 def test_bad_input(url: str, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    for arguments, code, words in (
-        ((nobody,), 90, "does not answer"),
+        unreachable = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for arguments, code, message in (
+        ((unreachable,), 90, "does not answer"),
         (("nope",), 10, "no configuration 'nope'"),
         (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--checkpoint"),
         ((url, "--model", "other"), 91, "does not offer 'other'"),
@@ -217,5 +218,5 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
     ):
         ran = sm120kit("bench", "run", *arguments, cwd=tmp_path)
         assert ran.returncode == code, ran.stderr
-        assert words in re.sub(r"[\s│]+", " ", ran.stderr), ran.stderr
+        assert message in re.sub(r"[\s│]+", " ", ran.stderr), ran.stderr
     assert not any(tmp_path.iterdir())

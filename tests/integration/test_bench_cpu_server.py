@@ -1,4 +1,4 @@
-"""``bench run`` from end to end against a server that others wrote: Transformers, with a tiny random model on the CPU."""
+"""``bench run`` from end to end with an independent server: Transformers, with a tiny random model on the CPU."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         yield running
 
 
-def sm120kit(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "sm120kit", *map(str, words)]
+def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "sm120kit", *map(str, arguments)]
     return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
-def by_hand(url: str, model: str) -> list[dict[str, object]]:
-    """The events of one streamed answer, read without any client of ours."""
+def events_without_client(url: str, model: str) -> list[dict[str, object]]:
+    """The events of a streamed answer, read by urllib."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -46,28 +46,28 @@ def by_hand(url: str, model: str) -> list[dict[str, object]]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
-        lines = [line.decode() for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as response:
+        lines = [line.decode() for line in response.read().split(b"\n") if line.startswith(b"data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines if "[DONE]" not in line]
 
 
-def test_measured_from_end_to_end(server: tuple[str, str], tmp_path: Path) -> None:
+def test_receipt_matches_the_events_of_the_server(server: tuple[str, str], tmp_path: Path) -> None:
     url, model = server
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     ran = sm120kit("bench", "run", url, "--model", model, "-w", "mine.toml", "--plot", "-", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    made = receipt.read(tmp_path / "receipt.json")
-    assert made.complete and made.circumstances.model == model and made.circumstances.said["id"] == model
-    events = by_hand(url, model)
+    result = receipt.read(tmp_path / "receipt.json")
+    assert result.complete and result.circumstances.model == model and result.circumstances.said["id"] == model
+    events = events_without_client(url, model)
     text = [event for event in events for choice in event.get("choices") or () if choice["delta"].get("content")]  # type: ignore[attr-defined]
     (usage,) = (event["usage"] for event in events if event.get("usage"))
-    for cell in made.cells:
+    for cell in result.cells:
         assert len(cell.samples) == 2 * cell.users
         for sample in cell.samples:
-            # The same tokens, however they lie in chunks: 64 by the server's count, in fewer events that carry text.
+            # The same tokens in both: 64 by the server's count, in fewer events with text.
             assert (sample.error, sample.completion_tokens) == ("", usage["completion_tokens"]) == ("", 64)  # type: ignore[index]
             assert sample.prompt_tokens == usage["prompt_tokens"]  # type: ignore[index]
             assert len(sample.chunk_seconds) == len(text) < 64
@@ -83,7 +83,7 @@ def test_measured_from_end_to_end(server: tuple[str, str], tmp_path: Path) -> No
     assert "tok/s together by users" in ran.stdout
 
 
-def test_a_model_that_is_not_there(server: tuple[str, str], tmp_path: Path) -> None:
+def test_unknown_model_is_refused(server: tuple[str, str], tmp_path: Path) -> None:
     url, model = server
     ran = sm120kit("bench", "run", url, "--model", "tiny/other", cwd=tmp_path)
     assert (ran.returncode, model in ran.stderr) == (91, True), ran.stderr

@@ -1,4 +1,4 @@
-"""Pictures of receipts: markers stand where the samples say, and the same receipts give the same bytes."""
+"""Plot files: positions of markers, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 from sweep import SWEEP
 
 from sm120kit.bench import plot
-from sm120kit.errors import StateUnwritable
+from sm120kit.core.errors import StateUnwritable
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def places(root: ElementTree.Element, group: str) -> list[tuple[float, float]]:
-    """Where the markers of a group are, in the picture's own units."""
-    found = next(g for g in root.iter(f"{SVG}g") if g.get("id") == group)
-    return [(float(use.get("x", "")), float(use.get("y", ""))) for use in found.iter(f"{SVG}use")]
+def marker_positions(root: ElementTree.Element, group: str) -> list[tuple[float, float]]:
+    """Positions of the markers of a group, in units of the image."""
+    element = next(g for g in root.iter(f"{SVG}g") if g.get("id") == group)
+    return [(float(use.get("x", "")), float(use.get("y", ""))) for use in element.iter(f"{SVG}use")]
 
 
 def scale(root: ElementTree.Element, panel: int, axis: str) -> tuple[float, float]:
-    """(value at 0, value per unit) of an axis, by its own ticks."""
+    """(value at 0, value per unit) of an axis, by its ticks."""
     axes = next(g for g in root.iter(f"{SVG}g") if g.get("id") == f"axes_{panel}")
     number = 1 if axis == "x" else 2
     group = next(
@@ -41,24 +41,24 @@ def scale(root: ElementTree.Element, panel: int, axis: str) -> tuple[float, floa
     return v0 - p0 * per, per
 
 
-def test_the_markers_of_a_picture_stand_where_the_samples_say(tmp_path: Path) -> None:
+def test_markers_are_at_the_measured_rates(tmp_path: Path) -> None:
     plot.write(tmp_path / "a.svg", [("a", SWEEP)])
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     for panel, group, series in ((1, "0-0-0", 0), (2, "0-1-0", 4), (3, "1-0-0", 2)):
-        at, per_x = scale(root, panel, "x")
-        up, per_y = scale(root, panel, "y")
-        drawn = [(at + per_x * x, up + per_y * y) for x, y in places(root, group)]
+        x0, per_x = scale(root, panel, "x")
+        y0, per_y = scale(root, panel, "y")
+        drawn = [(x0 + per_x * x, y0 + per_y * y) for x, y in marker_positions(root, group)]
         points = plot.series([("a", SWEEP)])[series].points
         expected = [(point.x, pytest.approx(point.rates[0], rel=0.001)) for point in points if point.rates]
         assert [(round(x), y) for x, y in drawn] == expected, group
-    # Failures are marked and counted, in words that stay text.
-    assert len(places(root, "0-0-0-failed")) == 2
-    words = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
-    assert "1 of 4 failed" in words and "8 of 8 failed, rate unknown" in words and "tok/s together" in words
-    assert "tiny, w, thinking off" in words
+    # Failures are marked and counted in text.
+    assert len(marker_positions(root, "0-0-0-failed")) == 2
+    texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert "1 of 4 failed" in texts and "8 of 8 failed, rate unknown" in texts and "tok/s together" in texts
+    assert "tiny, w, thinking off" in texts
 
 
-def test_the_same_receipts_give_the_same_bytes(tmp_path: Path) -> None:
+def test_same_receipts_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg", "a.png", "b.png"):
         plot.write(tmp_path / name, [("mine", SWEEP), ("other", replace(SWEEP, complete=False))])
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -67,7 +67,7 @@ def test_the_same_receipts_give_the_same_bytes(tmp_path: Path) -> None:
     assert ", partial" in (tmp_path / "a.svg").read_text()
 
 
-def test_what_cannot_be_drawn_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_unwritable_plot_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(StateUnwritable, match="none"):
         plot.require(tmp_path / "none" / "a.svg")
     with pytest.raises(StateUnwritable, match="is a directory"):

@@ -1,8 +1,7 @@
-"""The reader of device code against NVIDIA's own tools: what ptxas said while compiling, what cuobjdump reads afterwards."""
+"""Compare the reader of device code with NVIDIA's tools: the output of ptxas at compile time, and of cuobjdump."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import cubin
+from sm120kit.core import toolchain
+from sm120kit.kernels import cubin
 
 SOURCE = r"""
 __device__ __noinline__ int callee(int* p, int n) { int a[32]; for (int i = 0; i < n; ++i) a[p[i] & 31] = i; return a[n & 31]; }
@@ -39,18 +39,19 @@ __global__ void both(int* p) {
 """
 ARCHS = ("80", "90a", "120a", "120f", "121a")
 SYSTEM_SHARED_BYTES = 1024
-"""cuobjdump counts the system's share of a CTA's shared memory in from sm_90 on, for kernels that have a section for it."""
+"""From sm_90 on, cuobjdump includes the system's part of a CTA's shared memory, for kernels with a section for it."""
 
 Usage = dict[tuple[str, str], tuple[int, int, int]]
 """(arch, kernel) -> registers, stack bytes, static shared bytes."""
 
 
 def tool(name: str) -> str:
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    found = shutil.which(name) or shutil.which(name, path=f"{home}/bin")
-    if not found:
-        pytest.skip(f"no {name} on PATH or in {home}/bin")
-    return found
+    """A program of the CUDA toolkit that builds use, by default the wheels of the extras ``cuda`` and ``dev``."""
+    home = toolchain.find().cuda_home
+    program = shutil.which(name, path=home / "bin")
+    if not program:
+        pytest.skip(f"no {name} in {home}/bin")
+    return program
 
 
 def output_of(*argv: str | Path) -> str:
@@ -61,15 +62,15 @@ def output_of(*argv: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A shared object for several archs, and what ptxas said of each kernel."""
-    nvcc, where = tool("nvcc"), tmp_path_factory.mktemp("oracle")
-    (where / "kernels.cu").write_text(SOURCE)
-    library = where / "kernels.so"
-    targets = [word for arch in ARCHS for word in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+    """A shared object for several archs, and the output of ptxas."""
+    nvcc, directory = tool("nvcc"), tmp_path_factory.mktemp("oracle")
+    (directory / "kernels.cu").write_text(SOURCE)
+    library = directory / "kernels.so"
+    targets = [option for arch in ARCHS for option in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     packed = ("-Xfatbin=-compress-all", "--compress-mode=size")
     linked = ("-Xcompiler=-fPIC", "-shared", "-cudart=none")
-    said = output_of(nvcc, *targets, *packed, *linked, "-Xptxas=-v", "-o", library, where / "kernels.cu")
-    return library, said
+    output = output_of(nvcc, *targets, *packed, *linked, "-Xptxas=-v", "-o", library, directory / "kernels.cu")
+    return library, output
 
 
 def usage(library: Path) -> Usage:
@@ -80,15 +81,15 @@ def usage(library: Path) -> Usage:
     }
 
 
-def test_the_reader_agrees_with_ptxas(compiled: tuple[Path, str]) -> None:
-    library, said = compiled
+def test_reader_agrees_with_ptxas(compiled: tuple[Path, str]) -> None:
+    library, output = compiled
 
     def number(unit: str, line: str) -> int:
-        found = re.search(rf"(\d+) {unit}", line)
-        return int(found[1]) if found else 0
+        match = re.search(rf"(\d+) {unit}", line)
+        return int(match[1]) if match else 0
 
     expected: Usage = {}
-    for name, arch, used in re.findall(r"entry function '(\S+)' for '(\S+)'\n(?:.*\n)*?.*(Used .*)", said):
+    for name, arch, used in re.findall(r"entry function '(\S+)' for '(\S+)'\n(?:.*\n)*?.*(Used .*)", output):
         expected[arch, name] = (
             number("registers", used),
             number("bytes cumulative stack size", used),
@@ -101,7 +102,7 @@ def test_the_reader_agrees_with_ptxas(compiled: tuple[Path, str]) -> None:
     assert usage(library) == expected
 
 
-def test_the_reader_agrees_with_cuobjdump(compiled: tuple[Path, str]) -> None:
+def test_reader_agrees_with_cuobjdump(compiled: tuple[Path, str]) -> None:
     library, _ = compiled
     cuobjdump = tool("cuobjdump")
     expected: Usage = {}
@@ -113,8 +114,8 @@ def test_the_reader_agrees_with_cuobjdump(compiled: tuple[Path, str]) -> None:
             name = line.removeprefix(" Function ").rstrip(":")
         elif "REG:" in line:
             registers, stack, shared = (int(re.findall(rf"{key}:(\d+)", line)[0]) for key in ("REG", "STACK", "SHARED"))
-            counted_in = SYSTEM_SHARED_BYTES if int(re.findall(r"\d+", arch)[0]) >= 90 and shared else 0
-            expected[arch, name] = (registers, stack, shared - counted_in)
+            system = SYSTEM_SHARED_BYTES if int(re.findall(r"\d+", arch)[0]) >= 90 and shared else 0
+            expected[arch, name] = (registers, stack, shared - system)
     assert usage(library) == expected
     listed = re.findall(r"\.(sm_\w+)\.cubin", output_of(cuobjdump, "-lelf", library))
     assert [image.arch.rstrip("f") for image in cubin.read(library)] == listed

@@ -1,4 +1,4 @@
-"""The emulated mma, written from the PTX ISA's tables, against a model written from CuTe's layouts: two sources, one truth."""
+"""Compare the emulated mma, written after the PTX ISA's tables, with an independent model after CuTe's layouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import emulate, process, toolchain
+from sm120kit.core import process, toolchain
+from sm120kit.kernels import emulation
 
 SOURCE = """
 #include "instructions.hpp"
@@ -91,7 +92,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler, _ = toolchain.host_compiler()
     output: Path = directory / "face.so"
     process.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{emulate.SOURCES}", directory / "face.cpp", "-o", output]
+        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{emulation.SOURCES}", directory / "face.cpp", "-o", output]
     )
     return ctypes.CDLL(str(output))
 
@@ -100,17 +101,17 @@ Fragments = tuple[list[int], list[int], list[int], list[int]]  # registers of al
 
 
 def bits_of(name: str) -> tuple[int, int]:
-    """Bits that an element takes in a register, and how many registers hold."""
+    """Bits of an element in a register, and elements per register."""
     return (4, 8) if KINDS[name][0] == 64 else (8, 4)
 
 
 def code_of(name: str, kind: str, code: int) -> int:
-    """A code as it stands in a register: 4-bit ones of the 8-bit instruction in bits 2 to 5."""
+    """A code as stored in a register: a 4-bit code of the 8-bit instruction is in bits 2 to 5."""
     return code << 2 if KINDS[name][0] == 32 and kind == "e2m1" else code
 
 
 def fill(name: str, codes_a: list[int], codes_b: list[int], scale_a: int, scale_b: int) -> Fragments:
-    """Fragments in which codes take turns and all scales are the same."""
+    """Fragments with alternating codes and equal scales."""
     bits, per = bits_of(name)
     _, kind_a, kind_b, _, _ = KINDS[name]
     registers = []
@@ -127,7 +128,7 @@ def emulated(library: ctypes.CDLL, name: str, fragments: Fragments, c: list[floa
 
 
 def modelled(name: str, fragments: Fragments, c: list[float]) -> dict[tuple[int, int], tuple[int, float]]:
-    """Per row and column: where the result is among the registers, and what it is."""
+    """By row and column: the index of the result among the registers, and its value."""
     k, kind_a, kind_b, kind_sf, vector = KINDS[name]
     bits, per = bits_of(name)
     layout_a, layout_b = (A64, B64) if k == 64 else (A32, B32)
@@ -143,7 +144,7 @@ def modelled(name: str, fragments: Fragments, c: list[float]) -> dict[tuple[int,
 
     values_a = unpacked(a, layout_a, 4, 16, kind_a)
     values_b = unpacked(b, layout_b, 2, 8, kind_b)
-    found = {}
+    results = {}
     for row, column in product(range(16), range(8)):
         lane_a = next(lane for lane in range(32) if lane % 4 < 2 and offset(SFA_THREADS, lane) == row)
         lane_b = next(lane for lane in range(32) if lane % 4 < 1 and offset(SFB_THREADS, lane) == column)
@@ -154,8 +155,8 @@ def modelled(name: str, fragments: Fragments, c: list[float]) -> dict[tuple[int,
             sfa = scale(kind_sf, scales[0][lane_a] >> shift & 255)
             sfb = scale(kind_sf, scales[1][lane_b] >> shift & 255)
             want += values_a[row + 16 * x] * sfa * values_b[column + 8 * x] * sfb
-        found[row, column] = at, ctypes.c_float(want).value
-    return found
+        results[row, column] = at, ctypes.c_float(want).value
+    return results
 
 
 def agree(library: ctypes.CDLL, name: str, fragments: Fragments, c: list[float], exact: bool = True) -> list[float]:
@@ -167,8 +168,8 @@ def agree(library: ctypes.CDLL, name: str, fragments: Fragments, c: list[float],
 
 
 @pytest.mark.parametrize(("name", "extreme"), list(product(KINDS, (False, True))))
-def test_mma_is_what_cute_takes_it_for(library: ctypes.CDLL, name: str, extreme: bool) -> None:
-    """Random fragments, with junk in the lanes whose scale is not selected; extreme ones have all scale codes, so NaN too."""
+def test_mma_equals_the_model_on_random_fragments(library: ctypes.CDLL, name: str, extreme: bool) -> None:
+    """Random fragments, with random bits in the lanes whose scale is not selected; ``extreme`` has all scale codes with NaN."""
     kind_sf = KINDS[name][3]
     dice = random.Random(name)
     for _ in range(12):
@@ -176,7 +177,7 @@ def test_mma_is_what_cute_takes_it_for(library: ctypes.CDLL, name: str, extreme:
         b = [dice.getrandbits(32) for _ in range(64)]
         codes = range(256) if extreme else (range(56, 64) if kind_sf == "ue4m3" else range(126, 129))
         scales = [[int.from_bytes(bytes(dice.choice(codes) for _ in range(4)), "little") for _ in range(32)] for _ in range(2)]
-        for lane in range(32):  # what is not selected must not matter
+        for lane in range(32):  # lanes that are not selected must not affect the result
             if lane % 4 > 1:
                 scales[0][lane] = dice.getrandbits(32)
             if lane % 4:
@@ -191,8 +192,8 @@ NAN_SCALE = {"ue4m3": 0x7F, "ue8m0": 0xFF}
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_code_of_an_operand_meets_every_code_of_the_other(library: ctypes.CDLL, name: str) -> None:
-    """All 16 e2m1 and all 256 e4m3 codes but NaN in each operand, every one against a single code of the other at a time."""
+def test_mma_of_all_pairs_of_codes(library: ctypes.CDLL, name: str) -> None:
+    """All 16 e2m1 and all 256 e4m3 codes without NaN in each operand, each with every code of the other operand."""
     _, kind_a, kind_b, kind_sf, _ = KINDS[name]
     codes = {"e2m1": list(range(16)), "e4m3": [code for code in range(256) if code & 127 != 127]}
     several = {"e2m1": list(range(16)), "e4m3": [0x00, 0x80, 0x01, 0x08, 0x38, 0xB8, 0x7E, 0xFE]}
@@ -203,41 +204,41 @@ def test_every_code_of_an_operand_meets_every_code_of_the_other(library: ctypes.
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_largest_values(library: ctypes.CDLL, name: str) -> None:
+def test_mma_of_the_largest_values(library: ctypes.CDLL, name: str) -> None:
     k, kind_a, kind_b, kind_sf, _ = KINDS[name]
     (code_a, a), (code_b, b) = LARGEST[kind_a], LARGEST[kind_b]
     scales = [(0x7E, 0x7E, 448.0 * 448.0)] if kind_sf == "ue4m3" else [(254, 0, 1.0), (254, 127 - 24, ldexp(1.0, 103))]
     for scale_a, scale_b, factor in scales:
         d = agree(library, name, fill(name, [code_a], [code_b], scale_a, scale_b), [0.0] * 128)
         assert set(d) == {a * b * factor * k}
-    if kind_sf == "ue8m0":  # beyond what fp32 holds
+    if kind_sf == "ue8m0":  # beyond the range of fp32
         assert set(agree(library, name, fill(name, [code_a], [code_b], 254, 254), [0.0] * 128)) == {inf}
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_scale_of_zero_and_the_smallest(library: ctypes.CDLL, name: str) -> None:
+def test_mma_with_zero_and_smallest_scale(library: ctypes.CDLL, name: str) -> None:
     """ue4m3 has a zero; the smallest ue8m0 is 2^-127."""
     k, kind_a, kind_b, kind_sf, _ = KINDS[name]
     (code_a, a), (code_b, b) = LARGEST[kind_a], LARGEST[kind_b]
     c = [float(1 + i) for i in range(128)]
     d = agree(library, name, fill(name, [code_a], [code_b], 0, ONE[kind_sf]), c)
     assert d == c
-    alone = agree(library, name, fill(name, [code_a], [code_b], 0, ONE[kind_sf]), [0.0] * 128)
-    assert set(alone) == {0.0 if kind_sf == "ue4m3" else a * b * k * ldexp(1.0, -127)}
+    results = agree(library, name, fill(name, [code_a], [code_b], 0, ONE[kind_sf]), [0.0] * 128)
+    assert set(results) == {0.0 if kind_sf == "ue4m3" else a * b * k * ldexp(1.0, -127)}
 
 
 @pytest.mark.parametrize(("name", "operand"), list(product(KINDS, (0, 1))))
-def test_a_nan_scale_spoils_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
+def test_nan_scale_affects_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
     kind_sf = KINDS[name][3]
     fragments = fill(name, [0], [0], ONE[kind_sf], ONE[kind_sf])
-    fragments[2 + operand][4 * 3] = NAN_SCALE[kind_sf]  # lane 12 holds the scales of row 3, or of column 3
+    fragments[2 + operand][4 * 3] = NAN_SCALE[kind_sf]  # lane 12 has the scales of row 3, or of column 3
     d = agree(library, name, fragments, [1.0] * 128)
     for (row, column), (at, _) in modelled(name, fragments, [1.0] * 128).items():
         assert isnan(d[at]) == ((row, column)[operand] == 3)
 
 
 @pytest.mark.parametrize(("name", "operand"), [(name, i) for name in KINDS for i in (0, 1) if KINDS[name][1 + i] == "e4m3"])
-def test_a_nan_element_spoils_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
+def test_nan_element_affects_its_row_or_column_only(library: ctypes.CDLL, name: str, operand: int) -> None:
     """Both e4m3 NaN codes, against zeros and ordinary numbers."""
     kind_sf = KINDS[name][3]
     for code in (0x7F, 0xFF):

@@ -1,4 +1,4 @@
-"""An engine's extension from its own source: real cmake, ninja, nvcc and packing, on an engine that is small and made here.
+"""Extension modules of an engine from source: real cmake, ninja, nvcc and packing, on a small engine that the test creates.
 
 Only the compiler's wheel is a stand-in: it calls the nvcc of this environment. The last tests look at vLLM's own CMake code and
 Python, before and after its patches.
@@ -29,11 +29,16 @@ from typing import Any
 import pytest
 from small_engine import ENGINE, KERNELS, make_sdist, make_wheel, row_hash
 
-from sm120kit import cubin, fromsource, recipe, toolchain
-from sm120kit.build import cmake_program, environment
-from sm120kit.gitrepo import Repository
-from sm120kit.trees import Options
-from sm120kit.workspace import Workspace
+from sm120kit.core import toolchain
+from sm120kit.core.state import Workspace
+from sm120kit.kernels import cubin
+from sm120kit.recipes.target import EngineTarget, resolve
+from sm120kit.sources.context import Options
+from sm120kit.sources.git import Repository
+from sm120kit.wheels import environment, from_source
+from sm120kit.wheels.cuda_home import link_toolchain
+from sm120kit.wheels.environment import Interpreter
+from sm120kit.wheels.extensions import cmake_program
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
 ROOT = Path(__file__).parents[2]
@@ -79,7 +84,7 @@ if(NOT status MATCHES "^0;")
   message(FATAL_ERROR "cannot fetch: ${status}")
 endif()
 """
-HOST = 'extern "C" int doubled(int x) { return 2 * x; }\nextern "C" const char* place() { return __FILE__; }\n'
+HOST = 'extern "C" int doubled(int x) { return 2 * x; }\nextern "C" const char* file() { return __FILE__; }\n'
 DEVICE = """\
 #include "x.h"
 static __device__ int hidden = NUMBER;
@@ -114,34 +119,43 @@ expect_kernels = {{ "*kernel*@sm_120f" = 1 }}
 """
 PROGRAM = """
 import sys
-from sm120kit import console, fromsource, locking, recipe
-from sm120kit.errors import Sm120kitError
-from sm120kit.trees import Options
-from sm120kit.workspace import Workspace
-options = Options(Workspace.open(), sys.argv[1], jobs=1, memory_bytes=int(sys.argv[2]))
-item = recipe.load_engine("vllm-9.0")
+from sm120kit.core import console, reporting
+from sm120kit.wheels import from_source
+from sm120kit.core.errors import Sm120kitError
+from sm120kit.recipes.target import resolve
+from sm120kit.sources import Origin
+from sm120kit.sources.context import Options
+from sm120kit.core.state import Workspace
+options = Options(Workspace.open(), Origin(sys.argv[1]), jobs=1, memory_bytes=int(sys.argv[2]))
+target = resolve("vllm-9.0", options)
 try:
-    decided = fromsource.decide(item, locking.locked(item.name, options), options)
-    print(fromsource.build(decided, options, tell=console.say).wheel)
+    with reporting.use(console):
+        print(from_source.build_extensions(from_source.plan_extensions(target), options).wheel)
 except Sm120kitError as error:
     console.error(error.message, error.hint)
     sys.exit(error.exit_code)
 """
 OVERLAY = """
 import sys
-from sm120kit import console, engines, fromsource, locking, recipe
-from sm120kit.errors import Sm120kitError
-from sm120kit.pipeline import Stage
-from sm120kit.trees import Options
-from sm120kit.workspace import Workspace
-options = Options(Workspace.open(), sys.argv[1])
-planned = engines.build("vllm-9.0", options, to=Stage.PATCH)
-assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm has no place beside ours"
-assert [*planned.source.overlaid] == ["vllm/__init__.py"] and planned.source.artifacts is None
+from sm120kit.core import console, reporting
+from sm120kit.recipes.target import resolve
+from sm120kit.wheels import engines
+from sm120kit.wheels.overlay import build_overlay
+from sm120kit.core.errors import Sm120kitError
+from sm120kit.wheels.records import BuildRequest, Stage
+from sm120kit.sources import Origin
+from sm120kit.sources.context import Options
+from sm120kit.core.state import Workspace
+options = Options(Workspace.open(), Origin(sys.argv[1]))
+target = resolve("vllm-9.0", options)
+planned = engines.build(target, BuildRequest(stage=Stage.PATCH))
+assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm is replaced"
+assert [*planned.engine.patched_members] == ["vllm/__init__.py"] and planned.engine.artifacts is None
 try:
-    built = fromsource.overlay(planned.recipe, planned.lock, options, tell=console.say)
-    assert built.plan == planned.source.plan
-    print(built.wheel, built.ran)
+    with reporting.use(console):
+        repacked = build_overlay(target)
+    assert repacked.plan == planned.engine.plan
+    print(repacked.wheel, repacked.ran)
 except Sm120kitError as error:
     console.error(error.message, error.hint)
     sys.exit(error.exit_code)
@@ -155,8 +169,8 @@ def blob_id(text: str) -> str:
 
 
 def compile_library(path: Path, text: str, *flags: str) -> Path:
-    words = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", path, *flags]
-    subprocess.run(words, input=text.encode(), check=True)
+    argv = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", path, *flags]
+    subprocess.run(argv, input=text.encode(), check=True)
     return path
 
 
@@ -171,9 +185,12 @@ class Engine:
         (self.data / "cutlass_overrides").mkdir()
         series = self.data / "patches" / "vllm" / "series"
         series.parent.mkdir(parents=True)
-        series.write_text("says-more\n")
-        series.with_name("says-more.patch").write_text(PATCH.format(before=blob_id(BEFORE), after=blob_id(AFTER)))
-        headers = {"3rdparty/cutlass/include/x.h": "#define NUMBER 7\n"}
+        series.write_text("longer-version\n")
+        series.with_name("longer-version.patch").write_text(PATCH.format(before=blob_id(BEFORE), after=blob_id(AFTER)))
+        numbers = zip(("MAJOR", "MINOR", "PATCH"), (4, 4, 2), strict=True)
+        stated = "".join(f"#define CUTLASS_{name} {number}\n" for name, number in numbers)
+        include = "3rdparty/cutlass/include"
+        headers = {f"{include}/x.h": "#define NUMBER 7\n", f"{include}/cutlass/version.h": stated}
         kernels = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", headers)
         own = {"CMakeLists.txt": cmake, "csrc/host.cpp": HOST, "csrc/device.cu": DEVICE, PYTHON: BEFORE}
         sdist = make_sdist(self.mirror / "vllm-9.0.tar.gz", own)
@@ -183,7 +200,8 @@ class Engine:
         with_compiler = of_here.replace('"vllm==9.0"', '"vllm==9.0", "nvidia-cuda-nvcc==13.0.88"')
         self.recipe.write_text(with_compiler + FROM_SOURCE.format(sha256=sdist))
         tools = toolchain.find()
-        compiler = f'#!/bin/sh\nexec {tools.cuda_home}/bin/nvcc "$@"\n'.encode()
+        # nvcc looks for libraries in lib64 beside itself; the toolkit of this environment may have them elsewhere.
+        compiler = f'#!/bin/sh\nexec {link_toolchain(root / "toolkit", tools)}/bin/nvcc "$@"\n'.encode()
         inside = {
             "nvidia/cu13/bin/nvcc": compiler,
             "nvidia/cu13/include/cuda.h": (tools.cuda_home / "include" / "cuda.h").read_bytes(),
@@ -195,29 +213,29 @@ class Engine:
         make_wheel(self.mirror, "vllm", "9.0", "cp38-abi3-linux_x86_64", files=wheel)
         make_wheel(self.mirror, "flashinfer-python", "1.0")
 
-    def surroundings(self, state: Path) -> dict[str, str]:
+    def environment(self, state: Path) -> dict[str, str]:
         return {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(self.data)}
 
-    def words(self, memory: float = 8, program: str = PROGRAM) -> list[str]:
+    def argv(self, memory: float = 8, program: str = PROGRAM) -> list[str]:
         return [sys.executable, "-c", program, str(self.mirror), str(int(memory * GIB))]
 
     def build(self, state: Path, code: int = 0, memory: float = 8, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(self.words(memory, program), env=self.surroundings(state), capture_output=True, text=True)
+        done = subprocess.run(self.argv(memory, program), env=self.environment(state), capture_output=True, text=True)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done
 
-    def command(self, state: Path, *words: str, code: int = 0) -> str:
-        argv = [sys.executable, "-m", "sm120kit", *words, "--mirror", str(self.mirror)]
-        done = subprocess.run(argv, env=self.surroundings(state), capture_output=True, text=True)
+    def command(self, state: Path, *arguments: str, code: int = 0) -> str:
+        argv = [sys.executable, "-m", "sm120kit", *arguments, "--mirror", str(self.mirror)]
+        done = subprocess.run(argv, env=self.environment(state), capture_output=True, text=True)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    made = Engine(tmp_path_factory.mktemp("engine"))
-    made.command(made.data / "state", "recipe", "lock")
-    return made
+    engine = Engine(tmp_path_factory.mktemp("engine"))
+    engine.command(engine.data / "state", "recipe", "lock")
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -239,72 +257,76 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_a_module_and_patched_python_are_replaced_and_the_wheel_says_so(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+def test_wheel_with_built_module_and_patched_python(engine: Engine, wheel: Path, tmp_path: Path) -> None:
     name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", wheel.name)
     assert name
-    ours, theirs = members(wheel), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
+    ours, official = members(wheel), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
     info = f"vllm-{name[1]}.dist-info"
-    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {
+    assert {file for file in official if not file.startswith("vllm-9.0.dist-info/") and official[file] != ours[file]} == {
         MEMBER,
         PYTHON,
     }
     assert f"Version: {name[1]}\n" in ours[f"{info}/METADATA"].decode()
     rows = dict(line.split(",", 1) for line in ours[f"{info}/RECORD"].decode().splitlines())
     assert rows == {file: f"{row_hash(data)},{len(data)}" for file, data in ours.items()} | {f"{info}/RECORD": ","}
-    said = json.loads(ours[f"{info}/sm120kit.json"])
+    record = json.loads(ours[f"{info}/sm120kit.json"])
     assert ours[PYTHON] == AFTER.encode(), "patched Python as without --from-source"
-    assert said["replaced"] == {
-        file: {"official": hashlib.sha256(theirs[file]).hexdigest(), "here": hashlib.sha256(ours[file]).hexdigest()}
+    assert record["replaced"] == {
+        file: {"official": hashlib.sha256(official[file]).hexdigest(), "here": hashlib.sha256(ours[file]).hexdigest()}
         for file in (MEMBER, PYTHON)
     }
-    assert said["archs"] == ["sm_120f"] and said["pin"]["version"] == "9.0"
-    assert said["injected"]["HEADERS_SRC_DIR"] == "cutlass 4.4.2"
-    assert "arch=compute_120f,code=[sm_120f]" in said["flags"]["csrc/device.cu"]
-    assert "/" not in "".join(said["flags"].values()), "no path"
+    assert record["archs"] == ["sm_120f"] and record["pin"]["version"] == "9.0"
+    assert record["injected"]["HEADERS_SRC_DIR"] == "cutlass 4.4.2"
+    assert "arch=compute_120f,code=[sm_120f]" in record["flags"]["csrc/device.cu"]
+    assert "/" not in "".join(record["flags"].values()), "no path"
     subprocess.run(
         [sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", tmp_path / "site", "--quiet", wheel], check=True
     )
     library = ctypes.CDLL(str(tmp_path / "site" / MEMBER))
-    library.place.restype = ctypes.c_char_p
-    assert (library.number(), library.place()) == (7, b"./source/csrc/host.cpp")
+    library.file.restype = ctypes.c_char_p
+    assert (library.number(), library.file()) == (7, b"./source/csrc/host.cpp")
     assert {image.arch for image in cubin.read(tmp_path / "site" / MEMBER)} == {"sm_120f"}
     for log in ("configure.log", "compile.log"):
         first = (wheel.parent / "logs" / log).read_text().splitlines()[0]
-        assert not environment.isolation() or " unshare " in first, "without a network"
+        assert not environment.network_isolation() or " unshare " in first, "without a network"
 
 
-def test_patched_python_goes_into_the_official_wheel_without_a_compiler(engine: Engine, wheel: Path, tmp_path: Path) -> None:
-    made, first = engine.build(tmp_path / "state", program=OVERLAY).stdout.split()
-    name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", Path(made).name)
-    assert name and Path(made).name != wheel.name and first == "True"
-    assert engine.build(tmp_path / "state", program=OVERLAY).stdout.split() == [made, "False"]
-    elsewhere = engine.build(tmp_path / "else" / "where", program=OVERLAY).stdout.split()[0]
-    assert Path(elsewhere).read_bytes() == Path(made).read_bytes()
+def test_patched_python_is_packed_without_a_compiler(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+    built, ran = engine.build(tmp_path / "state", program=OVERLAY).stdout.split()
+    name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", Path(built).name)
+    assert name and Path(built).name != wheel.name and ran == "True"
+    assert engine.build(tmp_path / "state", program=OVERLAY).stdout.split() == [built, "False"]
+    other = engine.build(tmp_path / "another" / "directory", program=OVERLAY).stdout.split()[0]
+    assert Path(other).read_bytes() == Path(built).read_bytes()
     assert list((tmp_path / "state").glob("work/*")) == []
-    ours, theirs = members(Path(made)), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
-    assert {file for file in theirs if not file.startswith("vllm-9.0.dist-info/") and theirs[file] != ours[file]} == {PYTHON}
-    said = json.loads(ours[f"vllm-{name[1]}.dist-info/sm120kit.json"])
-    assert [*said["replaced"]] == [PYTHON] and [patch["slug"] for patch in said["patches"]] == ["says-more"]
+    ours, official = members(Path(built)), members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
+    assert {file for file in official if not file.startswith("vllm-9.0.dist-info/") and official[file] != ours[file]} == {
+        PYTHON
+    }
+    record = json.loads(ours[f"vllm-{name[1]}.dist-info/sm120kit.json"])
+    assert [*record["replaced"]] == [PYTHON] and [patch["slug"] for patch in record["patches"]] == ["longer-version"]
     site = tmp_path / "site"
-    subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", site, "--quiet", made], check=True)
+    subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", site, "--quiet", built], check=True)
     assert (site / PYTHON).read_text() == AFTER
 
 
-def test_a_wheel_of_another_source_is_not_overlaid(engine: Engine, tmp_path: Path) -> None:
+def test_wheel_of_another_source_is_refused(engine: Engine, tmp_path: Path) -> None:
     other = Engine.__new__(Engine)
     other.data, other.mirror = tmp_path / "data", tmp_path / "mirror"
     for name in ("data", "mirror"):
         shutil.copytree(getattr(engine, name), tmp_path / name)
     make_wheel(other.mirror, "vllm", "9.0", "cp38-abi3-linux_x86_64", files={PYTHON: b"version = '9'\n"})
     other.command(tmp_path / "state", "recipe", "lock", "--upgrade")
-    told = other.build(tmp_path / "state", program=OVERLAY, code=31).stderr
-    assert f"{PYTHON}, changed by vllm/says-more: the wheel has sha256" in told and "do not fit vllm-9.0-cp38" in told
+    message = other.build(tmp_path / "state", program=OVERLAY, code=31).stderr
+    assert (
+        f"{PYTHON}, changed by vllm/longer-version: the wheel has sha256" in message and "do not fit vllm-9.0-cp38" in message
+    )
     assert not list((tmp_path / "state").glob("build/vllm/*"))
 
 
-def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine: Engine, wheel: Path, tmp_path: Path) -> None:
+def test_rebuild_after_sigterm_in_another_directory_gives_same_bytes(engine: Engine, wheel: Path, tmp_path: Path) -> None:
     state = tmp_path / "another" / "state"
-    build = subprocess.Popen(engine.words(), env=engine.surroundings(state), start_new_session=True, stderr=subprocess.DEVNULL)
+    build = subprocess.Popen(engine.argv(), env=engine.environment(state), start_new_session=True, stderr=subprocess.DEVNULL)
     while build.poll() is None and not any("host.cpp.o" in log.read_text() for log in state.glob("work/*/.ninja_log")):
         time.sleep(0.02)
     build.send_signal(signal.SIGTERM)
@@ -312,7 +334,7 @@ def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine:
     (work,) = state.glob("work/*")
     assert not list(state.glob("build/vllm/*"))
     deadline = time.monotonic() + 10
-    while running := at_work_in(work):
+    while running := programs_in(work):
         assert time.monotonic() < deadline, running
         time.sleep(0.1)
     done = engine.build(state)
@@ -322,95 +344,97 @@ def test_an_interrupted_build_goes_on_and_makes_the_same_bytes_elsewhere(engine:
     assert second.read_bytes() == wheel.read_bytes()
 
 
-def at_work_in(directory: Path) -> list[str]:
+def programs_in(directory: Path) -> list[str]:
     """Programs that run in a directory."""
-    found = []
+    programs = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cwd").readlink().is_relative_to(directory):
-                found.append((process / "cmdline").read_text())
+                programs.append((process / "cmdline").read_text())
         except OSError:
             continue
-    return found
+    return programs
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    asked: list[str]
+    requests: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         pass
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[int, list[str]]]:
-    handler = type("Asked", (Server,), {"asked": []})
+    handler = type("Recorder", (Server,), {"requests": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
-        yield listening.server_port, handler.asked
+        yield listening.server_port, handler.requests
         listening.shutdown()
 
 
-@pytest.mark.skipif(not environment.isolation(), reason="this system permits no network namespace")
-def test_a_project_that_fetches_something_cannot(server: tuple[int, list[str]], tmp_path: Path) -> None:
-    port, asked = server
-    made = Engine(tmp_path / "engine", f"{FETCHES}\n{CMAKE}".replace("PORT", str(port)))
-    made.command(tmp_path / "state", "recipe", "lock")
-    refused = made.build(tmp_path / "state", code=50)
+@pytest.mark.skipif(not environment.network_isolation(), reason="this system permits no network namespace")
+def test_build_that_fetches_fails(server: tuple[int, list[str]], tmp_path: Path) -> None:
+    port, requests = server
+    engine = Engine(tmp_path / "engine", f"{FETCHES}\n{CMAKE}".replace("PORT", str(port)))
+    engine.command(tmp_path / "state", "recipe", "lock")
+    refused = engine.build(tmp_path / "state", code=50)
     assert "cannot fetch" in refused.stderr and "configure.log" in refused.stderr
-    assert asked == []
+    assert requests == []
 
 
-def test_another_sdist_than_the_pinned_one_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_sdist_with_another_hash_is_refused(engine: Engine, tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     shutil.copytree(engine.mirror, mirror)
     with (mirror / "vllm-9.0.tar.gz").open("ab") as sdist:
         sdist.write(b"\0")
-    said = engine.command(tmp_path / "state", "build", "vllm@9.0", "--from-source", "--to", "patch", "--mirror", str(mirror))
-    assert "done" in said, "the last --mirror counts"
+    output = engine.command(tmp_path / "state", "build", "vllm@9.0", "--from-source", "--to", "patch", "--mirror", str(mirror))
+    assert "done" in output, "the last --mirror counts"
     swapped = Engine.__new__(Engine)
     swapped.data, swapped.mirror = engine.data, mirror
-    told = swapped.command(tmp_path / "other", "build", "vllm@9.0", "--from-source", "--to", "patch", code=21)
-    assert "vllm 9.0 is pinned to sha256" in told
+    output = swapped.command(tmp_path / "other", "build", "vllm@9.0", "--from-source", "--to", "patch", code=21)
+    assert "vllm 9.0 is pinned to sha256" in output
 
 
-def test_a_module_is_asked_what_it_needs_and_what_it_answers(tmp_path: Path) -> None:
+def test_search_paths_symbols_and_answers_of_a_module(tmp_path: Path) -> None:
     driver = compile_library(tmp_path / "libcuda.so", 'extern "C" int cuInit(unsigned) { return 34; }')
-    good = compile_library(tmp_path / "good.so", 'extern "C" int one() { return 1; }', "-Wl,-rpath,/somewhere")
-    assert environment.linked(good)[1] == ("/somewhere",)
+    good = compile_library(tmp_path / "good.so", 'extern "C" int number() { return 1; }', "-Wl,-rpath,/added")
+    assert environment.dynamic_section(good)[1] == ("/added",)
     undefined = compile_library(
-        tmp_path / "undefined.so", 'extern "C" int missing(); extern "C" int one() { return missing(); }'
+        tmp_path / "undefined.so", 'extern "C" int missing(); extern "C" int number() { return missing(); }'
     )
 
-    def wrong(library: Path, expected: dict[str, str]) -> tuple[str, ...]:
-        return environment.answers(library, ["json"], expected, Path(sys.executable), tmp_path, driver)
+    def problems(library: Path, expected: dict[str, str]) -> tuple[str, ...]:
+        return environment.wrong_answers(library, ["json"], expected, Interpreter(Path(sys.executable), tmp_path, driver))
 
-    assert wrong(good, {"library.one()": "1", "json.loads('2')": "2"}) == ()
-    assert wrong(good, {"library.one()": "2"}) == ("library.one() is 1, not 2",)
-    (told,) = wrong(undefined, {})
-    assert told.startswith("does not load: ") and "missing" in told
-    (told,) = wrong(good, {"library.two()": "2"})
-    assert "undefined symbol: two" in told
+    assert problems(good, {"library.number()": "1", "json.loads('2')": "2"}) == ()
+    assert problems(good, {"library.number()": "2"}) == ("library.number() is 1, not 2",)
+    (problem,) = problems(undefined, {})
+    assert problem.startswith("does not load: ") and "missing" in problem
+    (problem,) = problems(good, {"library.absent()": "2"})
+    assert "undefined symbol: absent" in problem
 
 
-def test_what_is_compiled_is_what_the_recipe_says(engine: Engine, tmp_path: Path) -> None:
+def test_units_that_differ_from_the_recipe_are_refused(engine: Engine, tmp_path: Path) -> None:
     changed = Engine.__new__(Engine)
     changed.data, changed.mirror = tmp_path / "data", engine.mirror
     shutil.copytree(engine.data, changed.data)
     path = changed.data / "recipes" / "engines" / "vllm-9.0.toml"
     path.write_text(path.read_text().replace('"csrc/host.cpp", ', '"csrc/more.cu", '))
     changed.command(tmp_path / "state", "recipe", "lock")
-    said = changed.build(tmp_path / "state", code=52).stderr
-    assert "host.cpp.o is compiled, and no unit of the recipe" in said and "more.cu.o is not compiled" in said
+    message = changed.build(tmp_path / "state", code=52).stderr
+    assert "host.cpp.o is compiled, and no unit of the recipe" in message and "more.cu.o is not compiled" in message
 
 
-def test_vllm_builds_no_kernels_of_cutlass_2_for_sm12x_alone(tmp_path: Path) -> None:
-    """What the patch of vLLM's CMakeLists.txt does, by its own code and functions."""
-    tree = fromsource.source(recipe.load_engine("vllm-0.20.0"), Options(Workspace.open(tmp_path)))
+def test_patched_vllm_builds_no_cutlass_2_kernels_for_sm12x(tmp_path: Path) -> None:
+    """The effect of the patch of vLLM's CMakeLists.txt, with CMake and vLLM's own functions."""
+    target = resolve("vllm-0.20.0", Options(Workspace.open(tmp_path)))
+    assert isinstance(target, EngineTarget)
+    tree = from_source.require_source(target)
     repository = Repository(tree.checkout.repository)
     (tmp_path / "utils.cmake").write_bytes(repository.read(tree.commit, "cmake/utils.cmake"))
 
@@ -419,8 +443,8 @@ def test_vllm_builds_no_kernels_of_cutlass_2_for_sm12x_alone(tmp_path: Path) -> 
         start = text.index("  # For the cutlass_scaled_mm kernels we want to build the c2x")
         lines = text[start : text.index("  # subtract out the archs", start)]
         script = tmp_path / "c2x.cmake"
-        told = 'message("${SCALED_MM_2X_ARCHS}")'
-        script.write_text(f'include({tmp_path}/utils.cmake)\nset(CUDA_ARCHS "{targets}")\n{lines}\n{told}\n')
+        output = 'message("${SCALED_MM_2X_ARCHS}")'
+        script.write_text(f'include({tmp_path}/utils.cmake)\nset(CUDA_ARCHS "{targets}")\n{lines}\n{output}\n')
         return subprocess.run([cmake_program(), "-P", script], capture_output=True, text=True, check=True).stderr.strip()
 
     base, patched = tree.checkout.commit, tree.commit
@@ -434,39 +458,41 @@ LINEAR = "vllm/model_executor/kernels/linear"
 CHOICE = ("is_supported_and_can_implement_kernel", "choose_scaled_mm_linear_kernel")
 
 
-def of_file(source: bytes, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Some functions, classes or constants of a Python file, made without its imports: ``given`` has what they refer to."""
-    wanted = []
+def define(source: bytes, names: tuple[str, ...], namespace: dict[str, Any]) -> dict[str, Any]:
+    """Define functions, classes or constants of a Python file without its imports, in a ``namespace`` that replaces them."""
+    nodes = []
     for node in ast.parse(source).body:
         target = node.target if isinstance(node, ast.AnnAssign) else node
         if getattr(target, "name", getattr(target, "id", "")) in names:
-            wanted.append(node)
-    assert len(wanted) == len(names)
-    later = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)  # annotations name what is not here
-    module = ast.fix_missing_locations(ast.Module([later, *wanted], []))
-    exec(compile(module, "vllm", "exec"), given)
-    return given
+            nodes.append(node)
+    assert len(nodes) == len(names)
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)  # annotations name what is not imported
+    module = ast.fix_missing_locations(ast.Module([future, *nodes], []))
+    exec(compile(module, "vllm", "exec"), namespace)
+    return namespace
 
 
 def int8_kernel(files: dict[str, bytes], capability: tuple[int, int]) -> str:
-    """What vLLM's own code chooses for a layer in INT8 on a GPU of some capability."""
+    """The kernel that vLLM's own code chooses for an INT8 layer on a GPU of some capability."""
     cuda = SimpleNamespace(
         _enum="cuda", is_cuda=lambda: True, is_cuda_alike=lambda: True, get_device_capability=lambda: capability
     )
-    given: dict[str, Any] = {"current_platform": cuda, "Int8ScaledMMLinearKernel": object}
-    of_file(files["scaled_mm/cutlass.py"], ("CutlassInt8ScaledMMLinearKernel",), given)
-    of_file(files["scaled_mm/triton.py"], ("TritonInt8ScaledMMLinearKernel",), given)
-    given |= dict.fromkeys(("CPUInt8ScaledMMLinearKernel", "AiterInt8ScaledMMLinearKernel"))
-    given |= {"PlatformEnum": SimpleNamespace(CUDA="cuda", CPU="cpu", ROCM="rocm")}
-    given |= {"envs": SimpleNamespace(VLLM_DISABLED_KERNELS=[])}
-    of_file(files["__init__.py"], ("_POSSIBLE_INT8_KERNELS", *CHOICE), given)
-    chosen: str = given[CHOICE[1]](None, given["_POSSIBLE_INT8_KERNELS"]).__name__
+    namespace: dict[str, Any] = {"current_platform": cuda, "Int8ScaledMMLinearKernel": object}
+    define(files["scaled_mm/cutlass.py"], ("CutlassInt8ScaledMMLinearKernel",), namespace)
+    define(files["scaled_mm/triton.py"], ("TritonInt8ScaledMMLinearKernel",), namespace)
+    namespace |= dict.fromkeys(("CPUInt8ScaledMMLinearKernel", "AiterInt8ScaledMMLinearKernel"))
+    namespace |= {"PlatformEnum": SimpleNamespace(CUDA="cuda", CPU="cpu", ROCM="rocm")}
+    namespace |= {"envs": SimpleNamespace(VLLM_DISABLED_KERNELS=[])}
+    define(files["__init__.py"], ("_POSSIBLE_INT8_KERNELS", *CHOICE), namespace)
+    chosen: str = namespace[CHOICE[1]](None, namespace["_POSSIBLE_INT8_KERNELS"]).__name__
     return chosen.removesuffix("ScaledMMLinearKernel")
 
 
-def test_vllm_leaves_int8_on_sm12x_to_triton(tmp_path: Path) -> None:
-    """What the patch of vLLM's choice of kernels does, by its own code; and that the CUTLASS kernel has nothing for SM12x."""
-    tree = fromsource.source(recipe.load_engine("vllm-0.20.0"), Options(Workspace.open(tmp_path)))
+def test_patched_vllm_chooses_triton_for_int8_on_sm12x(tmp_path: Path) -> None:
+    """The effect of the patch of vLLM's choice of kernels, with its own code; the CUTLASS kernel has no code for SM12x."""
+    target = resolve("vllm-0.20.0", Options(Workspace.open(tmp_path)))
+    assert isinstance(target, EngineTarget)
+    tree = from_source.require_source(target)
     repository = Repository(tree.checkout.repository)
 
     def chosen(commit: str, capability: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""The stand-in for the CUDA driver's library, met by a library that a compiler and a linker made."""
+"""The stub of the CUDA driver's library, loaded by a library from a real compiler and linker."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-IMAGE = Path(__file__).parents[1] / "image"
+from sm120kit.images import checks
+
+IMAGE = Path(checks.__file__).parent / "suites"
 SOURCE = """
 int cuTensorMapEncodeTiled(void *map, int type);
-int ask(void) { char map[128]; return cuTensorMapEncodeTiled(map, 1); }
+int encode(void) { char map[128]; return cuTensorMapEncodeTiled(map, 1); }
 """
 SUITE = """
 import ctypes, sysconfig
 def check_loads(expected):
-    return {"answer": str(ctypes.CDLL(sysconfig.get_path("purelib") + "/linked.so").ask())}
+    return {"answer": str(ctypes.CDLL(sysconfig.get_path("purelib") + "/linked.so").encode())}
 """
 
 
@@ -30,7 +32,7 @@ def has_driver() -> bool:
 
 
 @pytest.mark.skipif(has_driver(), reason="this machine has a CUDA driver")
-def test_a_library_that_links_the_driver_loads_with_the_stand_in(tmp_path: Path) -> None:
+def test_library_that_links_the_driver_loads_with_the_stub(tmp_path: Path) -> None:
     (tmp_path / "linked.c").write_text(SOURCE)
     (tmp_path / "driver.c").write_text("int cuTensorMapEncodeTiled(void *map, int type) { return 0; }")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True)
@@ -42,13 +44,13 @@ def test_a_library_that_links_the_driver_loads_with_the_stand_in(tmp_path: Path)
         subprocess.run(["cc", "-shared", "-fPIC", *argv], cwd=tmp_path, check=True)
     with pytest.raises(OSError, match=r"libcuda\.so\.1"):
         ctypes.CDLL(str(site / "linked.so"))
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "checks.py").write_text(SUITE)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text("{}")
-    for name in ("run.py", "standin.py"):
+    for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     done = subprocess.run(
-        [tmp_path / "venv/bin/python", "run.py", "expected.json", "one"], cwd=tmp_path, capture_output=True, text=True
+        [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True
     )
     (line,) = map(json.loads, done.stdout.splitlines())
     assert line["verdict"] == "passed" and line["said"] == {"answer": "100"} and not done.stderr, (line, done.stderr)

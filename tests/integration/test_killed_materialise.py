@@ -1,4 +1,4 @@
-"""A work directory survives being killed at any moment."""
+"""``materialise`` repairs a directory after it was killed at any moment."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import time
 from pathlib import Path
 
 from sm120kit import patches
-from sm120kit.gitrepo import Repository
-from sm120kit.records import Checkout, GitPin, PatchedTree
-from sm120kit.workspace import write_record
+from sm120kit.core.state import write_record
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, GitPin
 
 FILES = 3000
 SWITCH = """
 import sys
 from pathlib import Path
 from sm120kit import patches
-from sm120kit.records import PatchedTree
-from sm120kit.workspace import read_record
+from sm120kit.patches.records import PatchedTree
+from sm120kit.core.state import read_record
 patches.materialise(read_record(PatchedTree, Path(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
 def tree_of(path: Path, letter: str) -> PatchedTree:
-    """A tree of many files: a third of them only in it, a third with content of its own, a third as in every other one."""
+    """A tree of many files: a third exist only in it, a third have their own content, a third are the same in every tree."""
     repository = Repository.init(path)
     stream = b"commit refs/heads/base\ncommitter a <a> 0 +0000\ndata 0\n"
     for number in range(FILES):
@@ -43,27 +44,27 @@ def content_of(directory: Path) -> dict[str, bytes]:
 
 
 def test_materialise_survives_sigkill(tmp_path: Path) -> None:
-    made = {letter: tree_of(tmp_path / f"{letter}.git", letter) for letter in "ab"}
-    right = {}
-    for letter, tree in made.items():
+    trees = {letter: tree_of(tmp_path / f"{letter}.git", letter) for letter in "ab"}
+    expected = {}
+    for letter, tree in trees.items():
         write_record(tmp_path / f"{letter}.json", tree)
         patches.materialise(tree, tmp_path / f"reference-{letter}")
-        right[letter] = content_of(tmp_path / f"reference-{letter}")
-    work, in_the_middle = tmp_path / "work", 0
+        expected[letter] = content_of(tmp_path / f"reference-{letter}")
+    work, interrupted = tmp_path / "work", 0
     for attempt in range(8):
         letter = "ab"[attempt % 2]
         argv = [sys.executable, "-c", SWITCH, str(tmp_path / f"{letter}.json"), str(work)]
         child = subprocess.Popen(argv)
-        while child.poll() is None and (work / "a").exists() != (letter == "a"):  # until it has begun to write
+        while child.poll() is None and (work / "a").exists() != (letter == "a"):  # until it writes
             time.sleep(0.001)
         time.sleep(0.004 * attempt)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        in_the_middle += content_of(work) not in right.values()
-        if attempt == 4:  # not after each, so that leftovers pile up
-            patches.materialise(made["b"], work)
-            assert content_of(work) == right["b"]
-            patches.materialise(made["a"], work)
-    assert in_the_middle > 1
-    patches.materialise(made["a"], work)
-    assert content_of(work) == right["a"]
+        interrupted += content_of(work) not in expected.values()
+        if attempt == 4:  # not after each attempt, so that leftovers accumulate
+            patches.materialise(trees["b"], work)
+            assert content_of(work) == expected["b"]
+            patches.materialise(trees["a"], work)
+    assert interrupted > 1
+    patches.materialise(trees["a"], work)
+    assert content_of(work) == expected["a"]

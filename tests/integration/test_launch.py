@@ -1,8 +1,9 @@
-"""Servers from start to stop through launch's own code: small real ones, as plain processes and in a container."""
+"""Launch small servers from start to stop, as plain processes and in a container."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -20,39 +21,39 @@ import containers
 import pytest
 from model_folders import HYBRID, NVFP4, folder
 
-from sm120kit import launch, launching
-from sm120kit.errors import GpusTaken, NotHealthy, NotVerified, PortTaken, ServerDied
-from sm120kit.host import Launched as Running
-from sm120kit.host import probe
-from sm120kit.launch import Ending
-from sm120kit.launch.service import Mount
-from sm120kit.recipe import configuration
-from sm120kit.records import Image, VerifiedImage
-from sm120kit.workspace import Workspace
+from sm120kit import serving
+from sm120kit.core.errors import GpusTaken, NotHealthy, NotVerified, PortTaken, ServerDied
+from sm120kit.core.state import Workspace
+from sm120kit.hosts.facts import LaunchedContainer, probe
+from sm120kit.images.published import Source
+from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.recipes import configurations
+from sm120kit.serving import Ending, ServerProcess, launch
+from sm120kit.serving.container import Mount, Scratch
 
 ROOT = Path(__file__).parents[2]
 
 SERVER = '''
-"""Loads for a while, answering 503, and then serves: PORT SECONDS [die|die-later|stubborn|never]."""
+"""Answer 503 for SECONDS and then serve: PORT SECONDS serve|die|die-later|stubborn|never."""
 import http.server, signal, subprocess, sys, threading, time
 
 port, seconds, mode = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 worker = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"])
 print("worker", worker.pid, flush=True)
-def stop(*rest):
+def stop(*arguments):
     print("goodbye", flush=True)
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else stop)
-until = time.monotonic() + seconds
+ready = time.monotonic() + seconds
 
-class Answer(http.server.BaseHTTPRequestHandler):
+class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        loading = mode in ("never", "die") or time.monotonic() < until
+        loading = mode in ("never", "die") or time.monotonic() < ready
         self.send_response(503 if loading else 200)
         self.end_headers()
 
-server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print("Loading safetensors checkpoint shards:  50% Completed | 1/2\\rLoading safetensors checkpoint shards: 100%", flush=True)
 time.sleep(seconds)
@@ -66,25 +67,27 @@ time.sleep(60)
 '''
 
 DRIVER = """
-import json, sys
+import sys
 from pathlib import Path
-from sm120kit import console, launching
-from sm120kit.errors import Sm120kitError
-from sm120kit.launch import Service
-from sm120kit.recipe import configuration
-from sm120kit.records import Image, VerifiedImage
-from sm120kit.workspace import Workspace
-from sm120kit.launch.service import Mount
+from sm120kit.core import console
+from sm120kit.core.errors import Sm120kitError
+from sm120kit.core.state import Workspace
+from sm120kit.images.published import Source
+from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.recipes import configurations
+from sm120kit.serving import Service, launch
+from sm120kit.serving.container import Mount
 
 state, port, wait, *argv = sys.argv[1:]
 image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})
 mounts = (Mount(Path("/models/x"), "/model", True),)
 service = Service("s", "sha256:1", (), {"HF_TOKEN": "hunter2"}, mounts, (0,), 1, False, {}, int(port))
+configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+prepared = launch.PreparedLaunch(configuration, image, None, None, service, (), Source(Path("none")))
+def progress(seconds, line):
+    console.info(f"progress: {line}")
 try:
-    launching.serve(
-        configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000"), image, service, tuple(argv), Workspace.open(Path(state)),
-        wait_seconds=float(wait), tell=console.say, progress=lambda seconds, line: console.say(f"progress: {line}"),
-    )
+    launch.serve(prepared, tuple(argv), launch.LaunchOptions(Workspace.open(Path(state)), float(wait), console.info, progress))
 except Sm120kitError as failure:
     console.error(failure.message, failure.hint)
     sys.exit(failure.exit_code)
@@ -104,25 +107,25 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it took too long"
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "time limit exceeded"
         time.sleep(0.05)
 
 
 @dataclass
-class Launched:
-    """The launcher as a process of its own, whose talk goes to a file."""
+class Launcher:
+    """A launcher in a process of its own, whose messages go to a file."""
 
     child: subprocess.Popen[bytes]
-    talk: Path
+    messages: Path
     state: Path
     port: int
 
     @property
-    def said(self) -> str:
-        return self.talk.read_text()
+    def output(self) -> str:
+        return self.messages.read_text()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -135,139 +138,167 @@ class Launched:
         return path.read_text()
 
 
-def launched_by(place: Path, port: int, wait: float, *argv: object) -> subprocess.Popen[bytes]:
-    """A launcher as a process of its own, for any command line."""
-    words = [sys.executable, "-c", DRIVER, place / "state", port, wait, *argv]
-    with (place / "talk").open("wb") as talk:
-        return subprocess.Popen(list(map(str, words)), stderr=talk, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+def start_launcher(directory: Path, port: int, wait: float, *argv: object) -> subprocess.Popen[bytes]:
+    """A launcher in a process of its own, for any server's command line."""
+    arguments = [sys.executable, "-c", DRIVER, directory / "state", port, wait, *argv]
+    with (directory / "messages").open("wb") as messages:
+        return subprocess.Popen(list(map(str, arguments)), stderr=messages, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
 
 
-def start(place: Path, mode: str, seconds: float = 0.6, wait: float = 60) -> Launched:
-    (place / "server.py").write_text(SERVER)
+def start(directory: Path, mode: str, seconds: float = 0.6, wait: float = 60) -> Launcher:
+    (directory / "server.py").write_text(SERVER)
     port = free_port()
-    child = launched_by(place, port, wait, sys.executable, place / "server.py", port, seconds, mode)
-    return Launched(child, place / "talk", place / "state", port)
+    child = start_launcher(directory, port, wait, sys.executable, directory / "server.py", port, seconds, mode)
+    return Launcher(child, directory / "messages", directory / "state", port)
 
 
-def worker_of(one: Launched) -> int:
-    return int(one.log.split("worker ")[1].split()[0])
+def worker_of(launcher: Launcher) -> int:
+    return int(launcher.log.split("worker ")[1].split()[0])
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_from_start_to_stop(kind: int, tmp_path: Path) -> None:
-    one = start(tmp_path, "serve", seconds=2)
-    until(lambda: "healthy after" in one.said)
-    assert "unverified on SM120" in one.said and "Ctrl-C stops it" in one.said
-    assert "progress: Loading safetensors checkpoint shards: 100%" in one.said
-    running = one.record
+def test_server_runs_until_a_signal_stops_it(kind: int, tmp_path: Path) -> None:
+    launcher = start(tmp_path, "serve", seconds=2)
+    wait_until(lambda: "healthy after" in launcher.output)
+    assert "unverified on SM120" in launcher.output and "Ctrl-C stops it" in launcher.output
+    assert "progress: Loading safetensors checkpoint shards: 100%" in launcher.output
+    running = launcher.record
     assert running["ending"] == "running" and running["healthy_seconds"] >= 2 and running["seconds"] is None
     with urllib.request.urlopen(f"{running['url']}/health", timeout=5) as answer:
-        assert answer.status == 200 and running["url"] == f"http://127.0.0.1:{one.port}"
-    worker = worker_of(one)
+        assert answer.status == 200 and running["url"] == f"http://127.0.0.1:{launcher.port}"
+    worker = worker_of(launcher)
     assert alive(worker)
-    one.child.send_signal(kind)
-    assert one.child.wait(60) == 0, one.said
-    stopped = one.record
+    launcher.child.send_signal(kind)
+    assert launcher.child.wait(60) == 0, launcher.output
+    stopped = launcher.record
     assert stopped["ending"] == "stopped" and stopped["exit_code"] == 0 and stopped["seconds"] > stopped["healthy_seconds"]
     assert stopped["environment"] == ["HF_TOKEN"] and "hunter2" not in json.dumps(stopped)
     assert stopped["argv"][-1] == "serve" and stopped["image"] == "c" * 64 and stopped["model"] == "/models/x"
-    assert one.log.rstrip().endswith("goodbye")
-    until(lambda: not alive(worker), 5)
-    assert launch.port_is_free(one.port)
+    assert launcher.log.rstrip().endswith("goodbye")
+    wait_until(lambda: not alive(worker), 5)
+    assert serving.port_is_free(launcher.port)
 
 
-def test_stopped_while_it_loads(tmp_path: Path) -> None:
-    one = start(tmp_path, "never")
-    until(lambda: "progress: Loading" in one.said)
-    one.child.send_signal(signal.SIGTERM)
-    assert one.child.wait(60) == 0
-    assert one.record["ending"] == "stopped" and one.record["healthy_seconds"] is None and "healthy after" not in one.said
+def test_signal_stops_a_server_that_is_loading(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "never")
+    wait_until(lambda: "progress: Loading" in launcher.output)
+    launcher.child.send_signal(signal.SIGTERM)
+    assert launcher.child.wait(60) == 0
+    assert (
+        launcher.record["ending"] == "stopped"
+        and launcher.record["healthy_seconds"] is None
+        and "healthy after" not in launcher.output
+    )
 
 
-def test_one_that_dies_is_explained(tmp_path: Path) -> None:
-    one = start(tmp_path, "die", seconds=0.4)
-    assert one.child.wait(60) == ServerDied.exit_code
-    assert "while it started, with exit code 3" in one.said and "cause:" in one.said and "TMA WS" in one.said
-    assert str(tmp_path / "state") in one.said and one.record["ending"] == "died" and one.record["exit_code"] == 3
-    until(lambda: not alive(worker_of(one)), 5)
+def test_death_while_loading_is_explained_from_the_log(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "die", seconds=0.4)
+    assert launcher.child.wait(60) == ServerDied.exit_code
+    assert (
+        "while it started, with exit code 3" in launcher.output and "cause:" in launcher.output and "TMA WS" in launcher.output
+    )
+    assert (
+        str(tmp_path / "state") in launcher.output and launcher.record["ending"] == "died" and launcher.record["exit_code"] == 3
+    )
+    wait_until(lambda: not alive(worker_of(launcher)), 5)
 
 
-def test_one_that_dies_later(tmp_path: Path) -> None:
-    one = start(tmp_path, "die-later", seconds=0.2)
-    assert one.child.wait(60) == ServerDied.exit_code
-    assert "after it had been healthy, with exit code 4" in one.said and "nothing in its log looks like an error" in one.said
-    assert one.record["healthy_seconds"] is not None
+def test_death_after_becoming_healthy(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "die-later", seconds=0.2)
+    assert launcher.child.wait(60) == ServerDied.exit_code
+    assert (
+        "after it had been healthy, with exit code 4" in launcher.output
+        and "nothing in its log looks like an error" in launcher.output
+    )
+    assert launcher.record["healthy_seconds"] is not None
 
 
-def test_one_that_never_is_healthy(tmp_path: Path) -> None:
-    one = start(tmp_path, "never", wait=1)
-    assert one.child.wait(60) == NotHealthy.exit_code
-    assert one.record["ending"] == "not healthy in time" and one.record["healthy_seconds"] is None
-    assert "was not healthy after 1 s and was stopped" in one.said
-    assert launch.port_is_free(one.port)
+def test_server_that_is_not_healthy_in_time_is_stopped(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "never", wait=1)
+    assert launcher.child.wait(60) == NotHealthy.exit_code
+    assert launcher.record["ending"] == "not healthy in time" and launcher.record["healthy_seconds"] is None
+    assert "was not healthy after 1 s and was stopped" in launcher.output
+    assert serving.port_is_free(launcher.port)
 
 
-def test_a_server_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    one = start(tmp_path, "serve")
-    until(lambda: "healthy after" in one.said)
-    one.child.kill()
-    until(lambda: one.log.rstrip().endswith("goodbye"))
-    until(lambda: launch.port_is_free(one.port))
-    os.kill(worker_of(one), signal.SIGKILL)
+def test_server_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "serve")
+    wait_until(lambda: "healthy after" in launcher.output)
+    launcher.child.kill()
+    wait_until(lambda: launcher.log.rstrip().endswith("goodbye"))
+    wait_until(lambda: serving.port_is_free(launcher.port))
+    os.kill(worker_of(launcher), signal.SIGKILL)
 
 
-def test_one_that_will_not_stop_is_killed(tmp_path: Path) -> None:
+def test_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     port = free_port()
     argv = [sys.executable, str(tmp_path / "server.py"), str(port), "0.1", "stubborn"]
-    outcome = launch.serve(
-        argv,
-        f"http://127.0.0.1:{port}",
-        tmp_path / "log",
-        wait_seconds=20,
-        patience_seconds=0.5,
-        healthy=lambda seconds: os.kill(os.getpid(), signal.SIGTERM),
-    )
+    server = ServerProcess(argv, f"http://127.0.0.1:{port}", tmp_path / "log", wait_seconds=20, patience_seconds=0.5)
+    outcome = serving.serve(server, on_healthy=lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     assert outcome.ending is Ending.STOPPED and outcome.exit_code == -signal.SIGKILL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert launch.port_is_free(port)
+    assert serving.port_is_free(port)
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        service = launch.Service("s", "i", (), {}, (), (0,), 1, False, {}, port)
-        wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
-        prepared = launching.Prepared(wanted, None, None, None, service, (), True)  # type: ignore[arg-type]
+        service = serving.Service("s", "i", (), {}, (), (0,), 1, False, {}, port)
+        configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+        source = Source(tmp_path / "none")
+        prepared = launch.PreparedLaunch(configuration, None, None, None, service, (), source)  # type: ignore[arg-type]
         with pytest.raises(PortTaken, match=str(port)):
-            launching.run(prepared, tmp_path, None, wait_seconds=1, tell=print, progress=print)  # type: ignore[arg-type]
+            launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1, print))
 
 
 STATIC = r"""
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
+static int written(const char* path) { return open(path, O_CREAT | O_WRONLY, 0600) < 0 ? errno : 0; }
+// ST_NOEXEC is 8, which glibc names for GNU sources only.
+static int noexec(const char* path) { struct statvfs facts; statvfs(path, &facts); return !!(facts.f_flag & 8); }
+static void privileges(void) {
+  char line[256];
+  FILE* status = fopen("/proc/self/status", "r");
+  while (fgets(line, sizeof line, status))
+    if (!strncmp(line, "Cap", 3) || !strncmp(line, "NoNewPrivs", 10)) fputs(line, stdout);
+  printf("root %d, scratch %d %d\n", written("/escaped"), written("/tmp/x"), written("/root/x"));
+  printf("noexec %d %d\n", noexec("/tmp"), noexec("/root"));
+  errno = 0; mknod("/tmp/device", S_IFCHR | 0600, 0x103); printf("mknod %d", errno);
+  errno = 0; mount("none", "/tmp", "tmpfs", 0, ""); printf(", mount %d", errno);
+  errno = 0; chown("/tmp/x", 1, 1); printf(", chown %d", errno);
+  errno = 0; setuid(1); printf(", setuid %d\n", errno);
+}
 static void stop(int number) { (void)number; write(1, "goodbye\n", 8); _exit(0); }
-int main(int count, char** words) {
+int main(int count, char** arguments) {
   signal(SIGTERM, count > 2 ? SIG_IGN : stop);
   const char* value = getenv("HF_TOKEN");
   printf("model %d, token %s, pid %d\n", access("/model/config.json", R_OK), value ? value : "none", getpid());
   printf("writable %d %d\n", access("/model", W_OK), access("/cache", W_OK));
+  privileges();
   fflush(stdout);
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  at.sin_port = htons(atoi(words[count - 1]));
+  at.sin_port = htons(atoi(arguments[count - 1]));
   int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(listener, (struct sockaddr*)&at, sizeof at) || listen(listener, 8)) return 9;
-  for (char asked[4096];;) {
-    int one = accept(listener, 0, 0);
-    read(one, asked, sizeof asked);
-    write(one, "HTTP/1.0 200 OK\r\n\r\n", 19);
-    close(one);
+  for (char request[4096];;) {
+    int connection = accept(listener, 0, 0);
+    read(connection, request, sizeof request);
+    write(connection, "HTTP/1.0 200 OK\r\n\r\n", 19);
+    close(connection);
   }
 }
 """
@@ -275,7 +306,7 @@ int main(int count, char** words) {
 
 @pytest.mark.containers
 @pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not())
-def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "server.c").write_text(STATIC)
     (tmp_path / "root").mkdir()
     subprocess.run(["gcc", "-static", "-O1", "-o", tmp_path / "root" / "server", tmp_path / "server.c"], check=True)
@@ -285,89 +316,81 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "cache").mkdir()
     with containers.dockerd(Path(f"/tmp/sm120kit-launch-{os.getpid()}")) as daemon, contextlib.ExitStack() as stack:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
-        # A container outlives its daemon; one that a failed test leaves must not.
+        # A container outlives its daemon: remove the one that a failed test leaves.
         stack.callback(subprocess.run, ["docker", "rm", "--force", "launched"], capture_output=True, check=False)
         image = docker("import", str(tmp_path / "image.tar"))
         mounts = (Mount(tmp_path / "a, model", "/model", True), Mount(tmp_path / "cache", "/cache", False))
         limits = {"stack": 67108864}  # a sandbox may forbid memlock
-        service = launch.Service(
+        service = serving.Service(
             "launched", image, ("/server", str(free_port())), {"HF_TOKEN": "hunter2"}, mounts, (0,), 1, False, limits, 0
         )
-        wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
-        service = replace(service, port=int(service.argv[1]))
+        configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+        service = replace(service, port=int(service.argv[1]), scratch=(Scratch("/tmp", 1), Scratch("/root", 1)))
         verified = VerifiedImage(Image(image, "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})
-        # This daemon has no network of its own and no GPUs; everything else is as launch says it.
-        ready = launching.Prepared(wanted, verified, None, None, service, (), published=False)  # type: ignore[arg-type]
-        owned = replace(launching.own(ready), name="launched")
+        # This daemon has no network of its own and no GPUs; everything else is as in a launch.
+        source = Source(tmp_path / "none")
+        prepared = launch.PreparedLaunch(configuration, verified, None, None, service, (), source)  # type: ignore[arg-type]
+        labelled = replace(launch.labelled_service(prepared), name="launched")
 
-        def without_gpus(one: launch.Service) -> tuple[str, ...]:
-            argv = launch.docker_run(one, values=False)
-            at = argv.index("--gpus")
-            return (*argv[:at], "--network=host", *argv[at + 2 :])
+        def without_gpus(service: serving.Service) -> tuple[str, ...]:
+            argv = serving.docker_run(service, values=False)
+            index = argv.index("--gpus")
+            return (*argv[:index], "--network=host", *argv[index + 2 :])
 
-        argv = without_gpus(owned)
-        told: list[str] = []
+        argv = without_gpus(labelled)
+        attended = LaunchedContainer("launched", configuration.name, (0,), attended=True)
 
-        def tell(line: str) -> None:
-            told.append(line)
+        def stop_when_healthy(line: str) -> None:
             if line.startswith("healthy"):
-                # A server may answer before the daemon has noted that its container runs.
-                until(lambda: probe().launched == (Running("launched", wanted.name, (0,), attended=True),))
+                # A server may answer before the daemon lists its container as running.
+                wait_until(lambda: probe().launched == (attended,))
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        workspace = Workspace(tmp_path / "state")
-        kept = launching.serve(
-            wanted, verified, service, argv, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None
-        )
-        log = Path(kept.log).read_text()
-        assert (kept.ending, kept.exit_code) == ("stopped", 0), log
+        options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, stop_when_healthy)
+        run = launch.serve(prepared, argv, options)
+        log = Path(run.log).read_text()
+        assert (run.ending, run.exit_code) == ("stopped", 0), log
         assert "model 0, token hunter2" in log and "pid 1\n" not in log and log.rstrip().endswith("goodbye")
-        assert "writable -1 0" in log and "hunter2" not in json.dumps(kept.argv)
+        for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb"):
+            assert f"Cap{kind}:\t{0:016x}\n" in log, "no capability, and none that a program could gain"
+        assert "NoNewPrivs:\t1\n" in log
+        read_only, refused = errno.EROFS, errno.EPERM
+        assert f"root {read_only}, scratch 0 0\nnoexec 0 0\n" in log
+        assert f"mknod {refused}, mount {refused}, chown {refused}, setuid {refused}\n" in log
+        assert "writable -1 0" in log and "hunter2" not in json.dumps(run.argv)
         assert docker("ps", "--all", "--quiet") == ""
 
-        monkeypatch.setattr(launching, "PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(launch, "PATIENCE_SECONDS", 0.5)
         remove = ("docker", "rm", "--force", "launched")
         stubborn = (*argv[:-1], "stubborn", argv[-1])
-        kept = launching.serve(
-            wanted,
-            verified,
-            service,
-            stubborn,
-            workspace,
-            wait_seconds=60,
-            tell=tell,
-            progress=lambda *rest: None,
-            remove=remove,
-        )
-        assert kept.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is gone too"
+        run = launch.serve(prepared, stubborn, options, remove=remove)
+        assert run.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is removed, too"
 
-        killed = replace(owned, labels=owned.labels | {"sm120kit.launcher": "1.1"})
+        orphan = replace(labelled, labels=labelled.labels | {"sm120kit.launcher": "1.1"})
         for mode in ((), ("stubborn",)):
-            words = (*without_gpus(killed)[:-1], *mode, service.argv[-1])
-            launcher = launched_by(tmp_path, service.port, 60, *words)
-            until(lambda: "healthy after" in (tmp_path / "talk").read_text())
+            arguments = (*without_gpus(orphan)[:-1], *mode, service.argv[-1])
+            launcher = start_launcher(tmp_path, service.port, 60, *arguments)
+            wait_until(lambda: "healthy after" in (tmp_path / "messages").read_text())
             launcher.kill()
             launcher.wait()
             if not mode:
-                until(lambda: docker("ps", "--all", "--quiet") == "")
-        left = Running("launched", wanted.name, (0,), attended=False)
-        assert probe().launched == (left,), "one that does not stop when it is asked to is found by its labels"
+                wait_until(lambda: docker("ps", "--all", "--quiet") == "")
+        left = LaunchedContainer("launched", configuration.name, (0,), attended=False)
+        assert probe().launched == (left,), "a container that ignores SIGTERM is identified by its labels"
         with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit launch that started it is gone") as taken:
-            launching.run(
-                replace(ready, running=(left,)), tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None
-            )
+            launch.run(replace(prepared, running=(left,)), options)
         assert taken.value.hint == "docker stop launched"
         docker("kill", "launched")
-        until(lambda: docker("ps", "--all", "--quiet") == "")
+        wait_until(lambda: docker("ps", "--all", "--quiet") == "")
 
         folder(tmp_path / "model", HYBRID, NVFP4)
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
-            launching.prepare(wanted.name, tmp_path / "model", image, tmp_path / "none", service.port, Path("/"), workspace)
+            launch.prepare(configuration, tmp_path / "model", image, source, service.port, Path("/"), options.workspace)
         with pytest.raises(ServerDied) as caught:
-            launching.run(ready, tmp_path, workspace, wait_seconds=60, tell=tell, progress=lambda *rest: None)
+            launch.run(prepared, options)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint
-        assert docker("ps", "--all", "--quiet") == "", "what docker left of a failed start is removed"
+        assert docker("ps", "--all", "--quiet") == "", "the container of a failed start is removed"
 
 
-def docker(*words: str) -> str:
-    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.strip()
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,6 @@
-"""Locks for real: uv resolves, pip and uv install, git applies.
+"""Lockfiles with the real programs: uv resolves, pip and uv install, git applies.
 
-The engine and its dependencies are small and made here; only the last tests look at our own locks and ask the configured index.
+The engine and its dependencies are small and built by the test.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import hashlib
 import http.server
 import json
 import os
-import platform
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_engine
@@ -43,6 +42,7 @@ No-Effect-For: all else
 Drop-When: never
 
 diff --git a/include/x.h b/include/x.h
+index 4cb29ea38f70d7c61b2a3a25b02e3bdf44905402..ddc897f039f57aa91e16efa6dfde386c4255206f 100644
 --- a/include/x.h
 +++ b/include/x.h
 @@ -1,3 +1,3 @@
@@ -51,6 +51,9 @@ diff --git a/include/x.h b/include/x.h
 +TWO
  three
 """
+EDITED_PATCH = PATCH.replace("+TWO", "+TWO!").replace(
+    "ddc897f039f57aa91e16efa6dfde386c4255206f", "0917d02f0c6247d2f474d6f5311ec05e313e7e62"
+)
 ENGINE = f"""\
 {small_engine.ENGINE}\
 [[known_bad]]
@@ -85,12 +88,19 @@ class Site:
         for version in ("1.0", "1.2", "1.3"):
             make_wheel(self.mirror, "helper", version)
 
-    def run(self, *words: str, code: int = 0, mirror: str | None = None) -> subprocess.CompletedProcess[str]:
-        surroundings = {**os.environ, "SM120KIT_STATE": str(self.state), "SM120KIT_DATA": str(self.data)}
-        argv = [sys.executable, "-m", "sm120kit", *words, "--mirror", mirror or str(self.mirror)]
-        done = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
+    def run(self, *arguments: str, code: int = 0, mirror: str | None = None) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "SM120KIT_STATE": str(self.state), "SM120KIT_DATA": str(self.data)}
+        argv = [sys.executable, "-m", "sm120kit", *arguments, "--mirror", mirror or str(self.mirror)]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done
+
+    def count_reads(self, out: Path, *arguments: str) -> Any:
+        """The result of ``tests/support/count_reads.py`` for a command."""
+        environment = {**os.environ, "SM120KIT_STATE": str(self.state), "SM120KIT_DATA": str(self.data)}
+        argv = [sys.executable, ROOT / "tests" / "support" / "count_reads.py", out, *arguments, "--mirror", self.mirror]
+        subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+        return json.loads(out.read_text())
 
     def locks(self) -> dict[str, object]:
         return {path.name: path.read_bytes() for path in self.recipes.glob("*.lock.json")}
@@ -111,25 +121,37 @@ def locked(site: Site) -> Site:
     return site
 
 
-def test_the_same_recipe_gives_the_same_bytes_in_another_place_and_again(locked: Site, tmp_path: Path) -> None:
+def test_lockfile_is_the_same_again_and_in_another_directory(locked: Site, tmp_path: Path) -> None:
     first = locked.locks()
     assert set(first) == {"flashinfer-1.0.lock.json", "vllm-9.0.lock.json"}
-    said = locked.run("recipe", "lock").stdout
+    output = locked.run("recipe", "lock").stdout
     assert locked.locks() == first
-    other = Site(tmp_path / "a" / "longer" / "place")
+    other = Site(tmp_path / "a" / "longer" / "path")
     other.run("recipe", "lock")
     assert other.locks() == first
     build_id = hashlib.sha256(locked.lock.read_bytes()).hexdigest()
-    assert f"locked vllm-9.0: build id {build_id}" in said
+    assert f"locked vllm-9.0: build id {build_id}" in output
     assert f"ok vllm-9.0: build id {build_id}" in locked.run("recipe", "lock", "--check", "--offline").stdout
     assert str(tmp_path) not in locked.lock.read_text() and "file:" not in locked.lock.read_text()
 
 
-def test_the_closure_is_what_the_engine_needs_without_what_is_built_and_without_what_is_bad(locked: Site) -> None:
-    assert locked.wheels() == {"helper": "1.2", "vllm": "9.0"}, "1.3 is known to be bad; flashinfer-python is ours"
+def test_closure_excludes_built_flashinfer_and_known_bad_versions(locked: Site) -> None:
+    assert locked.wheels() == {"helper": "1.2", "vllm": "9.0"}, "1.3 is known to be bad; flashinfer-python is built from source"
 
 
-def test_versions_stay_until_an_upgrade_is_asked_for(locked: Site) -> None:
+@pytest.mark.parametrize("arguments", [("build", "vllm@9.0", "--to", "patch"), ("recipe", "lock", "--check")])
+def test_warm_command_reads_each_input_once(locked: Site, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Recipes, lockfiles, files of the patch series, and the records of patched trees."""
+    locked.run(*arguments)
+    counts = locked.count_reads(tmp_path / "reads.json", *arguments)
+    inputs = [path for path in locked.data.rglob("*") if path.is_file()]
+    inputs += (locked.state / "cache" / "trees").glob("*.json")
+    assert {locked.patch, locked.header, locked.lock, locked.kernels} <= {*inputs}
+    assert {path: counts["opened"].get(str(path)) for path in inputs} == dict.fromkeys(inputs, 1)
+    assert not [argv for argv in counts["programs"] if argv[0] != "git"]
+
+
+def test_locked_versions_stay_until_upgrade(locked: Site) -> None:
     before = locked.locks()
     make_wheel(locked.mirror, "helper", "1.4")
     locked.run("recipe", "lock")
@@ -137,7 +159,7 @@ def test_versions_stay_until_an_upgrade_is_asked_for(locked: Site) -> None:
     engine_with('"vllm==9.0"', '"vllm==9.0", "more==1"')(locked)
     make_wheel(locked.mirror, "more", "1")
     locked.run("recipe", "lock", "vllm@9.0")
-    assert locked.wheels() == {"helper": "1.2", "vllm": "9.0", "more": "1"}, "what is not asked for stays"
+    assert locked.wheels() == {"helper": "1.2", "vllm": "9.0", "more": "1"}, "versions that still fit stay"
     locked.run("recipe", "lock", "vllm@9.0", "--upgrade")
     assert locked.wheels()["helper"] == "1.4"
 
@@ -156,16 +178,16 @@ def edit_json(change: Callable[[dict[str, object]], object]) -> Callable[[Site],
 
 
 CHANGES: dict[str, tuple[Callable[[Site], object], str]] = {
-    "recipe": (engine_with('"serve"]', '"serve", "--x"]'), r"recipe\.serve\.--x: not in the lock"),
-    "patch": (lambda site: site.patch.write_text(PATCH.replace("+TWO", "+TWO!")), r"patches\.flashinfer/shout\.sha256"),
+    "recipe": (engine_with('"serve"]', '"serve", "--x"]'), r"recipe\.serve\.--x: not in the lockfile"),
+    "patch": (lambda site: site.patch.write_text(EDITED_PATCH), r"patches\.flashinfer/shout\.sha256"),
     "patched tree": (
-        lambda site: site.patch.write_text(PATCH.replace("+TWO", "+TWO!")),
+        lambda site: site.patch.write_text(EDITED_PATCH),
         r"sources\.flashinfer\.patched_tree",
     ),
     "header": (lambda site: site.header.write_text("// theirs\n"), r"overrides\.include/sm120kit/ours\.hpp\.sha256"),
     "kernels": (
         lambda site: site.kernels.write_text(site.kernels.read_text().replace("sm_120f", "sm_121a")),
-        r"the lock of flashinfer-1\.0 .*\n  recipe\.archs\.sm_120f",
+        r"the lockfile of flashinfer-1\.0 .*\n  recipe\.archs\.sm_120f",
     ),
     "wheel": (
         edit_json(lambda data: data["closures"][0]["wheels"][0].update(sha256="0" * 64)),  # type: ignore[index]
@@ -176,28 +198,28 @@ CHANGES: dict[str, tuple[Callable[[Site], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_build_from_an_outdated_or_edited_lock_stops_and_says_what_differs(locked: Site, name: str) -> None:
-    change, said = CHANGES[name]
+def test_build_with_outdated_or_edited_lockfile_reports_differences(locked: Site, name: str) -> None:
+    change, message = CHANGES[name]
     before = locked.lock.read_bytes()
     change(locked)
-    for words in (("recipe", "lock", "vllm@9.0", "--check"), ("build", "vllm@9.0", "--dry-run"), ("build", "vllm@9.0")):
-        stopped = locked.run(*words, code=12)
-        assert re.search(said, stopped.stderr), stopped.stderr
+    for arguments in (("recipe", "lock", "vllm@9.0", "--check"), ("build", "vllm@9.0", "--dry-run"), ("build", "vllm@9.0")):
+        stopped = locked.run(*arguments, code=12)
+        assert re.search(message, stopped.stderr), stopped.stderr
         assert "sm120kit recipe lock" in stopped.stderr and not stopped.stdout
     locked.run("recipe", "lock")
     locked.run("recipe", "lock", "--check")
     assert (locked.lock.read_bytes() == before) == (name in ("wheel", "no lock"))
 
 
-def test_a_build_of_kernels_stops_as_well(locked: Site) -> None:
-    locked.patch.write_text(PATCH.replace("+TWO", "+TWO!"))
-    for words in (("--dry-run",), ()):
-        stopped = locked.run("build", "flashinfer@1.0", *words, code=12)
+def test_flashinfer_build_with_outdated_lockfile_reports_differences(locked: Site) -> None:
+    locked.patch.write_text(EDITED_PATCH)
+    for arguments in (("--dry-run",), ()):
+        stopped = locked.run("build", "flashinfer@1.0", *arguments, code=12)
         assert "patches.flashinfer/shout.sha256" in stopped.stderr and not stopped.stdout
     locked.run("build", "flashinfer@1.0", "--to", "patch")
 
 
-def test_settings_of_the_resolver_itself_change_nothing(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_environment_variables_do_not_change_the_lockfile(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     before = locked.locks()
     monkeypatch.setenv("UV_RESOLUTION", "lowest")
     monkeypatch.setenv("UV_CONSTRAINT", str(locked.root / "nothing"))
@@ -205,7 +227,7 @@ def test_settings_of_the_resolver_itself_change_nothing(locked: Site, monkeypatc
     assert locked.locks() == before
 
 
-def test_a_wheel_edited_in_the_lock_is_the_right_one_again_after_locking(locked: Site) -> None:
+def test_locking_again_restores_an_edited_wheel(locked: Site) -> None:
     before = locked.lock.read_bytes()
     CHANGES["wheel"][0](locked)
     assert locked.lock.read_bytes() != before
@@ -213,25 +235,28 @@ def test_a_wheel_edited_in_the_lock_is_the_right_one_again_after_locking(locked:
     assert locked.lock.read_bytes() == before
 
 
-def test_pip_and_uv_install_from_what_a_lock_lists_and_refuse_anything_else(locked: Site, tmp_path: Path) -> None:
-    listed = tmp_path / "requirements.txt"
-    surroundings = {**os.environ, "SM120KIT_DATA": str(locked.data)}
+def test_pip_and_uv_install_locked_wheels_and_reject_others(locked: Site, tmp_path: Path) -> None:
+    requirements = tmp_path / "requirements.txt"
+    environment = {**os.environ, "SM120KIT_DATA": str(locked.data)}
     argv = [sys.executable, "-m", "sm120kit", "recipe", "requirements", "vllm@9.0"]
-    listed.write_text(subprocess.run(argv, env=surroundings, check=True, capture_output=True, text=True).stdout)
-    place = ["--no-index", "--find-links", str(locked.mirror), "--no-deps", "--require-hashes", "-r", str(listed)]
+    requirements.write_text(subprocess.run(argv, env=environment, check=True, capture_output=True, text=True).stdout)
+    options = ["--no-index", "--find-links", str(locked.mirror), "--no-deps", "--require-hashes", "-r", str(requirements)]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
-    subprocess.run([*pip, str(tmp_path / "pip"), *place], check=True)
+    subprocess.run([*pip, str(tmp_path / "pip"), *options], check=True)
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config", "--target"]
-    subprocess.run([*uv, str(tmp_path / "uv"), *place], check=True)
-    for made in ("pip", "uv"):
-        assert {path.name for path in (tmp_path / made).glob("*.dist-info")} == {"helper-1.2.dist-info", "vllm-9.0.dist-info"}
+    subprocess.run([*uv, str(tmp_path / "uv"), *options], check=True)
+    for installer in ("pip", "uv"):
+        assert {path.name for path in (tmp_path / installer).glob("*.dist-info")} == {
+            "helper-1.2.dist-info",
+            "vllm-9.0.dist-info",
+        }
     make_wheel(locked.mirror, "helper", "1.2", requires=("evil",))
     for install in (pip, [*uv[:-1], "--no-cache", "--target"]):
-        refused = subprocess.run([*install, str(tmp_path / "evil"), *place], capture_output=True, text=True)
+        refused = subprocess.run([*install, str(tmp_path / "evil"), *options], capture_output=True, text=True)
         assert refused.returncode != 0 and re.search("hash", refused.stderr, re.IGNORECASE)
 
 
-BAD: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
+BAD_INPUT: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
     "no such wheel": (
         lambda site: (site.mirror / f"vllm-9.0-{VLLM_TAG}.whl").unlink(),
         (),
@@ -255,7 +280,7 @@ BAD: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
         engine_with("manylinux_2_35", "manylinux_2_99"),
         (),
         11,
-        "the resolver knows no platform 'manylinux_2_99_x86_64'",
+        "uv does not support platform 'manylinux_2_99_x86_64'",
     ),
     "unpinned": (
         engine_with('"vllm==9.0"', '"vllm==9.0", "helper"'),
@@ -264,7 +289,7 @@ BAD: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
         "'helper' is not pinned: write name==version",
     ),
     "only bad versions": (
-        lambda site: [(site.mirror / f"helper-{one}-py3-none-any.whl").unlink() for one in ("1.0", "1.2")],
+        lambda site: [(site.mirror / f"helper-{version}-py3-none-any.whl").unlink() for version in ("1.0", "1.2")],
         (),
         24,
         "helper",
@@ -279,40 +304,40 @@ BAD: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_a_clear_error_and_writes_nothing(site: Site, name: str) -> None:
-    spoil, words, code, said = BAD[name]
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_an_error_and_writes_nothing(site: Site, name: str) -> None:
+    change, arguments, code, message = BAD_INPUT[name]
     site.run("recipe", "lock", "flashinfer@1.0")
-    spoil(site)
-    failed = site.run("recipe", "lock", "vllm@9.0", *words, code=code)
-    assert re.search(said, failed.stderr), failed.stderr
+    change(site)
+    failed = site.run("recipe", "lock", "vllm@9.0", *arguments, code=code)
+    assert re.search(message, failed.stderr), failed.stderr
     assert "Traceback" not in failed.stderr and not site.lock.exists()
     assert not list(site.recipes.glob(".*"))
 
 
-def test_no_network_and_nothing_asked_before(site: Site) -> None:
+def test_offline_without_cache_and_unreachable_index(site: Site) -> None:
     site.run("recipe", "lock", "flashinfer@1.0")
-    surroundings = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data)}
+    environment = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data)}
     argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@9.0"]
-    offline = subprocess.run([*argv, "--offline"], env=surroundings, capture_output=True, text=True)
-    assert offline.returncode == 23 and "not all of it was asked for before" in offline.stderr
-    missing = subprocess.run([*argv, "--mirror", str(site.root / "nowhere")], env=surroundings, capture_output=True, text=True)
+    offline = subprocess.run([*argv, "--offline"], env=environment, capture_output=True, text=True)
+    assert offline.returncode == 23 and "not all of it is cached" in offline.stderr
+    missing = subprocess.run([*argv, "--mirror", str(site.root / "nowhere")], env=environment, capture_output=True, text=True)
     assert missing.returncode == 20 and "is not a directory" in missing.stderr
-    closed = {**surroundings, "PIP_INDEX_URL": "http://somebody:secret@127.0.0.1:9/simple"}
+    closed = {**environment, "PIP_INDEX_URL": "http://somebody:secret@127.0.0.1:9/simple"}
     unreachable = subprocess.run(argv, env=closed, capture_output=True, text=True)
     assert unreachable.returncode == 20 and "127.0.0.1:9" in unreachable.stderr and "secret" not in unreachable.stderr
 
 
 @contextmanager
 def index(mirror: Path, uploaded: dict[str, str]) -> Iterator[str]:
-    """A package index on loopback that says when each wheel was uploaded."""
+    """A package index on loopback with the upload time of each wheel."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.strip("/").rpartition("/")[2]
             if name.endswith(".metadata"):
                 with zipfile.ZipFile(mirror / name.removesuffix(".metadata")) as wheel:
-                    (member,) = (one for one in wheel.namelist() if one.endswith("/METADATA"))
+                    (member,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
                     body, kind = wheel.read(member), "text/plain"
             else:
                 wheels = [path for path in sorted(mirror.glob("*.whl")) if path.name.split("-")[0].replace("_", "-") == name]
@@ -348,78 +373,72 @@ def index(mirror: Path, uploaded: dict[str, str]) -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_old_engine_meets_the_dependencies_of_its_own_day(site: Site) -> None:
+def test_as_of_ignores_later_uploads_of_dependencies(site: Site) -> None:
     site.run("recipe", "lock", "flashinfer@1.0")
     engine_with('python = "3.12"', 'python = "3.12"\nas_of = "2026-05-01"')(site)
     uploaded = {"helper-1.2-py3-none-any.whl": "2026-05-01", f"vllm-9.0-{VLLM_TAG}.whl": "2026-06-01"}
     with index(site.mirror, uploaded) as url:
-        surroundings = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data), "PIP_INDEX_URL": url}
+        environment = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data), "PIP_INDEX_URL": url}
         argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@9.0"]
-        done = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert site.wheels() == {"helper": "1.0", "vllm": "9.0"}, "what is named in the recipe may be newer"
+    assert site.wheels() == {"helper": "1.0", "vllm": "9.0"}, "requirements of the recipe itself may be newer"
     assert not re.search("127.0.0.1|secret|http", site.lock.read_text())
 
 
-def test_wheels_of_a_lock_are_fetched_once_and_checked(locked: Site) -> None:
-    from sm120kit import lock, sources
-    from sm120kit.errors import HashMismatch, OfflineMiss
-    from sm120kit.workspace import Workspace
+@pytest.mark.parametrize("way", ["option", "variable", "file"])
+def test_index_from_option_variable_or_file(site: Site, way: str) -> None:
+    site.run("recipe", "lock", "flashinfer@1.0")
+    file = site.root / "config.toml"
+    environment = {
+        **os.environ,
+        "SM120KIT_STATE": str(site.state),
+        "SM120KIT_DATA": str(site.data),
+        "SM120KIT_CONFIG": str(file),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    }
+    with index(site.mirror, {}) as url:
+        file.write_text(f'index-url = "{url}"\n' if way == "file" else "")
+        argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@9.0", *["--index-url", url] * (way == "option")]
+        if way == "variable":
+            environment["SM120KIT_INDEX_URL"] = url
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert site.wheels() == {"helper": "1.2", "vllm": "9.0"}
+    assert "secret" not in done.stderr + site.lock.read_text()
 
-    (closure,) = lock.read(locked.lock).closures
+
+def test_find_links_add_to_an_index(site: Site) -> None:
+    site.run("recipe", "lock", "flashinfer@1.0")
+    environment = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data)}
+    empty = site.root / "empty"
+    empty.mkdir()
+    with index(empty, {}) as url:
+        argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@9.0", "--index-url", url]
+        refused = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert refused.returncode == 24, refused.stderr
+        argv += ["--find-links", site.mirror.name]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, cwd=site.mirror.parent)
+        assert done.returncode == 0, done.stderr
+    assert site.wheels() == {"helper": "1.2", "vllm": "9.0"}
+
+
+def test_locked_wheels_are_fetched_once_and_verified(locked: Site) -> None:
+    from sm120kit import sources
+    from sm120kit.core.errors import HashMismatch, OfflineMiss
+    from sm120kit.core.state import Workspace
+    from sm120kit.recipes import lockfile
+
+    (closure,) = lockfile.read(locked.lock).closures
     workspace = Workspace.open(locked.state)
     with pytest.raises(OfflineMiss, match="2 of 2 wheels"):
-        sources.wheelhouse(closure.wheels, workspace, offline=True)
+        sources.wheelhouse(closure.wheels, workspace, sources.Origin(offline=True))
     good = locked.mirror / "helper-1.2-py3-none-any.whl"
-    kept = good.read_bytes()
-    good.write_bytes(kept + b"x")
+    content = good.read_bytes()
+    good.write_bytes(content + b"x")
     with pytest.raises(HashMismatch, match=r"helper 1\.2 is pinned to sha256"):
-        sources.wheelhouse(closure.wheels, workspace, mirror=str(locked.mirror))
-    good.write_bytes(kept)
-    paths = sources.wheelhouse(closure.wheels, workspace, mirror=str(locked.mirror))
+        sources.wheelhouse(closure.wheels, workspace, sources.Origin(str(locked.mirror)))
+    good.write_bytes(content)
+    paths = sources.wheelhouse(closure.wheels, workspace, sources.Origin(str(locked.mirror)))
     assert [path.name for path in paths] == [wheel.filename for wheel in closure.wheels]
-    assert sources.wheelhouse(closure.wheels, workspace, offline=True) == paths
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A state directory, and a copy of our recipes, patches and headers."""
-    root = tmp_path_factory.mktemp("ours")
-    for name in ("recipes", "patches", "cutlass_overrides"):
-        shutil.copytree(ROOT / name, root / "data" / name)
-    return root / "state", root / "data"
-
-
-def test_our_own_locks_are_what_would_be_locked_now(ours: tuple[Path, Path]) -> None:
-    """Trees and commits too: every source is fetched and every series applied."""
-    state, data = ours
-    surroundings = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
-    argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "--check"]
-    checked = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
-    assert checked.stdout.count("ok ") == len(list((data / "recipes" / "engines").glob("*.toml")))
-
-
-@pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can build it")
-def test_an_engine_for_another_machine_is_planned_but_not_built_here(ours: tuple[Path, Path]) -> None:
-    state, data = ours
-    surroundings = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
-    argv = [sys.executable, "-m", "sm120kit", "build", "sglang@0.5.23-spark"]
-    refused = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
-    assert refused.returncode == 41, refused.stderr
-    assert "sglang-0.5.23-spark is built natively on aarch64" in refused.stderr and "--dry-run" in refused.stderr
-
-
-def test_an_engine_resolves_again_to_the_bytes_of_its_lock(ours: tuple[Path, Path]) -> None:
-    """Without a lock to go by: the index of today, asked for the wheels of the day of its release.
-
-    Not vllm-0.19.1: its setuptools is one that fitted an earlier Python as well, and a lock keeps versions that still fit.
-    """
-    state, data = ours
-    surroundings = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
-    path = data / "recipes" / "engines" / "vllm-0.20.0.lock.json"
-    path.unlink()
-    argv = [sys.executable, "-m", "sm120kit", "recipe", "lock", "vllm@0.20.0"]
-    done = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert path.read_bytes() == (ROOT / "recipes" / "engines" / path.name).read_bytes()
+    assert sources.wheelhouse(closure.wheels, workspace, sources.Origin(offline=True)) == paths

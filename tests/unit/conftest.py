@@ -1,9 +1,11 @@
-"""Unit tests run no foreign programs but those that a test makes itself, git, and the Python they run in."""
+"""Unit tests run no programs but git, Python, /bin/sh and those that a test writes itself."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,21 @@ def _only_registered_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             raise AssertionError(f"a unit test runs {program}: use a program of its own, or make it an integration test")
         return real(argv, *args, **kwargs)
 
-    monkeypatch.setattr("sm120kit.process.subprocess.Popen", guarded)
+    monkeypatch.setattr("sm120kit.core.process.subprocess.Popen", guarded)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Restore the signal handlers that a command sets in this process."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
 
 
 @pytest.fixture
 def hostile_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user whose git signs, converts, rewrites and hooks everything it touches."""
+    """A home directory whose git configuration signs, converts and rewrites everything, and has failing hooks."""
     home = tmp_path / "hostile"
     hooks = home / "hooks"
     hooks.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every configuration's command line against what the engine's own argument parser was seen to know."""
+"""Every configuration's command line against the recorded options of its engine's argument parser."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sm120kit import lock, recipe
+from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.errors import BadRecipe
-from sm120kit.recipe import arguments, configuration
-from sm120kit.recipe.arguments import Arguments, Option, refusal
-from sm120kit.workspace import data_root
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import data_root
+from sm120kit.recipes import arguments, configurations, lockfile
+from sm120kit.recipes.arguments import Arguments, Option, rejection
 
 COLLECT = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "collect.py"))
 VLLM = "vllm-0.19.1"
@@ -23,38 +23,39 @@ GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-27b-fp8-1x-rtx-pro
 
 
 def recorded(name: str) -> Arguments:
-    found = arguments.load(name)
-    assert found, f"{name}: ask its parser: nox -s arguments -- {name}"
-    return found
+    record = arguments.load(name)
+    assert record, f"{name}: record its options: nox -s arguments -- {name}"
+    return record
 
 
-@pytest.mark.parametrize("name", configuration.names())
-def test_every_configuration_passes_its_engines_parser(name: str, tmp_path: Path) -> None:
-    wanted = configuration.load(name)
-    known = recorded(wanted.engine)
-    argv = COLLECT["command_line"](wanted, recipe.load_engine(wanted.engine), tmp_path)
-    assert set(wanted.arguments) < set(argv) and "--served-model-name" in argv
-    if wanted.unreleased:
-        first = wanted.unreleased.arguments[0].split()
+@pytest.mark.parametrize("name", configurations.names())
+def test_every_configuration_is_accepted_by_its_engines_parser(name: str, tmp_path: Path) -> None:
+    configuration = configurations.load(name)
+    known = recorded(configuration.engine)
+    argv = COLLECT["command_line"](configuration, recipes.load_engine(configuration.engine), tmp_path)
+    assert set(configuration.arguments) < set(argv) and "--served-model-name" in argv
+    if configuration.unreleased:
+        first = configuration.unreleased.arguments[0].split()
         assert f"argument {first[0]}: invalid choice: '{first[1]}'" in known.answers[name]
-        for phrase in wanted.unreleased.arguments:
-            assert refusal(known, phrase.split()), f"{wanted.engine} knows {phrase}"
-        assert refusal(known, arguments.released(wanted)) == ""
+        for entry in configuration.unreleased.arguments:
+            assert rejection(known, entry.split()), f"{configuration.engine} has {entry}"
+        assert rejection(known, arguments.released_arguments(configuration)) == ""
     else:
-        assert refusal(known, argv) == known.answers[name] == ""
+        assert rejection(known, argv) == known.answers[name] == ""
 
 
-@pytest.mark.parametrize("name", sorted({configuration.load(name).engine for name in configuration.names()}))
-def test_the_parser_was_that_of_the_locked_wheel(name: str) -> None:
-    known, engine = recorded(name), recipe.load_engine(name)
-    (wheel,) = [one for one in lock.read(recipe.lock_path(name)).closures[0].wheels if one.name == engine.engine]
+@pytest.mark.parametrize("name", sorted({configurations.load(name).engine for name in configurations.names()}))
+def test_options_were_recorded_from_the_locked_wheel(name: str) -> None:
+    known, engine = recorded(name), recipes.load_engine(name)
+    (wheel,) = [wheel for wheel in lockfile.read(recipes.lock_path(name)).closures[0].wheels if wheel.name == engine.engine]
     assert (known.recipe, known.wheel_sha256) == (name, wheel.sha256)
-    assert set(known.answers) == {one for one in configuration.names() if configuration.load(one).engine == name}
+    served = {configuration for configuration in configurations.names() if configurations.load(configuration).engine == name}
+    assert set(known.answers) == served
     assert len(known.options) > 200
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--max-model-len", "4096", "--enable-prefix-caching"], ""),
         (["/model", "--max-model-length", "4096"], "unknown argument --max-model-length; did you mean '--max-model-len'?"),
@@ -66,47 +67,49 @@ def test_the_parser_was_that_of_the_locked_wheel(name: str) -> None:
         (["--enable-prefix-caching", "--no-such-thing", "x"], "unknown argument --no-such-thing"),
     ],
 )
-def test_what_the_parser_refuses(argv: list[str], said: str) -> None:
-    answer = refusal(recorded(VLLM), argv)
-    assert said in answer and bool(said) == bool(answer)
+def test_unknown_and_invalid_arguments_are_rejected(argv: list[str], message: str) -> None:
+    reason = rejection(recorded(VLLM), argv)
+    assert message in reason and bool(message) == bool(reason)
 
 
-def test_an_option_that_was_renamed_is_found() -> None:
+def test_renamed_option_is_detected() -> None:
     known = recorded(VLLM)
-    renamed = tuple(replace(one, names=("--max-context",)) if "--max-model-len" in one.names else one for one in known.options)
-    wanted = configuration.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
-    assert "--max-model-len" in refusal(replace(known, options=renamed), wanted.arguments)
-    assert refusal(known, wanted.arguments) == ""
+    renamed = tuple(
+        replace(option, names=("--max-context",)) if "--max-model-len" in option.names else option for option in known.options
+    )
+    configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+    assert "--max-model-len" in rejection(replace(known, options=renamed), configuration.arguments)
+    assert rejection(known, configuration.arguments) == ""
 
 
-def test_numbers_among_choices() -> None:
+def test_choices_of_numbers() -> None:
     known = Arguments("x", "", (Option(("--size",), None, "int", ("1", "16")),), {})
-    assert refusal(known, ["--size", "16"]) == "" and "invalid choice" in refusal(known, ["--size", "2"])
+    assert rejection(known, ["--size", "16"]) == "" and "invalid choice" in rejection(known, ["--size", "2"])
 
 
-def test_a_file_of_the_user(tmp_path: Path) -> None:
+def test_config_check_of_user_file(tmp_path: Path) -> None:
     file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
     file.write_text(GOOD)
     assert CliRunner().invoke(app, ["config", "check", str(file)]).exit_code == 0
     file.write_text(GOOD.replace("--max-model-len", "--max-model-length"))
-    said = CliRunner().invoke(app, ["config", "check", str(file)])
-    assert isinstance(said.exception, BadRecipe)
-    assert "vllm-0.19.1 refuses" in said.exception.message and "did you mean '--max-model-len'?" in said.exception.message
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert isinstance(result.exception, BadRecipe)
+    assert "vllm-0.19.1 rejects" in result.exception.message and "did you mean '--max-model-len'?" in result.exception.message
 
 
-def test_what_is_unreleased_is_not_launched(tmp_path: Path) -> None:
-    wanted = configuration.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
-    arguments.require_known(wanted)
-    with pytest.raises(BadRecipe, match="would refuse --fp4-gemm-backend b12x, --moe-runner-backend b12x"):
-        arguments.require_released(wanted)
-    assert wanted.unreleased
-    odd = wanted.unreleased.model_copy(update={"arguments": ("--page-size 64",)})
+def test_unreleased_arguments_are_rejected_at_launch(tmp_path: Path) -> None:
+    configuration = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
+    arguments.require_known(configuration)
+    with pytest.raises(BadRecipe, match="would reject --fp4-gemm-backend b12x, --moe-runner-backend b12x"):
+        arguments.require_released(configuration)
+    assert configuration.unreleased
+    unreleased = configuration.unreleased.model_copy(update={"arguments": ("--page-size 64",)})
     with pytest.raises(BadRecipe, match="'--page-size 64' is not in arguments"):
-        arguments.released(wanted.model_copy(update={"unreleased": odd}))
+        arguments.released_arguments(configuration.model_copy(update={"unreleased": unreleased}))
 
 
-def test_evidence_is_as_it_is_written() -> None:
-    for name in {configuration.load(name).engine for name in configuration.names()}:
-        text = arguments.place_of(name).read_text()
-        found = json.loads(text)
-        assert COLLECT["written"](name, found["wheel"], found) == text
+def test_committed_records_are_in_written_form() -> None:
+    for name in {configurations.load(name).engine for name in configurations.names()}:
+        text = arguments.record_path(name).read_text()
+        record = json.loads(text)
+        assert COLLECT["record_text"](name, record["wheel"], record) == text

@@ -1,4 +1,4 @@
-"""Reading streams, understanding them, workloads, receipts and their comparison; no server."""
+"""Streams, samples, workloads, receipts and their comparison, without a server."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm120kit.bench import circumstances, clocks, compare, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, Measured, Receipt, Served
-from sm120kit.bench.sample import Sample, understand
-from sm120kit.bench.sse import Event, Reader
-from sm120kit.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
-from sm120kit.workspace import data_root
+from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.sample import Sample, parse_sample
+from sm120kit.bench.sse import Reader, ServerSentEvent
+from sm120kit.core.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
+from sm120kit.core.state import data_root
 
 
-def events(reads: list[bytes]) -> list[Event]:
+def events(reads: list[bytes]) -> list[ServerSentEvent]:
     reader = Reader()
     return [event for read in reads for event in reader.feed(read)]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_lines_comments_names_and_byte_order_mark(end: bytes) -> None:
+def test_events_with_comments_names_and_byte_order_mark(end: bytes) -> None:
     lines = [
         b"\xef\xbb\xbf: hello",
         b"data: a",
@@ -39,8 +39,12 @@ def test_lines_comments_names_and_byte_order_mark(end: bytes) -> None:
         b"",
         b": end",
     ]
-    # A CR that comes last could be half of a CRLF: one more byte decides.
-    assert events([end.join(lines) + end]) == [Event("message", "a\nb"), Event("error", "c"), Event("message", "")]
+    # A CR at the end could be half of a CRLF; the next byte decides.
+    assert events([end.join(lines) + end]) == [
+        ServerSentEvent("message", "a\nb"),
+        ServerSentEvent("error", "c"),
+        ServerSentEvent("message", ""),
+    ]
 
 
 @given(
@@ -48,14 +52,14 @@ def test_lines_comments_names_and_byte_order_mark(end: bytes) -> None:
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.data(),
 )
-def test_however_it_is_cut(texts: list[str], end: str, data: st.DataObject) -> None:
+def test_events_are_independent_of_read_boundaries(texts: list[str], end: str, data: st.DataObject) -> None:
     stream = "".join(f"data: {text}{end}{end}" for text in texts).encode() + b":"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     reads = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     assert [event.data for event in events(reads)] == texts
 
 
-def test_what_was_cut_off_is_known() -> None:
+def test_incomplete_event_is_detected() -> None:
     reader = Reader()
     reader.feed(b"data: a\n\n")
     assert not reader.incomplete
@@ -72,10 +76,10 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 6, "completion_tokens_details"
 
 
 def sample(reads: list[tuple[float, bytes]], error: str = "") -> Sample:
-    return understand(reads, user=0, prompt=0, started=1.0, ended=9.0, status=200, error=error)
+    return parse_sample(reads, user=0, prompt=0, started=1.0, ended=9.0, status=200, error=error)
 
 
-def test_reasoning_is_a_token_but_not_the_answer() -> None:
+def test_reasoning_counts_for_ttft_but_not_for_ttfa() -> None:
     got = sample(
         [
             (1.1, chunk({"role": "assistant", "content": ""})),
@@ -104,23 +108,23 @@ def test_reasoning_is_a_token_but_not_the_answer() -> None:
         (b'data: {"error": "gone"}\n\n', "server: gone"),
     ],
 )
-def test_a_stream_that_breaks_off_is_an_error_and_has_no_rate(last: bytes, error: str) -> None:
+def test_broken_stream_has_an_error_and_no_rate(last: bytes, error: str) -> None:
     got = sample([(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, usage=USAGE)), (4.0, last)])
     assert (got.error, got.decode_tok_s) == (error, None)
     assert got.chunk_seconds == (2.0, 3.0)
 
 
-def test_done_without_a_finish_reason_and_a_finish_without_done_are_both_an_end() -> None:
+def test_stream_ends_with_a_finish_reason_or_done() -> None:
     assert sample([(2.0, chunk({"content": "a"})), (3.0, b"data: [DONE]\n\n")]).error == ""
     assert sample([(2.0, chunk({"content": "a"}, "length"))]).error == ""
 
 
-def test_without_usage_there_is_no_rate() -> None:
+def test_no_rate_without_usage() -> None:
     got = sample([(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, "stop"))])
     assert (got.error, got.completion_tokens, got.decode_tok_s) == ("", None, None)
 
 
-def test_completions_carry_text() -> None:
+def test_text_of_completions() -> None:
     body = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n'
     assert sample([(2.0, body)]).first_answer == 2.0
 
@@ -129,23 +133,23 @@ def test_completions_carry_text() -> None:
 
 
 @pytest.mark.parametrize("name", workload.names())
-def test_every_workload_loads_and_asks(name: str) -> None:
+def test_every_workload_loads_and_has_requests(name: str) -> None:
     named = workload.load(name)
     cells = workload.cells(named.workload, 0)
     assert len(set(cells)) == len(cells)
     smallest = min(cells, key=lambda cell: (cell.users, cell.context_tokens))
-    asked = workload.asks(named.workload, smallest, "m", named.workload.requests_per_user, "salt")
-    assert len(asked) == smallest.users
-    assert all(ask.body["stream_options"] == {"include_usage": True} for user in asked for ask in user)
+    users = workload.requests(named.workload, smallest, "m", named.workload.requests_per_user, "salt")
+    assert len(users) == smallest.users
+    assert all(request.body["stream_options"] == {"include_usage": True} for user in users for request in user)
 
 
-def test_the_order_is_that_of_the_seed() -> None:
+def test_seed_decides_the_order_of_cells() -> None:
     work = workload.load("length-by-users").workload
     assert workload.cells(work, 1) == workload.cells(work, 1) != workload.cells(work, 2)
     assert set(workload.cells(work, 1)) == set(workload.cells(work, 2))
 
 
-def test_a_smoke_run_is_the_smallest_cell_once() -> None:
+def test_quick_is_the_smallest_cell_once() -> None:
     named = workload.load("length-by-users")
     small = workload.quick(named)
     assert workload.cells(small.workload, 0) == [workload.Cell(1, 1000, 0)]
@@ -154,49 +158,49 @@ def test_a_smoke_run_is_the_smallest_cell_once() -> None:
     assert (small.workload.seconds, small.workload.requests_per_user) == (0.0, 1)
 
 
-def test_requests_go_on_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(workload.time, "monotonic", lambda: now)
     work = workload.load("context-scaling").workload
-    first, second = workload.asks_for(30, work, workload.Cell(2, 8, 100), "m", "s")
+    first, second = workload.requests_for(30, work, workload.Cell(2, 8, 100), "m", "s")
     now = 200.0  # the time begins with a user's first request
-    asked = [next(first)]
+    requests = [next(first)]
     now = 229.0
-    asked.append(next(first))
+    requests.append(next(first))
     now = 230.0
     assert next(first, None) is None
-    asked.append(next(second))
-    assert len({ask.body["messages"][0]["content"] for ask in asked}) == 3, "no prefix cache helps"
+    requests.append(next(second))
+    assert len({request.body["messages"][0]["content"] for request in requests}) == 3, "no prefix cache applies"
 
 
-def test_prefill_counts_what_no_cache_had() -> None:
+def test_prefill_counts_uncached_tokens() -> None:
     usage = {**USAGE, "prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 100}}
     got = sample([(2.0, chunk({"content": "a"}, "length", usage=usage))])
     assert got.ttft is not None
-    figures = receipt.summary(receipt.Measured(1, 1, 1000, (), (got, got), None, None))
+    figures = receipt.summary(receipt.MeasuredCell(1, 1, 1000, (), (got, got), None, None))
     assert figures.prefill_tok_s == pytest.approx(800 / got.ttft)
     unknown = sample([(2.0, chunk({"content": "a"}, "length"))])
-    assert receipt.summary(receipt.Measured(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
+    assert receipt.summary(receipt.MeasuredCell(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
 
 
-def test_thinking_is_said_to_the_template() -> None:
+def test_thinking_is_passed_to_the_chat_template() -> None:
     cell = workload.Cell(1, 8, 0)
     kwargs = {
-        name: workload.asks(workload.load(name).workload, cell, "m", 1, "")[0][0].body.get("chat_template_kwargs")
+        name: workload.requests(workload.load(name).workload, cell, "m", 1, "")[0][0].body.get("chat_template_kwargs")
         for name in ("seed-short-thinking-on", "real-prompts-thinking-off", "quick")
     }
     assert list(kwargs.values()) == [{"enable_thinking": True}, {"enable_thinking": False}, None]
 
 
-def test_padding_differs_from_the_first_word_on() -> None:
+def test_padding_differs_from_its_first_word() -> None:
     work = workload.load("context-scaling").workload
     cell = workload.Cell(2, 8, 4000)
-    texts = [ask.body["messages"][0]["content"] for user in workload.asks(work, cell, "m", 3, "s") for ask in user]
+    texts = [request.body["messages"][0]["content"] for user in workload.requests(work, cell, "m", 3, "s") for request in user]
     assert len({text[:40] for text in texts}) == len(texts) == 6
     assert all(len(text.split("\n\n")[0].split()) == 2000 for text in texts)
 
 
-def test_a_bad_workload_names_every_problem(tmp_path: Path) -> None:
+def test_bad_workload_reports_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('summary = "x"\nprompts = []\nusers = [0]\noutput_tokens = [1]\nusres = 3\n')
     with pytest.raises(BadRecipe) as caught:
@@ -221,18 +225,18 @@ def steady(user: int, first: float, interval: float, chunks: int, per_chunk: int
     )
 
 
-def measured(*samples: Sample, users: int = 1, acceptance: Acceptance | None = None) -> Measured:
-    return Measured(users, 100, 0, (), samples, 0.001, acceptance)
+def measured(*samples: Sample, users: int = 1, acceptance: Acceptance | None = None) -> MeasuredCell:
+    return MeasuredCell(users, 100, 0, (), samples, 0.001, acceptance)
 
 
 ABOUT = Circumstances("http://x", "m", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {"gpu": "a"})
 
 
-def made(*cells: Measured, about: Circumstances = ABOUT) -> Receipt:
+def receipt_of(*cells: MeasuredCell, about: Circumstances = ABOUT) -> Receipt:
     return Receipt(receipt.FORMAT, "2026-01-01T00:00:00+00:00", True, about, cells)
 
 
-def test_figures_of_a_cell() -> None:
+def test_summary_of_a_cell() -> None:
     got = receipt.summary(
         measured(steady(0, 1.0, 0.1, 101), steady(1, 2.0, 0.05, 201, per_chunk=2), users=2, acceptance=Acceptance(8, 6))
     )
@@ -244,19 +248,19 @@ def test_figures_of_a_cell() -> None:
     assert (got.ttft, got.ttft_p95) == (1.0, 2.0)
 
 
-def test_together_counts_parts_of_intervals_at_both_ends() -> None:
-    """Four users out of step, ten tokens each: whole chunks alone would make it a tenth less."""
+def test_total_rate_counts_partial_intervals_at_both_ends() -> None:
+    """Four users out of step, ten tokens each: counting whole chunks only would give a tenth less."""
     cell = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), users=4)
     assert receipt.summary(cell).total_tok_s == pytest.approx(40)
 
 
-def test_errors_are_counted_and_not_averaged() -> None:
+def test_failed_requests_are_counted_not_averaged() -> None:
     got = receipt.summary(measured(steady(0, 1.0, 0.1, 11), steady(0, 2.0, 9.0, 11, error="HTTP 500")))
     assert (got.requests, got.errors, got.tokens) == (2, 1, 11)
     assert got.decode_tok_s == pytest.approx(10)
 
 
-def test_unknown_is_unknown() -> None:
+def test_figures_are_unknown_without_data() -> None:
     got = receipt.summary(measured(replace(steady(0, 1.0, 0.1, 11), completion_tokens=None), acceptance=Acceptance(0, 0)))
     assert (got.tokens, got.decode_tok_s, got.total_tok_s, got.output_tok_s, got.acceptance) == (None,) * 5
     assert got.chunks == 11
@@ -264,14 +268,14 @@ def test_unknown_is_unknown() -> None:
     assert (nothing.ttft, nothing.itl_p50, nothing.errors) == (None, None, 1)
 
 
-def test_a_receipt_comes_back_as_it_was(tmp_path: Path) -> None:
-    was = made(measured(steady(0, 1.0, 0.1, 11), acceptance=Acceptance(3, 2)))
-    receipt.write(tmp_path / "r.json", was)
-    assert receipt.read(tmp_path / "r.json") == was
+def test_receipt_round_trip(tmp_path: Path) -> None:
+    stored = receipt_of(measured(steady(0, 1.0, 0.1, 11), acceptance=Acceptance(3, 2)))
+    receipt.write(tmp_path / "r.json", stored)
+    assert receipt.read(tmp_path / "r.json") == stored
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.receipt/3"}', '{"format": "sm120kit.receipt/2"}'])
-def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
+def test_other_files_are_refused_as_receipts(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(BadReceipt, match=r"r\.json"):
         receipt.read(tmp_path / "r.json")
@@ -279,102 +283,125 @@ def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
         receipt.read(tmp_path / "none")
 
 
-def test_the_published_schema_is_that_of_receipts() -> None:
+def test_published_schema_is_current() -> None:
     published = Path(__file__).parents[2] / "docs" / "receipt.schema.json"
     assert json.loads(published.read_text()) == receipt.schema()
 
 
-def test_receipts_that_differ_are_not_compared_unless_told() -> None:
-    before = made(measured(steady(0, 1.0, 0.1, 11)))
-    after = made(measured(steady(0, 1.0, 0.05, 11)), about=replace(ABOUT, thinking="on", given={"gpu": "b"}))
+def test_different_circumstances_are_refused_unless_ignored() -> None:
+    before = receipt_of(measured(steady(0, 1.0, 0.1, 11)))
+    after = receipt_of(measured(steady(0, 1.0, 0.05, 11)), about=replace(ABOUT, thinking="on", given={"gpu": "b"}))
     with pytest.raises(NotComparable) as caught:
         compare.compare(before, after, ["thinking"])
     assert "given.gpu: a / b" in caught.value.message
     assert "thinking" not in caught.value.message
-    found = compare.compare(before, after, ["thinking", "given.gpu"])
-    (one,) = found.cells
-    assert found.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
-    assert (one.ratio, one.beyond_spread) == (pytest.approx(2), True)
+    compared = compare.compare(before, after, ["thinking", "given.gpu"])
+    (cell,) = compared.cells
+    assert compared.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
+    assert (cell.ratio, cell.beyond_spread) == (pytest.approx(2), True)
 
 
-def test_a_difference_within_the_spread_is_none() -> None:
-    before = made(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
-    after = made(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
-    (one,) = compare.compare(before, after, []).cells
-    assert one.beyond_spread is False
+def test_overlapping_spreads_are_not_beyond_the_spread() -> None:
+    before = receipt_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
+    after = receipt_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
+    (cell,) = compare.compare(before, after, []).cells
+    assert cell.beyond_spread is False
 
 
-def test_nothing_in_common_is_not_comparable() -> None:
+def test_receipts_without_a_common_cell_are_refused() -> None:
     with pytest.raises(NotComparable, match="no cell in common"):
-        compare.compare(made(measured(users=1)), made(measured(users=2)), [])
+        compare.compare(receipt_of(measured(users=1)), receipt_of(measured(users=2)), [])
 
 
-def test_a_partial_receipt_is_compared_only_when_told() -> None:
-    whole = made(measured(steady(0, 1.0, 0.1, 11)))
-    partial = replace(whole, complete=False)
-    for pair in ((whole, partial), (partial, partial)):
+def test_partial_receipt_is_refused_unless_ignored() -> None:
+    complete = receipt_of(measured(steady(0, 1.0, 0.1, 11)))
+    partial = replace(complete, complete=False)
+    for pair in ((complete, partial), (partial, partial)):
         with pytest.raises(NotComparable, match="complete: "):
             compare.compare(*pair, [])
         assert len(compare.compare(*pair, ["complete"]).cells) == 1
-    interrupted = replace(partial, cells=(replace(whole.cells[0], complete=False),))
+    interrupted = replace(partial, cells=(replace(complete.cells[0], complete=False),))
     with pytest.raises(NotComparable, match="no cell in common"):
-        compare.compare(whole, interrupted, ["complete"])
+        compare.compare(complete, interrupted, ["complete"])
 
 
-def test_with_restarts_the_spread_is_that_of_their_medians() -> None:
+def test_spread_of_restarts_is_between_their_medians() -> None:
     """Requests from 5 to 20 tok/s in each start, whose medians are 10, 10.5 and 11: 12 is more than the spread."""
     starts = [(0.2, 0.1, 0.05), (0.2, 1 / 10.5, 0.05), (0.2, 1 / 11, 0.05)]
-    before = made(
+    before = receipt_of(
         *(replace(measured(*(steady(0, 1.0, gap, 11) for gap in gaps)), restart=number) for number, gaps in enumerate(starts))
     )
     faster = [replace(cell, samples=(steady(0, 1.0, 1 / 12, 11),)) for cell in before.cells]
-    (one,) = compare.compare(before, made(*faster), []).cells
-    assert (one.between, one.before, one.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
-    (alone,) = compare.compare(before, made(faster[0]), []).cells
-    assert (alone.between, alone.before, alone.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
+    (cell,) = compare.compare(before, receipt_of(*faster), []).cells
+    assert (cell.between, cell.before, cell.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
+    (single,) = compare.compare(before, receipt_of(faster[0]), []).cells
+    assert (single.between, single.before, single.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
 
 
-def test_what_is_unknown_in_both_is_said() -> None:
+def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_starts() -> None:
+    starts = [
+        replace(measured(steady(0, 1.0, gap, 11), steady(0, 3.0, gap * 1.01, 11)), restart=number)
+        for number, gap in enumerate((0.1, 0.2))
+    ]
+    first, second = (receipt_of(replace(cell, restart=0)) for cell in starts)
+    (between_requests,) = compare.compare(first, second, []).cells
+    assert (between_requests.between, between_requests.beyond_spread) == ("requests", True)
+    both = receipt_of(*starts)
+    (between_starts,) = compare.compare(both, both, []).cells
+    assert (between_starts.between, between_starts.beyond_spread) == ("starts", False)
+    _, lowest, highest = between_starts.before or (0, 0, 0)
+    assert highest / lowest == pytest.approx(2)
+
+
+def test_circumstances_unknown_in_both_are_listed() -> None:
     known = replace(ABOUT, machine=Machine(driver="580.1", gpus=()), served=Served(lock="b"))
-    receipts = made(measured(steady(0, 1.0, 0.1, 11)), about=known)
+    receipts = receipt_of(measured(steady(0, 1.0, 0.1, 11)), about=known)
     unknown = compare.compare(receipts, receipts, []).unknown
     assert "machine.cuda" in unknown and "served.image" in unknown
     assert not {"machine.driver", "machine.gpus", "served.lock"} & set(unknown)
-    every = compare.compare(made(*receipts.cells), made(*receipts.cells), []).unknown
+    every = compare.compare(receipt_of(*receipts.cells), receipt_of(*receipts.cells), []).unknown
     assert compare.briefly(every) == "prompts_sha256, machine.*, served.*"
-    known_after = compare.compare(made(*receipts.cells), receipts, ["machine.driver", "machine.gpus", "served.lock"])
+    known_after = compare.compare(receipt_of(*receipts.cells), receipts, ["machine.driver", "machine.gpus", "served.lock"])
     assert known_after.differ["machine.driver"] == ("unknown", "580.1") and "machine.driver" not in known_after.unknown
     with pytest.raises(NotComparable, match=r"served\.lock: b / unknown"):
-        compare.compare(receipts, made(*receipts.cells), ["machine.driver", "machine.gpus"])
+        compare.compare(receipts, receipt_of(*receipts.cells), ["machine.driver", "machine.gpus"])
 
 
 # ---- circumstances
 
 
-def test_what_nvidia_smi_says_while_it_runs() -> None:
-    said = """0, 2617, 597.31, 71, 0x0000000000000004
+def test_parse_nvidia_smi_samples() -> None:
+    output = """0, 180, 20.00, 99, 0x0000000000000001
+1, 180, 20.00, 99, 0x0000000000000001
+0, 2617, 597.31, 71, 0x0000000000000004
 1, 300, [N/A], [N/A], [N/A]
 0, 2400, 601.00, 74, 0x0000000000000000
 0, 2500, 599.00, 73, 0x0000000000000021
 0, 26"""
-    found = clocks.understand(said)
-    assert found is not None
-    one, other = found
-    assert (one.gpu, one.looks, one.sm_mhz, one.watts, one.hottest) == (0, 3, (2400, 2500, 2617), (597.31, 599.0, 601.0), 74)
-    assert one.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3}
-    assert (other.sm_mhz, other.watts, other.hottest, other.slowed) == ((300, 300, 300), None, None, None)
-    assert clocks.lines(found)[1] == "GPU 1: SM 300 to 300 MHz, power unknown, heat unknown; slowed unknown"
-    assert "sw_power_cap (33% of a cell), sw_thermal_slowdown (33% of a cell)" in clocks.lines(found)[0]
-    assert clocks.understand("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
+    sampled = clocks.parse(output)
+    assert sampled is not None
+    first, second = sampled
+    assert (first.gpu, first.looks, first.sm_mhz, first.watts, first.hottest) == (
+        0,
+        3,
+        (2400, 2500, 2617),
+        (597.31, 599.0, 601.0),
+        74,
+    )
+    assert first.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3}
+    assert (second.sm_mhz, second.watts, second.hottest, second.slowed) == ((300, 300, 300), None, None, None)
+    assert clocks.lines(sampled)[1] == "GPU 1: SM 300 to 300 MHz, power unknown, temperature unknown; slowed unknown"
+    assert "sw_power_cap (33% of a cell), sw_thermal_slowdown (33% of a cell)" in clocks.lines(sampled)[0]
+    assert clocks.parse("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
 
 
-def test_the_revision_of_a_downloaded_model(tmp_path: Path) -> None:
+def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     commit = "0123456789" * 4
     assert circumstances.revision(tmp_path / "snapshots" / commit) == commit
-    beside = tmp_path / ".cache" / "huggingface" / "download"
-    beside.mkdir(parents=True)
+    metadata = tmp_path / ".cache" / "huggingface" / "download"
+    metadata.mkdir(parents=True)
     assert circumstances.revision(tmp_path) is None
-    (beside / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
+    (metadata / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
     assert circumstances.revision(tmp_path) == commit
 
 
@@ -382,11 +409,11 @@ def test_the_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     ("url", "local"),
     [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
 )
-def test_only_of_this_machine_something_is_known(url: str, local: bool) -> None:
+def test_machine_is_known_only_on_loopback(url: str, local: bool) -> None:
     assert circumstances.is_local(url) is local
     if not local:
         assert circumstances.machine(url) == Machine()
 
 
-def test_workloads_lie_where_the_tool_looks() -> None:
+def test_workloads_are_in_the_data_directory() -> None:
     assert (data_root() / "recipes" / "workloads" / "quick.toml").is_file()

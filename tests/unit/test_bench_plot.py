@@ -1,15 +1,15 @@
-"""What plots draw, from receipts; pictures themselves are looked at in tests/integration."""
+"""Lines and bars of plots; image files are checked in tests/integration."""
 
 from __future__ import annotations
 
 import pytest
-from sweep import SWEEP, cell, made, sample
+from sweep import SWEEP, cell, receipt_of, sample
 
 from sm120kit.bench import plot
 
 
 def test_points_are_the_figures_of_the_cells() -> None:
-    lines = {(one.what, one.by, one.label): one.points for one in plot.series([("a", SWEEP)])}
+    lines = {(line.what, line.by, line.label): line.points for line in plot.series([("a", SWEEP)])}
     assert set(lines) == {
         (what, by, label)
         for what in (plot.PER_USER, plot.TOGETHER)
@@ -21,8 +21,8 @@ def test_points_are_the_figures_of_the_cells() -> None:
             (plot.CONTEXT, "100 tokens, 8 users"),
         )
     }
-    one, four, eight = lines[plot.PER_USER, plot.USERS, "100 tokens"]
-    assert (one.x, one.rates) == (1, pytest.approx((55, 50, 60)))
+    single, four, eight = lines[plot.PER_USER, plot.USERS, "100 tokens"]
+    assert (single.x, single.rates) == (1, pytest.approx((55, 50, 60)))
     assert (four.rates, four.failed, four.requests) == (pytest.approx((40, 40, 40)), 1, 4)
     assert (eight.x, eight.rates, eight.failed, eight.requests) == (8, None, 8, 8)
     assert [
@@ -33,13 +33,15 @@ def test_points_are_the_figures_of_the_cells() -> None:
     ]
 
 
-def test_the_spread_of_several_starts_is_that_between_them() -> None:
-    restarted = made(*(cell(1, 0, sample(0, rate - 5), sample(0, rate + 5), restart=n) for n, rate in enumerate((50, 60, 40))))
+def test_spread_of_several_starts_is_between_them() -> None:
+    restarted = receipt_of(
+        *(cell(1, 0, sample(0, rate - 5), sample(0, rate + 5), restart=n) for n, rate in enumerate((50, 60, 40)))
+    )
     (point,) = plot.series([("a", restarted)])[0].points
     assert point.rates == pytest.approx((50, 40, 60))
 
 
-def test_bars_of_text_are_in_proportion() -> None:
+def test_text_bars_are_proportional() -> None:
     lines = list(plot.text([("a", SWEEP)]))
     assert lines[0] == "tok/s per user by users"
     assert lines[2] == f"          1 {'█' * 42}{'░' * 8} 55.0 (50.0-60.0)"

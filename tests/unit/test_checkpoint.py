@@ -9,38 +9,38 @@ from typing import Any
 import pytest
 from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 
-from sm120kit import checkpoint
-from sm120kit.checkpoint import Attention
-from sm120kit.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing, Sm120kitError
+from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing, Sm120kitError
+from sm120kit.serving import checkpoint
+from sm120kit.serving.checkpoint import Attention
 
 PLAIN: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
 LAST = "model-00002-of-00002.safetensors"
 
 
-def test_the_facts_of_a_hybrid_nvfp4_checkpoint(tmp_path: Path) -> None:
-    found = checkpoint.read(folder(tmp_path, HYBRID, NVFP4, MTP))
-    assert found.architecture == "Qwen3_5MoeForConditionalGeneration"
-    assert (found.quantization, found.vector_sizes, found.claimed_vector_size) == ("modelopt NVFP4", (16,), 16)
-    assert (found.tensors, found.context) == (7, 262144)
-    assert found.bytes_by_dtype == {
+def test_facts_of_a_hybrid_nvfp4_checkpoint(tmp_path: Path) -> None:
+    facts = checkpoint.read(folder(tmp_path, HYBRID, NVFP4, MTP))
+    assert facts.architecture == "Qwen3_5MoeForConditionalGeneration"
+    assert (facts.quantization, facts.vector_sizes, facts.claimed_vector_size) == ("modelopt NVFP4", (16,), 16)
+    assert (facts.tensors, facts.context) == (7, 262144)
+    assert facts.bytes_by_dtype == {
         "BF16": 2 * (64 * 32 + 32 * 32 + 64 * 32 + 32 * 64),
         "U8": 64 * 16,
         "F8_E4M3": 128,
         "F32": 4,
     }
-    assert found.weight_bytes == sum(found.bytes_by_dtype.values())
-    assert found.bf16 == tuple(sorted(name for name, (dtype, _) in {**NVFP4, **MTP}.items() if dtype == "BF16"))
-    assert found.mtp == ("mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight") and found.mtp_layers == 1
-    assert found.attention == Attention(layers=1, kv_heads=2, head_dim=32)
-    assert [found.attention.elements(gpus) for gpus in (1, 2, 4)] == [128, 64, 64]
+    assert facts.weight_bytes == sum(facts.bytes_by_dtype.values())
+    assert facts.bf16 == tuple(sorted(name for name, (dtype, _) in {**NVFP4, **MTP}.items() if dtype == "BF16"))
+    assert facts.mtp == ("mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight") and facts.mtp_layers == 1
+    assert facts.attention == Attention(layers=1, kv_heads=2, head_dim=32)
+    assert [facts.attention.elements(gpus) for gpus in (1, 2, 4)] == [128, 64, 64]
 
 
-def test_mtp_is_what_the_tensors_are_not_what_the_configuration_claims(tmp_path: Path) -> None:
+def test_mtp_is_detected_from_tensors_not_config(tmp_path: Path) -> None:
     claimed = checkpoint.read(folder(tmp_path / "claimed", HYBRID, NVFP4))
     assert claimed.mtp == () and claimed.mtp_layers == 1
     shard(tmp_path / "claimed" / "mtp.safetensors", MTP)
-    beside = checkpoint.read(tmp_path / "claimed")
-    assert beside.mtp == () and beside.outside == ("mtp.safetensors",)
+    unlisted = checkpoint.read(tmp_path / "claimed")
+    assert unlisted.mtp == () and unlisted.outside == ("mtp.safetensors",)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_mtp_is_what_the_tensors_are_not_what_the_configuration_claims(tmp_path:
     ],
 )
 def test_mtp_by_name(name: str, mtp: bool, tmp_path: Path) -> None:
-    found = checkpoint.read(folder(tmp_path, PLAIN, {name: ("BF16", (2, 2))}))
-    assert bool(found.mtp) == mtp
+    facts = checkpoint.read(folder(tmp_path, PLAIN, {name: ("BF16", (2, 2))}))
+    assert bool(facts.mtp) == mtp
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_mtp_by_name(name: str, mtp: bool, tmp_path: Path) -> None:
             (64,),
             64,
         ),
-        # The tensors are MXFP4, whatever the configuration says.
+        # The tensors are MXFP4, unlike config.json.
         (
             {"quant_method": "modelopt", "group_size": 16},
             {"a.weight": ("U8", (4, 64)), "a.weight_scale": ("F8_E8M0", (4, 4))},
@@ -104,22 +104,22 @@ def test_mtp_by_name(name: str, mtp: bool, tmp_path: Path) -> None:
             (32,),
             16,
         ),
-        # One scale per row or per tensor is no vector.
+        # A scale per row or per tensor is not a vector size.
         ({"quant_method": "fp8"}, {"a.weight": ("F8_E4M3", (4, 64)), "a.weight_scale": ("F32", (4, 1))}, "fp8", (), None),
     ],
 )
 def test_quantisation(
     config: dict[str, Any], shapes: Shapes, method: str, sizes: tuple[int, ...], claimed: int | None, tmp_path: Path
 ) -> None:
-    found = checkpoint.read(folder(tmp_path, PLAIN | ({"quantization_config": config} if config else {}), shapes))
-    assert (found.quantization, found.vector_sizes, found.claimed_vector_size) == (method, sizes, claimed)
+    facts = checkpoint.read(folder(tmp_path, PLAIN | ({"quantization_config": config} if config else {}), shapes))
+    assert (facts.quantization, facts.vector_sizes, facts.claimed_vector_size) == (method, sizes, claimed)
 
 
-def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
+def test_quantisation_from_hf_quant_config(tmp_path: Path) -> None:
     own = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}}
     (folder(tmp_path, PLAIN, NVFP4) / "hf_quant_config.json").write_text(json.dumps(own))
-    found = checkpoint.read(tmp_path)
-    assert (found.quantization, found.claimed_vector_size, found.kv_quantization) == ("NVFP4", 16, "fp8")
+    facts = checkpoint.read(tmp_path)
+    assert (facts.quantization, facts.claimed_vector_size, facts.kv_quantization) == ("NVFP4", 16, "fp8")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_kv_elements_per_token(config: dict[str, Any], elements: int | None, why: str, tmp_path: Path) -> None:
-    found = checkpoint.read(folder(tmp_path, config, NVFP4))
-    assert (found.attention.elements() if found.attention else None) == elements
-    assert why in found.why_not_plain and bool(found.why_not_plain) == (elements is None)
+    facts = checkpoint.read(folder(tmp_path, config, NVFP4))
+    assert (facts.attention.elements() if facts.attention else None) == elements
+    assert why in facts.why_not_plain and bool(facts.why_not_plain) == (elements is None)
 
 
 def cut(path: Path, size: int) -> None:
@@ -144,34 +144,34 @@ def cut(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "words"),
+    ("damage", "error", "message"),
     [
-        (lambda place: (place / "config.json").unlink(), NotACheckpoint, "has no config.json"),
-        (lambda place: (place / "config.json").write_text("{"), NotACheckpoint, "not JSON"),
-        (lambda place: (place / "config.json").write_text("[]"), NotACheckpoint, "not a JSON object"),
-        (lambda place: (place / "model.safetensors.index.json").write_text("{}"), NotACheckpoint, "weight_map"),
-        (lambda place: (place / LAST).unlink(), ShardMissing, "1 of 2 shards are missing: " + LAST),
+        (lambda model: (model / "config.json").unlink(), NotACheckpoint, "has no config.json"),
+        (lambda model: (model / "config.json").write_text("{"), NotACheckpoint, "not JSON"),
+        (lambda model: (model / "config.json").write_text("[]"), NotACheckpoint, "not a JSON object"),
+        (lambda model: (model / "model.safetensors.index.json").write_text("{}"), NotACheckpoint, "weight_map"),
+        (lambda model: (model / LAST).unlink(), ShardMissing, "1 of 2 shards are missing: " + LAST),
         (
-            lambda place: shard(place / LAST, {"mtp.fc.weight": MTP["mtp.fc.weight"]}),
+            lambda model: shard(model / LAST, {"mtp.fc.weight": MTP["mtp.fc.weight"]}),
             ShardMissing,
-            "does not have mtp.layers.0",
+            "lacks the tensor mtp.layers.0",
         ),
-        (lambda place: cut(place / LAST, 3), ShardDamaged, "truncated"),
-        (lambda place: cut(place / LAST, 60), ShardDamaged, "truncated"),
-        (lambda place: cut(place / LAST, 1000), ShardDamaged, "has 1000 bytes, by its header it is"),
-        (lambda place: (place / LAST).write_bytes(b"\x02" + bytes(7) + b"[]"), ShardDamaged, "no header"),
-        (lambda place: (place / LAST).write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}'), ShardDamaged, "no header"),
-        (lambda place: (place / LAST).write_text("version https://git-lfs"), ShardDamaged, "Git LFS pointer"),
+        (lambda model: cut(model / LAST, 3), ShardDamaged, "truncated"),
+        (lambda model: cut(model / LAST, 60), ShardDamaged, "truncated"),
+        (lambda model: cut(model / LAST, 1000), ShardDamaged, "has 1000 bytes instead of the"),
+        (lambda model: (model / LAST).write_bytes(b"\x02" + bytes(7) + b"[]"), ShardDamaged, "has no safetensors header"),
+        (lambda model: (model / LAST).write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}'), ShardDamaged, "has no safetensors header"),
+        (lambda model: (model / LAST).write_text("version https://git-lfs"), ShardDamaged, "Git LFS pointer"),
     ],
 )
-def test_what_is_not_whole_is_named(damage: Any, error: type[Sm120kitError], words: str, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused(damage: Any, error: type[Sm120kitError], message: str, tmp_path: Path) -> None:
     damage(folder(tmp_path / "model", HYBRID, NVFP4, MTP))
     with pytest.raises(error) as caught:
         checkpoint.read(tmp_path / "model")
-    assert words in caught.value.message and str(tmp_path / "model") in caught.value.message and caught.value.hint
+    assert message in caught.value.message and str(tmp_path / "model") in caught.value.message and caught.value.hint
 
 
-def test_no_folder_and_no_tensors(tmp_path: Path) -> None:
+def test_missing_folder_and_missing_tensors(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match="no model folder"):
         checkpoint.read(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{}")

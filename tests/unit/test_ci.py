@@ -1,21 +1,26 @@
-"""Workflows run scripts that are here, on actions that cannot move, with no secret in them. GitHub itself is not asked."""
+"""CI workflows: scripts exist, actions are pinned, permissions are minimal, no file has a secret. GitHub is not contacted."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from sm120kit import recipe
+from sm120kit import recipes
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SCRIPTS = sorted((ROOT / "ci").glob("*.sh"))
+LOCK = ROOT / "ci" / "requirements.txt"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 SECRET = re.compile(r"gh[pousr]_\w{20,}|AKIA\w{16}|-----BEGIN|://[^/\s$]+:[^/\s$]+@")
 
@@ -25,31 +30,31 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_there_are_some() -> None:
-    assert {path.name for path in WORKFLOWS} == {"tests.yml", "images.yml"} and len(SCRIPTS) >= 5
+def test_workflows_and_scripts_exist() -> None:
+    assert {path.name for path in WORKFLOWS} == {"docs.yml", "images.yml", "release.yml", "tests.yml"} and len(SCRIPTS) >= 5
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit(path: Path) -> None:
     used = [step["uses"] for step in steps(path) if "uses" in step]
     assert used and all(PINNED.fullmatch(action) for action in used), used
-    # Whoever renews a pin must see which release it is.
+    # The comment shows the release to those who renew a pin.
     assert len(re.findall(r"uses: \S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", path.read_text(), re.M)) == len(used)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_what_is_run_is_here(path: Path) -> None:
+def test_scripts_of_workflows_exist(path: Path) -> None:
     commands = [step["run"] for step in steps(path) if "run" in step]
-    called = [word for command in commands for word in re.findall(r"(?:^|(?<=\s))\.?ci/[\w./-]+", command)]
-    assert commands and called
+    scripts = [path for command in commands for path in re.findall(r"(?:^|(?<=\s))\.?ci/[\w./-]+", command)]
+    assert commands and scripts
     for command in commands:
-        assert "${{" not in command, f"an expression in a script is code of whoever sets it: {command}"
-    for word in called:
-        assert os.access(ROOT / word, os.X_OK), f"{path.name} runs {word}"
+        assert "${{" not in command, f"the value of an expression would run as code: {command}"
+    for script in scripts:
+        assert os.access(ROOT / script, os.X_OK), f"{path.name} runs {script}"
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_rights_are_few_and_secrets_are_elsewhere(path: Path) -> None:
+def test_workflow_permissions_and_secrets(path: Path) -> None:
     text = path.read_text()
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
     assert not SECRET.search(text)
@@ -59,24 +64,120 @@ def test_rights_are_few_and_secrets_are_elsewhere(path: Path) -> None:
                 assert value in (f"${{{{ secrets.{name} }}}}", "${{ github.token }}"), f"{path.name}: {name}"
 
 
-def test_every_locked_engine_has_its_image() -> None:
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_privileged_workflows_run_on_tags_only(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    jobs = workflow["jobs"].values()
+    permissions = {f"{name}: {access}" for job in jobs for name, access in job.get("permissions", {}).items()}
+    assert permissions <= {"contents: read", "contents: write", "id-token: write", "attestations: write"}
+    events = workflow[True]  # YAML reads the key `on` as true
+    if permissions - {"contents: read"} or "secrets." in path.read_text():
+        assert events.keys() <= {"push", "workflow_dispatch"} and events["push"] == {"tags": ["v*"]}
+    assert "pull_request_target" not in events
+
+
+def test_release_has_provenance_and_no_password() -> None:
+    path = ROOT / ".github" / "workflows" / "release.yml"
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    assert "secrets." not in path.read_text()
+    build, publish = (
+        [step.get("uses", step.get("run", "")).partition("@")[0] for step in jobs[name]["steps"]] for name in jobs
+    )
+    assert build[1:] == [
+        "ci/install.sh",
+        'ci/distributions.sh "$GITHUB_REF_NAME"',
+        "actions/attest-build-provenance",
+        "actions/upload-artifact",
+    ]
+    assert publish == ["actions/download-artifact", "pypa/gh-action-pypi-publish"], "no other step has this identity"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"} and jobs["publish"]["environment"] == "pypi"
+
+
+def test_every_locked_engine_has_an_image_job() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"]
-    built = {one["recipe"]: one.get("runner", "") for one in jobs["image"]["strategy"]["matrix"]["include"]}
+    built = {entry["recipe"]: entry.get("runner", "") for entry in jobs["image"]["strategy"]["matrix"]["include"]}
     locks = (ROOT / "recipes" / "engines").glob("*.lock.json")
     engines = {path.name.removesuffix(".lock.json") for path in locks if path.name.startswith(("vllm-", "sglang-"))}
     assert {*built} == engines
     assert {name for name, runner in built.items() if runner == "spark"} == {name for name in engines if "spark" in name}
 
 
+def pinned() -> dict[str, list[Requirement]]:
+    """The requirements of ci/requirements.txt, by name."""
+    requirements: dict[str, list[Requirement]] = {}
+    for line in LOCK.read_text().replace("\\\n", " ").splitlines():
+        text, *hashes = line.split(" --hash=")
+        assert hashes and all(re.fullmatch("sha256:[0-9a-f]{64}", each.strip()) for each in hashes), (
+            f"not pinned by hash: {line[:80]}"
+        )
+        requirement = Requirement(text)
+        assert re.fullmatch("==[^*]+", str(requirement.specifier)) and not requirement.url, text
+        requirements.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return requirements
+
+
+@pytest.mark.parametrize("python", ["3.11.2", "3.12.3", "3.13.5", "3.14.0"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_ci_requirements_satisfy_pyproject(python: str, machine: str) -> None:
+    """`nox -s lock` renews the file. Requirements of the locked distributions are checked by pip check, in ci/install.sh."""
+    assert "://" not in LOCK.read_text()
+    environment = {
+        "python_version": python.rpartition(".")[0],
+        "python_full_version": python,
+        "platform_machine": machine,
+        "sys_platform": "linux",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    locked = {
+        name: [str(each.specifier)[2:] for each in lines if each.marker is None or each.marker.evaluate(environment)]
+        for name, lines in pinned().items()
+    }
+    assert all(len(versions) <= 1 for versions in locked.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = re.findall(r'^INSTALLED_BY_CI = "(.+)"$', (ROOT / "noxfile.py").read_text(), re.M)[0].split(",")
+    lists = [project["build-system"]["requires"], project["project"]["dependencies"]]
+    lists += [project["project"]["optional-dependencies"][extra] for extra in extras]
+    for requirement in map(Requirement, itertools.chain(*lists)):
+        versions = locked.get(canonicalize_name(requirement.name), [])
+        assert versions and all(requirement.specifier.contains(version) for version in versions), f"{requirement}: {versions}"
+
+
+def test_jobs_with_secrets_install_only_locked_files() -> None:
+    text = (ROOT / "ci" / "install.sh").read_text()
+    installs = re.findall(r"pip install (.+)", text)
+    assert installs and all("--no-deps" in options for options in installs)
+    assert (
+        sum("--require-hashes" in options for options in installs)
+        == 1
+        == sum("--no-build-isolation ." in options for options in installs)
+    )
+    for path in WORKFLOWS:
+        if "secrets." in path.read_text():
+            commands = "".join(step.get("run", "") for step in steps(path))
+            assert "ci/install.sh" in commands and not re.search(r"\b(pip|uv|nox|npm)\b", commands), path.name
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_stop_at_the_first_failure(path: Path) -> None:
+def test_scripts_stop_at_first_failure(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("#!/usr/bin/env bash\n# ") and "\nset -euo pipefail\n" in text and os.access(path, os.X_OK)
     assert not SECRET.search(text)
 
 
-def test_each_recipe_gets_a_base_with_its_python() -> None:
+def test_base_image_has_python_of_recipe() -> None:
     images = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"]["image"]
     for entry in images["strategy"]["matrix"]["include"]:
-        wanted = recipe.load_engine(entry["recipe"]).environment.python
-        assert entry.get("python", "3_12") == wanted.replace(".", "_"), entry
+        python = recipes.load_engine(entry["recipe"]).environment.python
+        assert entry.get("python", "3_12") == python.replace(".", "_"), entry
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.name)
+def test_issue_forms_are_well_formed(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert set(form) == {"name", "description", "labels", "body"}
+    for field in form["body"]:
+        assert set(field) == {"type", "id", "attributes", "validations"}
+        assert field["type"] in ("input", "textarea") and field["attributes"]["label"]
+        assert field["validations"]["required"] in (True, False)
+    assert len({field["id"] for field in form["body"]}) == len(form["body"])

@@ -1,4 +1,4 @@
-"""The reader of device code, on small files that nvcc made (data/cubin/README.md)."""
+"""The reader of device code, on small files of nvcc (data/cubin/README.md)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sm120kit import cubin
 from sm120kit.cli.inspect import inspect_
-from sm120kit.cubin import fatbin
-from sm120kit.errors import BadArtifact
-from sm120kit.records import Kernel
+from sm120kit.core.errors import BadArtifact
+from sm120kit.kernels import cubin
+from sm120kit.kernels.cubin import fatbin
+from sm120kit.kernels.cubin.records import Kernel
 
 DATA = Path(__file__).parent / "data" / "cubin"
 FIXTURES = sorted(path.name for path in DATA.iterdir() if path.suffix in (".cubin", ".fatbin", ".so", ".o"))
@@ -32,11 +32,11 @@ def kernels(name: str) -> list[Kernel]:
     return [kernel for image in cubin.read(DATA / name) for kernel in image.kernels]
 
 
-def test_a_cubin_states_its_kernels() -> None:
+def test_read_kernels_of_a_cubin() -> None:
     (image,) = cubin.read(DATA / "sm_120a.cubin")
     assert (image.where, image.arch, image.bytes) == ("sm_120a.cubin#1", "sm_120a", (DATA / "sm_120a.cubin").stat().st_size)
     reverse, histogram = image.kernels
-    # What ptxas -v said when it was compiled: 10 registers and 128 bytes smem; 12 registers and a stack of 256 bytes.
+    # Output of ptxas -v: 10 registers and 128 bytes smem; 12 registers and a stack of 256 bytes.
     assert (reverse.name, reverse.registers, reverse.shared_bytes, reverse.stack_bytes, reverse.text_bytes) == (
         REVERSE,
         10,
@@ -48,7 +48,7 @@ def test_a_cubin_states_its_kernels() -> None:
     assert reverse.text_sha256.startswith("a44966f6b1f6")
 
 
-def test_a_linked_kernel_needs_the_stack_of_what_it_calls() -> None:
+def test_stack_of_a_linked_kernel_includes_its_callees() -> None:
     assert [(kernel.name, kernel.stack_bytes, kernel.shared_bytes) for kernel in kernels("linked.cubin")] == [
         ("calls", 64 + 136, 0),
         ("shares", 136, 40),
@@ -69,7 +69,7 @@ def test_a_linked_kernel_needs_the_stack_of_what_it_calls() -> None:
         ("relocatable.o", ["compute_120", "sm_120a", "compute_120a"]),
     ],
 )
-def test_archs_are_what_was_compiled_for(name: str, archs: list[str]) -> None:
+def test_archs_equal_compile_targets(name: str, archs: list[str]) -> None:
     images = cubin.read(DATA / name)
     assert [image.arch for image in images] == archs
     for image in images:
@@ -78,17 +78,17 @@ def test_archs_are_what_was_compiled_for(name: str, archs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain.fatbin", "lz4.fatbin", "zstd.so"])
-def test_packed_code_is_the_same_code(name: str) -> None:
+def test_compressed_code_equals_uncompressed_code(name: str) -> None:
     assert [kernel for kernel in kernels(name) if kernel.arch == "sm_120a"] == kernels("sm_120a.cubin")
 
 
-def test_containers_follow_one_another(tmp_path: Path) -> None:
+def test_concatenated_containers(tmp_path: Path) -> None:
     both = tmp_path / "both.fatbin"
     both.write_bytes((DATA / "lz4.fatbin").read_bytes() + bytes(8) + (DATA / "plain.fatbin").read_bytes())
     assert [image.where for image in cubin.read(both)] == [f"both.fatbin#{number}" for number in (1, 2, 3, 4)]
 
 
-def test_a_wheel_is_read_member_by_member(tmp_path: Path) -> None:
+def test_images_of_wheel_members(tmp_path: Path) -> None:
     wheel = tmp_path / "some-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(DATA / "zstd.so", "some/_kernels.so")
@@ -120,12 +120,12 @@ def empty_wheel(path: Path) -> None:
         (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(60)), "damaged archive"),
     ],
 )
-def test_what_cannot_be_read_says_why(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
-    path = tmp_path / "thing"
+def test_unreadable_file_is_rejected_with_a_reason(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "artifact"
     make(path)
     with pytest.raises(BadArtifact, match=message) as failure:
         cubin.read(path)
-    assert "thing" in failure.value.message and failure.value.hint
+    assert "artifact" in failure.value.message and failure.value.hint
 
 
 SECTIONS_AT = struct.unpack_from("<Q", (DATA / "sm_120a.cubin").read_bytes(), 40)[0]
@@ -138,7 +138,7 @@ SECTIONS_AT = struct.unpack_from("<Q", (DATA / "sm_120a.cubin").read_bytes(), 40
         ("lz4.fatbin", 8, "<Q", 1 << 63, "a fatbin needs bytes 16 to"),
         ("lz4.fatbin", 16 + 4, "<I", 0, "a fatbin entry states a header of 0 bytes"),
         ("lz4.fatbin", 16 + 16, "<I", 1 << 31, "a compressed image needs bytes"),
-        ("lz4.fatbin", 16 + 28, "<I", 90, "listed for sm_90a and holds code for sm_120a"),
+        ("lz4.fatbin", 16 + 28, "<I", 90, "listed for sm_90a but contains code for sm_120a"),
         ("lz4.fatbin", 16 + 56, "<Q", 1 << 40, "claims to unpack to 1099511627776 bytes"),
         ("lz4.fatbin", 16 + 56, "<Q", 9329, "unpacks to 9328 bytes; its entry states 9329"),
         ("sm_120a.cubin", 7, "<B", 0x42, "unknown ABI 0x42"),
@@ -148,7 +148,7 @@ SECTIONS_AT = struct.unpack_from("<Q", (DATA / "sm_120a.cubin").read_bytes(), 40
         ("sm_120a.cubin", SECTIONS_AT + 128 + 24, "<Q", 1 << 62, "section .strtab needs bytes"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, name: str, at: int, layout: str, value: int, message: str) -> None:
+def test_damaged_field_is_named_in_the_error(tmp_path: Path, name: str, at: int, layout: str, value: int, message: str) -> None:
     data = bytearray((DATA / name).read_bytes())
     struct.pack_into(layout, data, at, value)
     (tmp_path / name).write_bytes(data)
@@ -160,9 +160,9 @@ def test_damage_is_named(tmp_path: Path, name: str, at: int, layout: str, value:
 LZ4, ZSTD = 0x2000, 0x8000
 
 
-def test_lz4_repeats_what_it_has_just_written() -> None:
+def test_lz4_overlapping_match() -> None:
     packed = b"\x1fa\x01\x00\x0f" + b"\x50bbbbb"
-    assert bytes(fatbin.Image("sm_120a", memoryview(packed), LZ4, 40).unpacked()) == b"a" * 35 + b"bbbbb"
+    assert bytes(fatbin.FatbinImage("sm_120a", memoryview(packed), LZ4, 40).unpacked()) == b"a" * 35 + b"bbbbb"
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_lz4_repeats_what_it_has_just_written() -> None:
         (b"", ZSTD, "unpacks to 0 bytes; its entry states 40"),
     ],
 )
-def test_damaged_compression_is_named(packed: bytes, compression: int, message: str) -> None:
+def test_damaged_compression_is_named_in_the_error(packed: bytes, compression: int, message: str) -> None:
     with pytest.raises(BadArtifact, match=message):
-        fatbin.Image("sm_120a", memoryview(packed), compression, 40).unpacked()
+        fatbin.FatbinImage("sm_120a", memoryview(packed), compression, 40).unpacked()
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def read_damaged(scratch: Path, data: bytes) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(name=st.sampled_from(FIXTURES), data=st.data())
-def test_damage_is_a_bad_artifact_or_nothing(scratch: Path, name: str, data: st.DataObject) -> None:
+def test_random_damage_raises_bad_artifact_or_nothing(scratch: Path, name: str, data: st.DataObject) -> None:
     content = bytearray((DATA / name).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         width = data.draw(st.sampled_from([1, 2, 4, 8]))
@@ -208,20 +208,20 @@ def test_damage_is_a_bad_artifact_or_nothing(scratch: Path, name: str, data: st.
 
 @settings(deadline=None, max_examples=100)
 @given(name=st.sampled_from(FIXTURES), data=st.data())
-def test_a_truncated_file_is_a_bad_artifact(scratch: Path, name: str, data: st.DataObject) -> None:
+def test_truncated_file_raises_bad_artifact(scratch: Path, name: str, data: st.DataObject) -> None:
     content = (DATA / name).read_bytes()
     read_damaged(scratch, content[: data.draw(st.integers(0, len(content) - 1))])
 
 
 @settings(deadline=None, max_examples=100)
 @given(start=st.sampled_from([b"", b"\x7fELF\x02\x01\x01A\x08", fatbin.MAGIC, b"PK\x03\x04"]), rest=st.binary(max_size=300))
-def test_garbage_is_a_bad_artifact(scratch: Path, start: bytes, rest: bytes) -> None:
+def test_random_bytes_raise_bad_artifact(scratch: Path, start: bytes, rest: bytes) -> None:
     read_damaged(scratch, start + rest)
 
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_a_damaged_wheel_is_a_bad_artifact(scratch: Path, data: st.DataObject) -> None:
+def test_damaged_wheel_raises_bad_artifact(scratch: Path, data: st.DataObject) -> None:
     wheel = scratch / "whole.whl"
     if not wheel.exists():
         with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -232,7 +232,7 @@ def test_a_damaged_wheel_is_a_bad_artifact(scratch: Path, data: st.DataObject) -
     read_damaged(scratch, bytes(content))
 
 
-def test_patterns_find_kernels() -> None:
+def test_matching_patterns() -> None:
     images = cubin.read(DATA / "zstd.so")
     for pattern in ("histogram", "*reverse*", "*reverseILi32E*@sm_121*", "*@sm_120a"):
         assert cubin.matching(pattern, images), pattern
@@ -250,7 +250,7 @@ def test_inspect_lists_kernels() -> None:
     done = CliRunner().invoke(command(), [str(DATA / "zstd.so"), "--no-demangle"])
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["zstd.so#2", "sm_121a", REVERSE, "10", "128", "0", "512", "a44966f6b1f6"] in rows
-    assert "images: 2 (sm_120a, sm_121a); kernels: 4; with a stack, where spills live: 2" in done.stdout
+    assert "images: 2 (sm_120a, sm_121a); kernels: 4; with a stack (spills): 2" in done.stdout
 
 
 def test_inspect_json_is_the_records() -> None:
@@ -260,6 +260,6 @@ def test_inspect_json_is_the_records() -> None:
     assert images[0]["kernels"][0]["name"] == REVERSE and len(images[0]["kernels"][0]["text_sha256"]) == 64
 
 
-def test_the_command_loads_the_reader_only_when_it_runs() -> None:
-    probe = "import sys, sm120kit.cli.inspect; sys.exit(any(m in sys.modules for m in ('sm120kit.cubin', 'zstandard', 'rich')))"
-    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+def test_importing_the_command_does_not_load_the_reader() -> None:
+    probe = "import sys, sm120kit.cli.inspect; print(*{'sm120kit.kernels', 'zstandard', 'rich'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout == "\n"

@@ -1,10 +1,10 @@
-"""The CUDA home of a work directory never changes the toolkit that it links to."""
+"""The CUDA home in a work directory does not change the toolkit that it links to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sm120kit.build.cuda import relink_programs
+from sm120kit.wheels.cuda_home import relink_programs
 
 
 def toolkit(root: Path) -> Path:
@@ -15,7 +15,7 @@ def toolkit(root: Path) -> Path:
     return programs
 
 
-def test_programs_are_linked_but_for_the_front_end(tmp_path: Path) -> None:
+def test_all_programs_but_the_front_end_are_linked(tmp_path: Path) -> None:
     programs = toolkit(tmp_path)
     relink_programs(tmp_path / "cuda" / "bin", programs)
     assert {path.name: path.readlink() for path in (tmp_path / "cuda" / "bin").iterdir()} == {
@@ -23,7 +23,7 @@ def test_programs_are_linked_but_for_the_front_end(tmp_path: Path) -> None:
     }
 
 
-def test_a_link_in_the_place_of_the_directory_does_not_lead_into_the_toolkit(tmp_path: Path) -> None:
+def test_link_instead_of_bin_directory_is_replaced(tmp_path: Path) -> None:
     programs = toolkit(tmp_path)
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda" / "bin").symlink_to(programs)

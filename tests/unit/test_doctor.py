@@ -1,38 +1,42 @@
-"""What doctor finds on synthetic hosts, and that each check has a host on which it fires and one on which it does not."""
+"""Doctor's findings on synthetic hosts. Each check has a host on which it reports a problem and another on which it is ok."""
 
 from __future__ import annotations
 
 import json
-import runpy
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import synthetic_hosts
 from typer.testing import CliRunner
 
-from sm120kit import doctor
 from sm120kit.cli import app
-from sm120kit.doctor import CHECKS, Finding, Impact, Scope, Status, measure
-from sm120kit.doctor.model import check, ok
-from sm120kit.errors import CannotMeasure
-from sm120kit.host import Host, Link, PeerCache, probe
+from sm120kit.core.errors import CannotMeasure
+from sm120kit.hosts import doctor
+from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, measure
+from sm120kit.hosts.doctor.findings import check, ok
+from sm120kit.hosts.facts import Host, Link, PeerCache, probe
 
-HERE = Path(__file__).parent / "hosts"
-HOSTS = runpy.run_path(str(HERE / "build.py"))
-NAMES = sorted(HOSTS["HOSTS"])
+EXPECTED = Path(__file__).parent / "hosts"
+NAMES = sorted(synthetic_hosts.HOSTS)
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Host]:
     root = tmp_path_factory.mktemp("hosts")
-    return {name: probe(HOSTS["build"](name, root / name)) for name in NAMES}
+    return {name: probe(synthetic_hosts.build(name, root / name)) for name in NAMES}
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """Findings as the files beside the hosts have them: what applies line by line, then the names of what does not."""
-    lines = [f"{one.verdict.impact or one.status:<8}{one.check}: {one.verdict.fact}" for one in findings if applies(one)]
-    rest = [one.check for one in findings if not applies(one)]
+    """Findings in the form of the expectation files: those that apply, one per line, then the names of the others."""
+    lines = [
+        f"{finding.verdict.impact or finding.status:<8}{finding.check}: {finding.verdict.fact}"
+        for finding in findings
+        if applies(finding)
+    ]
+    rest = [finding.check for finding in findings if not applies(finding)]
     return "\n".join(lines) + f"\nnot applicable: {', '.join(rest)}\n"
 
 
@@ -41,34 +45,37 @@ def applies(finding: Finding) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_findings_are_exactly_these(name: str, hosts: dict[str, Host]) -> None:
-    assert report(doctor.diagnose(hosts[name])) == (HERE / f"{name}.txt").read_text()
+def test_findings_on_synthetic_host(name: str, hosts: dict[str, Host]) -> None:
+    findings, expected = report(doctor.diagnose(hosts[name])), EXPECTED / f"{name}.txt"
+    if os.environ.get("UPDATE_HOSTS"):  # after a change: write the files, then review the diff
+        expected.write_text(findings)
+    assert findings == expected.read_text()
 
 
-@pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.name)
-def test_each_check_fires_somewhere_and_is_content_elsewhere(one: doctor.Check, hosts: dict[str, Host]) -> None:
-    answers = {doctor.diagnose(host, [one])[0].status for host in hosts.values()}
-    assert {Status.PROBLEM, Status.OK} <= answers
+@pytest.mark.parametrize("host_check", CHECKS, ids=lambda host_check: host_check.name)
+def test_each_check_has_a_problem_and_an_ok_host(host_check: doctor.HostCheck, hosts: dict[str, Host]) -> None:
+    statuses = {doctor.diagnose(host, [host_check])[0].status for host in hosts.values()}
+    assert {Status.PROBLEM, Status.OK} <= statuses
 
 
-def test_every_problem_has_a_way_out_and_every_unknown_a_command(hosts: dict[str, Host]) -> None:
+def test_problems_have_remedies_and_unknown_facts_have_commands(hosts: dict[str, Host]) -> None:
     for host in hosts.values():
         for finding in doctor.diagnose(host):
-            verdict = finding.verdict
+            diagnosis = finding.verdict
             assert finding.source and finding.title
             if finding.status is Status.PROBLEM:
-                assert verdict.cause and verdict.consequence and verdict.fix and verdict.impact, finding.check
+                assert diagnosis.cause and diagnosis.consequence and diagnosis.fix and diagnosis.impact, finding.check
             else:
-                assert verdict.impact is None
+                assert diagnosis.impact is None
             if finding.status is Status.UNKNOWN:
-                assert verdict.fact and verdict.fix, finding.check
+                assert diagnosis.fact and diagnosis.fix, finding.check
 
 
-def test_names_are_unique() -> None:
-    assert len({one.name for one in CHECKS}) == len(CHECKS)
+def test_check_names_are_unique() -> None:
+    assert len({host_check.name for host_check in CHECKS}) == len(CHECKS)
 
 
-def test_only_hosts_without_serious_problems_are_fit(hosts: dict[str, Host]) -> None:
+def test_fit_requires_no_breaking_or_slowing_finding(hosts: dict[str, Host]) -> None:
     assert {name for name in NAMES if doctor.fit(doctor.diagnose(hosts[name]))} == {
         "gb10-ready",
         "geforce-careful",
@@ -77,9 +84,9 @@ def test_only_hosts_without_serious_problems_are_fit(hosts: dict[str, Host]) -> 
     }
 
 
-def test_a_check_that_crashes_is_a_finding(hosts: dict[str, Host]) -> None:
+def test_exception_in_a_check_is_a_minor_finding(hosts: dict[str, Host]) -> None:
     @check("odd", "this host is odd", Scope.ANY, "this test")
-    def odd(host: Host) -> doctor.Verdict:
+    def odd(host: Host) -> doctor.Diagnosis:
         return ok(str(host.memory_total // 0))  # type: ignore[operator]
 
     finding, *others = doctor.diagnose(hosts["node-forced"], [odd, *CHECKS])
@@ -88,28 +95,28 @@ def test_a_check_that_crashes_is_a_finding(hosts: dict[str, Host]) -> None:
 
 
 @pytest.mark.parametrize("registry", ["ForceP2P=0x11", "ForceP2P=17;RMForceP2PType=0", "ForceP2P=zero"])
-def test_incomplete_registry_keys_are_named(registry: str, tmp_path: Path) -> None:
-    HOSTS["HOSTS"]["some-keys"] = {"registry": registry}
-    host = probe(HOSTS["build"]("some-keys", tmp_path))
-    del HOSTS["HOSTS"]["some-keys"]
-    (finding,) = [one for one in doctor.diagnose(host) if one.check == "force-p2p"]
-    assert finding.verdict.impact is Impact.SLOWS and "RMForceP2PType" in finding.verdict.fact
-    assert ("ForceP2P," in finding.verdict.fact) == ("zero" in registry)
+def test_incomplete_registry_keys_are_listed(registry: str, tmp_path: Path) -> None:
+    synthetic_hosts.HOSTS["some-keys"] = {"registry": registry}
+    host = probe(synthetic_hosts.build("some-keys", tmp_path))
+    del synthetic_hosts.HOSTS["some-keys"]
+    diagnosis = diagnose(host, "force-p2p")
+    assert diagnosis.impact is Impact.SLOWS and "RMForceP2PType" in diagnosis.fact
+    assert ("ForceP2P," in diagnosis.fact) == ("zero" in registry)
 
 
-def test_gpus_that_are_not_sm12x_or_not_the_drivers(hosts: dict[str, Host]) -> None:
+def test_gpus_that_are_not_sm12x_or_bound_to_another_driver(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
     hopper = replace(host, gpus=tuple(replace(gpu, capability="9.0", name="NVIDIA H200") for gpu in host.gpus))
-    held = replace(host, gpus=tuple(replace(gpu, driver="vfio-pci") for gpu in host.gpus))
+    vfio = replace(host, gpus=tuple(replace(gpu, driver="vfio-pci") for gpu in host.gpus))
     mixed = replace(host, gpus=(host.gpus[0], hopper.gpus[1]))
-    found = [{one.check: one.verdict for one in doctor.diagnose(each)} for each in (hopper, held, mixed)]
-    assert found[0]["gpu"].impact is Impact.BREAKS and "9.0" in found[0]["gpu"].fact
-    assert found[1]["driver"].impact is Impact.BREAKS and "vfio-pci" in found[1]["driver"].fact
-    assert found[2]["gpu"].status is Status.OK
-    assert found[0]["bar1"].fact == "no SM12x GPU found" and found[2]["acs"].fact == "only one GPU"
+    assert diagnose(hopper, "gpu").impact is Impact.BREAKS and "9.0" in diagnose(hopper, "gpu").fact
+    assert diagnose(vfio, "driver").impact is Impact.BREAKS and "vfio-pci" in diagnose(vfio, "driver").fact
+    assert diagnose(mixed, "gpu").status is Status.OK
+    assert diagnose(hopper, "bar1").fact == "no SM12x GPU detected"
+    assert diagnose(mixed, "acs").fact == "only one GPU"
 
 
-def test_a_gpu_for_the_display_is_left_aside(hosts: dict[str, Host]) -> None:
+def test_display_gpu_is_ignored(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
     old = replace(
         host.gpus[0], bus="0000:05:00.0", name="GT 710", capability="3.5", aperture_mib=128, bridges=("0000:00:03.1",)
@@ -117,16 +124,16 @@ def test_a_gpu_for_the_display_is_left_aside(hosts: dict[str, Host]) -> None:
     port = replace(host.bridges[0], bus="0000:00:03.1", acs=0x1D)
     pairs = tuple(replace(host.pairs[0], second=old.bus, kind="PHB", granted="GNS") for _ in range(2))
     mixed = replace(host, gpus=(*host.gpus, old), bridges=(*host.bridges, port), pairs=(*host.pairs, *pairs))
-    assert [one.verdict for one in doctor.diagnose(mixed)][1:] == [one.verdict for one in doctor.diagnose(host)][1:]
+    assert [finding.verdict for finding in doctor.diagnose(mixed)][1:] == [
+        finding.verdict for finding in doctor.diagnose(host)
+    ][1:]
 
 
-def test_bars_without_a_place(hosts: dict[str, Host]) -> None:
+def test_unassigned_bar_breaks(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
-    homeless = replace(host, gpus=(replace(host.gpus[0], aperture_mib=0), host.gpus[1]))
-    (finding,) = [one for one in doctor.diagnose(homeless) if one.check == "bar1"]
-    assert (
-        finding.verdict.impact is Impact.BREAKS and "pci=realloc" in finding.verdict.fix and "41:00" not in finding.verdict.fact
-    )
+    unassigned = replace(host, gpus=(replace(host.gpus[0], aperture_mib=0), host.gpus[1]))
+    diagnosis = diagnose(unassigned, "bar1")
+    assert diagnosis.impact is Impact.BREAKS and "pci=realloc" in diagnosis.fix and "41:00" not in diagnosis.fact
 
 
 @pytest.mark.parametrize(
@@ -141,56 +148,56 @@ def test_bars_without_a_place(hosts: dict[str, Host]) -> None:
         ("OK", None, True),
     ],
 )
-def test_cached_p2p_verdicts_that_are_out_of_date(
+def test_stale_p2p_cache_is_detected(
     granted: str | None, verdicts: dict[str, bool] | None, stale: bool, hosts: dict[str, Host]
 ) -> None:
     host = hosts["node-forced"]
     pairs = tuple(replace(pair, granted=granted) for pair in host.pairs)
-    assert verdict(replace(host, pairs=pairs, peer_caches=(PeerCache("/x.json", verdicts),)), "peer-cache").status is (
+    assert diagnose(replace(host, pairs=pairs, peer_caches=(PeerCache("/x.json", verdicts),)), "peer-cache").status is (
         Status.PROBLEM if stale else Status.OK
     )
 
 
-def verdict(host: Host, name: str) -> doctor.Verdict:
-    return doctor.diagnose(host, [one for one in CHECKS if one.name == name])[0].verdict
+def diagnose(host: Host, name: str) -> doctor.Diagnosis:
+    return doctor.diagnose(host, [host_check for host_check in CHECKS if host_check.name == name])[0].verdict
 
 
-def test_four_gpus_do_not_meet_the_turin_problem(hosts: dict[str, Host]) -> None:
+def test_turin_graph_applies_to_eight_gpus_only(hosts: dict[str, Host]) -> None:
     host = hosts["turin-8"]
-    assert verdict(replace(host, gpus=host.gpus[:4]), "turin-graph").status is Status.NOT_APPLICABLE
-    assert verdict(replace(host, names=("NCCL_GRAPH_FILE",)), "turin-graph").status is Status.OK
+    assert diagnose(replace(host, gpus=host.gpus[:4]), "turin-graph").status is Status.NOT_APPLICABLE
+    assert diagnose(replace(host, names=("NCCL_GRAPH_FILE",)), "turin-graph").status is Status.OK
 
 
-def test_acs_is_not_cleared_under_guests_without_a_warning(hosts: dict[str, Host]) -> None:
+def test_acs_fix_mentions_passthrough_devices(hosts: dict[str, Host]) -> None:
     host = replace(hosts["pix-pair"], passthrough=("0000:05:00.0",))
-    assert "passthrough of 0000:05:00.0" in verdict(host, "acs").fix
-    assert "passthrough" not in verdict(hosts["pix-pair"], "acs").fix
+    assert "passthrough of 0000:05:00.0" in diagnose(host, "acs").fix
+    assert "passthrough" not in diagnose(hosts["pix-pair"], "acs").fix
 
 
 def test_command_line(tmp_path: Path) -> None:
-    root = HOSTS["build"]("neglected", tmp_path / "neglected")
-    said = CliRunner().invoke(app, ["doctor", "--root", str(root)])
-    assert said.exit_code == 1
-    assert said.output.rstrip().splitlines()[-1].startswith("not fit: ")
-    assert "acs" in said.output and "setpci" not in said.output and "breaks" in said.output
-    assert said.output.index("driver (breaks)") < said.output.index("power-limit (slows)") < said.output.index("zfs (minor)")
+    root = synthetic_hosts.build("neglected", tmp_path / "neglected")
+    result = CliRunner().invoke(app, ["doctor", "--root", str(root)])
+    output = result.output
+    assert result.exit_code == 1
+    assert output.rstrip().splitlines()[-1].startswith("not fit: ")
+    assert "acs" in output and "setpci" not in output and "breaks" in output
+    assert output.index("driver (breaks)") < output.index("power-limit (slows)") < output.index("zfs (minor)")
     record = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
-    assert (
-        record["fit"] is False and len(record["findings"]) == len(CHECKS) and "hunter2" not in said.output + json.dumps(record)
-    )
+    assert record["fit"] is False and len(record["findings"]) == len(CHECKS)
+    assert "hunter2" not in output + json.dumps(record)
     assert CliRunner().invoke(app, ["doctor", "--root", str(root), "--measure"]).exit_code == 2
-    good = HOSTS["build"]("node-forced", tmp_path / "good")
+    good = synthetic_hosts.build("node-forced", tmp_path / "good")
     assert CliRunner().invoke(app, ["doctor", "--root", str(good), "--all"]).exit_code == 0
 
 
-def test_documentation_lists_every_check() -> None:
+def test_docs_list_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [(f"`{one.name}`", one.title, one.scope.value, one.source) for one in CHECKS]
+    assert rows == [(f"`{check.name}`", check.title, check.scope.value, check.source) for check in CHECKS]
 
 
-def told(*lines: dict[str, object], **ended: str) -> measure.Told:
-    return measure.Told(lines, **ended)
+def output_of(*lines: dict[str, object], **ending: str) -> measure.TransferOutput:
+    return measure.TransferOutput(lines, **ending)
 
 
 def copied(one_way: float, both_ways: float, wrong: int = 0) -> dict[str, object]:
@@ -209,20 +216,20 @@ def copied(one_way: float, both_ways: float, wrong: int = 0) -> dict[str, object
         ("vfio-guest", copied(1.0, 1.0), [None, Impact.SLOWS]),
     ],
 )
-def test_copies_are_judged_by_class(
+def test_copy_rates_are_judged_by_topology_class(
     name: str, line: dict[str, object], impacts: list[Impact | None], hosts: dict[str, Host]
 ) -> None:
-    found = measure.judge_copies(hosts[name], told(line))
-    assert [one.verdict.impact for one in found] == impacts
-    assert all(one.verdict.fix for one in found if one.verdict.impact)
+    findings = measure.judge_copies(hosts[name], output_of(line))
+    assert [finding.verdict.impact for finding in findings] == impacts
+    assert all(finding.verdict.fix for finding in findings if finding.verdict.impact)
 
 
-def test_copies_without_a_published_figure_and_writes_that_collapse(hosts: dict[str, Host]) -> None:
+def test_copies_without_published_figure_and_slow_concurrent_copies(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
     nvlink = replace(host, pairs=tuple(replace(pair, said="NV18") for pair in host.pairs))
-    _, speed = measure.judge_copies(nvlink, told(copied(400, 800), {"together": 390.0}))
+    _, speed = measure.judge_copies(nvlink, output_of(copied(400, 800), {"concurrent": 390.0}))
     assert speed.status is Status.OK and "no published figure" in speed.verdict.fact
-    _, speed = measure.judge_copies(host, told(copied(55, 110), {"together": 2.7}))
+    _, speed = measure.judge_copies(host, output_of(copied(55, 110), {"concurrent": 2.7}))
     assert speed.verdict.impact is Impact.SLOWS and "2.7" in speed.verdict.fact
 
 
@@ -230,7 +237,7 @@ def reduced(bus: float, *wrong: int) -> list[dict[str, object]]:
     return [{"rank": rank, "wrong": count} for rank, count in enumerate(wrong)] + [{"small_us": 20.0, "bus": bus}]
 
 
-def test_collectives_are_judged(hosts: dict[str, Host]) -> None:
+def test_all_reduce_is_judged_by_sums_and_bandwidth(hosts: dict[str, Host]) -> None:
     old = replace(
         hosts["node-forced"],
         gpus=tuple(replace(gpu, link=Link(16, 16, 16.0, 16.0, False)) for gpu in hosts["node-forced"].gpus),
@@ -242,20 +249,20 @@ def test_collectives_are_judged(hosts: dict[str, Host]) -> None:
         (old, reduced(18.3, 0), Impact.BREAKS),
         (hosts["node-forced"], reduced(1.0, 0, 0), None),
     ):
-        (finding,) = measure.judge_collective(host, 2, told(*lines))
+        (finding,) = measure.judge_collective(host, 2, output_of(*lines))
         assert finding.verdict.impact is impact, finding.verdict
 
 
-def test_what_hangs_or_fails_breaks(hosts: dict[str, Host]) -> None:
+def test_hung_or_failed_transfers_break(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
-    for ended in ({"hung": "the first all-reduce of 2 ranks"}, {"failed": "NCCL error"}, {}):
-        (finding,) = measure.judge_collective(host, 2, told(**ended))
+    for ending in ({"hung": "the first all-reduce of 2 ranks"}, {"failed": "NCCL error"}, {}):
+        (finding,) = measure.judge_collective(host, 2, output_of(**ending))
         assert finding.verdict.impact is Impact.BREAKS and finding.verdict.fix
-    (finding,) = measure.judge_copies(host, told(copied(1, 1), hung="copies between GPU 0 and GPU 2"))
+    (finding,) = measure.judge_copies(host, output_of(copied(1, 1), hung="copies between GPU 0 and GPU 2"))
     assert "GPU 0 and GPU 2" in finding.verdict.fact
 
 
 @pytest.mark.parametrize("name", ["no-gpu", "x4-link", "gb10"])
-def test_measuring_needs_two_gpus(name: str, hosts: dict[str, Host]) -> None:
-    with pytest.raises(CannotMeasure, match="two GPUs"):
+def test_measure_requires_two_discrete_gpus(name: str, hosts: dict[str, Host]) -> None:
+    with pytest.raises(CannotMeasure, match="two discrete GPUs"):
         measure.measure(hosts[name])

@@ -1,4 +1,4 @@
-"""Packing a wheel again, the plan of an engine's extensions, and recipes that cannot be built."""
+"""Repacked wheels, the plan of an engine's extension modules, and recipes that are not well-formed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from typing import Any
 
 import pytest
 
-from sm120kit import plan, recipe
-from sm120kit.build import environment, extension, repack
-from sm120kit.errors import BadArtifact, BadRecipe, ToolchainMissing
-from sm120kit.records import Arch, BuildPlan, Checkout, LockedWheel, PatchedTree, SdistPin, Toolchain
+from sm120kit import recipes
+from sm120kit.core.errors import BadArtifact, BadRecipe, ToolchainMissing
+from sm120kit.core.records import Arch, Toolchain
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.records import Checkout, LockedWheel, SdistPin
+from sm120kit.wheels import environment, extensions, plan, repack
+from sm120kit.wheels.records import BuildPlan
 
 INFO = "vllm-9.0.dist-info"
 OFFICIAL = {
     "vllm/__init__.py": b"version = '9.0'\n",
-    "vllm/_C.abi3.so": b"theirs",
-    "vllm/_moe.abi3.so": b"also theirs",
+    "vllm/_C.abi3.so": b"official",
+    "vllm/_moe.abi3.so": b"also official",
     f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: vllm\nVersion: 9.0\nSummary: Version: 9.0\n",
     f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp38-abi3-linux_x86_64\n",
     f"{INFO}/RECORD": b"",
@@ -56,7 +59,7 @@ def packed(official: Path, ours: Path, out: Path) -> Path:
     return repack.repack(official, "9.0+sm120kit.0123456789ab", {"vllm/_C.abi3.so": ours}, {"sm120kit.json": b"{}"}, out)
 
 
-def test_a_repacked_wheel_differs_in_one_file_its_version_and_what_says_so(official: Path, ours: Path, tmp_path: Path) -> None:
+def test_repacked_wheel_differs_in_one_member_version_and_record(official: Path, ours: Path, tmp_path: Path) -> None:
     wheel = packed(official, ours, tmp_path / "out")
     assert wheel.name == "vllm-9.0+sm120kit.0123456789ab-cp38-abi3-linux_x86_64.whl", "the tags are those inside"
     info = "vllm-9.0+sm120kit.0123456789ab.dist-info"
@@ -65,11 +68,11 @@ def test_a_repacked_wheel_differs_in_one_file_its_version_and_what_says_so(offic
         assert archive.getinfo("vllm/_C.abi3.so").external_attr >> 16 == 0o100755
         assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     rows = list(csv.reader(files[f"{info}/RECORD"].decode().splitlines()))
-    wanted = {
+    expected = {
         name: ["sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), str(len(data))]
         for name, data in files.items()
     } | {f"{info}/RECORD": ["", ""]}
-    assert {name: rest for name, *rest in rows} == wanted and len(rows) == len(files)
+    assert {name: rest for name, *rest in rows} == expected and len(rows) == len(files)
     assert files.pop(f"{info}/METADATA").decode().splitlines()[2:] == [
         "Version: 9.0+sm120kit.0123456789ab",
         "Summary: Version: 9.0",
@@ -80,22 +83,22 @@ def test_a_repacked_wheel_differs_in_one_file_its_version_and_what_says_so(offic
     assert files == {name: same[name] for name in files} and len(files) == 3
 
 
-def test_packing_again_gives_the_same_bytes(official: Path, ours: Path, tmp_path: Path) -> None:
+def test_repacking_is_reproducible(official: Path, ours: Path, tmp_path: Path) -> None:
     first, second = packed(official, ours, tmp_path / "a"), packed(official, ours, tmp_path / "b")
     assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"vllm/_C.abi3.so": None}, r"has no vllm/_C\.abi3\.so"),
         ({f"{INFO}/METADATA": b"Name: vllm\nVersion: 9.1\n"}, r"has 0 lines 'Version: 9\.0'"),
         ({"other-1.dist-info/METADATA": b""}, r"has 2 \.dist-info directories"),
     ],
 )
-def test_what_is_no_such_wheel(change: dict[str, bytes | None], said: str, ours: Path, tmp_path: Path) -> None:
+def test_wheel_that_cannot_be_repacked(change: dict[str, bytes | None], message: str, ours: Path, tmp_path: Path) -> None:
     files = {name: data for name, data in ({**OFFICIAL, **change}).items() if data is not None}
-    with pytest.raises(BadArtifact, match=said):
+    with pytest.raises(BadArtifact, match=message):
         packed(write(tmp_path / "vllm-9.0-cp38-abi3-linux_x86_64.whl", files), ours, tmp_path / "out")
 
 
@@ -106,99 +109,103 @@ def wheel(name: str, digit: str = "a") -> LockedWheel:
     return LockedWheel(name, "1.0", f"{name}-1.0-py3-none-any.whl", digit * 64)
 
 
-ITEM = recipe.load_engine("vllm-0.20.0")
+RECIPE = recipes.load_engine("vllm-0.20.0")
 TREE = PatchedTree(
     Checkout(SdistPin("vllm", "vllm", "0.20.0", "0" * 64), Path("/r"), "1" * 40, "2" * 40), (), "3" * 40, "4" * 40, ()
 )
 TOOLS = Toolchain(Path("environment/nvidia/cu13"), "13.0.88", "/usr/bin/c++", "c++ 12")
 
 
-def planned(**changed: Any) -> BuildPlan:
-    given: dict[str, Any] = {
-        "item": ITEM,
+ENVIRONMENT = plan.BuildEnvironment(TOOLS, {"cmake": "4.4.4"})
+
+
+def make_plan(**changed: Any) -> BuildPlan:
+    arguments: dict[str, Any] = {
+        "recipe": RECIPE,
         "tree": TREE,
         "carried": {"cutlass": ("4.4.2", "5" * 40)},
         "official": wheel("vllm"),
-        "environment": [wheel("torch"), wheel("nvidia-cuda-nvcc")],
-        "toolchain": TOOLS,
-        "versions": {"cmake": "4.4.4"},
+        "wheels": [wheel("torch"), wheel("nvidia-cuda-nvcc")],
+        "environment": ENVIRONMENT,
     }
-    return plan.extensions(**(given | changed))
+    return plan.plan_extensions(**(arguments | changed))
 
 
-def test_the_plan_names_every_unit_with_its_object() -> None:
-    made = planned()
-    (module,) = made.modules
+def test_plan_has_every_unit_with_its_object_file() -> None:
+    planned = make_plan()
+    (module,) = planned.modules
     assert module.library == "_C_stable_libtorch.abi3.so" and module.packed
     assert {unit.output for unit in module.units} >= {
         "CMakeFiles/_C_stable_libtorch.dir/csrc/libtorch_stable/torch_bindings.cpp.o",
         "CMakeFiles/_C_stable_libtorch.dir/csrc/libtorch_stable/permute_cols.cu.o",
     }
     assert not any("c2x" in unit.source for unit in module.units), "patches/vllm/no-c2x-for-sm12x"
-    assert {left.what for left in made.left_out} == {
+    assert {left.what for left in planned.left_out} == {
         name
-        for name, filled in ITEM.from_source.injected.items()
+        for name, filled in RECIPE.from_source.injected.items()
         if filled.files  # type: ignore[union-attr]
     }
 
 
-def with_table(**update: Any) -> recipe.EngineRecipe:
-    assert ITEM.from_source is not None
-    return ITEM.model_copy(update={"from_source": ITEM.from_source.model_copy(update=update)})
+def with_table(**update: Any) -> recipes.EngineRecipe:
+    assert RECIPE.from_source is not None
+    return RECIPE.model_copy(update={"from_source": RECIPE.from_source.model_copy(update=update)})
 
 
-def fewer_units() -> recipe.EngineRecipe:
-    assert ITEM.from_source is not None
-    (target,) = ITEM.from_source.targets.values()
+def fewer_units() -> recipes.EngineRecipe:
+    assert RECIPE.from_source is not None
+    (target,) = RECIPE.from_source.targets.values()
     return with_table(targets={"_C_stable_libtorch": target.model_copy(update={"units": target.units[1:]})})
 
 
-DECIDES: dict[str, dict[str, Any]] = {
+INPUTS: dict[str, dict[str, Any]] = {
     "the patched source": {"tree": replace(TREE, tree="6" * 40)},
     "the patched CUTLASS": {"carried": {"cutlass": ("4.4.2", "7" * 40)}},
     "the official wheel": {"official": wheel("vllm", "b")},
-    "a wheel of the environment": {"environment": [wheel("torch", "b"), wheel("nvidia-cuda-nvcc")]},
-    "the host compiler": {"toolchain": replace(TOOLS, host_version="c++ 13")},
-    "nvcc": {"toolchain": replace(TOOLS, nvcc_version="13.1.1")},
-    "cmake": {"versions": {"cmake": "4.0"}},
-    "the archs": {"item": ITEM.model_copy(update={"archs": (Arch.SM_121A,)})},
-    "the units": {"item": fewer_units()},
-    "what is injected": {"item": with_table(injected={})},
+    "a wheel of the environment": {"wheels": [wheel("torch", "b"), wheel("nvidia-cuda-nvcc")]},
+    "the host compiler": {"environment": replace(ENVIRONMENT, toolchain=replace(TOOLS, host_version="c++ 13"))},
+    "nvcc": {"environment": replace(ENVIRONMENT, toolchain=replace(TOOLS, nvcc_version="13.1.1"))},
+    "cmake": {"environment": replace(ENVIRONMENT, versions={"cmake": "4.0"})},
+    "the archs": {"recipe": RECIPE.model_copy(update={"archs": (Arch.SM_121A,)})},
+    "the units": {"recipe": fewer_units()},
+    "what is injected": {"recipe": with_table(injected={})},
 }
 
 
-@pytest.mark.parametrize("what", DECIDES)
-def test_all_that_decides_the_result_is_in_its_digest(what: str) -> None:
-    assert planned(**DECIDES[what]).digest != planned().digest
+@pytest.mark.parametrize("what", INPUTS)
+def test_digest_covers_every_input(what: str) -> None:
+    assert make_plan(**INPUTS[what]).digest != make_plan().digest
 
 
-def test_the_order_of_wheels_and_estimates_of_cost_are_not() -> None:
-    assert planned(environment=[wheel("nvidia-cuda-nvcc"), wheel("torch")]).digest == planned().digest
-    assert planned(known=lambda unit: (1, 1.0)).digest == planned().digest
-    moved = replace(TOOLS, cuda_home=Path("elsewhere"), host_compiler="/opt/c++")
-    assert planned(toolchain=moved).digest == planned().digest
+def test_digest_covers_neither_order_of_wheels_nor_costs() -> None:
+    assert make_plan(wheels=[wheel("nvidia-cuda-nvcc"), wheel("torch")]).digest == make_plan().digest
+    assert make_plan(environment=replace(ENVIRONMENT, measured_cost=lambda unit: (1, 1.0))).digest == make_plan().digest
+    moved = replace(TOOLS, cuda_home=Path("other"), host_compiler="/opt/c++")
+    assert make_plan(environment=replace(ENVIRONMENT, toolchain=moved)).digest == make_plan().digest
 
 
-@pytest.mark.parametrize(("carried", "said"), [({"cutlass": ("4.2.1", "5")}, "carries 4.2.1"), ({}, "carries no such project")])
-def test_another_cutlass_than_the_engine_asks_for(carried: dict[str, tuple[str, str]], said: str) -> None:
-    with pytest.raises(BadRecipe, match=f"VLLM_CUTLASS_SRC_DIR asks for cutlass 4.4.2; flashinfer-0.6.8.post1 {said}"):
-        planned(carried=carried)
+@pytest.mark.parametrize(
+    ("carried", "message"), [({"cutlass": ("4.2.1", "5")}, "carries 4.2.1"), ({}, "carries no such project")]
+)
+def test_engine_requires_another_cutlass(carried: dict[str, tuple[str, str]], message: str) -> None:
+    with pytest.raises(BadRecipe, match=f"VLLM_CUTLASS_SRC_DIR requires cutlass 4.4.2; flashinfer-0.6.8.post1 {message}"):
+        make_plan(carried=carried)
 
 
-def test_flags_are_told_without_paths() -> None:
-    words = (
-        "/v/python -m sm120kit.memory /w/cuda/bin/nvcc -ccbin=/usr/bin/c++ -DA=1 -I/w/source -isystem /w/x -isystem y "
+def test_flags_contain_no_paths() -> None:
+    command = (
+        "/v/python -m sm120kit.core.memory /w/cuda/bin/nvcc -ccbin=/usr/bin/c++ -DA=1 -I/w/source -isystem /w/x -isystem y "
         "-Xcompiler=-ffile-prefix-map=/w=. -O3 -gencode arch=compute_120f,code=sm_120f "
         "-MD -MT a.o -MF a.o.d -x cu -c a.cu -o a.o"
     )
-    assert extension._flags(words.split()) == "-DA=1 -O3 -gencode arch=compute_120f,code=sm_120f"
+    assert extensions._flags(command.split()) == "-DA=1 -O3 -gencode arch=compute_120f,code=sm_120f"
 
 
-def test_no_python_for_which_the_locked_wheels_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert environment.find_python(here)[1].startswith(f"{here}.")
+def test_missing_python_of_the_locked_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert environment.find_python(own)[1].startswith(f"{own}.")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match=r"no Python 3\.99: .* python3\.99 on PATH is no program"):
+    with pytest.raises(ToolchainMissing, match=r"no Python 3\.99: .* python3\.99 on PATH does not exist"):
         environment.find_python("3.99")
     shim = tmp_path / "python3.99"
     shim.write_text("#!/bin/sh\nexit 127\n")
@@ -228,15 +235,15 @@ BAD: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_recipe_that_is_not_well_formed(name: str, tmp_path: Path) -> None:
-    change, said = BAD[name]
+def test_recipe_that_is_not_well_formed(name: str, tmp_path: Path) -> None:
+    change, message = BAD[name]
     path = tmp_path / "vllm-0.20.0.toml"
-    path.write_text(change(recipe.locate("vllm-0.20.0").read_text()))
-    with pytest.raises(BadRecipe, match=said):
-        recipe.read(path)
+    path.write_text(change(recipes.locate("vllm-0.20.0").read_text()))
+    with pytest.raises(BadRecipe, match=message):
+        recipes.read(path)
 
 
-def test_prose_and_estimates_are_not_locked() -> None:
-    inputs = str(ITEM.inputs()["from_source"])
+def test_prose_and_estimates_are_no_locked_inputs() -> None:
+    inputs = str(RECIPE.inputs()["from_source"])
     assert "reason" not in inputs and "seconds" not in inputs and "sha256" in inputs
-    assert "from_source" not in recipe.load_engine("vllm-0.19.1").inputs()
+    assert "from_source" not in recipes.load_engine("vllm-0.19.1").inputs()

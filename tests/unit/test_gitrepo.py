@@ -1,4 +1,4 @@
-"""Commit ids depend on content alone, whatever the user's git is set to."""
+"""Bare repositories: commit ids depend on content alone, and no configuration runs a program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.gitrepo import IDENTITY, Repository
+from sm120kit.core.errors import UnsafeSource
+from sm120kit.sources.git import IDENTITY, Repository
 
 COMMIT = "88f0974db18be98788498faf81c2b9b4706bfcd0"
 
@@ -29,15 +30,152 @@ def test_commit_id_is_a_constant(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hostile_git")
-def test_commit_id_ignores_the_users_git(tmp_path: Path) -> None:
+def test_commit_id_with_hostile_user_git_config(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     assert commit == COMMIT
-    repository.point("refs/heads/base", commit)
+    repository.set_ref("refs/heads/base", commit)
     assert repository.tree_of("refs/heads/base") == repository.tree_of(commit)
 
 
+def plant(git_dir: Path, mark: Path) -> None:
+    """A configuration that runs a program wherever git offers it; the programs create ``mark``."""
+    program = mark.with_name("program")
+    program.write_text(f'#!/bin/sh\necho "$0 $@" >> {mark}\nexit 1\n')
+    program.chmod(0o755)
+    hooks = mark.with_name("hooks")
+    hooks.mkdir(exist_ok=True)
+    for name in ("reference-transaction", "post-index-change", "post-checkout", "pre-commit"):
+        (hooks / name).write_text(program.read_text())
+        (hooks / name).chmod(0o755)
+    (git_dir / "hooks").mkdir(exist_ok=True)
+    (git_dir / "hooks" / "reference-transaction").write_text(program.read_text())
+    (git_dir / "hooks" / "reference-transaction").chmod(0o755)
+    extensions = "[extensions]\n\tpartialClone = origin\n\tworktreeConfig = true\n"
+    config = f"""[core]
+	repositoryformatversion = 1
+	bare = true
+	fsmonitor = {program}
+	sshCommand = {program}
+	gitProxy = {program}
+	hooksPath = {hooks}
+	pager = {program}
+	editor = {program}
+	askPass = {program}
+	alternateRefsCommand = {program}
+	attributesFile = {mark.with_name("attributes")}
+[log]
+	showSignature = true
+[commit]
+	gpgSign = true
+[gpg]
+	program = {program}
+[diff]
+	external = {program}
+[diff "evil"]
+	textconv = {program}
+	command = {program}
+[filter "evil"]
+	clean = {program}
+	smudge = {program}
+	process = {program}
+	required = true
+[merge "evil"]
+	driver = {program}
+[uploadpack]
+	packObjectsHook = {program}
+[remote "origin"]
+	url = {mark.parent}
+	promisor = true
+	uploadpack = {program}
+	vcs = evil
+[credential]
+	helper = {program}
+[alias]
+	log = !{program}
+	status = !{program}
+[include]
+	path = {mark.with_name("included")}
+{extensions}"""
+    mark.with_name("attributes").write_text("* filter=evil diff=evil merge=evil\n")
+    mark.with_name("included").write_text(f"[gpg]\n\tprogram = {program}\n")
+    (git_dir / "config").write_text(config)
+    (git_dir / "config.worktree").write_text(config)
+    (git_dir / "info" / "attributes").write_text("* filter=evil diff=evil merge=evil\n")
+
+
+def sign(repository: Repository, commit: str) -> str:
+    """Store the commit again with a signature, which git would pass to gpg."""
+    raw = repository.git("cat-file", "commit", commit).raw
+    head, blank, body = raw.partition(b"\n\n")
+    signature = b"\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n x\n -----END PGP SIGNATURE-----"
+    stored = repository.git("hash-object", "-t", "commit", "-w", "--stdin", stdin=head + signature + blank + body)
+    return stored.stdout.strip()
+
+
+def test_planted_configuration_runs_no_program(tmp_path: Path) -> None:
+    """All operations on a repository with a hostile configuration."""
+    mark = tmp_path / "ran"
+    repository, commit = small_commit(tmp_path / "r")
+    signed = sign(repository, commit)
+
+    def planted() -> Repository:
+        plant(repository.path, mark)
+        return repository
+
+    planted().set_ref("refs/heads/base", signed)
+    assert planted().git("log", "-1", "--format=%H %T", "refs/heads/base").stdout.split()[0] == signed
+    assert planted().paths(signed) == [".gitattributes", "a.txt", "bin/run", "\u00fc/name with space"]
+    assert planted().commit_tree(repository.tree_of(signed), None, "base\n\nbody\n") == COMMIT
+    planted().export(signed, tmp_path / "out")
+    assert (tmp_path / "out/a.txt").read_bytes() == b"one\r\ntwo\r\n"
+    with planted().index(signed) as index:
+        plant(repository.path, mark)
+        (tmp_path / "out/a.txt").write_text("changed\n")
+        assert index.git(f"--work-tree={tmp_path / 'out'}", "status", "--porcelain").stdout
+        plant(repository.path, mark)
+        index.git(f"--work-tree={tmp_path / 'out'}", "read-tree", "--reset", "-u", repository.tree_of(signed))
+    planted().git("fetch", "--quiet", "--", repository.path, f"{signed}:refs/heads/again", network=True)
+    planted().git("cat-file", "-e", "1" * 40, check=False)
+    assert not mark.exists(), mark.read_text()
+
+
+def test_symlink_as_configuration_is_not_followed(tmp_path: Path) -> None:
+    repository, _ = small_commit(tmp_path / "r")
+    config = repository.path / "config"
+    theirs = tmp_path / "theirs"
+    config.rename(theirs)
+    config.symlink_to(theirs)
+    repository.git("rev-parse", "--git-dir")
+    assert config.is_file() and not config.is_symlink() and config.read_bytes() == theirs.read_bytes()
+
+
+def test_planted_commondir_is_ignored(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    other, _ = small_commit(tmp_path / "other")
+    plant(other.path, tmp_path / "ran")
+    (repository.path / "commondir").write_text(f"{other.path}\n")
+    repository.set_ref("refs/heads/base", sign(repository, commit))
+    repository.git("log", "-1", "refs/heads/base")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("revision", ["--output=x", "-x"])
+def test_revision_with_dash_is_rejected(tmp_path: Path, revision: str) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    for use in (
+        lambda: repository.tree_of(revision),
+        lambda: repository.paths(revision),
+        lambda: repository.changed(revision, commit),
+        lambda: repository.changed(commit, revision),
+        lambda: repository.set_ref("refs/heads/x", revision),
+        lambda: repository.export(revision, tmp_path / "out"),
+    ):
+        with pytest.raises(UnsafeSource, match="is not a git revision"):
+            use()
+
+
 @pytest.mark.usefixtures("hostile_git")
-def test_export_writes_what_is_stored(tmp_path: Path) -> None:
+def test_export_writes_stored_bytes(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     repository.export(commit, tmp_path / "out")
     assert (tmp_path / "out/a.txt").read_bytes() == b"one\r\ntwo\r\n" == repository.read(commit, "a.txt")
@@ -46,7 +184,7 @@ def test_export_writes_what_is_stored(tmp_path: Path) -> None:
     assert not (tmp_path / "out/a.txt").stat().st_mode & 0o111
 
 
-def test_reading(tmp_path: Path) -> None:
+def test_read_files_and_subtrees(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     assert repository.paths(commit) == [".gitattributes", "a.txt", "bin/run", "\u00fc/name with space"]
     assert repository.paths(commit, "bin") == ["bin/run"]
@@ -58,7 +196,7 @@ def test_reading(tmp_path: Path) -> None:
         repository.read(commit, "bin")
 
 
-def test_graft_replaces_what_was_there(tmp_path: Path) -> None:
+def test_graft_replaces_existing_entries(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     with repository.index(commit) as index:
         index.graft("bin", repository.subtree(commit, "\u00fc"))
@@ -67,7 +205,7 @@ def test_graft_replaces_what_was_there(tmp_path: Path) -> None:
     assert repository.paths(tree) == [".gitattributes", "a.txt/run", "bin/name with space", "\u00fc/name with space"]
 
 
-def test_author_must_be_an_identity(tmp_path: Path) -> None:
+def test_author_without_address_is_rejected(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     with pytest.raises(ValueError, match="Name <address>"):
         repository.commit_tree(repository.tree_of(commit), commit, "x", author="nobody")

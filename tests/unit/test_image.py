@@ -1,4 +1,4 @@
-"""Build contexts, checks and the index, as far as no daemon is needed."""
+"""Build contexts, the runner of checks, and the index; no daemon is needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from sm120kit import image, registry
-from sm120kit.daemon import building
-from sm120kit.errors import BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
-from sm120kit.records import Check, Image, ImageContext, LockedWheel, PublishedImage, Verdict, VerifiedImage
-from sm120kit.verify import image as checks
-from sm120kit.workspace import Workspace, data_root, file_sha256, write_record
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
+from sm120kit.core.state import Workspace, data_root, file_sha256, write_record
+from sm120kit.images import checks, context, registry
+from sm120kit.images.docker import builders
+from sm120kit.images.index import FORMAT, PublishedIndex, find_image, read_index
+from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
+from sm120kit.sources.records import LockedWheel
 
 BASE = f"debian@sha256:{'a' * 64}"
 LABELS = {"sm120kit.build-id": "f" * 64}
@@ -45,8 +46,8 @@ ORIGIN = {
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a context from small files; keywords replace what goes in."""
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Create a build context from small files; keywords replace its inputs."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     patched = wheels / "flashinfer_python-0.6.6+sm120kit.1-py3-none-linux_x86_64.whl"
@@ -59,25 +60,25 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return LockedWheel(name, "1.0", path.name, file_sha256(path)), path
 
     installer, pip = wheel("pip", "an installer")
-    monkeypatch.setattr(image, "INSTALLER", installer)
+    monkeypatch.setattr(context, "INSTALLER", installer)
     locked = [wheel("idna", "a wheel"), wheel("nvidia-cublas", "a big wheel")]
 
-    def make(state: str = "state", **changed: Any) -> ImageContext:
+    def make_context(state: str = "state", **changed: Any) -> ImageContext:
         setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
-        setup |= {name: changed.pop(name) for name in [*changed] if name in image.Setup.__dataclass_fields__}
+        setup |= {name: changed.pop(name) for name in [*changed] if name in context.ImageSetup.__dataclass_fields__}
         inputs: dict[str, Any] = {"base": BASE, "ours": [patched], "locked": locked, "installer": pip}
         workspace = Workspace.open(tmp_path / state)
-        return image.make_context(image.Setup(**setup), **(inputs | changed), workspace=workspace)
+        return context.make_context(context.ImageSetup(**setup), **(inputs | changed), workspace=workspace)
 
-    return make
+    return make_context
 
 
-def test_a_context_holds_everything_by_hash(made: Any) -> None:
-    context = made()
+def test_context_contains_all_inputs_by_hash(make: Any) -> None:
+    context = make()
     assert {path.name for path in context.directory.iterdir()} == {"Dockerfile", "tools", "cuda", "locked", "ours"}
-    for folder, name in (("locked", "idna"), ("cuda", "nvidia-cublas")):
-        text = (context.directory / folder / "requirements.txt").read_text()
-        sha256 = file_sha256(context.directory / folder / f"{name}-1.0-py3-none-any.whl")
+    for directory, name in (("locked", "idna"), ("cuda", "nvidia-cublas")):
+        text = (context.directory / directory / "requirements.txt").read_text()
+        sha256 = file_sha256(context.directory / directory / f"{name}-1.0-py3-none-any.whl")
         assert text == f"{name}==1.0 --hash=sha256:{sha256}\n"
     assert (
         (context.directory / "ours" / "requirements.txt").read_text().startswith("flashinfer-python==0.6.6+sm120kit.1 --hash=")
@@ -94,87 +95,126 @@ def test_a_context_holds_everything_by_hash(made: Any) -> None:
     assert labels["sm120kit.wheels"] == "idna==1.0,nvidia-cublas==1.0"
 
 
-def test_wheels_are_linked_not_copied(made: Any, tmp_path: Path) -> None:
-    place = made().directory
+def test_installed_copy_of_sm120kit_makes_the_same_context(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = make(**ENGINE)
+    shutil.copytree(data_root() / "dockerfiles", tmp_path / "installed" / "dockerfiles")
+    (tmp_path / "installed" / "recipes").mkdir()
+    for name in ("engine", "tools"):  # pip compiles what it installs
+        (tmp_path / "installed" / "dockerfiles" / name / "__pycache__").mkdir(exist_ok=True)
+        (tmp_path / "installed" / "dockerfiles" / name / "__pycache__" / "again.cpython-311.pyc").write_bytes(b"\xa7\r\r\n")
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "installed"))
+    assert make(state="other", **ENGINE).digest == original.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda directory: (directory / "Dockerfile").write_text("FROM evil\n"),
+        lambda directory: (directory / "tools/install.sh").unlink(),
+        lambda directory: (directory / "locked/requirements.txt").open("a").write("evil==1.0\n"),
+        lambda directory: (directory / "locked/evil-1.0-py3-none-any.whl").write_text("x"),
+        lambda directory: replace_file(directory / "locked/idna-1.0-py3-none-any.whl", b"another"),
+        lambda directory: replace_file(directory / "cuda/nvidia-cublas-1.0-py3-none-any.whl", b"A big wheel"),
+        lambda directory: (directory / "ours/more").symlink_to("/etc/passwd"),
+    ],
+)
+def test_changed_context_is_refused(make: Any, change: Any) -> None:
+    context = make()
+    change(context.directory)
+    with pytest.raises(ArtifactChanged, match=str(context.directory)) as caught:
+        make()
+    assert caught.value.hint.endswith(f"rm -r {context.directory.parent}")
+    shutil.rmtree(context.directory.parent)
+    assert make() == context
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file without writing to its hard links."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_wheels_are_hard_links(make: Any, tmp_path: Path) -> None:
+    directory = make().directory
     for name in ("locked/idna", "cuda/nvidia-cublas"):
-        assert (place / f"{name}-1.0-py3-none-any.whl").samefile(
+        assert (directory / f"{name}-1.0-py3-none-any.whl").samefile(
             tmp_path / "wheels" / f"{Path(name).name}-1.0-py3-none-any.whl"
         )
 
 
-def test_an_engine_sets_and_starts_what_its_recipe_says(made: Any) -> None:
-    context = made(**ENGINE)
+def test_engine_context_has_environment_and_entrypoint_of_the_recipe(make: Any) -> None:
+    context = make(**ENGINE)
     text = (context.directory / "Dockerfile").read_text()
     assert text.endswith('ENV A="1" \\\n    B="two \\"words\\" and \\$3"\nENTRYPOINT ["vllm", "serve"]\n')
     assert {path.name for path in (context.directory / "engine").iterdir()} == {"cuda_home.sh", "healthy.py"}
     assert context.reference.startswith("sm120kit/vllm:1.0-sm120kit.") and context.labels["sm120kit.recipe"] == "vllm-1.0"
     assert context.labels["org.opencontainers.image.version"] == "1.0"
-    assert made(**(ENGINE | {"env": {"A": "2"}})).digest != context.digest
-    assert made(**(ENGINE | {"serve": ("vllm", "run")})).digest != context.digest
+    assert make(**(ENGINE | {"env": {"A": "2"}})).digest != context.digest
+    assert make(**(ENGINE | {"serve": ("vllm", "run")})).digest != context.digest
 
 
-def test_the_digest_is_of_what_goes_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = made()
-    assert made("another-directory").digest == first.digest
-    assert made(base=f"debian@sha256:{'b' * 64}").digest != first.digest
-    assert made(labels={}).digest != first.digest
-    assert made(locked=[]).digest != first.digest
+def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+    assert make("another-directory").digest == first.digest
+    assert make(base=f"debian@sha256:{'b' * 64}").digest != first.digest
+    assert make(labels={}).digest != first.digest
+    assert make(locked=[]).digest != first.digest
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    assert made().digest != first.digest
+    assert make().digest != first.digest
 
 
-def test_a_context_that_is_there_is_left_alone(made: Any) -> None:
-    file = made().directory / "Dockerfile"
+def test_existing_context_is_reused(make: Any) -> None:
+    file = make().directory / "Dockerfile"
     os.utime(file, (1, 1))
-    assert made().directory / "Dockerfile" == file and file.stat().st_mtime == 1
+    assert make().directory / "Dockerfile" == file and file.stat().st_mtime == 1
 
 
 @pytest.mark.parametrize(
     "base", ["debian", "debian:12", "debian@sha256:abc", f"sha256:{'A' * 64}", f"debian:sha256:{'a' * 64}", ""]
 )
-def test_a_base_that_can_move_is_refused(made: Any, base: str) -> None:
-    with pytest.raises(NoSuchImage, match="not named by digest"):
-        made(base=base)
+def test_base_without_digest_is_refused(make: Any, base: str) -> None:
+    with pytest.raises(NoSuchImage, match="not given by digest"):
+        make(base=base)
 
 
-def test_other_bytes_than_the_locked_are_refused(made: Any, tmp_path: Path) -> None:
+def test_wheel_with_another_hash_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     wheel.write_text("other bytes")
     with pytest.raises(HashMismatch, match="idna"):
-        made()
+        make()
     assert not list(tmp_path.glob("state/images/*"))
 
 
-def test_a_wheel_that_does_not_say_what_it_is(made: Any, tmp_path: Path) -> None:
+def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
-        made(ours=[wheel])
+        make(ours=[wheel])
 
 
-def test_an_unknown_kind(made: Any) -> None:
+def test_unknown_kind_is_refused(make: Any) -> None:
     with pytest.raises(UnknownName, match="no Dockerfile for 'toaster'"):
-        made(kind="toaster")
+        make(kind="toaster")
 
 
-def test_no_dockerfile_names_a_place_or_fetches(made: Any) -> None:
-    place = Path(__file__).parents[2] / "dockerfiles"
-    for path in sorted(path for path in place.rglob("*") if path.is_file()):
+def test_dockerfiles_name_no_host_and_download_nothing() -> None:
+    dockerfiles = Path(__file__).parents[2] / "dockerfiles"
+    for path in sorted(path for path in dockerfiles.rglob("*") if path.is_file()):
         text = path.read_text()
         assert "# syntax" not in text and text.count("://") == text.count("http://127.0.0.1:"), path
         for word in ("git clone", "curl", "wget", "apt-get", "index-url"):
             assert word not in text, f"{path}: {word}"
 
 
-def test_every_image_runs_as_a_user_and_copies_what_changes_least_first(made: Any) -> None:
+def test_dockerfiles_set_a_user_and_copy_rarely_changed_files_first(make: Any) -> None:
     for setup in ({}, ENGINE):
-        last = (made(**setup).directory / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+        last = (make(**setup).directory / "Dockerfile").read_text().rpartition("\nFROM ")[2]
         assert last.startswith("${BASE} AS runtime\n") and last.count("\nUSER ") == 1 and "\nUSER 1000:1000\n" in last
         stages = re.findall(r"^COPY --from=(\w+) ", last, re.MULTILINE)
         assert [stage for stage in stages if stage != "toolkit"] == ["installer", "cuda", "locked", "ours"]
         assert "\nRUN " not in last and ("\nHEALTHCHECK " in last) == bool(setup)
 
 
-def test_children_pass_their_parents_checks() -> None:
+def test_suites_include_those_of_the_parents() -> None:
     assert checks.suites("flashinfer") == ("base", "flashinfer")
     assert checks.suites("vllm") == ("base", "flashinfer", "engine", "vllm")
     with pytest.raises(UnknownName, match="toaster"):
@@ -183,7 +223,7 @@ def test_children_pass_their_parents_checks() -> None:
 
 SUITE = """
 import warnings
-def check_good(expected): return {"found": expected["word"]}
+def check_good(expected): return {"fact": expected["word"]}
 def check_bad(expected): assert False, "it is bad"
 def check_broken(expected): return 1 / 0
 def check_warns(expected): warnings.warn("odd")
@@ -192,67 +232,70 @@ def check_leaves(expected): raise SystemExit(0)
 """
 
 
-def test_the_runner_hides_nothing(tmp_path: Path) -> None:
-    for name in ("run.py", "standin.py"):
-        shutil.copy(Path(__file__).parents[1] / "image" / name, tmp_path)
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "checks.py").write_text(SUITE)
+def test_runner_reports_every_result(tmp_path: Path) -> None:
+    for name in ("run.py", "driver_stub.py"):
+        shutil.copy(Path(checks.__file__).parent / "suites" / name, tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text('{"word": "hello"}')
     done = subprocess.run(
-        [sys.executable, tmp_path / "run.py", tmp_path / "expected.json", "one"], capture_output=True, text=True
+        [sys.executable, tmp_path / "run.py", tmp_path / "expected.json", "small"], capture_output=True, text=True
     )
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
     verdicts = {name: line["verdict"] for name, line in lines.items()}
     failed = dict.fromkeys(("bad", "broken", "warns", "leaves"), "failed")
     assert verdicts == {"good": "passed", "absent": "not run", **failed}
-    assert lines["good"]["said"] == {"found": "hello"} and lines["bad"]["detail"] == "it is bad"
+    assert lines["good"]["said"] == {"fact": "hello"} and lines["bad"]["detail"] == "it is bad"
     assert "ZeroDivisionError" in lines["broken"]["detail"] and "odd" in lines["warns"]["detail"]
 
 
 def verified(**changed: Any) -> VerifiedImage:
-    found = Image("sha256:1", "content", "linux/amd64", (), {}, "1000", 1)
-    record = VerifiedImage(found, "sm120kit/flashinfer:tag", "suite", (Check("base", "user", Verdict.PASSED),), {})
+    image = Image("sha256:1", "content", "linux/amd64", (), {}, "1000", 1)
+    record = VerifiedImage(image, "sm120kit/flashinfer:tag", "suite", (Check("base", "user", CheckResult.PASSED),), {})
     return dataclasses.replace(record, **changed)
 
 
-@pytest.mark.parametrize("list_of", [(), (Check("base", "user", Verdict.FAILED),), (Check("base", "user", Verdict.NOT_RUN),)])
-def test_a_record_without_passed_checks_is_none(list_of: tuple[Check, ...]) -> None:
+@pytest.mark.parametrize(
+    "results", [(), (Check("base", "user", CheckResult.FAILED),), (Check("base", "user", CheckResult.NOT_RUN),)]
+)
+def test_record_without_passed_checks_is_refused(results: tuple[Check, ...]) -> None:
     with pytest.raises(NotVerified, match="did not pass"):
-        registry.require_passed(verified(checks=list_of))
+        registry.require_passed(verified(checks=results))
     registry.require_passed(verified())
 
 
-def test_an_index_is_read_back_and_asked(tmp_path: Path) -> None:
+def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
     path = tmp_path / "images.json"
-    assert registry.read_index(path).images == ()
+    with pytest.raises(BadIndex, match="does not exist"):
+        read_index(path)
     entries = tuple(
-        PublishedImage("host/x", tag, "sha256:2", "flashinfer-0.6.6", build * 32, verified())
-        for tag, build in (("one", "ab"), ("two", "cd"))
+        PublishedImage("host/x", tag, f"sha256:{'2' * 64}", "flashinfer-0.6.6", build * 32, verified())
+        for tag, build in (("first", "ab"), ("second", "cd"))
     )
-    write_record(path, registry.Index(registry.FORMAT, entries))
-    assert registry.read_index(path).images == entries
-    assert registry.find("one", path, "linux/amd64") == entries[0]
-    assert registry.find("cdcdcdcd", path, "linux/amd64") == entries[1]
-    for name, platform, words in (
+    write_record(path, PublishedIndex(FORMAT, entries))
+    assert read_index(path).images == entries
+    assert find_image("first", path, "linux/amd64") == entries[0]
+    assert find_image("cdcdcdcd", path, "linux/amd64") == entries[1]
+    for name, platform, message in (
         ("flashinfer@0.6.6", "linux/amd64", "2 images"),
-        ("one", "linux/arm64", "no image 'one' for linux/arm64"),
+        ("first", "linux/arm64", "no image 'first' for linux/arm64"),
         ("vllm", "linux/amd64", "no image 'vllm'"),
     ):
-        with pytest.raises(BadIndex, match=words):
-            registry.find(name, path, platform)
+        with pytest.raises(BadIndex, match=message):
+            find_image(name, path, platform)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "not an index"), ("[]", "not an index"), ('{"format":9,"images":[]}', "format 9")]
+    ("text", "message"), [("{", "not an index"), ("[]", "not an index"), ('{"format":9,"images":[]}', "format 9")]
 )
-def test_what_is_no_index(tmp_path: Path, text: str, words: str) -> None:
+def test_malformed_index_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "images.json"
     path.write_text(text)
-    with pytest.raises(BadIndex, match=words):
-        registry.read_index(path)
+    with pytest.raises(BadIndex, match=message):
+        read_index(path)
 
 
-def test_a_context_goes_to_the_daemon_as_it_is_but_for_times_and_owners(tmp_path: Path) -> None:
+def test_context_stream_has_fixed_times_and_owners(tmp_path: Path) -> None:
     content = {
         "Dockerfile": b"FROM x\n",
         f"locked/{'long-name-' * 20}.whl": b"x" * 1000,
@@ -262,18 +305,18 @@ def test_a_context_goes_to_the_daemon_as_it_is_but_for_times_and_owners(tmp_path
     for name, data in content.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    first = b"".join(building.packed(tmp_path))
+    first = b"".join(builders.packed(tmp_path))
     with tarfile.open(fileobj=io.BytesIO(first)) as archive:
-        found = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
-        assert {name: file.read() for name, file in found.items() if file} == content
+        members = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+        assert {name: file.read() for name, file in members.items() if file} == content
     for path in tmp_path.rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)
-    assert b"".join(building.packed(tmp_path)) == first
+    assert b"".join(builders.packed(tmp_path)) == first
 
 
 @pytest.mark.parametrize(
-    ("needs", "content", "again"),
+    ("requirement", "content", "again"),
     [
         ("libs-base==4", "B" * 43, True),
         ("libs-base==4", "A" * 43, False),
@@ -281,14 +324,16 @@ def test_a_context_goes_to_the_daemon_as_it_is_but_for_times_and_owners(tmp_path
         ("libs-base; extra == 'x'", "B" * 43, False),
     ],
 )
-def test_what_replaces_files_of_a_wheel_that_it_requires_is_installed_again(
-    tmp_path: Path, needs: str, content: str, again: bool
+def test_wheel_that_replaces_files_of_a_required_wheel_is_installed_again(
+    tmp_path: Path, requirement: str, content: str, again: bool
 ) -> None:
-    for name, requires, sha256 in (("libs_base", "numpy>=2", "A" * 43), ("libs_cu13", needs, content)):
-        place = tmp_path / "site" / f"{name}-4.dist-info"
-        place.mkdir(parents=True)
-        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 4\nRequires-Dist: {requires}\n")
-        (place / "RECORD").write_text(f"dsl/lib.so,sha256={sha256},9\n{name}-4.dist-info/RECORD,,\n")
+    for name, requires, sha256 in (("libs_base", "numpy>=2", "A" * 43), ("libs_cu13", requirement, content)):
+        directory = tmp_path / "site" / f"{name}-4.dist-info"
+        directory.mkdir(parents=True)
+        (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 4\nRequires-Dist: {requires}\n")
+        (directory / "RECORD").write_text(f"dsl/lib.so,sha256={sha256},9\n{name}-4.dist-info/RECORD,,\n")
+    (tmp_path / "site" / "dsl").mkdir()
+    (tmp_path / "site" / "dsl" / "lib.so").touch()
     lines = "libs-base==4 --hash=sha256:1\nlibs-cu13==4 --hash=sha256:2\n"
     (tmp_path / "requirements.txt").write_text(lines)
     argv = [
@@ -299,3 +344,26 @@ def test_what_replaces_files_of_a_wheel_that_it_requires_is_installed_again(
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout == (lines.splitlines(keepends=True)[1] if again else "")
+
+
+def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from sm120kit.cli import app
+
+    path = tmp_path / "images.json"
+    image = Image("sha256:1", "content", "linux/amd64", (), {}, "1000", 1_234_000_000)
+    results = (*tuple(Check("base", name, CheckResult.PASSED) for name in "abc"), Check("base", "d", CheckResult.NOT_RUN))
+    entry = PublishedImage(
+        "host/x", "tag", f"sha256:{'2' * 64}", "flashinfer-0.6.6", "ab" * 32, verified(image=image, checks=results)
+    )
+    write_record(path, PublishedIndex(FORMAT, (entry,)))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///absent")
+    result = CliRunner().invoke(app, ["image", "list", "--remote", "--index", str(path)])
+    assert result.exit_code == 0, result.output
+    cells = ("host/x:tag", "222222222222", "flashinfer-0.6.6", "linux/amd64", "1.23 GB", "3 passed, 1 not run", "no")
+    assert [cell for cell in cells if cell not in result.stdout] == []
+    listed = CliRunner().invoke(app, ["image", "list", "--remote", "--json"], env={"SM120KIT_INDEX": str(path)})
+    assert [image["digest"] for image in json.loads(listed.stdout)] == [entry.digest]
+    absent = CliRunner().invoke(app, ["image", "list", "--remote", "--index", str(tmp_path / "absent")])
+    assert isinstance(absent.exception, BadIndex)

@@ -1,4 +1,4 @@
-"""The checks that run inside images, each on a small tree that is right and on one that is not."""
+"""The checks that run inside images, each on a small tree that passes and on trees with a fault."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from sm120kit import delivery
-from sm120kit.records import Image
+from sm120kit.images import checks, delivery
+from sm120kit.images.records import Image
 
-IMAGE = Path(__file__).parents[1] / "image"
+IMAGE = Path(checks.__file__).parent / "suites"
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Loads ``run``, ``standin`` or a suite, as the runner does."""
+    """Load ``run``, ``driver_stub`` or a suite, as the runner does."""
     monkeypatch.syspath_prepend(str(IMAGE))
 
     def load(name: str) -> ModuleType:
@@ -45,17 +45,17 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 class NotRun(Exception):
-    """What the runner gives to suites."""
+    """Stands for the exception that the runner adds to suites."""
 
 
-# The stand-in for the driver's library.
+# The stub of the driver's library.
 
 
-def test_every_name_of_the_stand_in_answers_no_device(load: Callable[[str], Any], tmp_path: Path) -> None:
-    standin = load("standin")
+def test_driver_stub_functions_return_no_device(load: Callable[[str], Any], tmp_path: Path) -> None:
+    driver_stub = load("driver_stub")
     names = [f"cuCall{number}" for number in range(300)]
-    (tmp_path / "libcuda.so.1").write_bytes(standin.library(names))
-    # In a process of its own: what is loaded stays.
+    (tmp_path / "libcuda.so.1").write_bytes(driver_stub.library(names))
+    # In a process of its own, because a loaded library cannot be unloaded.
     script = (
         "import ctypes, sys; library = ctypes.CDLL('libcuda.so.1')\n"
         "print({getattr(library, name)(1, 2, 3) for name in sys.argv[1:]}, hasattr(library, 'cuOther'))"
@@ -69,23 +69,23 @@ def test_every_name_of_the_stand_in_answers_no_device(load: Callable[[str], Any]
     assert done.stdout == "{100} False\n", done.stderr
 
 
-def test_the_stand_in_for_another_machine_has_its_code(load: Callable[[str], Any]) -> None:
-    standin = load("standin")
-    file = standin.library(["cuInit"], "aarch64")
+def test_driver_stub_has_machine_code_of_its_machine(load: Callable[[str], Any]) -> None:
+    driver_stub = load("driver_stub")
+    file = driver_stub.library(["cuInit"], "aarch64")
     (machine,) = struct.unpack_from("<H", file, 18)
     assert machine == 183 and file[288:296] == bytes.fromhex("800c8052c0035fd6")  # mov w0, #100; ret
-    assert standin.library(["cuInit"], "x86_64")[288:294] == bytes.fromhex("b864000000c3")
+    assert driver_stub.library(["cuInit"], "x86_64")[288:294] == bytes.fromhex("b864000000c3")
     with pytest.raises(KeyError):
-        standin.library(["cuInit"], "riscv64")
+        driver_stub.library(["cuInit"], "riscv64")
 
 
-def test_names_are_those_of_libraries_that_need_the_driver(load: Callable[[str], Any], tmp_path: Path) -> None:
-    standin = load("standin")
-    this = Path(sys.executable).resolve()
-    assert b"\0libc.so.6\0" in standin.dynamic_strings(this)
+def test_driver_stub_names_are_imports_of_libraries_that_need_the_driver(load: Callable[[str], Any], tmp_path: Path) -> None:
+    driver_stub = load("driver_stub")
+    python = Path(sys.executable).resolve()
+    assert b"\0libc.so.6\0" in driver_stub.dynamic_strings(python)
     for name, content in (("empty", b""), ("text", b"x" * 100), ("cut", b"\x7fELF\x02\x01")):
         (tmp_path / name).write_bytes(content)
-    assert [standin.dynamic_strings(path) for path in sorted(tmp_path.iterdir())] == [b"", b"", b""]
+    assert [driver_stub.dynamic_strings(path) for path in sorted(tmp_path.iterdir())] == [b"", b"", b""]
 
     def elf(strings: bytes) -> bytes:
         """A file with one dynamic section and its string table."""
@@ -99,7 +99,7 @@ def test_names_are_those_of_libraries_that_need_the_driver(load: Callable[[str],
     linked.write_bytes(elf(b"\0libcuda.so.1\0cuMemAlloc_v2\0cudaMalloc\0cuLaunchKernel\0"))
     other = tmp_path / "other.so"
     other.write_bytes(elf(b"\0libcufile.so\0cuFileRead\0"))
-    assert standin.imported([linked, other, this]) == ["cuInit", "cuLaunchKernel", "cuMemAlloc_v2"]
+    assert driver_stub.imported_names([linked, other, python]) == ["cuInit", "cuLaunchKernel", "cuMemAlloc_v2"]
 
 
 # The runner.
@@ -107,44 +107,44 @@ def test_names_are_those_of_libraries_that_need_the_driver(load: Callable[[str],
 SUITE = """
 import ctypes, subprocess, warnings
 def check_driver(expected): return {"answer": str(ctypes.CDLL("libcuda.so.1").cuInit(0))}
-def check_known_words(expected):
+def check_known_messages(expected):
     print("INFO 12:00 started")
-    subprocess.run(["echo", "INFO 12:01 went on"])
-    warnings.warn("an old song", DeprecationWarning)
-def check_strange_words(expected): subprocess.run("echo oops >&2", shell=True)
-def check_strange_warning(expected): warnings.warn("an old song, sung again", DeprecationWarning)
+    subprocess.run(["echo", "INFO 12:01 running"])
+    warnings.warn("old name", DeprecationWarning)
+def check_unknown_message(expected): subprocess.run("echo oops >&2", shell=True)
+def check_unknown_warning(expected): warnings.warn("old name, used again", DeprecationWarning)
 """
 ALLOWED = """
-[[words]]
+[[messages]]
 pattern = "INFO .*"
 reason = "its log"
-[[words]]
-pattern = "DeprecationWarning: an old song"
-reason = "the song is old"
+[[messages]]
+pattern = "DeprecationWarning: old name"
+reason = "the name is old"
 [[tools]]
 paths = ["/usr/bin/*"]
 reason = "the base's"
 """
 
 
-def test_only_what_a_suite_allows_may_be_said(tmp_path: Path) -> None:
-    for name in ("run.py", "standin.py"):
+def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
+    for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "checks.py").write_text(SUITE)
-    (tmp_path / "one" / "allowed.toml").write_text(ALLOWED)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "checks.py").write_text(SUITE)
+    (tmp_path / "small" / "allowed.toml").write_text(ALLOWED)
     (tmp_path / "expected.json").write_text("{}")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True)
     done = subprocess.run(
-        [tmp_path / "venv/bin/python", "run.py", "expected.json", "one"], cwd=tmp_path, capture_output=True, text=True
+        [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True
     )
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert lines["driver"]["verdict"] == "passed", "it did not start again with a stand-in"
-    assert lines["known_words"]["verdict"] == "passed"
-    assert lines["known_words"]["said"] == {"exempt in one/known_words": "1 x the song is old; 2 x its log"}
-    assert lines["strange_warning"]["verdict"] == "failed" and "sung again" in lines["strange_warning"]["detail"]
-    # What was said is told to whoever runs the checks, and there any word on stderr is a failure.
-    assert done.stderr == "one/strange_words: oops\n"
+    assert lines["driver"]["verdict"] == "passed", "the runner did not restart with the stub"
+    assert lines["known_messages"]["verdict"] == "passed"
+    assert lines["known_messages"]["said"] == {"exempt in small/known_messages": "1 x the name is old; 2 x its log"}
+    assert lines["unknown_warning"]["verdict"] == "failed" and "used again" in lines["unknown_warning"]["detail"]
+    # The host treats any line on stderr as a failure.
+    assert done.stderr == "small/unknown_message: oops\n"
 
 
 # base
@@ -152,7 +152,7 @@ def test_only_what_a_suite_allows_may_be_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tree(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """The base suite, looking at a small Python environment with one distribution."""
+    """The base suite on a small Python environment with a single distribution."""
     base = load("base")
     prefix = tmp_path / "venv"
     site = prefix / "lib" / "python3" / "site-packages"
@@ -172,19 +172,19 @@ def tree(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def hash_of(content: bytes) -> str:
-    """As a RECORD has it."""
+    """A hash in the encoding of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def test_versions_are_those_of_the_lock(tree: tuple[Any, Path]) -> None:
+def test_base_versions_must_be_those_of_the_lock(tree: tuple[Any, Path]) -> None:
     base, _ = tree
     base.check_versions({"distributions": {"one": "1.0"}})
-    for wanted, words in (({"one": "2.0"}, "one 1.0, not 2.0"), ({}, "not in the lock"), ({"two": "1"}, "two absent")):
-        with pytest.raises(AssertionError, match=words):
-            base.check_versions({"distributions": wanted})
+    for locked, message in (({"one": "2.0"}, "one 1.0, not 2.0"), ({}, "not in the lock"), ({"two": "1"}, "two absent")):
+        with pytest.raises(AssertionError, match=message):
+            base.check_versions({"distributions": locked})
 
 
-def test_files_are_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
+def test_base_files_must_be_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     base, site = tree
     base.check_files({})
     (site / "added.py").write_text("")
@@ -194,12 +194,15 @@ def test_files_are_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     (site / "one.py").write_text("ONE = 2\n")
     with pytest.raises(AssertionError, match="is not the file of One"):
         base.check_files({})
-    with pytest.raises(AssertionError, match="not those of their source"):
+    with pytest.raises(AssertionError, match="do not belong to their source"):
         base.check_bytecode({})
+    (site / "one.py").unlink()
+    with pytest.raises(AssertionError, match=r"one\.py: No such file"):
+        base.check_files({})
 
 
 def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
-    """No module can be called so; compileall compiles it all the same."""
+    """Such a name is not importable, but compileall compiles the file."""
     base, site = tree
     source = site / "fp8.decode.py"
     source.write_text("")
@@ -208,46 +211,49 @@ def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> Non
     assert len(list((site / "__pycache__").glob("fp8.decode.*.pyc"))) == 2
     base.check_bytecode({})
     source.write_text("changed = True\n")
-    with pytest.raises(AssertionError, match=r"^2 are not those of their source"):
+    with pytest.raises(AssertionError, match=r"^2 do not belong to their source"):
         base.check_bytecode({})
 
 
-def test_a_file_of_two_wheels_is_that_of_one_of_them(tree: tuple[Any, Path]) -> None:
+def test_base_file_in_two_unrelated_wheels_may_be_either(tree: tuple[Any, Path]) -> None:
     base, site = tree
     other = site / "two-1.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: Two\nVersion: 1.0\n")
     (other / "RECORD").write_text(f"one.py,sha256={'A' * 43},9\ntwo-1.0.dist-info/METADATA,,\ntwo-1.0.dist-info/RECORD,,\n")
-    said = base.check_files({})["several wheels bring"]
-    assert said.startswith("one.py of ") and "One 1.0" in said and "Two 1.0" in said
+    shared = base.check_files({})["several wheels bring"]
+    assert shared.startswith("one.py of ") and "One 1.0" in shared and "Two 1.0" in shared
     (site / "one.py").write_text("ONE = 2\n")
     with pytest.raises(AssertionError, match="is not the file of"):
         base.check_files({})
 
 
 @pytest.mark.parametrize(
-    ("needs", "words"), [("One==1.0", "is not the file of Two 1.0"), ("One; extra == 'more'", ""), ("Three", "")]
+    ("requirement", "message"), [("One==1.0", "is not the file of Two 1.0"), ("One; extra == 'more'", ""), ("Three", "")]
 )
-def test_a_file_of_a_wheel_that_another_requires_is_that_of_the_other(tree: tuple[Any, Path], needs: str, words: str) -> None:
+def test_base_file_in_two_wheels_must_be_that_of_the_requiring_wheel(
+    tree: tuple[Any, Path], requirement: str, message: str
+) -> None:
     base, site = tree
     other = site / "two-1.0.dist-info"
     other.mkdir()
-    (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Two\nVersion: 1.0\nRequires-Dist: {needs}\n")
+    (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Two\nVersion: 1.0\nRequires-Dist: {requirement}\n")
     (other / "RECORD").write_text(f"one.py,sha256={'A' * 43},9\ntwo-1.0.dist-info/METADATA,,\ntwo-1.0.dist-info/RECORD,,\n")
-    if not words:
+    if not message:
         assert "Two 1.0" in base.check_files({})["several wheels bring"]
         return
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         base.check_files({})
     (other / "RECORD").write_text((other / "RECORD").read_text().replace("A" * 43, hash_of(b"ONE = 2\n")))
     (site / "one.py").write_text("ONE = 2\n")
     assert base.check_files({})["several wheels bring"] == "nothing"
 
 
-def test_owners_are_root_and_nobody_else_writes(tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.root  # the tree must belong to root
+def test_base_owner_must_be_root_without_write_access_for_others(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, site = tree
-    if os.getuid() != 0:
-        pytest.skip("the tree would not belong to root")
     for path in [site.parents[2], *site.parents[2].rglob("*")]:
         path.chmod(0o755)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -261,55 +267,57 @@ def test_owners_are_root_and_nobody_else_writes(tree: tuple[Any, Path], monkeypa
         base.check_owners({})
 
 
-def test_requirements_may_be_absent_or_other_only_on_purpose(tree: tuple[Any, Path]) -> None:
+def test_base_requirements_are_satisfied_left_out_or_overridden(tree: tuple[Any, Path]) -> None:
     base, site = tree
-    nothing: dict[str, list[str]] = {"left_out": [], "overridden": []}
-    base.check_requirements(nothing)
+    strict: dict[str, list[str]] = {"left_out": [], "overridden": []}
+    base.check_requirements(strict)
     metadata = site / "one-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text() + "Requires-Dist: Absent_Thing\nRequires-Dist: pytest<1\n")
-    with pytest.raises(AssertionError, match=r"(?s)Absent_Thing, which is absent.*pytest<1, here"):
-        base.check_requirements(nothing)
+    with pytest.raises(AssertionError, match=r"(?s)Absent_Thing, which is absent.*pytest<1, installed is"):
+        base.check_requirements(strict)
     with pytest.raises(AssertionError, match="pytest"):
         base.check_requirements({"left_out": ["absent-thing"], "overridden": []})
     base.check_requirements({"left_out": ["absent-thing"], "overridden": ["pytest"]})
 
 
-def test_a_compiler_needs_a_reason(tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_base_toolchain_needs_a_reason_for_each_compiler(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     base, site = tree
     monkeypatch.setattr(base, "TOOLKIT", tmp_path / "cuda")
-    place = tmp_path / "bin"
-    place.mkdir()
-    monkeypatch.setenv("PATH", str(place))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
     allowed: list[dict[str, Any]] = []
     expected = {"allowed": {"tools": allowed}}
     assert base.check_no_toolchain(expected) == {}
     nvcc = site / "nvidia" / "cu13" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
-    for tool in (nvcc, place / "g++"):
+    for tool in (nvcc, programs / "g++"):
         tool.write_text("")
     with pytest.raises(AssertionError, match=r"g\+\+, .*nvcc"):
         base.check_no_toolchain(expected)
-    allowed.append({"paths": ["nvidia/cu13/bin/*"], "reason": "it compiles"})
+    allowed.append({"paths": ["nvidia/cu13/bin/*"], "reason": "device compiler"})
     with pytest.raises(AssertionError, match=r"bin/g\+\+$"):
         base.check_no_toolchain(expected)
-    allowed.append({"paths": ["/none", f"{place}/*"], "reason": "it helps"})
-    assert set(base.check_no_toolchain(expected).values()) == {"it compiles", "it helps"}
+    allowed.append({"paths": ["/none", f"{programs}/*"], "reason": "host compiler"})
+    assert set(base.check_no_toolchain(expected).values()) == {"device compiler", "host compiler"}
     (tmp_path / "cuda").mkdir()
     with pytest.raises(AssertionError, match="/cuda"):
         base.check_no_toolchain(expected)
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         (lambda home, site: (home / ".netrc").write_text("x"), "netrc"),
         (lambda home, site: (home / ".config" / "pip").mkdir(parents=True) or (home / ".config/pip/x").touch(), "pip/x"),
         (lambda home, site: (site.parents[2] / "pip.conf").touch(), "pip.conf"),
-        (lambda home, site: (site / "one-1.0.dist-info" / "direct_url.json").touch(), "where a wheel came from"),
+        (lambda home, site: (site / "one-1.0.dist-info" / "direct_url.json").touch(), "origin of a wheel"),
     ],
 )
-def test_no_secret_stays(
-    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[..., Any], words: str
+def test_base_secrets_must_be_absent(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[..., Any], message: str
 ) -> None:
     base, site = tree
     home = tmp_path / "home"
@@ -325,43 +333,41 @@ def test_no_secret_stays(
         base.check_no_secrets({})
     monkeypatch.delenv("MY_API_KEY")
     fault(home, site)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         base.check_no_secrets({})
 
 
 # flashinfer
 
 
-def test_the_patched_package_is_the_one_that_the_image_claims(load: Callable[[str], Any], monkeypatch: Any) -> None:
+def test_flashinfer_package_must_match_the_labels(load: Callable[[str], Any], monkeypatch: Any) -> None:
     suite = load("flashinfer")
     patch = {"project": "cutlass", "slug": "one", "sha256": "e" * 64}
-    said = {"recipe": "r", "commit": "c", "tree": "t", "plan": "p", "patches": [patch], "modules": ["m"]}
-    expected = said | {"patches": ["cutlass/one@eeeeeeeeeeee"]}
-    monkeypatch.setattr(suite, "origin", lambda: said)
+    installed = {"recipe": "r", "commit": "c", "tree": "t", "plan": "p", "patches": [patch], "modules": ["m"]}
+    expected = installed | {"patches": ["cutlass/one@eeeeeeeeeeee"]}
+    monkeypatch.setattr(suite, "origin", lambda: installed)
     suite.check_patched(expected)
-    for key in said:
+    for key in installed:
         with pytest.raises(AssertionError, match=key):
             suite.check_patched(expected | {key: ["other"]})
 
 
-def test_as_many_tactics_as_kernels_for_each_type(load: Callable[[str], Any], monkeypatch: Any) -> None:
+def test_flashinfer_tactics_are_half_the_number_of_kernels(load: Callable[[str], Any], monkeypatch: Any) -> None:
     suite = load("flashinfer")
     monkeypatch.setattr(suite, "module", lambda expected, name: SimpleNamespace(fp4_gemm_tactic_num=lambda: 6))
     name = "fp4_gemm_cutlass_sm120"
     assert suite.check_tactics({"kernels": {name: {"a": 12}}}) == {"FP4 GEMM tactics": "6"}
     with pytest.raises(AssertionError, match="6 tactics, and the recipe expects 14 kernels"):
         suite.check_tactics({"kernels": {name: {"a": 14}}})
-    with pytest.raises(NotRun, match="does not say"):
+    with pytest.raises(NotRun, match="states no number of kernels"):
         suite.check_tactics({"kernels": {}})
 
 
-def test_a_module_that_must_be_compiled_is_found(load: Callable[[str], Any], monkeypatch: Any, tmp_path: Path) -> None:
+def test_flashinfer_module_that_would_be_compiled_fails(load: Callable[[str], Any], monkeypatch: Any, tmp_path: Path) -> None:
     suite = load("flashinfer")
-    made: list[Path] = []
 
-    def compiled() -> None:
-        made.append(tmp_path / "module.so")
-        made[0].touch()
+    def compile_module() -> None:
+        (tmp_path / "module.so").touch()
 
     spec = SimpleNamespace(name="m", is_aot=True, aot_path="m.so", build_and_load=lambda: None)
     monkeypatch.setattr(suite, "specs", lambda expected: iter([spec]))
@@ -370,9 +376,9 @@ def test_a_module_that_must_be_compiled_is_found(load: Callable[[str], Any], mon
     expected: dict[str, Any] = {"modules": ["m"], "allowed": {"tools": []}}
     suite.check_compiled_ahead(expected)
     suite.check_modules_load(expected)
-    with pytest.raises(AssertionError, match="the image says"):
+    with pytest.raises(AssertionError, match="the label is"):
         suite.check_compiled_ahead(expected | {"modules": ["m", "n"]})
-    spec.build_and_load = compiled
+    spec.build_and_load = compile_module
     with pytest.raises(AssertionError, match=r"was compiled: .*module.so"):
         suite.check_modules_load(expected)
     spec.is_aot = False
@@ -385,7 +391,7 @@ def test_a_module_that_must_be_compiled_is_found(load: Callable[[str], Any], mon
     suite.check_compiled_ahead(expected | {"allowed": {"tools": [{"paths": ["nvcc"], "reason": ""}]}})
 
 
-# engines: small packages that answer as vLLM and SGLang do
+# engines: small packages with the interfaces of vLLM and SGLang
 
 VLLM = {
     "torch.py": "",
@@ -488,17 +494,17 @@ ARGUMENTS = {
 }
 
 
-Say = Callable[..., tuple[dict[str, Any], str]]
+RunEngine = Callable[..., tuple[dict[str, Any], str]]
 
 
 @pytest.fixture
-def engine(load: Callable[[str], Any]) -> Say:
-    """What the runner says of a small engine with some files exchanged: its lines by name, and the words on stderr."""
-    return partial(run_engine, load("standin").library(["cuInit"]))
+def engine(load: Callable[[str], Any]) -> RunEngine:
+    """Run the checks of a small engine with some files replaced: returns the runner's lines by name, and its stderr."""
+    return partial(run_engine, load("driver_stub").library(["cuInit"]))
 
 
 def run_engine(
-    stand_in: bytes, tmp_path: Path, kind: str, faults: dict[str, str], **changed: Any
+    driver_stub: bytes, tmp_path: Path, kind: str, faults: dict[str, str], **changed: Any
 ) -> tuple[dict[str, Any], str]:
     site = tmp_path / "site"
     for name, content in (VLLM if kind == "vllm" else SGLANG).items():
@@ -516,15 +522,15 @@ def run_engine(
         "unreleased": {},
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
-    place = tmp_path / "checks"
-    for path in ("run.py", "standin.py", "engine/checks.py", f"{kind}/checks.py"):
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).write_bytes((IMAGE / path).read_bytes())
-    (tmp_path / "libcuda.so.1").write_bytes(stand_in)
+    directory = tmp_path / "checks"
+    for path in ("run.py", "driver_stub.py", "engine/checks.py", f"{kind}/checks.py"):
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes((IMAGE / path).read_bytes())
+    (tmp_path / "libcuda.so.1").write_bytes(driver_stub)
     environment = {**os.environ, "PYTHONPATH": str(site), "ENGINE_SETTING": "1", "LD_LIBRARY_PATH": str(tmp_path)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-B", place / "run.py", tmp_path / "expected.json", "engine", kind],
+        [sys.executable, "-B", directory / "run.py", tmp_path / "expected.json", "engine", kind],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -533,15 +539,15 @@ def run_engine(
     return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}, done.stderr
 
 
-def test_a_right_vllm_passes(engine: Say, tmp_path: Path) -> None:
-    said, words = engine(tmp_path, "vllm", {})
-    verdicts = {name: (line["verdict"], line["detail"]) for name, line in said.items() if name != "compiles_at_run_time"}
-    assert set(verdicts.values()) == {("passed", "")} and len(verdicts) == 7 and words == "", (verdicts, words)
-    assert said["arguments"]["said"] == {"takes the arguments of": "a-configuration"}
+def test_vllm_without_fault_passes(engine: RunEngine, tmp_path: Path) -> None:
+    lines, stderr = engine(tmp_path, "vllm", {})
+    verdicts = {name: (line["verdict"], line["detail"]) for name, line in lines.items() if name != "compiles_at_run_time"}
+    assert set(verdicts.values()) == {("passed", "")} and len(verdicts) == 7 and stderr == "", (verdicts, stderr)
+    assert lines["arguments"]["said"] == {"takes the arguments of": "a-configuration"}
 
 
-def test_every_fault_of_vllm_is_found(engine: Say, tmp_path: Path) -> None:
-    """All at once: they do not hide each other."""
+def test_vllm_with_a_fault_for_every_check_fails_all(engine: RunEngine, tmp_path: Path) -> None:
+    """All at once: a failed check must not prevent the others from running."""
     faults = {
         "vllm/_C.abi3.so": "not an extension",
         "vllm/_custom_ops.py": "def cutlass_scaled_mm_supports_fp4(capability): return True\n",
@@ -550,8 +556,8 @@ def test_every_fault_of_vllm_is_found(engine: Say, tmp_path: Path) -> None:
         "vllm/platforms/cuda.py": VLLM["vllm/platforms/cuda.py"] + "print('WARNING: cuda')\n",
     }
     arguments = {"a-configuration": ["/model", "--max-num-sequences", "8"]}
-    said, words = engine(tmp_path, "vllm", faults, arguments=arguments, env={"ENGINE_SETTING": "2"}, serve=["sh"])
-    failed = {name: line["detail"] for name, line in said.items() if line["verdict"] == "failed"}
+    lines, stderr = engine(tmp_path, "vllm", faults, arguments=arguments, env={"ENGINE_SETTING": "2"}, serve=["sh"])
+    failed = {name: line["detail"] for name, line in lines.items() if line["verdict"] == "failed"}
     assert failed.keys() == {
         "environment",
         "serve_command",
@@ -566,54 +572,55 @@ def test_every_fault_of_vllm_is_found(engine: Say, tmp_path: Path) -> None:
         ("extensions", "vllm/_C: "),
         ("fp4_support", "90: True"),
         ("command", "not 0.19.1: exit code 0: 0.20.0"),
-        ("arguments", "a-configuration: it does not know --max-num-sequences"),
+        ("arguments", "a-configuration: unknown option --max-num-sequences"),
         ("environment", "the recipe sets {'ENGINE_SETTING': '2'}"),
     ):
         assert part in failed[name], failed[name]
-    assert "vllm/fp4_support: WARNING: cuda" in words.splitlines()
+    assert "vllm/fp4_support: WARNING: cuda" in stderr.splitlines()
 
 
-def test_a_tool_call_parser_that_the_server_does_not_know(engine: Say, tmp_path: Path) -> None:
+def test_vllm_unknown_tool_call_parser_fails(engine: RunEngine, tmp_path: Path) -> None:
     argv = ["/model", "--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder"]
-    said, _ = engine(tmp_path, "vllm", {}, arguments={"a-configuration": argv})
-    assert "invalid tool call parser: qwen3_coder" in said["arguments"]["detail"]
+    lines, _ = engine(tmp_path, "vllm", {}, arguments={"a-configuration": argv})
+    assert "invalid tool call parser: qwen3_coder" in lines["arguments"]["detail"]
 
 
-def test_a_flashinfer_of_somebody_else_is_found(engine: Say, tmp_path: Path) -> None:
+def test_engine_with_a_foreign_flashinfer_fails(engine: RunEngine, tmp_path: Path) -> None:
     other = tmp_path / "other" / "flashinfer" / "__init__.py"
     other.parent.mkdir(parents=True)
     other.write_text("")
     start = f"import sys\nsys.path.insert(0, {str(other.parents[1])!r})\n"
     for kind, name in (("vllm", "vllm/utils/flashinfer.py"), ("sglang", "sgl_kernel/sm100/common_ops.py")):
-        said, _ = engine(tmp_path / kind, kind, {name: start + (VLLM | SGLANG)[name]})
-        assert said["uses_our_flashinfer"]["verdict"] == "failed" and str(other) in said["uses_our_flashinfer"]["detail"]
+        lines, _ = engine(tmp_path / kind, kind, {name: start + (VLLM | SGLANG)[name]})
+        line = lines["uses_our_flashinfer"]
+        assert line["verdict"] == "failed" and str(other) in line["detail"]
 
 
-def test_sglang(engine: Say, tmp_path: Path) -> None:
-    said, _ = engine(tmp_path / "right", "sglang", {})
+def test_sglang_without_and_with_faults(engine: RunEngine, tmp_path: Path) -> None:
+    lines, _ = engine(tmp_path / "correct", "sglang", {})
     for name in ("extensions", "compiles_fp4", "uses_our_flashinfer", "arguments", "serve_command"):
-        assert said[name]["verdict"] == "passed", said[name]
+        assert lines[name]["verdict"] == "passed", lines[name]
     faults = {"sgl_kernel/__init__.py": "raise ImportError('libcuda.so.1')", "sglang/launch_server.py": "raise SystemExit(3)"}
     arguments = {"a-configuration": ["--model-path", "/model", "--tp-size", "two"]}
-    said, _ = engine(tmp_path / "wrong", "sglang", faults, arguments=arguments)
+    lines, _ = engine(tmp_path / "wrong", "sglang", faults, arguments=arguments)
     for name in ("extensions", "command", "arguments"):
-        assert said[name]["verdict"] == "failed", said[name]
-    assert "invalid int value" in said["arguments"]["detail"]
+        assert lines[name]["verdict"] == "failed", lines[name]
+    assert "invalid int value" in lines["arguments"]["detail"]
     faults = {
         "sgl_kernel/flash_ops.py": "raise ImportError('libnuma.so.1')",
         "sglang/jit_kernel/utils.py": "def get_cutlass_include_paths(): return ['/usr/include']\n",
     }
-    said, _ = engine(tmp_path / "broken", "sglang", faults)
-    assert said["compiles_fp4"]["detail"] == "it takes CUTLASS from /usr/include"
-    assert said["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
+    lines, _ = engine(tmp_path / "broken", "sglang", faults)
+    assert lines["compiles_fp4"]["detail"] == "CUTLASS is taken from /usr/include"
+    assert lines["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "reason"),
     [
         (["/model", "--max-num-seqs=8"], ""),
         (["/model", "--max_num_seqs", "8"], ""),
-        (["/model", "--max-num", "8"], "does not know --max-num"),
+        (["/model", "--max-num", "8"], "unknown option --max-num"),
         (["/model", "--max-num-seqs", "many"], "invalid int value"),
         (["/model", "--tool-call-parser", "qwen"], "invalid choice"),
         (["/model", "--enable-auto-tool-choice"], "requires --tool-call-parser"),
@@ -622,47 +629,50 @@ def test_sglang(engine: Say, tmp_path: Path) -> None:
         (["--max-num-seqs", "8"], "required: model"),
     ],
 )
-def test_what_an_argument_parser_refuses(load: Callable[[str], Any], argv: list[str], words: str) -> None:
+def test_refusal_gives_the_reason_of_the_argument_parser(load: Callable[[str], Any], argv: list[str], reason: str) -> None:
     load("run")
     suite = load("engine")
     names: dict[str, Any] = {}
     exec(VLLM["vllm/entrypoints/openai/cli_args.py"], names)
-    parser = names["make_arg_parser"](Underscores())
-    found = suite.refusal(parser, argv, names["validate_parsed_serve_args"])
-    assert words in found and bool(words) == bool(found), found
+    parser = names["make_arg_parser"](UnderscoreParser())
+    refusal = suite.refusal(parser, argv, names["validate_parsed_serve_args"])
+    assert reason in refusal and bool(reason) == bool(refusal), refusal
 
 
-class Underscores(argparse.ArgumentParser):
-    """A parser that takes ``--a_b`` for ``--a-b``, as vLLM's does."""
+class UnderscoreParser(argparse.ArgumentParser):
+    """A parser that accepts ``--a_b`` for ``--a-b``, as vLLM's does."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args([a.replace("_", "-") if a.startswith("--") else a for a in args], namespace)
 
 
-def test_without_a_configuration_there_is_nothing_to_pass(load: Callable[[str], Any]) -> None:
+def test_arguments_check_is_not_run_without_a_configuration(load: Callable[[str], Any]) -> None:
     with pytest.raises(NotRun, match="no configuration"):
-        load("engine").refused(argparse.ArgumentParser(), {"arguments": {}})
+        load("engine").accepts_configurations(argparse.ArgumentParser(), {"arguments": {}})
 
 
-def test_unreleased_arguments_have_to_be_refused(load: Callable[[str], Any]) -> None:
-    """The rest of the command line is taken; what no release knows is not, or its configuration is wrong about it."""
+def test_arguments_listed_as_unreleased_must_be_rejected(load: Callable[[str], Any]) -> None:
+    """Otherwise the configuration is outdated: a release has the argument."""
     suite = load("engine")
     parser = argparse.ArgumentParser()
     parser.add_argument("--fp4", choices=["cutlass"])
     expected = {"arguments": {"one": ["--fp4", "cutlass"], "two": []}, "unreleased": {"one": ["--fp4 b12x", "--moe b12x"]}}
-    assert suite.refused(parser, expected) == {"takes the arguments of": "one, two", "refuses of one": "--fp4 b12x, --moe b12x"}
+    assert suite.accepts_configurations(parser, expected) == {
+        "takes the arguments of": "one, two",
+        "refuses of one": "--fp4 b12x, --moe b12x",
+    }
     parser.add_argument("--moe")
-    with pytest.raises(AssertionError, match=r"^one calls --moe b12x unreleased, and it takes that$"):
-        suite.refused(parser, expected)
+    with pytest.raises(AssertionError, match=r"^one lists --moe b12x as unreleased, and the parser accepts it$"):
+        suite.accepts_configurations(parser, expected)
 
 
-def test_what_a_recipe_expects_of_its_image() -> None:
-    """Of a configuration with unreleased arguments: the others, and these apart."""
-    said = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11"}
-    labels = {f"sm120kit.{name}": value for name, value in said.items()}
-    found = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
-    assert found.overridden == ("nvidia-cutlass-dsl",) and found.serve[0] == "python" and len(found.arguments) == 3
-    (name,) = found.unreleased
-    assert found.unreleased[name] == ("--fp4-gemm-backend b12x", "--moe-runner-backend b12x")
-    assert "b12x" not in found.arguments[name] and "--speculative-eagle-topk" in found.arguments[name]
-    assert found.arguments[name][:2] == ("--model-path", "/model")
+def test_expected_image_of_a_recipe_separates_unreleased_arguments() -> None:
+    name = {"context": "4" * 64, "reference": f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"}
+    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11"} | name
+    labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.5.11"}
+    expected = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
+    assert expected.overridden == ("nvidia-cutlass-dsl",) and expected.serve[0] == "python" and len(expected.arguments) == 3
+    (configuration,) = expected.unreleased
+    assert expected.unreleased[configuration] == ("--fp4-gemm-backend b12x", "--moe-runner-backend b12x")
+    assert "b12x" not in expected.arguments[configuration] and "--speculative-eagle-topk" in expected.arguments[configuration]
+    assert expected.arguments[configuration][:2] == ("--model-path", "/model")

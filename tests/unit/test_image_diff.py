@@ -1,4 +1,4 @@
-"""What differs between two images, and whether it has a cause."""
+"""Differences between two images and their causes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.imagediff import Cause, Contents, Diff, Entry, What, compare
-from sm120kit.imagediff.contents import read
-from sm120kit.records import Image
+from sm120kit.images.diff import Cause, Contents, DifferenceKind, FileEntry, ImageDiff, WheelFile, compare
+from sm120kit.images.diff.contents import read
+from sm120kit.images.records import Image
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 LABELS = {
@@ -30,8 +30,8 @@ LABELS = {
 OURS = "0.6.6+sm120kit.1"
 
 
-def entry(content: str = "", **changed: Any) -> Entry:
-    return replace(Entry("file", content, 0o644, "0:0", 1), **changed)
+def entry(content: str = "", **changed: Any) -> FileEntry:
+    return replace(FileEntry("file", content, 0o644, "0:0", 1), **changed)
 
 
 def image(labels: dict[str, str], layers: tuple[str, ...] = ("a", "b")) -> Image:
@@ -48,72 +48,72 @@ def contents(labels: dict[str, str] | None = None, layers: tuple[str, ...] = ("a
         f"{SITE}/flashinfer/jit.py": entry("jit 1"),
     }
     recorded = {
-        f"{SITE}/idna/core.py": ("idna", "1.0", "core 1"),
-        f"{SITE}/flashinfer/jit.py": ("flashinfer_python", OURS, "jit 1"),
+        f"{SITE}/idna/core.py": WheelFile("idna", "1.0", "core 1"),
+        f"{SITE}/flashinfer/jit.py": WheelFile("flashinfer_python", OURS, "jit 1"),
     }
-    given = {"settings": {"Env": ["A=1"]}, "entries": entries, "recorded": recorded} | parts
-    return Contents(image(LABELS | (labels or {}), layers), **given)
+    values = {"settings": {"Env": ["A=1"]}, "entries": entries, "recorded": recorded} | parts
+    return Contents(image(LABELS | (labels or {}), layers), **values)
 
 
-def changed(one: Contents, path: str, new: Entry | None, record: tuple[str, str, str] | None = None) -> Contents:
-    """``one`` with another file, or without it, and with what its wheel says now."""
-    entries = {**one.entries, **({path: new} if new else {})}
+def changed(side: Contents, path: str, new: FileEntry | None, record: WheelFile | None = None) -> Contents:
+    """Contents with a file replaced, or removed, and optionally another record of its wheel."""
+    entries = {**side.entries, **({path: new} if new else {})}
     if new is None:
         del entries[path]
-    recorded = {**one.recorded, **({path: record} if record else {})}
-    return replace(one, entries=entries, recorded=recorded, image=replace(one.image, layers=("a", "c")))
+    recorded = {**side.recorded, **({path: record} if record else {})}
+    return replace(side, entries=entries, recorded=recorded, image=replace(side.image, layers=("a", "c")))
 
 
-def causes(found: Diff) -> dict[str, tuple[What, Cause]]:
-    return {one.path: (one.what, one.cause) for one in found.differences if not one.path.startswith("label ")}
+def causes(diff: ImageDiff) -> dict[str, tuple[DifferenceKind, Cause]]:
+    return {entry.path: (entry.what, entry.cause) for entry in diff.differences if not entry.path.startswith("label ")}
 
 
-def test_the_same_image_has_no_difference() -> None:
+def test_same_image_has_no_difference() -> None:
     assert compare(contents(), contents()).differences == ()
 
 
 @pytest.mark.parametrize(
     ("path", "new", "what"),
     [
-        ("usr/bin/sh", entry("other"), What.CONTENT),
-        ("usr/bin/sh", entry("sh", mode=0o4755), What.MODE),
-        ("usr/bin/sh", entry("sh", owner="1000:1000"), What.OWNER),
-        ("usr/bin/sh", None, What.REMOVED),
-        ("usr/bin/more", entry("new"), What.ADDED),
-        (f"{SITE}/idna/core.py", entry("changed"), What.CONTENT),
-        (f"{SITE}/idna/__pycache__/core.cpython-311.pyc", entry("changed"), What.CONTENT),
-        ("usr/bin/sh", entry("sh", kind="link"), What.CONTENT),
+        ("usr/bin/sh", entry("other"), DifferenceKind.CONTENT),
+        ("usr/bin/sh", entry("sh", mode=0o4755), DifferenceKind.MODE),
+        ("usr/bin/sh", entry("sh", owner="1000:1000"), DifferenceKind.OWNER),
+        ("usr/bin/sh", None, DifferenceKind.REMOVED),
+        ("usr/bin/more", entry("new"), DifferenceKind.ADDED),
+        (f"{SITE}/idna/core.py", entry("changed"), DifferenceKind.CONTENT),
+        (f"{SITE}/idna/__pycache__/core.cpython-311.pyc", entry("changed"), DifferenceKind.CONTENT),
+        ("usr/bin/sh", entry("sh", kind="link"), DifferenceKind.CONTENT),
     ],
 )
-def test_two_images_of_one_context_have_no_excuse_but_time(path: str, new: Entry | None, what: What) -> None:
-    found = compare(contents(), changed(contents(), path, new))
-    assert causes(found) == {path: (what, Cause.UNEXPLAINED)} and found.common_layers == 1
+def test_images_of_the_same_context_have_no_cause_but_time(path: str, new: FileEntry | None, what: DifferenceKind) -> None:
+    diff = compare(contents(), changed(contents(), path, new))
+    assert causes(diff) == {path: (what, Cause.UNEXPLAINED)} and diff.common_layers == 1
 
 
-def test_time_is_a_cause_of_its_own() -> None:
-    found = compare(contents(), changed(contents(), "usr/bin/sh", entry("sh", time=2)))
-    assert causes(found) == {"usr/bin/sh": (What.TIME, Cause.TIME)} and not found.unexplained
+def test_time_is_a_cause() -> None:
+    diff = compare(contents(), changed(contents(), "usr/bin/sh", entry("sh", time=2)))
+    assert causes(diff) == {"usr/bin/sh": (DifferenceKind.TIME, Cause.TIME)} and not diff.unexplained
 
 
-def test_what_no_container_sees_is_unexplained() -> None:
-    found = compare(contents(), contents(layers=("a", "c")))
-    assert causes(found) == {"layer 2": (What.HIDDEN, Cause.UNEXPLAINED)}
+def test_difference_hidden_from_containers_is_unexplained() -> None:
+    diff = compare(contents(), contents(layers=("a", "c")))
+    assert causes(diff) == {"layer 2": (DifferenceKind.HIDDEN, Cause.UNEXPLAINED)}
 
 
-def test_another_wheel_explains_its_files_and_their_bytecode() -> None:
+def test_changed_wheel_explains_its_files_and_their_bytecode() -> None:
     other = contents({"sm120kit.context": "2", "sm120kit.wheels": "idna==2.0"})
     path = f"{SITE}/idna/core.py"
-    other = changed(other, path, entry("core 2"), ("idna", "2.0", "core 2"))
+    other = changed(other, path, entry("core 2"), WheelFile("idna", "2.0", "core 2"))
     other = changed(other, f"{SITE}/idna/__pycache__/core.cpython-311.pyc", entry("code 2"))
-    found = compare(contents(), other)
-    assert {cause for _, cause in causes(found).values()} == {Cause.WHEELS} and len(causes(found)) == 2
-    assert any(one.detail == "idna 1.0 -> 2.0" for one in found.differences)
-    # The same wheel cannot have another file, and a file must be the one that its wheel records.
-    for record in (("idna", "1.0", "core 2"), ("idna", "2.0", "another")):
+    diff = compare(contents(), other)
+    assert {cause for _, cause in causes(diff).values()} == {Cause.WHEELS} and len(causes(diff)) == 2
+    assert any(difference.detail == "idna 1.0 -> 2.0" for difference in diff.differences)
+    # The same wheel cannot have another file, and a file must have the hash that its wheel records.
+    for record in (WheelFile("idna", "1.0", "core 2"), WheelFile("idna", "2.0", "another")):
         assert causes(compare(contents(), changed(other, path, entry("core 2"), record)))[path][1] is Cause.UNEXPLAINED
-    # What lies beside a wheel's files is not the wheel's.
+    # A file beside those of a wheel does not belong to the wheel.
     extra = changed(other, f"{SITE}/idna/extra.py", entry("new"))
-    assert causes(compare(contents(), extra))[f"{SITE}/idna/extra.py"] == (What.ADDED, Cause.UNEXPLAINED)
+    assert causes(compare(contents(), extra))[f"{SITE}/idna/extra.py"] == (DifferenceKind.ADDED, Cause.UNEXPLAINED)
 
 
 @pytest.mark.parametrize(
@@ -121,68 +121,67 @@ def test_another_wheel_explains_its_files_and_their_bytecode() -> None:
     [
         ({"sm120kit.patches": "cutlass/one@2"}, Cause.PATCH, "cutlass/one@1, cutlass/one@2"),
         ({"sm120kit.archs": "sm_121a"}, Cause.OUR_WHEEL, f"flashinfer_python {OURS} -> 0.6.6+sm120kit.2: archs"),
-        ({}, Cause.OUR_WHEEL, f"flashinfer_python {OURS} -> 0.6.6+sm120kit.2: its plan"),
+        ({}, Cause.OUR_WHEEL, f"flashinfer_python {OURS} -> 0.6.6+sm120kit.2: plan"),
     ],
 )
-def test_our_wheel_says_why_it_is_another(labels: dict[str, str], cause: Cause, detail: str) -> None:
+def test_cause_of_a_changed_wheel_of_ours(labels: dict[str, str], cause: Cause, detail: str) -> None:
     path = f"{SITE}/flashinfer/jit.py"
-    record = ("flashinfer_python", "0.6.6+sm120kit.2", "jit 2")
+    record = WheelFile("flashinfer_python", "0.6.6+sm120kit.2", "jit 2")
     other = changed(contents({"sm120kit.context": "2", **labels}), path, entry("jit 2"), record)
-    (one,) = (one for one in compare(contents(), other).differences if one.path == path)
-    assert (one.cause, one.detail) == (cause, detail)
+    (difference,) = (entry for entry in compare(contents(), other).differences if entry.path == path)
+    assert (difference.cause, difference.detail) == (cause, detail)
 
 
-def test_a_base_explains_only_what_is_its_own() -> None:
-    below = {"usr/bin/sh": entry("sh"), "etc/passwd": entry("base 1")}
-    first = contents(base=below)
+def test_changed_base_explains_only_its_own_files() -> None:
+    base = {"usr/bin/sh": entry("sh"), "etc/passwd": entry("base 1")}
+    first = contents(base=base)
     labels = {"sm120kit.context": "2", "org.opencontainers.image.base.digest": "sha256:b2"}
     second = changed(contents(labels), "usr/bin/sh", entry("sh 2"))
-    known = replace(second, base={**below, "usr/bin/sh": entry("sh 2")})
-    assert causes(compare(first, known)) == {"usr/bin/sh": (What.CONTENT, Cause.BASE)}
+    known = replace(second, base={**base, "usr/bin/sh": entry("sh 2")})
+    assert causes(compare(first, known)) == {"usr/bin/sh": (DifferenceKind.CONTENT, Cause.BASE)}
     # Steps of the Dockerfile ran on another base.
     users = changed(known, "etc/passwd", entry("other users"))
-    assert causes(compare(first, users))["etc/passwd"] == (What.CONTENT, Cause.DOCKERFILE)
-    # A wheel's file is no base's.
+    assert causes(compare(first, users))["etc/passwd"] == (DifferenceKind.CONTENT, Cause.DOCKERFILE)
+    # A file of a wheel is not explained by the base.
     assert causes(compare(first, changed(known, f"{SITE}/idna/core.py", entry("core 2"))))[f"{SITE}/idna/core.py"][1] is (
         Cause.UNEXPLAINED
     )
-    assert causes(compare(first, replace(known, base=None)))["usr/bin/sh"] == (What.CONTENT, Cause.UNEXPLAINED)
+    assert causes(compare(first, replace(known, base=None)))["usr/bin/sh"] == (DifferenceKind.CONTENT, Cause.UNEXPLAINED)
 
 
-def test_another_dockerfile() -> None:
+def test_changed_dockerfile_explains_files_modes_and_settings() -> None:
     labels = {"sm120kit.context": "2", "sm120kit.dockerfile": "d2"}
     second = changed(contents(labels, settings={"Env": ["A=2"]}), "etc/passwd", entry("other users"))
     second = changed(second, f"{SITE}/idna/core.py", entry("core 1", mode=0o600))
     assert causes(compare(contents(), second)) == {
-        "etc/passwd": (What.CONTENT, Cause.DOCKERFILE),
-        f"{SITE}/idna/core.py": (What.MODE, Cause.DOCKERFILE),
-        "setting Env": (What.SETTING, Cause.DOCKERFILE),
+        "etc/passwd": (DifferenceKind.CONTENT, Cause.DOCKERFILE),
+        f"{SITE}/idna/core.py": (DifferenceKind.MODE, Cause.DOCKERFILE),
+        "setting Env": (DifferenceKind.SETTING, Cause.DOCKERFILE),
     }
 
 
-def test_labels_and_settings() -> None:
-    found = compare(contents(), contents({"sm120kit.context": "2", "sm120kit.archs": "x"}, settings={"Env": ["A=2"]}))
-    said = {one.path: (one.cause, one.detail) for one in found.differences}
-    assert said == {
+def test_labels_and_settings_have_causes() -> None:
+    diff = compare(contents(), contents({"sm120kit.context": "2", "sm120kit.archs": "x"}, settings={"Env": ["A=2"]}))
+    assert {entry.path: (entry.cause, entry.detail) for entry in diff.differences} == {
         "label sm120kit.archs": (Cause.OUR_WHEEL, "sm_120f -> x"),
         "setting Env": (Cause.OUR_WHEEL, "['A=1'] -> ['A=2']"),
     }
     for other in (contents({"sm120kit.archs": "x"}), contents(settings={"User": "root"})):
-        assert {one.cause for one in compare(contents(), other).differences} == {Cause.UNEXPLAINED}
+        assert {entry.cause for entry in compare(contents(), other).differences} == {Cause.UNEXPLAINED}
 
 
-def test_images_of_others_are_explained_by_their_wheels_alone() -> None:
-    first, second = (replace(one, image=image({})) for one in (contents(), contents()))
+def test_foreign_images_are_explained_by_their_wheels_only() -> None:
+    first, second = (replace(side, image=image({})) for side in (contents(), contents()))
     path = f"{SITE}/idna/core.py"
-    second = changed(changed(second, path, entry("core 2"), ("idna", "2.0", "core 2")), "usr/bin/sh", entry("x"))
+    second = changed(changed(second, path, entry("core 2"), WheelFile("idna", "2.0", "core 2")), "usr/bin/sh", entry("x"))
     assert causes(compare(first, second)) == {
-        path: (What.CONTENT, Cause.WHEELS),
-        "usr/bin/sh": (What.CONTENT, Cause.UNEXPLAINED),
+        path: (DifferenceKind.CONTENT, Cause.WHEELS),
+        "usr/bin/sh": (DifferenceKind.CONTENT, Cause.UNEXPLAINED),
     }
 
 
 def packed(members: dict[str, tuple[bytes, str, str]]) -> io.BytesIO:
-    """A file system: by path the bytes, the type and what a link names."""
+    """A file system as a tar file: by path the bytes, the type and the target of a link."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for path, (content, kind, link) in members.items():
@@ -194,7 +193,7 @@ def packed(members: dict[str, tuple[bytes, str, str]]) -> io.BytesIO:
     return stream
 
 
-def test_a_file_system_is_read_as_a_stream() -> None:
+def test_file_system_is_read_as_a_stream() -> None:
     digest = base64.urlsafe_b64encode(hashlib.sha256(b"code").digest()).rstrip(b"=").decode()
     record = f"idna/core.py,sha256={digest},4\n../../../bin/idna,,\n".encode()
     file, link, hard, directory = "0", "2", "1", "5"
@@ -220,7 +219,7 @@ def test_a_file_system_is_read_as_a_stream() -> None:
     assert not {"etc/hosts", "dev/null"} & {*entries}
 
 
-@pytest.mark.parametrize("words", [["flashinfer", "--nonsense"], ["--base", "x", "--nonsense"], ["build", "--nonsense"]])
-def test_image_builds_what_is_no_subcommand(words: list[str]) -> None:
-    done = CliRunner().invoke(app, ["image", *words])
-    assert done.exit_code == 2 and "image build" in done.output and "--nonsense" in done.output
+@pytest.mark.parametrize("arguments", [["flashinfer", "--nonsense"], ["--base", "x", "--nonsense"], ["build", "--nonsense"]])
+def test_image_without_a_subcommand_is_image_build(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["image", *arguments])
+    assert result.exit_code == 2 and "image build" in result.output and "--nonsense" in result.output

@@ -1,4 +1,4 @@
-"""The Python of the kernels' wheel: formats by their bits, layouts by their formulas, rounding by trying every value."""
+"""The Python code of the kernel wheel: formats compared by bits, layouts by formula, rounding by trying every value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "sm120kit_kernels"))
 
 from sm120kit_kernels import (
     dequantize,
@@ -23,7 +23,7 @@ from sm120kit_kernels import (
 
 
 def minifloat(code: int, exponent_bits: int, mantissa_bits: int, bias: int) -> float:
-    """A value from its bits, as IEEE 754 does it, without infinities."""
+    """The value of a code by IEEE 754, without infinities."""
     mantissa = code & ((1 << mantissa_bits) - 1)
     exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
     sign = -1.0 if code >> (exponent_bits + mantissa_bits) & 1 else 1.0
@@ -45,22 +45,22 @@ def every_byte(columns: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("format", "scale"), [("nvfp4", e4m3), ("mxfp4", lambda code: 2.0 ** (code - 127))])
-def test_every_pair_of_fp4_codes_with_every_scale_factor(format, scale):
+def test_dequantize_all_fp4_codes_with_all_scale_factors(format, scale):
     factors = torch.arange(256, dtype=torch.uint8)
-    keep = [code for code in range(256) if code not in ((127, 255) if format == "nvfp4" else (255,))]
+    valid = [code for code in range(256) if code not in ((127, 255) if format == "nvfp4" else (255,))]
     vector = 16 if format == "nvfp4" else 32
-    values = torch.arange(256, dtype=torch.uint8).reshape(1, -1).repeat(len(keep), 1)
-    rows = factors[keep].reshape(-1, 1).repeat(1, 512 // vector)
-    got = dequantize(values, rows, format)
-    for row, code in enumerate(keep):
+    values = torch.arange(256, dtype=torch.uint8).reshape(1, -1).repeat(len(valid), 1)
+    rows = factors[valid].reshape(-1, 1).repeat(1, 512 // vector)
+    result = dequantize(values, rows, format)
+    for row, code in enumerate(valid):
         expected = [e2m1(byte >> shift & 15) * scale(code) for byte in range(256) for shift in (0, 4)]
-        assert got[row].tolist() == expected
+        assert result[row].tolist() == expected
 
 
-def test_every_fp8_code():
+def test_dequantize_all_fp8_codes():
     codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)[:224].reshape(1, -1)
-    got = dequantize(codes.view(torch.float8_e4m3fn), torch.full((1, 7), 128, dtype=torch.uint8), "mxfp8")
-    assert got[0].tolist() == [2 * e4m3(code) for code in codes[0].tolist()]
+    result = dequantize(codes.view(torch.float8_e4m3fn), torch.full((1, 7), 128, dtype=torch.uint8), "mxfp8")
+    assert result[0].tolist() == [2 * e4m3(code) for code in codes[0].tolist()]
 
 
 def test_scale_factor_nan_stays_nan():
@@ -69,7 +69,7 @@ def test_scale_factor_nan_stays_nan():
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 4), (129, 5), (300, 10)])
-def test_swizzle_puts_each_factor_where_the_formula_says(rows, columns):
+def test_swizzle_follows_the_formula_of_the_layout(rows, columns):
     scales = torch.randint(1, 256, (rows, columns), dtype=torch.uint8)
     blocks = swizzle_scales(scales)
     high, wide = -(-rows // 128) * 128, -(-columns // 4) * 4
@@ -82,7 +82,7 @@ def test_swizzle_puts_each_factor_where_the_formula_says(rows, columns):
     assert torch.equal(unswizzle_scales(blocks, rows, columns), scales)
 
 
-def test_swizzle_keeps_the_type_and_refuses_what_is_no_matrix():
+def test_swizzle_keeps_the_type_and_rejects_other_shapes():
     assert swizzle_scales(torch.zeros(3, 3).to(torch.float8_e4m3fn)).dtype == torch.float8_e4m3fn
     with pytest.raises(ValueError, match=r"shape \(4,\)"):
         swizzle_scales(torch.zeros(4, dtype=torch.uint8))
@@ -90,7 +90,7 @@ def test_swizzle_keeps_the_type_and_refuses_what_is_no_matrix():
         unswizzle_scales(torch.zeros(128, 4, dtype=torch.uint8), 200, 8)
 
 
-def test_groups_have_blocks_of_their_own():
+def test_groups_have_separate_blocks():
     scales = torch.randint(0, 256, (140, 4), dtype=torch.uint8)
     blocks = swizzle_grouped_scales(scales, torch.tensor([0, 3, 3, 140]))
     assert blocks.shape == (128 + 256, 4)
@@ -99,7 +99,7 @@ def test_groups_have_blocks_of_their_own():
 
 
 def test_fp4_rounds_to_the_nearest_and_ties_to_even():
-    """Against trying all eight values, on a grid that has every tie."""
+    """Compared with the nearest of all eight values, on a grid that contains every tie."""
     grid = torch.arange(-6, 6.001, 1 / 64)
     x = torch.zeros(grid.numel(), 32)
     x[:, 0], x[:, 1] = grid, 6.0  # 6 makes the scale factor 1
@@ -115,9 +115,9 @@ def test_fp4_rounds_to_the_nearest_and_ties_to_even():
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
-def test_what_a_format_can_hold_comes_back_unchanged(format):
+def test_representable_values_round_trip(format):
     values, factors = exact.operand(64, 256, format, torch.Generator().manual_seed(3))
-    # A scale factor is found again when its block has a value near the largest.
+    # quantize reproduces a scale factor if its block has a value near the largest.
     x = dequantize(values, factors, format).float()
     if format == "nvfp4":
         x[:, ::16] = 6.0 * factors.float()
@@ -143,7 +143,7 @@ def test_zeros_and_extremes_stay_finite():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ((torch.zeros(2, 40),), "K a multiple of 32"),
         ((torch.zeros(2, 32, dtype=torch.int32),), "int32"),
@@ -152,14 +152,14 @@ def test_zeros_and_extremes_stay_finite():
         ((torch.zeros(1, 32), "fp3"), "'fp3' is not supported; formats: nvfp4, mxfp4, mxfp8"),
     ],
 )
-def test_quantize_refuses(arguments, words):
-    with pytest.raises(ValueError, match=words):
+def test_quantize_rejects_invalid_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
         quantize(*arguments)
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
 def test_exact_operands_are_exact(format):
-    """Sums of the terms in float32, forwards and backwards, are the float64 sums."""
+    """Sums of the terms in float32, forwards and backwards, equal the float64 sums."""
     generator = torch.Generator().manual_seed(7)
     a, b = (exact.operand(4, exact.LARGEST_K, format, generator) for _ in range(2))
     assert exact.is_exact(a, b, format)
@@ -180,12 +180,12 @@ def test_exact_operands_are_exact(format):
         ("sm_100f", {(10, 0), (10, 3)}),
     ],
 )
-def test_which_gpus_an_arch_runs_on(arch, runs):
+def test_runs_on_by_arch_and_capability(arch, runs):
     everything = {(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)}
     assert {gpu for gpu in everything if library.runs_on(arch, gpu)} == runs
 
 
-def test_without_compiled_kernels_there_is_the_reference_alone():
+def test_package_without_compiled_kernels():
     assert library.kernels() == () and library.archs() == ()
     with pytest.raises(RuntimeError, match=r"no compiled kernels.*sm120kit build kernels"):
         library.load()

@@ -1,21 +1,27 @@
-"""What is started, and what is refused before anything starts."""
+"""Containers of configurations, and what is refused before a start."""
 
 from __future__ import annotations
 
-import runpy
 import shlex
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
+import synthetic_hosts
+import yaml as yaml_library
+from check_jsonschema.builtin_schemas import get_builtin_schema
 from model_folders import HYBRID, MTP, NVFP4, folder
 from typer.testing import CliRunner
 
-from sm120kit import checkpoint, launch, recipe
+from sm120kit import recipes, serving
 from sm120kit.cli import app
-from sm120kit.errors import (
+from sm120kit.core.errors import (
     BadIndex,
     DoesNotFit,
     GpusTaken,
@@ -29,23 +35,34 @@ from sm120kit.errors import (
     UnknownName,
     WrongImage,
 )
-from sm120kit.launch.render import yaml
-from sm120kit.launch.service import Mount
-from sm120kit.recipe import configuration
-from sm120kit.records import Check, Image, PublishedImage, Verdict, VerifiedImage
-from sm120kit.registry import FORMAT, Index
-from sm120kit.workspace import Workspace, write_record
+from sm120kit.core.state import Workspace, write_record
+from sm120kit.images.index import FORMAT, PublishedIndex
+from sm120kit.images.published import Source
+from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.recipes import configurations
+from sm120kit.serving import checkpoint
+from sm120kit.serving.container import Mount
+from sm120kit.serving.render import yaml
 
-HOSTS = runpy.run_path(str(Path(__file__).parent / "hosts" / "build.py"))
+ROOT = Path(__file__).parents[2]
 FOUR, SPARK = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000", "qwen3.5-122b-int4-1x-dgx-spark"
 SPARK_ENGINE = "vllm-0.33.0-spark"
 DIGEST = "sha256:" + "d" * 64
-GPUS = [launch.Device(number, "RTX PRO 6000", 97887 << 20) for number in range(4)]
+GPUS = [serving.Device(number, "RTX PRO 6000", 97887 << 20) for number in range(4)]
+NAME = f"sm120kit/vllm:0.19.1-sm120kit.{'4' * 12}"
+LABELS = {
+    "org.opencontainers.image.version": "0.19.1",
+    "sm120kit.kind": "vllm",
+    "sm120kit.context": "4" * 64,
+    "sm120kit.reference": NAME,
+    "sm120kit.recipe": "vllm-0.19.1",
+    "sm120kit.wheels": "x==1",
+}
 VERIFIED = VerifiedImage(
-    Image("sha256:1", "c" * 64, "linux/amd64", (), {"sm120kit.recipe": "vllm-0.19.1", "sm120kit.wheels": "x==1"}, "1000", 1),
-    "sm120kit/vllm:0.19.1-sm120kit.1",
+    Image("sha256:1", "c" * 64, "linux/amd64", (), LABELS, "1000", 1),
+    NAME,
     "5" * 64,
-    (Check("base", "python", Verdict.PASSED),),
+    (Check("base", "python", CheckResult.PASSED),),
     {},
 )
 
@@ -55,77 +72,242 @@ def model(tmp_path: Path) -> Path:
     return folder(tmp_path / "a model", HYBRID, NVFP4, MTP)
 
 
-def service(model: Path, tmp_path: Path, **changes: Any) -> launch.Service:
-    wanted = configuration.load(FOUR).model_copy(update=changes)
-    engine = recipe.load_engine(wanted.engine)
+def service(model: Path, tmp_path: Path, **changes: Any) -> serving.Service:
+    configuration = configurations.load(FOUR).model_copy(update=changes)
+    engine = recipes.load_engine(configuration.engine)
     gpus = [(number, "RTX PRO 6000") for number in range(4)]
-    return launch.make(wanted, engine, VERIFIED, f"r.example/vllm@{DIGEST}", model, gpus, Workspace(tmp_path / "state"), 8123)
+    placement = serving.Placement(gpus, 8123, Workspace(tmp_path / "state"))
+    return serving.make_service(configuration, engine, VERIFIED, f"r.example/vllm@{DIGEST}", model, placement)
 
 
-def test_the_docker_command_survives_a_shell(model: Path, tmp_path: Path) -> None:
-    argv = launch.docker_run(service(model, tmp_path))
+def test_docker_command_survives_a_shell(model: Path, tmp_path: Path) -> None:
+    argv = serving.docker_run(service(model, tmp_path))
     pasted = tmp_path / "pasted"
     pasted.write_text("#!/bin/sh\n" + shlex.join(argv).replace("docker run", "printf '%s\\n'", 1))
     pasted.chmod(0o755)
-    said = subprocess.run([str(pasted)], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == list(argv[2:])
+    output = subprocess.run([str(pasted)], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == list(argv[2:])
     assert argv[argv.index("--gpus") + 1] == '"device=0,1,2,3"'
     assert argv[argv.index("--publish") + 1] == "127.0.0.1:8123:8000"
-    assert "--ipc=host" in argv and not any(word.startswith("--shm-size") for word in argv)
+    assert "--shm-size=32g" in argv
     assert f"type=bind,source={model},target=/model,readonly" in argv
     at = argv.index(f"r.example/vllm@{DIGEST}")
     assert argv[at - 2 : at] == ("--entrypoint", "vllm") and argv[at + 1 : at + 3] == ("serve", "/model")
-    wanted = configuration.load(FOUR)
-    assert argv[-len(wanted.arguments) :] == wanted.arguments
-    assert {f"{name}={value}" for name, value in wanted.environment.items()} <= set(argv)
+    configuration = configurations.load(FOUR)
+    assert argv[-len(configuration.arguments) :] == configuration.arguments
+    assert {f"{name}={value}" for name, value in configuration.environment.items()} <= set(argv)
 
 
-def test_a_folder_of_links_is_mounted_with_what_they_lead_to(model: Path, tmp_path: Path) -> None:
+def test_folder_of_links_is_mounted_with_their_targets(model: Path, tmp_path: Path) -> None:
     cache = tmp_path / "models--a--b"
     (cache / "snapshots" / "f00").mkdir(parents=True)
     (cache / "blobs").mkdir()
     for path in model.iterdir():
         path.rename(cache / "blobs" / path.name)
         (cache / "snapshots" / "f00" / path.name).symlink_to(Path("../../blobs") / path.name)
-    one = service(cache / "snapshots" / "f00", tmp_path)
-    assert one.mounts[0] == Mount(cache, "/model", True) and "/model/snapshots/f00" in one.argv
+    planned = service(cache / "snapshots" / "f00", tmp_path)
+    assert planned.mounts[0] == Mount(cache, "/model", True) and "/model/snapshots/f00" in planned.argv
     (tmp_path / "far" / "away" / "at" / "last").mkdir(parents=True)
     (tmp_path / "far" / "away" / "at" / "last" / "config.json").symlink_to(cache / "blobs" / "config.json")
-    with pytest.raises(NoModel, match="which the container does not see"):
+    with pytest.raises(NoModel, match="outside the directory that is mounted"):
         service(tmp_path / "far" / "away" / "at" / "last", tmp_path)
 
 
-def test_a_comma_in_a_path(model: Path, tmp_path: Path) -> None:
-    argv = launch.docker_run(service(model.rename(tmp_path / "a, b"), tmp_path))
+def test_docker_mount_of_a_path_with_a_comma(model: Path, tmp_path: Path) -> None:
+    argv = serving.docker_run(service(model.rename(tmp_path / "a, b"), tmp_path))
     assert f'type=bind,"source={tmp_path}/a, b",target=/model,readonly' in argv
 
 
-def test_values_of_variables_can_stay_out_of_the_command(model: Path, tmp_path: Path) -> None:
-    argv = launch.docker_run(service(model, tmp_path, environment={"HF_TOKEN": "hunter2"}), values=False)
+def test_docker_command_without_values_of_variables(model: Path, tmp_path: Path) -> None:
+    argv = serving.docker_run(service(model, tmp_path, environment={"HF_TOKEN": "hunter2"}), values=False)
     assert argv[argv.index("--env") + 1] == "HF_TOKEN" and "hunter2" not in " ".join(argv)
 
 
-def test_a_private_ipc_namespace_gets_shared_memory_and_ulimits(model: Path, tmp_path: Path) -> None:
-    container = configuration.load(FOUR).container.model_copy(update={"ipc_host": False, "ulimits": {"memlock": -1}})
-    argv = launch.docker_run(service(model, tmp_path, container=container))
+def container(**changes: Any) -> configurations.Container:
+    return configurations.load(FOUR).container.model_copy(update=changes)
+
+
+def test_private_ipc_namespace_has_shared_memory_and_ulimits(model: Path, tmp_path: Path) -> None:
+    argv = serving.docker_run(service(model, tmp_path, container=container(ulimits={"memlock": -1})))
     assert "--shm-size=32g" in argv and "--ipc=host" not in argv and argv[argv.index("--ulimit") + 1] == "memlock=-1"
+    argv = serving.docker_run(service(model, tmp_path, container=container(ipc_host=True)))
+    assert "--ipc=host" in argv and not any(word.startswith("--shm-size") for word in argv)
 
 
-def test_caches_are_kept_apart_by_image_gpu_and_configuration(model: Path, tmp_path: Path) -> None:
-    def place(**changes: Any) -> Path:
+TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
+
+
+def test_container_has_no_privileges(model: Path, tmp_path: Path) -> None:
+    planned = service(model, tmp_path)
+    argv = serving.docker_run(planned)
+    assert {"--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only"} <= set(argv)
+    assert [after for word, after in pairwise(argv) if word == "--tmpfs"] == [
+        f"/tmp:{TEMPORARY},size=16g",
+        f"/home/sm120kit:{TEMPORARY},size=2g",
+    ]
+    assert not {"--privileged", "--cap-add", "--pid=host", "--network=host"} & set(argv)
+    written = yaml_documents(serving.compose(planned))[0]["services"][planned.name]
+    assert (written["cap_drop"], written["security_opt"], written["read_only"]) == (["ALL"], ["no-new-privileges:true"], True)
+    assert written["tmpfs"] == [f"/tmp:{TEMPORARY},size=16g", f"/home/sm120kit:{TEMPORARY},size=2g"]
+    root = service(model, tmp_path, container=container(writable_root=True))
+    argv = serving.docker_run(root)
+    assert "--cap-drop=ALL" in argv and "--read-only" not in argv and "--tmpfs" not in argv
+    assert "read_only: true" in serving.compose(planned) and "read_only: true\n    tmpfs" not in serving.compose(root)
+    (server,) = pod(serving.kubernetes(root))["containers"]
+    assert server["securityContext"]["readOnlyRootFilesystem"] is False
+
+
+def yaml_documents(text: str) -> list[dict[str, Any]]:
+    return list(yaml_library.safe_load_all(text))
+
+
+def pod(manifest: str) -> dict[str, Any]:
+    (deployment,) = (document for document in yaml_documents(manifest) if document["kind"] == "Deployment")
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def every_service(model: Path, tmp_path: Path) -> Iterator[tuple[str, serving.Service]]:
+    """The service of each configuration, as far as its engine has a recipe."""
+    for name in configurations.names():
+        configuration = configurations.load(name)
+        engine, gpus = (
+            recipes.load_engine(configuration.engine),
+            [(number, "GPU") for number in range(configuration.hardware.gpus)],
+        )
+        yield (
+            name,
+            serving.make_service(
+                configuration,
+                engine,
+                VERIFIED,
+                f"r.example/x@{DIGEST}",
+                model,
+                serving.Placement(gpus, 8000, Workspace(tmp_path / "s")),
+            ),
+        )
+
+
+def test_pod_meets_the_restricted_standard(model: Path, tmp_path: Path) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/, but for the model on the node."""
+    for name, planned in every_service(model, tmp_path):
+        written = pod(serving.kubernetes(planned))
+        assert written["securityContext"] | {"fsGroupChangePolicy": None} == {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "fsGroupChangePolicy": None,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }, name
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(written)
+        assert written["automountServiceAccountToken"] is False
+        (server,) = written["containers"]
+        assert server["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        on_node = [volume["name"] for volume in written["volumes"] if "hostPath" in volume]
+        assert on_node == ["model-0"] and all(mount["readOnly"] for mount in server["volumeMounts"] if mount["name"] in on_node)
+
+
+@pytest.mark.parametrize("image_user", ["", "0", "root", "vllm"])
+def test_pod_is_never_root(image_user: str, model: Path, tmp_path: Path) -> None:
+    """The cluster refuses to start an image whose user is root, or is not known by number."""
+    root = replace(VERIFIED, image=replace(VERIFIED.image, user=image_user))
+    configuration = configurations.load(FOUR)
+    engine = recipes.load_engine(configuration.engine)
+    planned = serving.make_service(
+        configuration, engine, root, f"x@{DIGEST}", model, serving.Placement([(0, "GPU")], 8000, Workspace(tmp_path / "state"))
+    )
+    context = pod(serving.kubernetes(planned))["securityContext"]
+    assert context["runAsNonRoot"] is True and context.get("runAsUser", 0) == 0
+
+
+def test_api_key_of_a_pod_is_a_secret(model: Path, tmp_path: Path) -> None:
+    for name, planned in every_service(model, tmp_path):
+        (server,) = pod(serving.kubernetes(planned))["containers"]
+        (key,) = (value for value in server["env"] if "valueFrom" in value)
+        assert key["valueFrom"] == {"secretKeyRef": {"name": f"{planned.name}-api-key", "key": "api-key"}}
+        sglang = configurations.load(name).engine.startswith("sglang")
+        assert key["name"] == ("SM120KIT_API_KEY" if sglang else "VLLM_API_KEY")
+        assert ("$(SM120KIT_API_KEY)" in server["command"]) == sglang
+    own = service(model, tmp_path, environment={"VLLM_API_KEY": "hunter2"})
+    assert "hunter2" not in serving.kubernetes(own)
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.30", kubernetes_validate.latest_version()])
+def test_manifests_are_valid_for_kubernetes(version: str, model: Path, tmp_path: Path) -> None:
+    for name, planned in every_service(model, tmp_path):
+        documents = yaml_documents(serving.kubernetes(planned))
+        assert [document["kind"] for document in documents] == ["PersistentVolumeClaim", "Deployment", "Service"], name
+        for document in documents:
+            kubernetes_validate.validate(document, version, strict=True)
+    documents[1]["spec"]["template"]["spec"]["securityContext"]["runAsNotRoot"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="runAsNotRoot"):
+        kubernetes_validate.validate(documents[1], version, strict=True)
+
+
+def test_compose_files_are_valid(model: Path, tmp_path: Path) -> None:
+    validator = jsonschema.Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
+    services = [planned for _, planned in every_service(model, tmp_path)]
+    services.append(service(model, tmp_path, container=container(ipc_host=True, writable_root=True)))
+    for planned in services:
+        (document,) = yaml_documents(serving.compose(planned))
+        assert list(validator.iter_errors(document)) == []
+    document["services"][planned.name]["read-only"] = True
+    assert list(validator.iter_errors(document))
+
+
+def test_granted_privileges_are_announced(options: list[str], tmp_path: Path) -> None:
+    configuration = configurations.load(FOUR)
+    assert serving.risks(configuration) == ()
+    risky = configuration.model_copy(
+        update={"container": container(ipc_host=True, writable_root=True), "arguments": ("--trust-remote-code",)}
+    )
+    assert [risk.partition(":")[0] for risk in serving.risks(risky)] == ["--ipc=host", "--trust-remote-code", "writable_root"]
+    text = (ROOT / "recipes" / "configurations" / f"{FOUR}.toml").read_text()
+    text = text.replace("shm_gib = 32", "shm_gib = 32\nipc_host = true")
+    text = text.replace("arguments = [", 'arguments = ["--trust-remote-code",')
+    reason = '[[ours]]\nfield = "arguments: --trust-remote-code"\nreason = "because of X"\n'
+    (tmp_path / f"{FOUR}.toml").write_text(f"{text}\n{reason}")
+    result = CliRunner().invoke(app, ["launch", str(tmp_path / f"{FOUR}.toml"), *options, "--print"])
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    (code,) = (line for line in lines if "--trust-remote-code: Python code of the checkpoint runs" in line)
+    assert "reason: because of X" in code and any("--ipc=host: the container shares memory" in line for line in lines)
+
+
+def test_privileges_in_configurations_have_reasons() -> None:
+    """All that is left has a reason of ours."""
+    granted = {name: serving.risks(configurations.load(name)) for name in configurations.names()}
+    assert [name for name, risks in granted.items() if risks] == ["kimi-k2.5-8x-rtx-pro-6000"]
+    (risk,) = granted["kimi-k2.5-8x-rtx-pro-6000"]
+    assert risk.startswith("--trust-remote-code: ") and "reason: not in the publication; tokenizer and image processor" in risk
+
+
+def test_api_key_of_a_configuration() -> None:
+    configuration = configurations.load(FOUR)
+    assert serving.api_key(configuration) == ""
+    for changes in ({"environment": {"VLLM_API_KEY": "k"}}, {"arguments": ("--api-key", "k")}, {"arguments": ("--api-key=k",)}):
+        assert serving.api_key(configuration.model_copy(update=changes)) == "k"
+
+
+def test_caches_differ_by_image_gpu_and_configuration(model: Path, tmp_path: Path) -> None:
+    def directory(**changes: Any) -> Path:
         return service(model, tmp_path, **changes).mounts[1].source.parent
 
     first = service(model, tmp_path)
     assert [mount.target for mount in first.mounts[1:]] == [f"/home/sm120kit/{name}" for name in (".cache", ".triton")]
     assert all(mount.source.is_dir() and mount.source.stat().st_mode & 0o777 == 0o777 for mount in first.mounts[1:])
-    assert place().parent.stat().st_mode & 0o777 == 0o700
-    assert place() == place() == place(summary="another", host=())
-    wanted = configuration.load(FOUR)
-    assert place() != place(environment={"A": "1"}) != place(arguments=wanted.arguments[:-2])
+    assert directory().parent.stat().st_mode & 0o777 == 0o700
+    assert directory() == directory() == directory(summary="another", host=())
+    configuration = configurations.load(FOUR)
+    assert directory() != directory(environment={"A": "1"}) != directory(arguments=configuration.arguments[:-2])
     workspace = Workspace(tmp_path / "state")
     other = replace(VERIFIED, image=replace(VERIFIED.image, content="e" * 64))
     keys = {
-        launch.service.caches(wanted, image, gpus, workspace)
+        serving.container.cache_directory(configuration, image, gpus, workspace)
         for image in (VERIFIED, other)
         for gpus in (["RTX PRO 6000"] * 4, ["RTX 5090"] * 4)
     }
@@ -133,13 +315,20 @@ def test_caches_are_kept_apart_by_image_gpu_and_configuration(model: Path, tmp_p
 
 
 def test_compose_and_manifest_have_the_same_container(model: Path, tmp_path: Path) -> None:
-    one = service(model, tmp_path, environment={"A": "$HOME $(B)", "NO": "yes"})
-    text = launch.compose(one)
+    planned = service(model, tmp_path, environment={"A": "$HOME $(B)", "NO": "yes"})
+    text = serving.compose(planned)
     assert '      A: "$$HOME $$(B)"' in text and '      "NO": "yes"' in text
     assert '      - "127.0.0.1:8123:8000"' in text and '{\\"method\\":\\"mtp\\"' in text and "ulimits" not in text
-    text = launch.kubernetes(one)
-    assert '            - chmod\n            - "777"\n            - "/home/sm120kit/.cache"\n' in text
-    assert "            nvidia.com/gpu: 4" in text and 'value: "$HOME $$(B)"' in text and text.count("\n---\n") == 1
+    text = serving.kubernetes(planned)
+    assert "chmod" not in text and [mount["mountPath"] for mount in pod(text)["containers"][0]["volumeMounts"]] == [
+        "/model",
+        "/tmp",
+        "/home/sm120kit",
+        "/home/sm120kit/.cache",
+        "/home/sm120kit/.triton",
+        "/dev/shm",
+    ]
+    assert "            nvidia.com/gpu: 4" in text and 'value: "$HOME $$(B)"' in text and text.count("\n---\n") == 2
     assert f'image: "r.example/vllm@{DIGEST}"' in text and 'sizeLimit: "32Gi"' in text
 
 
@@ -161,54 +350,55 @@ def test_yaml() -> None:
     assert yaml(value).splitlines() == lines
 
 
-def judge(place: Path, **changes: Any) -> launch.Fit:
-    given: dict[str, Any] = {"wanted": configuration.load(FOUR), "image": VERIFIED, "devices": GPUS} | changes
-    return launch.judge(given["wanted"], given["image"], given.get("model") or checkpoint.read(place), given["devices"])
+def check_fit(folder: Path, **changes: Any) -> serving.Fit:
+    values: dict[str, Any] = {"configuration": configurations.load(FOUR), "image": VERIFIED, "devices": GPUS} | changes
+    facts = values.get("model") or checkpoint.read(folder)
+    return serving.check_fit(values["configuration"], values["image"], facts, values["devices"])
 
 
-def test_what_fits_is_told(model: Path) -> None:
+def test_fit_of_a_configuration(model: Path) -> None:
     big = replace(checkpoint.read(model), weight_bytes=240_000_000_000)
-    fit = judge(model, model=big)
+    fit = check_fit(model, model=big)
     assert fit.weight_bytes == 60_000_000_000 and fit.share == 0.9 and fit.context == 262144
-    assert fit.kv_bytes_per_token == 2 * 1 * 1 * 32 * 2  # K and V, one full layer, one head per GPU, 32 elements of 2 bytes
-    assert fit.room_tokens == (int((97887 << 20) * 0.9) - 60_000_000_000) // 128
+    assert fit.kv_bytes_per_token == 2 * 1 * 1 * 32 * 2  # K and V, a full layer, a head per GPU, 32 elements of 2 bytes
+    assert fit.capacity_tokens == (int((97887 << 20) * 0.9) - 60_000_000_000) // 128
     assert any("60.0 GB on each GPU" in line for line in fit.lines())
-    assert judge(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 64
-    assert judge(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).room_tokens is None
-    assert judge(model, wanted=configuration.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
-    odd = judge(model, model=replace(big, attention=None, why_not_plain="it keeps a compressed KV cache (MLA)"))
+    assert check_fit(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 64
+    assert check_fit(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).capacity_tokens is None
+    assert check_fit(model, configuration=configurations.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
+    odd = check_fit(model, model=replace(big, attention=None, why_not_plain="it keeps a compressed KV cache (MLA)"))
     assert odd.kv_bytes_per_token is None and "MLA" in odd.lines()[2]
 
 
-def test_what_cannot_work_is_refused(model: Path) -> None:
-    found = checkpoint.read(model)
-    wanted = configuration.load(FOUR)
-    bad = configuration.BadVersion(distribution="some.thing", version="1.0", reason="wrong numbers", source="a report")
+def test_misfits_are_refused(model: Path) -> None:
+    facts = checkpoint.read(model)
+    configuration = configurations.load(FOUR)
+    bad = configurations.BadVersion(distribution="some.thing", version="1.0", reason="wrong numbers", source="a report")
     labels = VERIFIED.image.labels
     cases: list[tuple[type[Sm120kitError], str, dict[str, Any]]] = [
         (TooFewGpus, "needs 4", {"devices": GPUS[:3]}),
-        (MtpMissing, "not one of its 7 tensors", {"model": replace(found, mtp=())}),
-        (DoesNotFit, "weights do not fit", {"model": replace(found, weight_bytes=4 * 93_000_000_000)}),
-        (DoesNotFit, "one sequence", {"model": replace(found, weight_bytes=4 * 92_350_000_000)}),
+        (MtpMissing, "none of the 7 tensors", {"model": replace(facts, mtp=())}),
+        (DoesNotFit, "weights do not fit", {"model": replace(facts, weight_bytes=4 * 93_000_000_000)}),
+        (DoesNotFit, "one sequence", {"model": replace(facts, weight_bytes=4 * 92_350_000_000)}),
         (WrongImage, "image of flashinfer-0.6.6", {"image": labelled({**labels, "sm120kit.recipe": "flashinfer-0.6.6"})}),
-        (WrongImage, "image of nothing", {"image": labelled({})}),
+        (WrongImage, "labelled with no recipe", {"image": labelled({})}),
         (
             WrongImage,
-            "some.thing 1.0, which is known to be bad here: wrong numbers",
+            "some.thing 1.0, known to be bad: wrong numbers",
             {
                 "image": labelled({**labels, "sm120kit.wheels": "a==1,some-thing==1.0"}),
-                "wanted": wanted.model_copy(update={"known_bad": (bad,)}),
+                "configuration": configuration.model_copy(update={"known_bad": (bad,)}),
             },
         ),
     ]
-    for error, words, changes in cases:
+    for error, message, changes in cases:
         with pytest.raises(error) as caught:
-            judge(model, **changes)
-        assert words in caught.value.message and caught.value.hint
-    without = wanted.model_copy(update={"model": wanted.model.model_copy(update={"needs_mtp": False})})
-    assert judge(model, model=replace(found, mtp=()), wanted=without).gpus == tuple(GPUS)
+            check_fit(model, **changes)
+        assert message in caught.value.message and caught.value.hint
+    without = configuration.model_copy(update={"model": configuration.model.model_copy(update={"needs_mtp": False})})
+    assert check_fit(model, model=replace(facts, mtp=()), configuration=without).gpus == tuple(GPUS)
     newer = labelled({**labels, "sm120kit.wheels": "some-thing==1.1"})
-    assert judge(model, image=newer, wanted=wanted.model_copy(update={"known_bad": (bad,)})).gpus
+    assert check_fit(model, image=newer, configuration=configuration.model_copy(update={"known_bad": (bad,)})).gpus
 
 
 def labelled(labels: dict[str, str]) -> VerifiedImage:
@@ -216,89 +406,103 @@ def labelled(labels: dict[str, str]) -> VerifiedImage:
 
 
 def published(path: Path, image: VerifiedImage = VERIFIED) -> Path:
-    write_record(path, Index(FORMAT, (PublishedImage("r.example/vllm", "t", DIGEST, "vllm-0.19.1", "b" * 64, image),)))
+    write_record(path, PublishedIndex(FORMAT, (PublishedImage("r.example/vllm", "t", DIGEST, "vllm-0.19.1", "b" * 64, image),)))
     return path
 
 
 @pytest.fixture
-def words(model: Path, tmp_path: Path) -> list[str]:
-    root = HOSTS["build"]("turin-8", tmp_path / "host")
+def options(model: Path, tmp_path: Path) -> list[str]:
+    root = synthetic_hosts.build("turin-8", tmp_path / "host")
     index = published(tmp_path / "images.json")
     return ["--model", str(model), "--root", str(root), "--index", str(index), "--state", str(tmp_path / "state")]
 
 
-def test_print(words: list[str]) -> None:
-    said = CliRunner().invoke(app, ["launch", FOUR, *words, "--print"])
-    assert said.exit_code == 0, said.output
-    assert said.stdout.startswith("docker run ") and said.stdout.count("\n") == 1
-    assert f"r.example/vllm@{DIGEST} serve /model" in said.stdout and "device=0,1,2,3" in said.stdout
+def test_print_docker_command(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--print"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("docker run ") and result.stdout.count("\n") == 1
+    assert f"r.example/vllm@{DIGEST} serve /model" in result.stdout and "device=0,1,2,3" in result.stdout
     for line in ("16 elements per scale", "2 MTP tensors", "GPUs     0, 1, 2, 3", "unverified on SM120", "doctor   "):
-        assert line in said.stderr
-    assert CliRunner().invoke(app, ["launch", FOUR, *words]).exit_code == 2, "a recorded host starts nothing"
+        assert line in result.stderr
+    assert CliRunner().invoke(app, ["launch", FOUR, *options]).exit_code == 2, "nothing can be started on a recorded host"
 
 
-def test_a_spark_is_planned_on_any_machine(model: Path, tmp_path: Path) -> None:
-    """Its engine's image is for aarch64, wherever the plan is made."""
-    spark = replace(VERIFIED, image=replace(VERIFIED.image, platform="linux/arm64", labels={"sm120kit.recipe": SPARK_ENGINE}))
+def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:
+    """Its engine's image is for aarch64, independent of the machine that plans."""
+    labels = LABELS | {"sm120kit.recipe": SPARK_ENGINE}
+    spark = replace(VERIFIED, image=replace(VERIFIED.image, platform="linux/arm64", labels=labels))
     entry = PublishedImage("r.example/vllm", "t", DIGEST, SPARK_ENGINE, "b" * 64, spark)
-    write_record(tmp_path / "images.json", Index(FORMAT, (entry,)))
-    root = HOSTS["build"]("gb10-ready", tmp_path / "host")
-    options = ["--model", model, "--root", root, "--index", tmp_path / "images.json", "--state", tmp_path / "state", "--print"]
-    said = CliRunner().invoke(app, ["launch", SPARK, *map(str, options)])
-    assert said.exit_code == 0 and f"r.example/vllm@{DIGEST} serve /model" in said.stdout, said.output
+    write_record(tmp_path / "images.json", PublishedIndex(FORMAT, (entry,)))
+    root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
+    arguments = [
+        "--model",
+        model,
+        "--root",
+        root,
+        "--index",
+        tmp_path / "images.json",
+        "--state",
+        tmp_path / "state",
+        "--print",
+    ]
+    result = CliRunner().invoke(app, ["launch", SPARK, *map(str, arguments)])
+    assert result.exit_code == 0 and f"r.example/vllm@{DIGEST} serve /model" in result.stdout, result.output
 
 
-def test_files(words: list[str], tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["launch", FOUR, *words, "--compose", "-", "--kubernetes", str(tmp_path / "m.yaml")])
+def test_compose_and_kubernetes_files(options: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--compose", "-", "--kubernetes", str(tmp_path / "m.yaml")])
     assert (
-        said.exit_code == 0
-        and said.stdout.startswith("services:\n")
+        result.exit_code == 0
+        and result.stdout.startswith("services:\n")
         and "kind: Deployment" in (tmp_path / "m.yaml").read_text()
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words_"),
+    ("change", "error", "message"),
     [
         ({"config": "qwen3.5-397b-nvfp4-4x-rtx-pro-600"}, UnknownName, "did you mean"),
         ({"--model": "absent"}, NoModel, "no model folder"),
-        ({"--root": "absent"}, HostUnreadable, "not there or not readable"),
-        ({"--index": "absent"}, BadIndex, "there is no index "),
+        ({"--root": "absent"}, HostUnreadable, "does not exist or is not readable"),
+        ({"--index": "absent"}, BadIndex, "absent does not exist"),
         ({"host": "node-forced"}, TooFewGpus, "this host has 2"),
         ({"host": "no-gpu"}, TooFewGpus, "this host has 0"),
         ({"mtp": False}, MtpMissing, "none"),
-        ({"checks": (Check("base", "python", Verdict.FAILED),)}, NotVerified, "did not pass"),
+        ({"checks": (Check("base", "python", CheckResult.FAILED),)}, NotVerified, "did not pass"),
         ({"checks": ()}, NotVerified, "none was run"),
     ],
 )
-def test_bad_input(change: dict[str, Any], error: type[Sm120kitError], words_: str, words: list[str], tmp_path: Path) -> None:
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    options |= {name: str(tmp_path / value) for name, value in change.items() if name.startswith("--")}
+def test_bad_input(
+    change: dict[str, Any], error: type[Sm120kitError], message: str, options: list[str], tmp_path: Path
+) -> None:
+    values = dict(zip(options[::2], options[1::2], strict=True))
+    values |= {name: str(tmp_path / value) for name, value in change.items() if name.startswith("--")}
     if "host" in change:
-        options["--root"] = str(HOSTS["build"](change["host"], tmp_path / "other"))
+        values["--root"] = str(synthetic_hosts.build(change["host"], tmp_path / "other"))
     if "mtp" in change:
-        options["--model"] = str(folder(tmp_path / "without", HYBRID, NVFP4))
+        values["--model"] = str(folder(tmp_path / "without", HYBRID, NVFP4))
     if "checks" in change:
-        published(Path(options["--index"]), replace(VERIFIED, checks=change["checks"]))
-    given = [word for pair in options.items() for word in pair]
-    said = CliRunner().invoke(app, ["launch", change.get("config", FOUR), *given, "--print"])
-    assert isinstance(said.exception, error), said.output
-    assert words_ in said.exception.message and not said.stdout and not (tmp_path / "state" / "caches").exists()
+        published(Path(values["--index"]), replace(VERIFIED, checks=change["checks"]))
+    arguments = [text for pair in values.items() for text in pair]
+    result = CliRunner().invoke(app, ["launch", change.get("config", FOUR), *arguments, "--print"])
+    assert isinstance(result.exception, error), result.output
+    assert message in result.exception.message and not result.stdout and not (tmp_path / "state" / "caches").exists()
 
 
-def test_an_image_that_only_this_daemon_has_is_no_manifest(model: Path, tmp_path: Path) -> None:
-    from sm120kit import launching
+def test_manifest_of_an_unpublished_image_is_refused(model: Path, tmp_path: Path) -> None:
+    from sm120kit.serving import launch
 
-    fit = judge(model)
-    one = launching.Prepared(
-        configuration.load(FOUR), VERIFIED, checkpoint.read(model), fit, service(model, tmp_path), (), published=False
+    fit = check_fit(model)
+    source, entry = Source(tmp_path / "none"), PublishedImage("r.example/vllm", "t", DIGEST, "vllm-0.19.1", "b" * 64, VERIFIED)
+    planned = launch.PreparedLaunch(
+        configurations.load(FOUR), VERIFIED, checkpoint.read(model), fit, service(model, tmp_path), (), source
     )
-    with pytest.raises(NoSuchImage, match="only in this daemon"):
-        launching.manifest(one)
-    assert "kind: Service" in launching.manifest(replace(one, published=True))
+    with pytest.raises(NoSuchImage, match="exists only in this daemon"):
+        launch.manifest(planned)
+    assert "kind: Service" in launch.manifest(replace(planned, published=entry))
 
 
-def test_errors_have_exit_codes_of_their_own() -> None:
+def test_exit_codes_are_distinct() -> None:
     kinds: list[type[Sm120kitError]] = Sm120kitError.__subclasses__()
     assert len({kind.exit_code for kind in kinds}) == len(kinds) and 70 not in {kind.exit_code for kind in kinds}
 
@@ -307,7 +511,7 @@ def test_documentation_has_the_exit_codes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
     rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
     kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
-    assert len(rows) == 15 and set(rows) <= set(kinds)
+    assert len(rows) == 17 and set(rows) <= set(kinds)
     named = (
         UnknownName,
         NotVerified,
@@ -323,19 +527,33 @@ def test_documentation_has_the_exit_codes() -> None:
     assert {str(kind.exit_code) for kind in named} <= set(rows)
 
 
-@pytest.mark.parametrize("name", configuration.names())
+@pytest.mark.parametrize("name", configurations.names())
 def test_every_configuration_of_a_known_engine_can_be_planned(name: str, tmp_path: Path) -> None:
-    wanted = configuration.load(name)
-    if wanted.engine not in recipe.names():
+    configuration = configurations.load(name)
+    if configuration.engine not in recipes.names():
         with pytest.raises(UnknownName):
-            recipe.load_engine(wanted.engine)
+            recipes.load_engine(configuration.engine)
         return
-    engine = recipe.load_engine(wanted.engine)
-    one = launch.make(wanted, engine, VERIFIED, "sha256:1", tmp_path, [(0, "g")], Workspace(tmp_path / "state"), 8000)
-    assert one.argv[: len(engine.serve)] == engine.serve and one.argv[-len(wanted.arguments) :] == wanted.arguments
-    assert len({mount.source for mount in one.mounts}) == len({mount.target for mount in one.mounts}) == len(one.mounts)
-    for cache in wanted.container.caches:
+    engine = recipes.load_engine(configuration.engine)
+    planned = serving.make_service(
+        configuration,
+        engine,
+        VERIFIED,
+        "sha256:1",
+        tmp_path,
+        serving.Placement([(0, "g")], 8000, Workspace(tmp_path / "state")),
+    )
+    assert (
+        planned.argv[: len(engine.serve)] == engine.serve
+        and planned.argv[-len(configuration.arguments) :] == configuration.arguments
+    )
+    assert (
+        len({mount.source for mount in planned.mounts})
+        == len({mount.target for mount in planned.mounts})
+        == len(planned.mounts)
+    )
+    for cache in configuration.container.caches:
         inside = cache.replace("/root", "/home/sm120kit")
-        assert any(Path(inside).is_relative_to(mount.target) for mount in one.mounts if not mount.read_only)
+        assert any(Path(inside).is_relative_to(mount.target) for mount in planned.mounts if not mount.read_only)
     for flag in ("--host", "--port", "--served-model-name", "--model-path"):
-        assert one.argv.count(flag) <= 1, f"{flag} is launch's to set"
+        assert planned.argv.count(flag) <= 1, f"{flag} is set by launch"

@@ -1,4 +1,4 @@
-"""A lock is byte-stable, its sha256 names the build, and every way in which it is outdated or edited is told by field."""
+"""Lockfiles: byte-stable text, build id, differences by field, and the lockfiles of this repository."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sm120kit import lock, locking, recipe
-from sm120kit.errors import BadRecipe, LockDiffers, ResolutionFailed
-from sm120kit.gitrepo import Repository
-from sm120kit.records import AppliedPatch, Checkout, Inside, Lock, LockedFile, LockedWheel, PatchedTree, SdistPin, Toolchain
+from sm120kit import recipes
+from sm120kit.core.errors import BadRecipe, LockDiffers, ResolutionFailed
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import data_root, digest_of, file_sha256
+from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.records import Lock, LockedFile
 from sm120kit.sources import resolver
-from sm120kit.workspace import data_root, digest_of, file_sha256
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, LockedWheel, SdistPin, VendoredProject
 
 PLATFORM = "manylinux_2_35_x86_64"
-NAMES = recipe.names()
+NAMES = recipes.names()
 
 
 def wheel(name: str, version: str = "1.0", digit: str = "a") -> LockedWheel:
@@ -41,42 +45,44 @@ def tree(tmp_path: Path) -> PatchedTree:
     pin = SdistPin("flashinfer", "flashinfer-python", "0.6.6", "0" * 64)
     return PatchedTree(
         Checkout(pin, repository.path, base, repository.tree_of(base)),
-        (Inside("cutlass", "inside", "4.2.1"),),
+        (VendoredProject("cutlass", "inside", "4.2.1"),),
         patched,
         repository.tree_of(patched),
         (AppliedPatch("cutlass", "one", "1" * 64, patched), AppliedPatch("flashinfer", "two", "2" * 64, patched)),
     )
 
 
-def kernels() -> recipe.Recipe:
-    item = recipe.load("flashinfer-0.6.6")
-    inside = item.sources["cutlass"].model_copy(update={"path": "inside"})
-    return item.model_copy(update={"sources": {**item.sources, "cutlass": inside}})
+def flashinfer() -> recipes.FlashInferRecipe:
+    recipe = recipes.load_flashinfer("flashinfer-0.6.6")
+    inside = recipe.sources["cutlass"].model_copy(update={"path": "inside"})
+    return recipe.model_copy(update={"sources": {**recipe.sources, "cutlass": inside}})
 
 
 @pytest.fixture
-def made(tree: PatchedTree) -> Lock:
+def lock(tree: PatchedTree) -> Lock:
     closures = [
-        lock.closure(platform, "3.12", [wheel("torch"), wheel("vllm", "0.19.1", "b")], replaced=True)
+        lockfile.make_closure(platform, "3.12", [wheel("torch"), wheel("vllm", "0.19.1", "b")], replaced=True)
         for platform in ("manylinux_2_35_x86_64", "manylinux_2_35_aarch64")
     ]
-    return lock.make(recipe.load_engine("vllm-0.19.1"), kernels(), tree, [LockedFile("a.hpp", "3" * 64)], closures, "k 1")
-
-
-def test_same_content_same_bytes_and_their_sha256_is_the_build_id(made: Lock, tree: PatchedTree, tmp_path: Path) -> None:
-    again = lock.make(
-        recipe.load_engine("vllm@0.19.1"), kernels(), tree, list(made.overrides), list(reversed(made.closures)), "k 1"
+    return lockfile.assemble(
+        recipes.load_engine("vllm-0.19.1"), flashinfer(), tree, [LockedFile("a.hpp", "3" * 64)], closures, "k 1"
     )
-    assert lock.text(again) == lock.text(made)
+
+
+def test_same_inputs_give_same_bytes_and_build_id(lock: Lock, tree: PatchedTree, tmp_path: Path) -> None:
+    again = lockfile.assemble(
+        recipes.load_engine("vllm@0.19.1"), flashinfer(), tree, list(lock.overrides), list(reversed(lock.closures)), "k 1"
+    )
+    assert lockfile.text(again) == lockfile.text(lock)
     path = tmp_path / "vllm-0.19.1.lock.json"
-    path.write_text(lock.text(made))
-    assert lock.build_id(made) == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert lock.read(path) == made
-    assert list(json.loads(path.read_text())) == sorted(asdict(made))
+    path.write_text(lockfile.text(lock))
+    assert lockfile.build_id(lock) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert lockfile.read(path) == lock
+    assert list(json.loads(path.read_text())) == sorted(asdict(lock))
 
 
-def test_it_states_trees_patches_and_what_is_replaced(made: Lock, tree: PatchedTree) -> None:
-    fetched, inside = made.sources
+def test_lock_contains_trees_patches_and_replaced_distribution(lock: Lock, tree: PatchedTree) -> None:
+    fetched, inside = lock.sources
     assert (fetched.commit, fetched.tree, fetched.patched_commit, fetched.patched_tree) == (
         tree.checkout.commit,
         tree.checkout.tree,
@@ -85,15 +91,15 @@ def test_it_states_trees_patches_and_what_is_replaced(made: Lock, tree: PatchedT
     )
     assert fetched.pinned == f"sha256 {'0' * 64}" and inside.pinned == "flashinfer:inside"
     assert inside.tree != inside.patched_tree and inside.tree not in (fetched.tree, fetched.patched_tree)
-    assert [patch.path for patch in made.patches] == ["cutlass/one", "flashinfer/two"]
-    assert (made.replaced[0].name, made.replaced[0].version) == ("flashinfer-python", "0.6.6")
-    assert made.base_image == lock.BASE_IMAGE_OPEN, "no digest is invented"
+    assert [patch.path for patch in lock.patches] == ["cutlass/one", "flashinfer/two"]
+    assert (lock.replaced[0].name, lock.replaced[0].version) == ("flashinfer-python", "0.6.6")
+    assert lock.base_image == lockfile.BASE_IMAGE_OPEN, "not a made-up digest"
 
 
-def test_the_official_wheel_of_what_is_built_is_not_in_the_closure() -> None:
+def test_closure_excludes_replaced_official_wheel() -> None:
     wheels = [wheel("flashinfer-python"), wheel("torch")]
-    assert lock.closure(PLATFORM, "3.12", wheels, replaced=True).wheels == (wheel("torch"),)
-    assert lock.closure(PLATFORM, "3.12", wheels, replaced=False).wheels == tuple(wheels)
+    assert lockfile.make_closure(PLATFORM, "3.12", wheels, replaced=True).wheels == (wheel("torch"),)
+    assert lockfile.make_closure(PLATFORM, "3.12", wheels, replaced=False).wheels == tuple(wheels)
 
 
 def patch(data: dict[str, Any], number: int) -> dict[str, Any]:
@@ -103,184 +109,186 @@ def patch(data: dict[str, Any], number: int) -> dict[str, Any]:
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "pin of the recipe": (
         lambda d: d["recipe"]["environment"].update(requires=["vllm==0.19.0"]),
-        r"recipe\.environment\.requires\.vllm==0\.19\.0: in the lock, no longer there",
+        r"recipe\.environment\.requires\.vllm==0\.19\.0: in the lockfile, but removed since",
     ),
-    "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"recipe\.environment\.python: the lock has 3\.13"),
-    "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"patches\.flashinfer/two\.sha256: the lock has 9+, now 2+"),
-    "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one: not in the lock"),
+    "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"recipe\.environment\.python: locked 3\.13"),
+    "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"patches\.flashinfer/two\.sha256: locked 9+, now 2+"),
+    "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one: not in the lockfile"),
     "override": (lambda d: d["overrides"][0].update(sha256="9" * 64), r"overrides\.a\.hpp\.sha256"),
-    "source": (lambda d: d["sources"][0].update(pinned="sha256 1"), r"sources\.flashinfer\.pinned: the lock has sha256 1, now"),
-    "tree": (lambda d: d["sources"][1].update(patched_tree="1"), r"sources\.cutlass\.patched_tree: the lock has 1, now"),
-    "kernels": (lambda d: d.update(rests_on="k 2"), r"rests_on: the lock has k 2, now k 1"),
-    "base image": (lambda d: d.update(base_image="x@sha256:1"), r"base_image: the lock has x@sha256:1"),
-    "format": (lambda d: d.update(format=0), r"format: the lock has 0, now 1"),
+    "source": (lambda d: d["sources"][0].update(pinned="sha256 1"), r"sources\.flashinfer\.pinned: locked sha256 1, now"),
+    "tree": (lambda d: d["sources"][1].update(patched_tree="1"), r"sources\.cutlass\.patched_tree: locked 1, now"),
+    "kernels": (lambda d: d.update(rests_on="k 2"), r"rests_on: locked k 2, now k 1"),
+    "base image": (lambda d: d.update(base_image="x@sha256:1"), r"base_image: locked x@sha256:1"),
+    "format": (lambda d: d.update(format=0), r"format: locked 0, now 1"),
     "wheel hash": (lambda d: d["closures"][1]["wheels"][0].update(sha256="9" * 64), rf"closures\.{PLATFORM}: .*were edited"),
     "wheel version": (lambda d: d["closures"][1]["wheels"][0].update(version="2"), rf"closures\.{PLATFORM}: .*were edited"),
     "wheel added": (lambda d: d["closures"][1]["wheels"].append(asdict(wheel("evil"))), "were edited"),
-    "closure gone": (lambda d: d["closures"].pop(1), rf"closures\.{PLATFORM}: not in the lock"),
+    "closure gone": (lambda d: d["closures"].pop(1), rf"closures\.{PLATFORM}: not in the lockfile"),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_each_edit_is_told_by_its_field(made: Lock, tree: PatchedTree, tmp_path: Path, edit: str) -> None:
-    change, said = EDITS[edit]
-    data = json.loads(lock.text(made))
+def test_each_edit_is_reported_by_its_field(lock: Lock, tree: PatchedTree, tmp_path: Path, edit: str) -> None:
+    change, expected = EDITS[edit]
+    data = json.loads(lockfile.text(lock))
     change(data)
     path = tmp_path / "vllm-0.19.1.lock.json"
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
-    held = lock.read(path)
-    now = lock.make(recipe.load_engine("vllm-0.19.1"), kernels(), tree, list(made.overrides), held.closures, "k 1")
-    found = lock.differences(held, now)
-    assert len(found) >= 1 and re.search(said, "\n".join(found)), found
-    assert lock.build_id(held) != lock.build_id(made)
+    edited = lockfile.read(path)
+    current = lockfile.assemble(
+        recipes.load_engine("vllm-0.19.1"), flashinfer(), tree, list(lock.overrides), edited.closures, "k 1"
+    )
+    changes = lockfile.differences(edited, current)
+    assert len(changes) >= 1 and re.search(expected, "\n".join(changes)), changes
+    assert lockfile.build_id(edited) != lockfile.build_id(lock)
 
 
-def test_an_untouched_lock_has_no_differences(made: Lock) -> None:
-    assert lock.differences(made, made) == ()
+def test_unchanged_lock_has_no_differences(lock: Lock) -> None:
+    assert lockfile.differences(lock, lock) == ()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "is not locked: there is no"),
-        ("{", "is not a lock"),
-        ("{}", "is not a lock"),
-        ("\n", "is not a lock"),
+        ("{", "is not a lockfile"),
+        ("{}", "is not a lockfile"),
+        ("\n", "is not a lockfile"),
         ("keys", "has keys or spaces that `recipe lock` does not write"),
         ("spaces", "has keys or spaces that `recipe lock` does not write"),
     ],
 )
-def test_a_file_that_is_no_lock(made: Lock, tmp_path: Path, content: str | None, said: str) -> None:
+def test_read_rejects_missing_malformed_and_edited_files(lock: Lock, tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "vllm-0.19.1.lock.json"
-    text = lock.text(made)
+    text = lockfile.text(lock)
     data = {"keys": text.replace('"format": 1', '"extra": 1,\n  "format": 1'), "spaces": text.replace('": "', '":  "', 1)}
     if content is not None:
         path.write_text(data.get(content, content))
-    with pytest.raises(LockDiffers, match=re.escape(said)) as caught:
-        lock.read(path)
+    with pytest.raises(LockDiffers, match=re.escape(message)) as caught:
+        lockfile.read(path)
     assert caught.value.hint.endswith("sm120kit recipe lock vllm-0.19.1")
 
 
-def test_wheels_stay_only_while_the_same_environment_is_asked_for(made: Lock) -> None:
-    item = recipe.load_engine("vllm-0.19.1")
-    assert lock.usable(made, item, PLATFORM) == made.closures[1]
-    assert lock.usable(made, item, "manylinux_2_35_riscv64") is None
-    changed = item.model_copy(update={"environment": item.environment.model_copy(update={"as_of": "2026-01-01"})})
-    assert lock.usable(made, changed, PLATFORM) is None
-    edited = replace(made, closures=(made.closures[0], replace(made.closures[1], wheels=(wheel("evil"),))))
-    assert lock.usable(edited, item, PLATFORM) is None
-    assert lock.usable(None, item, PLATFORM) is None
+def test_closure_is_reused_only_for_unchanged_environment(lock: Lock) -> None:
+    recipe = recipes.load_engine("vllm-0.19.1")
+    assert lockfile.reusable_closure(lock, recipe, PLATFORM) == lock.closures[1]
+    assert lockfile.reusable_closure(lock, recipe, "manylinux_2_35_riscv64") is None
+    changed = recipe.model_copy(update={"environment": recipe.environment.model_copy(update={"as_of": "2026-01-01"})})
+    assert lockfile.reusable_closure(lock, changed, PLATFORM) is None
+    edited = replace(lock, closures=(lock.closures[0], replace(lock.closures[1], wheels=(wheel("evil"),))))
+    assert lockfile.reusable_closure(edited, recipe, PLATFORM) is None
+    assert lockfile.reusable_closure(None, recipe, PLATFORM) is None
 
 
-def test_known_bad_versions_are_refused_with_their_reason(tree: PatchedTree) -> None:
-    item = recipe.load_engine("sglang-0.5.11")
-    for version, why in (("0.7.4", "KL divergence"), ("0.9.5", "4.4 % slower")):
-        bad = lock.closure(PLATFORM, "3.12", [wheel("b12x", version)], replaced=True)
-        with pytest.raises(BadRecipe, match=f"b12x {version} is known to be bad: .*{why}"):
-            lock.make(item, kernels(), tree, [], [bad])
-    assert {"b12x!=0.7.4", "b12x!=0.9.5"} <= set(lock.constraints(item, kernels()))
+def test_known_bad_versions_are_rejected_with_their_reason(tree: PatchedTree) -> None:
+    recipe = recipes.load_engine("sglang-0.5.11")
+    for version, reason in (("0.7.4", "KL divergence"), ("0.9.5", "4.4 % slower")):
+        bad = lockfile.make_closure(PLATFORM, "3.12", [wheel("b12x", version)], replaced=True)
+        with pytest.raises(BadRecipe, match=f"b12x {version} is known to be bad: .*{reason}"):
+            lockfile.assemble(recipe, flashinfer(), tree, [], [bad])
+    assert {"b12x!=0.7.4", "b12x!=0.9.5"} <= set(lockfile.constraints(recipe, flashinfer()))
 
 
 def test_prose_and_state_do_not_change_the_build_id() -> None:
-    item = recipe.load_engine("sglang-0.5.11")
-    kernel = recipe.load("flashinfer-0.6.6")
-    assert item.model_copy(update={"state": "verified", "summary": "other", "official": ()}).inputs() == item.inputs()
-    assert kernel.model_copy(update={"summary": "other"}).inputs() == kernel.inputs()
-    assert item.model_copy(update={"env": {}}).inputs() != item.inputs()
+    recipe = recipes.load_engine("sglang-0.5.11")
+    flashinfer = recipes.load_flashinfer("flashinfer-0.6.6")
+    assert recipe.model_copy(update={"state": "verified", "summary": "other", "official": ()}).inputs() == recipe.inputs()
+    assert flashinfer.model_copy(update={"summary": "other"}).inputs() == flashinfer.inputs()
+    assert recipe.model_copy(update={"env": {}}).inputs() != recipe.inputs()
 
 
 def test_requirements_are_pinned_by_hash() -> None:
-    held = lock.closure(PLATFORM, "3.12", [wheel("a-b", "1.0", "c")], replaced=False)
-    assert lock.requirements(held) == f"a-b==1.0 --hash=sha256:{'c' * 64}\n"
+    closure = lockfile.make_closure(PLATFORM, "3.12", [wheel("a-b", "1.0", "c")], replaced=False)
+    assert lockfile.requirements_txt(closure) == f"a-b==1.0 --hash=sha256:{'c' * 64}\n"
 
 
-def test_other_compilers_than_the_locked_ones_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = lock.read(recipe.lock_path("flashinfer-0.6.6"))
-    monkeypatch.setattr("sm120kit.locking._version", lambda package: "0.1.9")
+def test_differing_compilers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = lockfile.read(recipes.lock_path("flashinfer-0.6.6"))
+    monkeypatch.setattr("sm120kit.core.toolchain.installed_version", lambda package: "0.1.9")
     tools = Toolchain(Path("/cuda"), "13.0.88", "g++", "g++ 12")
-    assert locking.toolchain_differences(held, tools) == ("apache-tvm-ffi 0.1.9, the lock has 0.1.15.post2",)
-    monkeypatch.setattr("sm120kit.locking._version", lambda package: "0.1.15.post2")
-    assert locking.toolchain_differences(held, tools) == ()
-    assert locking.toolchain_differences(held, replace(tools, nvcc_version="13.1.7")) == (
-        "nvidia-cuda-nvcc 13.1.7, the lock has 13.0.88",
+    assert lockfile.toolchain_differences(lock, tools) == ("apache-tvm-ffi 0.1.9, the lockfile has 0.1.15.post2",)
+    monkeypatch.setattr("sm120kit.core.toolchain.installed_version", lambda package: "0.1.15.post2")
+    assert lockfile.toolchain_differences(lock, tools) == ()
+    assert lockfile.toolchain_differences(lock, replace(tools, nvcc_version="13.1.7")) == (
+        "nvidia-cuda-nvcc 13.1.7, the lockfile has 13.0.88",
     )
 
 
-# What is committed
+# The lockfiles of this repository
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
-    """All that can be told without the sources; an integration test looks at the trees."""
-    item, held = recipe.load_any(name), lock.read(recipe.lock_path(name))
-    assert held.recipe == item.inputs()
-    for file in held.patches:
+    """Everything that can be checked without the sources; an integration test checks the trees."""
+    recipe, lock = recipes.load(name), lockfile.read(recipes.lock_path(name))
+    assert lock.recipe == recipe.inputs()
+    for file in lock.patches:
         assert file.sha256 == file_sha256(data_root() / "patches" / f"{file.path}.patch"), file.path
     overrides = data_root() / "cutlass_overrides"
-    assert {file.path: file.sha256 for file in held.overrides} == {
+    assert {file.path: file.sha256 for file in lock.overrides} == {
         str(path.relative_to(overrides)): file_sha256(path) for path in overrides.rglob("*") if path.is_file()
     }
-    if isinstance(item, recipe.EngineRecipe):
-        assert held.rests_on == f"{item.flashinfer} {file_sha256(recipe.lock_path(item.flashinfer))}"
-        below = lock.read(recipe.lock_path(item.flashinfer)).sources
-        assert held.sources[: len(below)] == below
-        pinned = [(item.engine, item.version, f"sha256 {item.from_source.sha256}")] if item.from_source else []
-        assert [(one.project, one.version, one.pinned) for one in held.sources[len(below) :]] == pinned
+    if isinstance(recipe, recipes.EngineRecipe):
+        assert lock.rests_on == f"{recipe.flashinfer} {file_sha256(recipes.lock_path(recipe.flashinfer))}"
+        below = lockfile.read(recipes.lock_path(recipe.flashinfer)).sources
+        assert lock.sources[: len(below)] == below
+        pinned = [(recipe.engine, recipe.version, f"sha256 {recipe.from_source.sha256}")] if recipe.from_source else []
+        assert [(source.project, source.version, source.pinned) for source in lock.sources[len(below) :]] == pinned
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_pin_one_fitting_wheel_per_distribution(name: str) -> None:
-    held = lock.read(recipe.lock_path(name))
-    environment = held.recipe["environment"]
-    assert {closure.platform for closure in held.closures} == set(environment["platforms"])
-    for closure in held.closures:
+    lock = lockfile.read(recipes.lock_path(name))
+    environment = lock.recipe["environment"]
+    assert {closure.platform for closure in lock.closures} == set(environment["platforms"])
+    for closure in lock.closures:
         assert closure.sha256 == digest_of(closure.wheels)
         versions = {}
-        for one in closure.wheels:
-            distribution, version, _, tags = parse_wheel_filename(one.filename)
-            assert distribution == canonicalize_name(one.name) == one.name and str(version) == one.version
-            assert re.fullmatch("[0-9a-f]{64}", one.sha256)
+        for wheel in closure.wheels:
+            distribution, version, _, tags = parse_wheel_filename(wheel.filename)
+            assert distribution == canonicalize_name(wheel.name) == wheel.name and str(version) == wheel.version
+            assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)
             machine = closure.platform.split("_", 3)[3]
-            assert any(tag.platform == "any" or tag.platform.endswith(machine) for tag in tags), one.filename
-            assert one.name not in versions, "one wheel per distribution"
-            versions[one.name] = one.version
+            assert any(tag.platform == "any" or tag.platform.endswith(machine) for tag in tags), wheel.filename
+            assert wheel.name not in versions, "a single wheel per distribution"
+            versions[wheel.name] = wheel.version
         for line in environment["requires"]:
             pinned, _, version = line.partition("==")
             assert versions[re.sub(r"\[.*", "", pinned)] == version
-        for file in held.replaced:
+        for file in lock.replaced:
             assert file.name not in versions
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_name_no_host(name: str) -> None:
-    text = recipe.lock_path(name).read_text()
+    text = recipes.lock_path(name).read_text()
     assert not re.search(r"://|\b[a-z0-9-]+\.(org|com|io|net|dev|ai|invalid)\b|/(home|root|tmp|opt|work)/", text)
 
 
-@pytest.mark.parametrize("name", recipe.names(recipe.EngineRecipe))
-def test_engines_meet_the_library_that_our_modules_are_compiled_for(name: str) -> None:
+@pytest.mark.parametrize("name", recipes.names(recipes.EngineRecipe))
+def test_engine_tvm_ffi_is_at_least_as_new_as_that_of_kernels(name: str) -> None:
     """apache-tvm-ffi of the engine is at least as new as the headers with which the FlashInfer wheel is compiled."""
     from packaging.version import Version
 
-    item = recipe.load_engine(name)
-    kernel = recipe.load(item.flashinfer)
-    assert kernel.environment is not None and item.kernels in kernel.groups
-    built_with = dict(line.split("==") for line in kernel.environment.requires)["apache-tvm-ffi"]
-    for closure in lock.read(recipe.lock_path(name)).closures:
-        (runs_with,) = (one.version for one in closure.wheels if one.name == "apache-tvm-ffi")
+    recipe = recipes.load_engine(name)
+    flashinfer = recipes.load_flashinfer(recipe.flashinfer)
+    assert flashinfer.environment is not None and recipe.kernels in flashinfer.groups
+    built_with = dict(line.split("==") for line in flashinfer.environment.requires)["apache-tvm-ffi"]
+    for closure in lockfile.read(recipes.lock_path(name)).closures:
+        (runs_with,) = (wheel.version for wheel in closure.wheels if wheel.name == "apache-tvm-ffi")
         assert Version(runs_with) >= Version(built_with)
 
 
-# The choice among the wheels of a package
+# Choice among the wheels of a package
 
 
 def chosen(*files: str, platform: str = PLATFORM, python: str = "3.12") -> str:
     package = {"name": "x", "version": "1", "wheels": [{"url": f"h://h/{file}", "hashes": {"sha256": "0"}} for file in files]}
     ranks = {tag: rank for rank, tag in enumerate(resolver._tags(python, platform))}
-    return resolver._best(package, ranks, platform).filename
+    return resolver._best_wheel(package, ranks, platform).filename
 
 
-def test_the_wheel_an_installer_would_take() -> None:
+def test_best_wheel_is_the_one_an_installer_takes() -> None:
     pure, abi3, cp312 = "x-1-py3-none-any.whl", "x-1-cp38-abi3-manylinux_2_28_x86_64.whl", "x-1-cp312-cp312-{}_x86_64.whl"
     assert chosen(pure, abi3) == abi3
     assert chosen(pure, abi3, cp312.format("manylinux2014")) == cp312.format("manylinux2014")
@@ -291,6 +299,6 @@ def test_the_wheel_an_installer_would_take() -> None:
     assert chosen("x-1-2-py3-none-any.whl", "x-1-10-py3-none-any.whl") == "x-1-10-py3-none-any.whl", "the highest build number"
 
 
-def test_no_wheel_for_the_platform() -> None:
+def test_no_wheel_for_the_platform_is_an_error() -> None:
     with pytest.raises(ResolutionFailed, match="x 1 has no wheel with a sha256 for manylinux_2_35_aarch64"):
         chosen("x-1-cp38-abi3-manylinux_2_28_x86_64.whl", platform="manylinux_2_35_aarch64")

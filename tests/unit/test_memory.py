@@ -1,4 +1,4 @@
-"""Compiles start only when they fit, are measured, and leave no reservation behind."""
+"""The memory gate: compilers start when they fit, are measured, and leave no reservation behind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import sys
 import time
 from pathlib import Path
 
-from sm120kit.memory import Costs, Event, Gate, available
+import pytest
+
+from sm120kit.core.memory import Costs, FinishedUnit, Gate, available_bytes, ran_out_of_memory
 
 MIB = 2**20
 
 
 def start(gate: Gate, output: str, program: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "sm120kit.memory", sys.executable, "-c", program, "-o", output]
+    argv = [sys.executable, "-m", "sm120kit.core.memory", sys.executable, "-c", program, "-o", output]
     return subprocess.Popen(argv, env={**os.environ, "SM120KIT_GATE_DIR": str(gate.directory)}, stderr=subprocess.PIPE)
 
 
-def test_units_that_do_not_fit_together_run_one_after_the_other(tmp_path: Path) -> None:
+def test_units_over_budget_run_one_by_one(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     span = """
 import pathlib, sys, time
@@ -35,16 +37,16 @@ pathlib.Path(sys.argv[2]).write_text(f"{started} {time.time()}")
     assert gate.running() == ()
 
 
-def test_units_that_fit_run_at_once(tmp_path: Path) -> None:
+def test_units_within_budget_run_in_parallel(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     outputs = [tmp_path / "a.o", tmp_path / "b.o"]
     gate.open({str(path): MIB for path in outputs}, budget_bytes=100 * MIB)
     meet = f"""
 import pathlib, sys, time
-here = pathlib.Path({str(tmp_path)!r})
-(here / (pathlib.Path(sys.argv[2]).name + '.here')).touch()
+directory = pathlib.Path({str(tmp_path)!r})
+(directory / (pathlib.Path(sys.argv[2]).name + '.running')).touch()
 until = time.time() + 10
-while len(list(here.glob('*.here'))) < 2:
+while len(list(directory.glob('*.running'))) < 2:
     if time.time() > until:
         sys.exit(9)
     time.sleep(0.02)
@@ -53,7 +55,7 @@ while len(list(here.glob('*.here'))) < 2:
     assert [child.wait() for child in children] == [0, 0]
 
 
-def test_peak_seconds_and_exit_code_are_noted(tmp_path: Path) -> None:
+def test_peak_seconds_and_exit_code_are_recorded(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     gate.open({}, budget_bytes=1)
     assert start(gate, "x.o", "data = bytearray(150 << 20); raise SystemExit(3)").wait() == 3
@@ -63,7 +65,7 @@ def test_peak_seconds_and_exit_code_are_noted(tmp_path: Path) -> None:
     assert 0 < event.seconds < 30
 
 
-def test_a_killed_compiler_is_told_as_such(tmp_path: Path) -> None:
+def test_killed_compiler_is_reported(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     gate.open({}, budget_bytes=1)
     child = start(gate, "x.o", "import os; os.kill(os.getpid(), 9)")
@@ -72,7 +74,7 @@ def test_a_killed_compiler_is_told_as_such(tmp_path: Path) -> None:
     assert gate.events()[0].exit_code == -9
 
 
-def test_a_reservation_of_a_dead_process_does_not_block(tmp_path: Path) -> None:
+def test_reservation_of_ended_process_is_ignored(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     gate.open({"a.o": 60 * MIB}, budget_bytes=100 * MIB)
     child = subprocess.Popen([sys.executable, "-c", ""])
@@ -81,14 +83,14 @@ def test_a_reservation_of_a_dead_process_does_not_block(tmp_path: Path) -> None:
         f'{{"output": "dead.o", "pid": {child.pid}, "expected_bytes": {90 * MIB}}}'
     )
     started = time.monotonic()
-    gate.enter("a.o").unlink()
+    gate.reserve("a.o").unlink()
     assert time.monotonic() - started < 5
 
 
-def test_costs_survive_and_failed_units_teach_nothing(tmp_path: Path) -> None:
+def test_costs_are_stored_for_successful_units(tmp_path: Path) -> None:
     costs = Costs(tmp_path / "costs.json")
-    costs.learn("m/a.o", Event("a.o", 2.0, 100, 0))
-    costs.learn("m/b.o", Event("b.o", 2.0, 100, 1))
+    costs.record("m/a.o", FinishedUnit("a.o", 2.0, 100, 0))
+    costs.record("m/b.o", FinishedUnit("b.o", 2.0, 100, 1))
     costs.save()
     again = Costs(tmp_path / "costs.json")
     assert again.of("m/a.o") == (100, 2.0)
@@ -97,10 +99,56 @@ def test_costs_survive_and_failed_units_teach_nothing(tmp_path: Path) -> None:
     assert Costs(tmp_path / "costs.json").of("m/a.o") is None
 
 
-def test_available_respects_an_address_space_limit() -> None:
+def test_available_bytes_with_address_space_limit() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
-        "from sm120kit.memory import available; print(available())"
+        "from sm120kit.core.memory import available_bytes; print(available_bytes())"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, env={**os.environ})
-    assert 0 < int(said.stdout) <= 2 << 30 and available() > 0
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, env={**os.environ})
+    assert 0 < int(shown.stdout) <= 2 << 30 and available_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.\n",
+        "c++: internal compiler error: Killed (program cc1plus)\nPlease submit a full bug report,\n",
+        "collect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated.\n",
+        "virtual memory exhausted: Cannot allocate memory\n",
+        "\ncc1plus: out of memory allocating 65536 bytes after a total of 7086080 bytes\n",
+        "/usr/bin/ld: final link failed: memory exhausted\ncollect2: error: ld returned 1 exit status\n",
+        "clang: error: unable to execute command: Killed\nclang: error: clang frontend command failed due to signal\n",
+        "LLVM ERROR: out of memory\nAllocation failed\n",
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+        "Killed\n",
+        "/bin/sh: line 1: 41592 Killed                  cicc --c++17 --orig_src_file_name probe.cu\n",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)\n",
+        "/usr/include/c++/12/bits/stl_function.h(257): catastrophic error: out of memory\n   { return 1; }\n   ^\n",
+        "ptxas fatal   : Memory allocation failure\nptxas fatal   : Ptx assembly aborted due to errors\n",
+        "unary.cuh:45:33: error: ../../util_device.cuh: Cannot allocate memory\n",
+        "g++ was ended by signal 9; memory available now: 212 MiB\n",
+    ],
+)
+def test_out_of_memory_messages_are_detected(output: str) -> None:
+    assert ran_out_of_memory(1, output)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "a.hpp:12:3: error: 'struct Killed' has no member named 'signal'\n   12 |   Killed k; throw std::bad_alloc();\n",
+        'moe.cuh:8:1: error: static assertion failed: out of memory of one CTA\n    8 | assert(fits, "out of memory");\n',
+        "nvcc error   : 'ptxas' died due to signal 11 (Invalid memory reference)\n",
+        "c++: fatal error: cannot execute 'cc1plus': execvp: No such file or directory\ncompilation terminated.\n",
+        'a.cu(5): error: excessive recursion at instantiation of function "float F<N>::f(float) [with N=200]"\n',
+    ],
+)
+def test_other_compiler_errors_are_not_out_of_memory(output: str) -> None:
+    assert not ran_out_of_memory(1, output)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"), [(-9, True), (137, True), (143, True), (1, False), (-11, False), (139, False)]
+)
+def test_exit_code_of_a_killed_compiler(exit_code: int, expected: bool) -> None:
+    assert ran_out_of_memory(exit_code, "") is expected

@@ -1,4 +1,4 @@
-"""What an engine's series changes in its own package goes into its official wheel, and nothing else does."""
+"""Patched files of an engine's package in its official wheel: only these members are replaced."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 
-from sm120kit import plan, recipe
-from sm120kit.build import finish_overlay, lay, overlaid
-from sm120kit.build.finishing import repacked
-from sm120kit.errors import PatchConflict
-from sm120kit.gitrepo import Repository
-from sm120kit.records import AppliedPatch, BuildPlan, Checkout, LockedWheel, PatchedTree, SdistPin
-from sm120kit.workspace import read_record
+from sm120kit import recipes
+from sm120kit.core.errors import ArtifactChanged, PatchConflict
+from sm120kit.core.state import read_record, write_record
+from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, LockedWheel, SdistPin
+from sm120kit.wheels import plan
+from sm120kit.wheels.overlay import pack_overlay, patched_members, write_patched_members
+from sm120kit.wheels.published import published
+from sm120kit.wheels.records import BuildPlan
+from sm120kit.wheels.repack import repacked_record
 
-ITEM = recipe.load_engine("vllm-0.20.0")
+RECIPE = recipes.load_engine("vllm-0.20.0")
 KERNEL, OTHER = "vllm/layers/kernel.py", "vllm/other.py"
 SOURCE = {"CMakeLists.txt": "project(vllm)\n", KERNEL: "ARCHS = [100]\n", OTHER: "one = 1\n", "tests/test_kernel.py": "\n"}
 PATCHES: tuple[tuple[str, dict[str, str | None]], ...] = (
@@ -33,14 +37,14 @@ INFO = "vllm-0.20.0.dist-info"
 WHEEL = {
     KERNEL: SOURCE[KERNEL],
     OTHER: SOURCE[OTHER],
-    "vllm/_C.abi3.so": "theirs",
+    "vllm/_C.abi3.so": "official",
     f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.20.0\n",
     f"{INFO}/WHEEL": "Wheel-Version: 1.0\nTag: cp38-abi3-linux_x86_64\n",
     f"{INFO}/RECORD": "",
 }
 
 
-def patched(path: Path, patches: tuple[tuple[str, dict[str, str | None]], ...] = PATCHES) -> PatchedTree:
+def make_tree(path: Path, patches: tuple[tuple[str, dict[str, str | None]], ...] = PATCHES) -> PatchedTree:
     """A source with a commit for each patch."""
     repository = Repository.init(path)
     files, commits = dict(SOURCE), []
@@ -61,7 +65,7 @@ def patched(path: Path, patches: tuple[tuple[str, dict[str, str | None]], ...] =
 
 @pytest.fixture
 def tree(tmp_path: Path) -> PatchedTree:
-    return patched(tmp_path / "repository")
+    return make_tree(tmp_path / "repository")
 
 
 def make_wheel(directory: Path, **changed: str | None) -> Path:
@@ -73,57 +77,84 @@ def make_wheel(directory: Path, **changed: str | None) -> Path:
     return path
 
 
-def planned(tree: PatchedTree, **changed: Any) -> BuildPlan:
-    given = {"item": ITEM, "tree": tree, "official": locked(), "replaced": overlaid("vllm", tree)}
-    return plan.overlay(**(given | changed))
+def make_plan(tree: PatchedTree, **changed: Any) -> BuildPlan:
+    arguments = {"recipe": RECIPE, "tree": tree, "official": locked(), "replaced": patched_members("vllm", tree)}
+    return plan.plan_overlay(**(arguments | changed))
 
 
 def locked(digit: str = "a") -> LockedWheel:
     return LockedWheel("vllm", "0.20.0", "vllm-0.20.0-cp38-abi3-manylinux_2_35_x86_64.whl", digit * 64)
 
 
-def test_only_files_of_the_package_are_overlaid(tree: PatchedTree) -> None:
-    assert {path: [patch.slug for patch in patches] for path, patches in overlaid("vllm", tree).items()} == {
+def test_only_files_of_the_package_are_patched_members(tree: PatchedTree) -> None:
+    assert {path: [patch.slug for patch in patches] for path, patches in patched_members("vllm", tree).items()} == {
         KERNEL: ["archs", "more-archs"]
     }
 
 
-def test_a_series_of_build_files_replaces_nothing(tmp_path: Path) -> None:
-    assert overlaid("vllm", patched(tmp_path / "repository", PATCHES[:1])) == {}
+def test_series_of_build_files_replaces_no_member(tmp_path: Path) -> None:
+    assert patched_members("vllm", make_tree(tmp_path / "repository", PATCHES[:1])) == {}
 
 
-def test_the_wheel_has_the_patched_files_and_says_so(tree: PatchedTree, tmp_path: Path) -> None:
-    official, made = make_wheel(tmp_path), planned(tree)
-    places = lay("vllm", tree, official, tmp_path / "files")
-    artifacts = finish_overlay(made, tree, (locked(), official), places, tmp_path / "target")
-    version = f"0.20.0+sm120kit.{made.digest[:12]}"
+def test_overlaid_wheel_has_patched_files_and_their_record(tree: PatchedTree, tmp_path: Path) -> None:
+    official, overlay = make_wheel(tmp_path), make_plan(tree)
+    files = write_patched_members("vllm", tree, official, tmp_path / "files")
+    artifacts = pack_overlay(overlay, tree, (locked(), official), files, tmp_path / "target")
+    version = f"0.20.0+sm120kit.{overlay.digest[:12]}"
     assert artifacts.wheel.path == f"vllm-{version}-cp38-abi3-linux_x86_64.whl"
     with zipfile.ZipFile(tmp_path / "target" / artifacts.wheel.path) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
+        members = {name: archive.read(name) for name in archive.namelist()}
     info = f"vllm-{version}.dist-info"
-    changed = {name for name, text in WHEEL.items() if not name.startswith(INFO) and files[name] != text.encode()}
-    assert changed == {KERNEL} and files[KERNEL] == b"ARCHS = [100, 120, 121]\n"
-    assert f"Version: {version}\n".encode() in files[f"{info}/METADATA"]
-    rows = {row[0]: row[1:] for row in csv.reader(files[f"{info}/RECORD"].decode().splitlines())}
+    changed = {name for name, text in WHEEL.items() if not name.startswith(INFO) and members[name] != text.encode()}
+    assert changed == {KERNEL} and members[KERNEL] == b"ARCHS = [100, 120, 121]\n"
+    assert f"Version: {version}\n".encode() in members[f"{info}/METADATA"]
+    rows = {row[0]: row[1:] for row in csv.reader(members[f"{info}/RECORD"].decode().splitlines())}
     assert rows == {
         name: ["sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), str(len(data))]
-        for name, data in files.items()
+        for name, data in members.items()
     } | {f"{info}/RECORD": ["", ""]}
-    said = json.loads(files[f"{info}/sm120kit.json"])
-    assert [patch["slug"] for patch in said["patches"]] == ["archs", "more-archs"], "the third changes nothing in it"
+    record = json.loads(members[f"{info}/sm120kit.json"])
+    assert [patch["slug"] for patch in record["patches"]] == ["archs", "more-archs"], "the other changes no member"
     sums = {"official": WHEEL[KERNEL], "here": "ARCHS = [100, 120, 121]\n"}
-    assert said["replaced"] == {KERNEL: {key: hashlib.sha256(text.encode()).hexdigest() for key, text in sums.items()}}
-    assert said["official"] == {"wheel": locked().filename, "sha256": "a" * 64}
-    assert said["plan"] == made.digest and said["toolchain"] == {"nvcc": "none", "host": "none"}
-    assert read_record(BuildPlan, tmp_path / "target" / "plan.json") == made
+    assert record["replaced"] == {KERNEL: {key: hashlib.sha256(text.encode()).hexdigest() for key, text in sums.items()}}
+    assert record["official"] == {"wheel": locked().filename, "sha256": "a" * 64}
+    assert record["plan"] == overlay.digest and record["toolchain"] == {"nvcc": "none", "host": "none"}
+    assert read_record(BuildPlan, tmp_path / "target" / "plan.json") == overlay
 
 
-def test_a_wheel_with_extensions_says_the_same_of_patched_files(tree: PatchedTree, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["a byte", "longer", "absent", "another plan", "moved"])
+def test_published_wheel_that_changed_is_refused(tree: PatchedTree, tmp_path: Path, change: str) -> None:
+    official, target = make_wheel(tmp_path), tmp_path / "target"
+    overlay, files = make_plan(tree), write_patched_members("vllm", tree, official, tmp_path / "out")
+    assert published(overlay, target) is None
+    artifacts = pack_overlay(overlay, tree, (locked(), official), files, target)
+    assert published(overlay, target) == artifacts
+    wheel = target / artifacts.wheel.path
+    content = bytearray(wheel.read_bytes())
+    if change == "a byte":
+        content[len(content) // 2] ^= 1
+        wheel.write_bytes(content)
+    elif change == "longer":
+        wheel.write_bytes(content + b"0123456789")
+    elif change == "absent":
+        wheel.unlink()
+    elif change == "another plan":
+        write_record(target / "artifacts.json", replace(artifacts, plan="0" * 64))
+    else:
+        wheel.rename(tmp_path / wheel.name)
+        outside = replace(artifacts.wheel, path=f"../{wheel.name}")
+        write_record(target / "artifacts.json", replace(artifacts, wheel=outside))
+    with pytest.raises(ArtifactChanged, match=str(target)) as caught:
+        published(overlay, target)
+    assert caught.value.hint.endswith(f"rm -r {target}")
+
+
+def test_record_of_wheel_with_extensions_lists_patched_files(tree: PatchedTree, tmp_path: Path) -> None:
     official, library = make_wheel(tmp_path), tmp_path / "ours.so"
     library.write_bytes(b"ours")
-    places = {**lay("vllm", tree, official, tmp_path / "files"), "vllm/_C.abi3.so": library}
-    said = repacked(planned(tree), tree, (locked(), official), places)["replaced"]
-    assert isinstance(said, dict) and sorted(said) == ["vllm/_C.abi3.so", KERNEL]
+    files = {**write_patched_members("vllm", tree, official, tmp_path / "files"), "vllm/_C.abi3.so": library}
+    replaced = repacked_record(make_plan(tree), tree, (locked(), official), files)["replaced"]
+    assert isinstance(replaced, dict) and sorted(replaced) == ["vllm/_C.abi3.so", KERNEL]
 
 
 ADDS: dict[str, str | None] = {"vllm/new.py": "\n"}
@@ -131,7 +162,7 @@ REMOVES: dict[str, str | None] = {OTHER: None}
 
 
 @pytest.mark.parametrize(
-    ("change", "changed", "said"),
+    ("change", "changed", "message"),
     [
         (
             {},
@@ -148,20 +179,20 @@ REMOVES: dict[str, str | None] = {OTHER: None}
         (REMOVES, {}, rf"{OTHER}, changed by vllm/last: .* after the patches no such file"),
     ],
 )
-def test_a_patch_that_was_not_made_for_this_wheel(
-    change: dict[str, str | None], changed: dict[str, str | None], said: str, tmp_path: Path
+def test_patch_for_another_wheel_is_refused(
+    change: dict[str, str | None], changed: dict[str, str | None], message: str, tmp_path: Path
 ) -> None:
-    tree = patched(tmp_path / "repository", (*PATCHES, ("last", change)))
-    with pytest.raises(PatchConflict, match=said) as caught:
-        lay("vllm", tree, make_wheel(tmp_path, **changed), tmp_path / "files")
+    tree = make_tree(tmp_path / "repository", (*PATCHES, ("last", change)))
+    with pytest.raises(PatchConflict, match=message) as caught:
+        write_patched_members("vllm", tree, make_wheel(tmp_path, **changed), tmp_path / "files")
     assert "do not fit vllm-0.20.0-cp38-abi3-manylinux_2_35_x86_64.whl" in caught.value.message
     assert not (tmp_path / "files").exists(), "nothing is replaced"
 
 
-def test_the_digest_covers_source_series_and_wheel(tree: PatchedTree) -> None:
-    digest = planned(tree).digest
-    assert planned(replace(tree, commit="5" * 40), replaced=overlaid("vllm", tree)).digest != digest
-    assert planned(tree, official=locked("b")).digest != digest
-    assert planned(tree, replaced=[KERNEL, OTHER]).digest != digest
-    assert planned(tree, item=recipe.load_engine("vllm-0.19.1")).digest != digest
-    assert planned(tree, replaced=[KERNEL]).digest == digest
+def test_digest_covers_source_series_and_wheel(tree: PatchedTree) -> None:
+    digest = make_plan(tree).digest
+    assert make_plan(replace(tree, commit="5" * 40), replaced=patched_members("vllm", tree)).digest != digest
+    assert make_plan(tree, official=locked("b")).digest != digest
+    assert make_plan(tree, replaced=[KERNEL, OTHER]).digest != digest
+    assert make_plan(tree, recipe=recipes.load_engine("vllm-0.19.1")).digest != digest
+    assert make_plan(tree, replaced=[KERNEL]).digest == digest

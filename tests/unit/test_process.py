@@ -1,4 +1,4 @@
-"""The one door to other programs: what it returns, how it fails, and that nothing outlives it."""
+"""Running programs: output, failures, and that no child outlives its parent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm120kit import process
-from sm120kit.errors import CommandFailed, ToolchainMissing
+from sm120kit.core import console, process, reporting
+from sm120kit.core.errors import CommandFailed, ToolchainMissing
 
 
-def test_output_and_log_with_a_line_to_paste(tmp_path: Path) -> None:
+def test_output_and_log_with_shell_line(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "x.log"
     done = process.run(["/bin/sh", "-c", "echo out; echo err >&2; echo $NAME"], env={"NAME": "a b"}, logfile=log, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("out\na b\n", "err\n", 0)
@@ -24,7 +24,7 @@ def test_output_and_log_with_a_line_to_paste(tmp_path: Path) -> None:
     assert subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True).stdout == "out\na b\n"
 
 
-def test_failure_names_command_and_last_words(tmp_path: Path) -> None:
+def test_failure_names_command_and_last_lines(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="exit code 3\nlast words"):
         process.run(["/bin/sh", "-c", "echo last words >&2; exit 3"])
     assert process.run(["/bin/sh", "-c", "exit 3"], check=False).returncode == 3
@@ -32,18 +32,37 @@ def test_failure_names_command_and_last_words(tmp_path: Path) -> None:
         process.run([tmp_path / "no-such-program"])
 
 
-def test_dropped_variables_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_set_to_none_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_TEST", "seen")
     assert process.run(["/bin/sh", "-c", "echo $SM120KIT_TEST"]).stdout == "seen\n"
-    assert process.run(["/bin/sh", "-c", "echo $SM120KIT_TEST"], drop=["SM120KIT_TEST"]).stdout == "\n"
+    assert process.run(["/bin/sh", "-c", "echo $SM120KIT_TEST"], env={"SM120KIT_TEST": None}).stdout == "\n"
+
+
+def test_run_lines_while_program_runs(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        (tmp_path / "go").touch()  # the program waits for it
+
+    script = f"echo first; until [ -e {tmp_path}/go ]; do :; done; echo second >&2; exit 3"
+    with pytest.raises(CommandFailed, match="exit code 3\nfirst\nsecond"):
+        process.run_lines(["/bin/sh", "-c", script], on_line)
+    assert lines == ["first", "second"]
+
+
+def test_run_until_stop_event() -> None:
+    assert process.run_until(["/bin/sh", "-c", "exit 3"], None).returncode == 3
+    with process.deadline(0.1) as stop, pytest.raises(process.Stopped):
+        process.run_until(["/bin/sh", "-c", "exec sleep 60"], stop)
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
-def test_no_child_outlives_this_process(tmp_path: Path, by: signal.Signals) -> None:
+def test_tied_child_ends_with_parent(tmp_path: Path, by: signal.Signals) -> None:
     pid_file = tmp_path / "pid"
     program = f"""
 import signal
-from sm120kit import process
+from sm120kit.core import console, process, reporting
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, as in the background of a shell
 process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'], tied=True)
 """
@@ -57,3 +76,15 @@ process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'], tied=True)
     parent.wait()
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_verbose_prints_programs_without_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["/bin/sh", "-c", "exit 0", "https://user:secret@host/x y"]
+    process.run(argv, env={"TOKEN": "secret"}, cwd=tmp_path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sm120kit.core.console.verbose", True)
+    with reporting.use(console):
+        process.run(argv, env={"TOKEN": "secret"}, cwd=tmp_path)
+    assert capsys.readouterr().err == f"running cd {tmp_path} && /bin/sh -c 'exit 0' 'https://host/x y'\n"

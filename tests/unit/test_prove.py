@@ -1,4 +1,4 @@
-"""What a patch names to be proven by, how two sides are compared, and that the stored proofs belong to the present patches."""
+"""Proofs: parsing probes, comparing results, and whether the stored proofs match the present patches."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import patches, pipeline, prove, proving
-from sm120kit.errors import BadPatch, PatchConflict, UnknownName
-from sm120kit.gitrepo import Repository
+from sm120kit import patches, proofs, sources
+from sm120kit.core.errors import BadPatch, PatchConflict, UnknownName
+from sm120kit.core.state import Workspace
+from sm120kit.kernels.cubin.records import Kernel
+from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes
-from sm120kit.prove.code import coded
-from sm120kit.proving.side import _definitions
-from sm120kit.records import Checkout, Effect, GitPin, Kernel, KernelCode, PatchProof, PatchState, Proof, Proven, Seen
-from sm120kit.workspace import Workspace
+from sm120kit.patches.records import PatchState
+from sm120kit.proofs import prover
+from sm120kit.proofs.code import kernel_codes
+from sm120kit.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
+from sm120kit.proofs.side import _definitions
+from sm120kit.recipes.target import resolve_flashinfer
+from sm120kit.sources.context import Options
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, GitPin
 
 ROOT = Path(__file__).parents[2]
 NEGATIVE = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
 EVERY = [patch for project in ("cutlass", "flashinfer") for patch in patches.load(ROOT / "patches", project)]
-"""Those of kernels. What patches of an engine's own build do is shown by the tests that they name."""
+"""The patches of kernels. Patches of an engine's own build are covered by the tests that they name."""
 
 
 @pytest.mark.parametrize(
@@ -33,32 +40,32 @@ EVERY = [patch for project in ("cutlass", "flashinfer") for patch in patches.loa
         ("flags fused_moe_120", "flags fused_moe_120"),
     ],
 )
-def test_a_probe_is_read(text: str, normal: str) -> None:
+def test_parse_normalizes_a_probe(text: str, normal: str) -> None:
     probe = probes.parse(text)
     assert probe.text == normal
     assert probes.parse(normal) == probe
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "starts with one of collective, launcher, flags"),
         ("colective grouped nvfp4 128x128x64", "did you mean collective?"),
         ("collective grouped nvfp4", "expected: collective FAMILY DTYPE"),
         ("collective group nvfp4 128x128x64", "did you mean grouped?"),
         ("collective grouped nvfp8 128x128x64", "did you mean nvfp4?"),
-        ("collective grouped nvfp4 128x128", "'128x128' is no tile"),
-        ("collective grouped nvfp4 0x128x64", "is no tile"),
+        ("collective grouped nvfp4 128x128", "'128x128' is not a tile"),
+        ("collective grouped nvfp4 0x128x64", "is not a tile"),
         ("collective grouped nvfp4 128x128x64 finalize", "'finalize' is unknown"),
-        ("collective grouped nvfp4 128x128x64 code code", "there twice"),
-        ("launcher grouped nvfp4 generated", "is no tile"),
+        ("collective grouped nvfp4 128x128x64 code code", "repeated"),
+        ("launcher grouped nvfp4 generated", "is not a tile"),
         ("launcher grouped nvfp4 128x128x64 -DA", "definitions of its engine"),
         ("flags", "expected: flags MODULE"),
         ("flags one two", "expected: flags MODULE"),
     ],
 )
-def test_a_malformed_probe_says_what_is_wrong(text: str, said: str) -> None:
-    with pytest.raises(probes.BadProbe, match=said.replace("?", r"\?")):
+def test_malformed_probe_is_rejected_with_a_reason(text: str, message: str) -> None:
+    with pytest.raises(probes.BadProbe, match=message.replace("?", r"\?")):
         probes.parse(text)
 
 
@@ -73,7 +80,7 @@ def one_patch(root: Path, change: tuple[str, str]) -> Path:
     return root / "patches"
 
 
-def test_the_line_of_a_malformed_probe_is_named(tmp_path: Path) -> None:
+def test_lint_names_the_line_of_a_malformed_probe(tmp_path: Path) -> None:
     problems = patches.lint(one_patch(tmp_path, ("Probe: collective grouped", "Probe: collective groped")))
     (problem,) = (problem for problem in problems if "Probe is" in problem.text)
     line = (tmp_path / "patches/cutlass/one.patch").read_text().splitlines()[problem.line - 1]
@@ -81,10 +88,12 @@ def test_the_line_of_a_malformed_probe_is_named(tmp_path: Path) -> None:
     assert "did you mean grouped?" in problem.text
 
 
-def test_evidence_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_lint_names_missing_evidence(tmp_path: Path) -> None:
     root = one_patch(tmp_path, ("Evidence: ", "Evidence: tests/nothing.py, "))
+    (tmp_path / "tests" / "image").mkdir(parents=True)  # the wheel carries the checks of images there
     assert not [problem for problem in patches.lint(root) if "nothing.py" in problem.text], "an installed copy has no tests"
-    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "unit").mkdir()
+    (tmp_path / "tests" / "unit" / "test_a.py").touch()
     (problem,) = (problem for problem in patches.lint(root) if "nothing.py" in problem.text)
     assert (root / "cutlass/one.patch").read_text().splitlines()[problem.line - 1].startswith("Evidence:")
 
@@ -93,9 +102,9 @@ def code(text: str = "a", registers: int = 168) -> dict[str, tuple[KernelCode, .
     return {"sm_120f": (KernelCode("n", registers, 0, 0, 128, text, 0, 0),)}
 
 
-FINE = Seen(facts={"stages": 4}, types={"Mainloop": "M"})
-BAD = Seen("refused", "a.hpp:1")
-RIGHT, WRONG = replace(FINE, numbers=Proof.PROVEN), replace(FINE, numbers=Proof.WRONG, why="lost")
+FINE = ProbeResult(facts={"stages": 4}, types={"Mainloop": "M"})
+BAD = ProbeResult("refused", "a.hpp:1")
+RIGHT, WRONG = replace(FINE, numbers=NumericStatus.PROVEN), replace(FINE, numbers=NumericStatus.WRONG, why="lost")
 COLLECTIVE = probes.parse("collective grouped nvfp4 128x128x64 numbers code")
 
 
@@ -121,15 +130,15 @@ COLLECTIVE = probes.parse("collective grouped nvfp4 128x128x64 numbers code")
         (BAD, replace(BAD, where="a.hpp:2"), {Effect.NONE}),
     ],
 )
-def test_effects(below: Seen, above: Seen, expected: set[Effect]) -> None:
-    assert set(prove.effects(COLLECTIVE, below, above)) == expected
+def test_effects_of_two_results(below: ProbeResult, above: ProbeResult, expected: set[Effect]) -> None:
+    assert set(proofs.effects(COLLECTIVE, below, above)) == expected
 
 
-def test_flags_have_no_code_to_compare() -> None:
-    assert prove.effects(probes.parse("flags m"), FINE, FINE) == (Effect.NONE,)
+def test_flags_probe_has_no_code_to_compare() -> None:
+    assert proofs.effects(probes.parse("flags m"), FINE, FINE) == (Effect.NONE,)
 
 
-def test_kernels_are_told_apart_by_code_and_not_by_hashes_of_files() -> None:
+def test_kernel_codes_do_not_depend_on_file_hashes() -> None:
     def kernel(name: str) -> Kernel:
         return Kernel(name, "sm_120f", 168, 0, 64, 512, hashlib.sha256(b"code").hexdigest())
 
@@ -137,103 +146,104 @@ def test_kernels_are_told_apart_by_code_and_not_by_hashes_of_files() -> None:
         return f".visible .entry {name}(\n.param .b8 p\n)\n{{\ngriddepcontrol.wait;\n}}\n.weak .entry other(\n)\n{{\n}}\n"
 
     hashed = [f"_ZN50_GLOBAL__N__{h}_8_probe_cu_{h}3runEv" for h in ("0a1b2c3d", "99999999")]
-    one, two = (coded([kernel("other"), kernel(name)], ptx(name)) for name in hashed)
-    assert one == two
-    assert sorted((item.grid_waits, item.grid_launches) for item in one) == [(0, 0), (1, 0)]
+    first, second = (kernel_codes([kernel("other"), kernel(name)], ptx(name)) for name in hashed)
+    assert first == second
+    assert sorted((code.grid_waits, code.grid_launches) for code in first) == [(0, 0), (1, 0)]
 
 
-def test_types_are_read_from_warnings() -> None:
+def test_reported_types_are_parsed_from_warnings() -> None:
     text = (
         "c.hpp:63:41: warning: 'constexpr bool sm120kit_prove::scale_factors() [with int line = 1; LayoutSFA = "
         "cute::Layout<cute::tuple<int> >; LayoutSFB = cute::C<4>]' is deprecated [-Wdeprecated-declarations]"
     )
-    assert prove.facts_of(text, 1) == {"LayoutSFA": "Layout<tuple<int> >", "LayoutSFB": "C<4>"}
-    assert prove.facts_of(text, 0) == {}
+    assert proofs.reported_types(text, 1) == {"LayoutSFA": "Layout<tuple<int> >", "LayoutSFB": "C<4>"}
+    assert proofs.reported_types(text, 0) == {}
 
 
-def test_definitions_of_a_ninja_file_that_goes_on_in_the_next_line() -> None:
+def test_definitions_of_a_ninja_variable_over_several_lines() -> None:
     ninja = "common_cflags = -DNO $\n  -DNEVER\ncuda_cflags = $common_cflags $\n    -O3 $\n    -DB=1 -DA\nrule x\n"
     assert _definitions(ninja) == "-DA -DB=1"
 
 
 def proof(**changes: object) -> PatchProof:
-    result = Proven(COLLECTIVE, replace(WRONG, code=code()), replace(RIGHT, code=code("b")), (Effect.FIXES_NUMBERS,))
+    result = ProbeComparison(COLLECTIVE, replace(WRONG, code=code()), replace(RIGHT, code=code("b")), (Effect.FIXES_NUMBERS,))
     return replace(PatchProof("p/s", "0", "r", "1", "2", "g++", "13", (result,)), **changes)
 
 
-def test_a_proof_is_read_back_and_compared(tmp_path: Path) -> None:
+def test_proof_round_trip_and_differences(tmp_path: Path) -> None:
     file = tmp_path / "proof.json"
-    file.write_text(prove.text(proof()))
-    assert prove.read(file) == proof()
-    assert prove.read(tmp_path / "none.json") is None
+    file.write_text(proofs.text(proof()))
+    assert proofs.read(file) == proof()
+    assert proofs.read(tmp_path / "none.json") is None
     (result,) = proof().results
     other = replace(result, above=replace(result.above, facts={"stages": 5}))
-    assert prove.differences(proof(), proof(results=(other,), hunks_sha256="1")) == [
+    assert proofs.differences(proof(), proof(results=(other,), hunks_sha256="1")) == [
         "hunks_sha256: 0 → 1",
         f"probe {COLLECTIVE.text}, above: facts {{'stages': 4}} → {{'stages': 5}}",
     ]
-    assert prove.differences(proof(), proof(results=())) == [f"probe {COLLECTIVE.text}: only in the stored proof"]
+    assert proofs.differences(proof(), proof(results=())) == [f"probe {COLLECTIVE.text}: only in the stored proof"]
 
 
-def test_code_that_was_compared_stays_until_a_tree_changes() -> None:
+def test_stored_code_is_retained_for_the_same_trees() -> None:
     (result,) = proof().results
     cheap = proof(results=(replace(result, below=replace(result.below, code={}), above=replace(result.above, code={})),))
-    (kept,) = prove.with_code(cheap, proof()).results
-    assert (kept.below.code, kept.above.code) == (code(), code("b"))
-    assert Effect.CHANGES_CODE in kept.effects
-    assert prove.with_code(cheap, proof(tree_below="9")) == cheap
-    assert prove.with_code(cheap, None) == cheap
+    (result,) = proofs.with_stored_code(cheap, proof()).results
+    assert (result.below.code, result.above.code) == (code(), code("b"))
+    assert Effect.CHANGES_CODE in result.effects
+    assert proofs.with_stored_code(cheap, proof(tree_below="9")) == cheap
+    assert proofs.with_stored_code(cheap, None) == cheap
 
 
-def test_a_patch_is_found_by_its_names() -> None:
-    patch, ours = proving.find_patch("single-k-block-mainloop")
-    assert (patch.name, ours) == ("cutlass/single-k-block-mainloop", True)
-    assert proving.find_patch("cutlass/single-k-block-mainloop") == (patch, True)
-    assert proving.find_patch(str(ROOT / "patches/cutlass/single-k-block-mainloop.patch")) == (patch, True)
-    foreign, ours = proving.find_patch(str(NEGATIVE))
-    assert (foreign.name, ours) == ("cutlass/cutlass-published-effective-block-sf", False)
+def test_find_patch_by_name_slug_or_path() -> None:
+    patch, in_series = prover.find_patch("single-k-block-mainloop")
+    assert (patch.name, in_series) == ("cutlass/single-k-block-mainloop", True)
+    assert prover.find_patch("cutlass/single-k-block-mainloop") == (patch, True)
+    assert prover.find_patch(str(ROOT / "patches/cutlass/single-k-block-mainloop.patch")) == (patch, True)
+    foreign, in_series = prover.find_patch(str(NEGATIVE))
+    assert (foreign.name, in_series) == ("cutlass/cutlass-published-effective-block-sf", False)
     with pytest.raises(UnknownName, match="no series has a patch 'nothing'"):
-        proving.find_patch("nothing")
+        prover.find_patch("nothing")
     with pytest.raises(BadPatch, match="cannot be read"):
-        proving.find_patch("nothing.patch")
+        prover.find_patch("nothing.patch")
 
 
-def test_a_slug_that_two_projects_have_is_ambiguous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slug_of_two_projects_is_ambiguous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = one_patch(tmp_path, ("Applies-To: cutlass", "Applies-To: cutlass"))
     (root / "flashinfer").mkdir()
     (root / "flashinfer/series").write_text("one\n")
     text = (root / "cutlass/one.patch").read_text().replace("Applies-To: cutlass", "Applies-To: flashinfer")
     (root / "flashinfer/one.patch").write_text(text)
+    (tmp_path / "recipes").mkdir()
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     with pytest.raises(UnknownName, match="2 projects have a patch one") as failure:
-        proving.find_patch("one")
-    assert failure.value.hint == "name one: cutlass/one, flashinfer/one"
+        prover.find_patch("one")
+    assert failure.value.hint == "choose from cutlass/one, flashinfer/one"
 
 
-def test_a_patch_for_what_no_recipe_has_is_refused(tmp_path: Path) -> None:
-    options = pipeline.Options(Workspace(tmp_path), offline=True)
+def test_patch_for_no_recipe_is_refused(tmp_path: Path) -> None:
+    options = Options(Workspace(tmp_path), sources.Origin(offline=True))
     file = tmp_path / "theirs.patch"
     text = NEGATIVE.read_text()
     file.write_text(text.replace("Applies-To: cutlass >=4.2,<4.3", "Applies-To: cutlass >=3,<3.1"))
     with pytest.raises(PatchConflict, match=r"is for cutlass >=3,<3\.1, which no recipe has"):
-        proving.subject(str(file), options)
+        prover.patch_trees(str(file), options)
     file.write_text(text.replace("Applies-To: cutlass", "Applies-To: nccl"))
-    with pytest.raises(PatchConflict, match=r"is of nccl; flashinfer-0\.6\.6 has cutlass, flashinfer"):
-        proving.subject(str(file), options, "flashinfer-0.6.6")
+    with pytest.raises(PatchConflict, match=r"is for nccl; flashinfer-0\.6\.6 has cutlass, flashinfer"):
+        prover.patch_trees(str(file), options, resolve_flashinfer("flashinfer-0.6.6", options))
 
 
-def test_somebody_elses_diff_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_foreign_diff_is_read_without_trailers(tmp_path: Path) -> None:
     file = tmp_path / "theirs.diff"
     file.write_text("some words\n\ndiff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
-    patch = patches.foreign(file)
+    patch = patches.read_foreign(file)
     assert (patch.project, patch.slug, patch.probes) == ("", "theirs", ())
     assert patch.diff.startswith(b"diff --git a/x b/x\n")
     file.write_text("no diff\n")
-    with pytest.raises(BadPatch, match="no git diff"):
-        patches.foreign(file)
+    with pytest.raises(BadPatch, match="not a git diff"):
+        patches.read_foreign(file)
 
 
-def test_patches_are_composed_on_what_is_chosen(tmp_path: Path) -> None:
+def test_compose_applies_only_the_selected_patches(tmp_path: Path) -> None:
     repository = Repository.init(tmp_path / "repository")
     with repository.index() as index:
         index.add("a", b"1\n2\n3\n4\n5\n6\n7\n8\n9\n")
@@ -245,7 +255,7 @@ def test_patches_are_composed_on_what_is_chosen(tmp_path: Path) -> None:
     def patch(name: str, diff: str) -> patches.Patch:
         file = tmp_path / f"{name}.diff"
         file.write_text(f"diff --git a/a b/a\n--- a/a\n+++ b/a\n{diff}")
-        return replace(patches.foreign(file), project="p")
+        return replace(patches.read_foreign(file), project="p")
 
     first = patch("first", "@@ -1,3 +1,3 @@\n-1\n+one\n 2\n 3\n")
     second = patch("second", "@@ -1,3 +1,3 @@\n-one\n+eins\n 2\n 3\n")
@@ -258,17 +268,16 @@ def test_patches_are_composed_on_what_is_chosen(tmp_path: Path) -> None:
     assert repository.read(steps[-1].tree, "a") == b"1\n2\n3\n4\n5\n6\n7\n8\nnine\n"
 
 
-@pytest.mark.parametrize("patch", [*EVERY, patches.foreign(NEGATIVE)], ids=lambda patch: patch.name)
-def test_every_patch_has_a_proof_of_its_present_hunks(patch: patches.Patch) -> None:
-    ours = patch in EVERY
-    path = prove.path_of(ROOT / "patches", patch.name) if ours else NEGATIVE.with_suffix(".json")
-    stored = prove.read(path)
-    assert stored, f"{path} is not there: sm120kit patch prove {patch.name} --code --write"
-    assert stored.hunks_sha256 == patch.hunks_sha256, f"{path} is of other hunks: prove the patch again"
+@pytest.mark.parametrize("patch", [*EVERY, patches.read_foreign(NEGATIVE)], ids=lambda patch: patch.name)
+def test_each_patch_has_a_proof_of_its_present_hunks(patch: patches.Patch) -> None:
+    path = proofs.path_of(ROOT / "patches", patch.name) if patch in EVERY else NEGATIVE.with_suffix(".json")
+    stored = proofs.read(path)
+    assert stored, f"{path} is missing: sm120kit patch prove {patch.name} --code --write"
+    assert stored.hunks_sha256 == patch.hunks_sha256, f"{path} is a proof of other hunks: prove the patch again"
     assert stored.patch == patch.name
-    assert path.read_text() == prove.text(stored)
+    assert path.read_text() == proofs.text(stored)
     assert str(path.relative_to(ROOT)) in patch.trailer("Evidence")
-    named = {probe.text for probe in patch.probes if probe.kind == "flags" or probe.m}
-    assert named <= {one.probe.text for one in stored.results}
-    for one in stored.results:
-        assert one == prove.compare(one.probe, one.below, one.above), "an effect that the facts do not show"
+    names = {probe.text for probe in patch.probes if probe.kind == "flags" or probe.m}
+    assert names <= {result.probe.text for result in stored.results}
+    for result in stored.results:
+        assert result == proofs.compare(result.probe, result.below, result.above), "effects do not follow from the results"

@@ -1,4 +1,4 @@
-"""Recipes are read strictly and every problem is told at once."""
+"""Recipes: strict validation, every problem in one error, names and kinds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import recipe
-from sm120kit.errors import BadRecipe, UnknownName
-from sm120kit.records import Arch, Inside, SdistPin
+from sm120kit import recipes
+from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.records import Arch
+from sm120kit.sources.records import SdistPin, VendoredProject
 
-GOOD = recipe.directory() / "flashinfer-0.6.6.toml"
+GOOD = recipes.directory() / "flashinfer-0.6.6.toml"
 
 
 def edited(tmp_path: Path, *changes: tuple[str, str], add: str = "") -> Path:
@@ -25,23 +26,23 @@ def edited(tmp_path: Path, *changes: tuple[str, str], add: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", recipe.names(recipe.Recipe))
-def test_every_recipe_of_kernels_is_well_formed(name: str) -> None:
-    item = recipe.load(name)
-    assert item.name == name
-    assert isinstance(item.pin, SdistPin) and re.fullmatch("[0-9a-f]{64}", item.pin.sha256)
+@pytest.mark.parametrize("name", recipes.names(recipes.FlashInferRecipe))
+def test_every_flashinfer_recipe_is_well_formed(name: str) -> None:
+    recipe = recipes.load_flashinfer(name)
+    assert recipe.name == name
+    assert isinstance(recipe.pin, SdistPin) and re.fullmatch("[0-9a-f]{64}", recipe.pin.sha256)
 
 
-def test_spellings_of_one_recipe() -> None:
-    by_name = recipe.load("flashinfer-0.6.6")
-    assert recipe.load("flashinfer@0.6.6") == by_name == recipe.load(str(GOOD))
-    assert recipe.load("flashinfer") == by_name
-    assert by_name.inside == (Inside("cutlass", "3rdparty/cutlass", "4.2.1"),)
+def test_forms_of_a_recipe_name() -> None:
+    by_name = recipes.load_flashinfer("flashinfer-0.6.6")
+    assert recipes.load_flashinfer("flashinfer@0.6.6") == by_name == recipes.load_flashinfer(str(GOOD))
+    assert recipes.load_flashinfer("flashinfer") == by_name
+    assert by_name.inside == (VendoredProject("cutlass", "3rdparty/cutlass", "4.2.1"),)
 
 
-def test_unknown_recipe_names_the_nearest() -> None:
+def test_unknown_recipe_suggests_similar_name() -> None:
     with pytest.raises(UnknownName, match=r"did you mean 'flashinfer-0.6.6'"):
-        recipe.load("flashinfer-0.6.7")
+        recipes.load_flashinfer("flashinfer-0.6.66")
 
 
 def test_all_problems_in_one_error(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         add='\n[sources.x]\ngit = "https://host.invalid/x"\nversion = "1"\ncommit = "main"\n[sources.y]\nversion = "1"\n',
     )
     with pytest.raises(BadRecipe) as caught:
-        recipe.load(str(path))
+        recipes.load_flashinfer(str(path))
     message = caught.value.message
     for part in (
         str(path),
@@ -67,13 +68,13 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         "'../elsewhere' is not a path below the source",
         "'main' is not a commit (40 hexadecimal digits; a branch or tag can move)",
         "needs exactly one of the keys sdist, git, inside",
-        "exactly one must be fetched",
+        "exactly one must have sdist or git",
     ):
         assert part in message, part
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('sha256 = "0730', 'sha256 = "0731zz', "is not a sha256"),
         ('inside = "flashinfer"', 'inside = "flashinfe"', "'flashinfe' is not a fetched source; did you mean 'flashinfer'?"),
@@ -83,49 +84,49 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         ("edition = 1", "edition = = 1", "not TOML"),
     ],
 )
-def test_one_problem(tmp_path: Path, old: str, new: str, said: str) -> None:
-    with pytest.raises(BadRecipe, match=re.escape(said)):
-        recipe.load(str(edited(tmp_path, (old, new))))
+def test_single_problem_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(BadRecipe, match=re.escape(message)):
+        recipes.load_flashinfer(str(edited(tmp_path, (old, new))))
 
 
 def test_group_and_arch_by_name() -> None:
-    item = recipe.load("flashinfer")
-    assert recipe.group(item, None) == item.groups["quick"]
+    recipe = recipes.load_flashinfer("flashinfer")
+    assert recipes.group(recipe, None) == recipe.groups["quick"]
     with pytest.raises(UnknownName, match="did you mean 'fused-moe'"):
-        recipe.group(item, "fused-mo")
-    assert recipe.parse_arch("sm_121a") is Arch.SM_121A
+        recipes.group(recipe, "fused-mo")
+    assert recipes.parse_arch("sm_121a") is Arch.SM_121A
     with pytest.raises(UnknownName, match="did you mean 'sm_120"):
-        recipe.parse_arch("sm_120")
+        recipes.parse_arch("sm_120")
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_recipe_can_be_printed_and_read_again() -> None:
-    item = recipe.load("flashinfer")
-    assert recipe.Recipe.model_validate_json(item.model_dump_json()) == item
+def test_recipe_json_round_trip() -> None:
+    recipe = recipes.load_flashinfer("flashinfer")
+    assert recipes.FlashInferRecipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-def test_schema_knows_every_key() -> None:
-    schema = json.loads(recipe.json_schema())
-    assert [item["$ref"] for item in schema["anyOf"]] == ["#/$defs/Recipe", "#/$defs/EngineRecipe"]
-    kernels, engine = schema["$defs"]["Recipe"], schema["$defs"]["EngineRecipe"]
-    assert kernels["additionalProperties"] is engine["additionalProperties"] is False
-    assert set(kernels["required"]) >= {"edition", "engine", "sources", "modules", "groups"}
+def test_json_schema_has_both_kinds_and_required_keys() -> None:
+    schema = json.loads(recipes.json_schema())
+    assert [reference["$ref"] for reference in schema["anyOf"]] == ["#/$defs/FlashInferRecipe", "#/$defs/EngineRecipe"]
+    flashinfer, engine = schema["$defs"]["FlashInferRecipe"], schema["$defs"]["EngineRecipe"]
+    assert flashinfer["additionalProperties"] is engine["additionalProperties"] is False
+    assert set(flashinfer["required"]) >= {"edition", "engine", "sources", "modules", "groups"}
     assert set(engine["required"]) >= {"edition", "engine", "flashinfer", "environment", "state"}
 
 
-ENGINE = recipe.directory() / "sglang-0.5.11.toml"
+ENGINE = recipes.directory() / "sglang-0.5.11.toml"
 
 
-@pytest.mark.parametrize("name", recipe.names(recipe.EngineRecipe))
-def test_every_recipe_of_an_engine_is_well_formed(name: str) -> None:
-    item = recipe.load_engine(name)
-    assert item.name == name and item.name.startswith(f"{item.engine}-{item.version}")
-    assert item.kernels in recipe.load(item.flashinfer).groups
-    assert item.built and item.official, "says what is built, what stays official, and why"
+@pytest.mark.parametrize("name", recipes.names(recipes.EngineRecipe))
+def test_every_engine_recipe_is_well_formed(name: str) -> None:
+    recipe = recipes.load_engine(name)
+    assert recipe.name == name and recipe.name.startswith(f"{recipe.engine}-{recipe.version}")
+    assert recipe.kernels in recipes.load_flashinfer(recipe.flashinfer).groups
+    assert recipe.built and recipe.official, "lists the parts that are built and those that stay official"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"b12x==0.8.3"', '"b12x"', "environment.requires.1: 'b12x' is not pinned: write name==version"),
         ('"b12x==0.8.3"', '"b12x>=0.8.3"', "is not pinned: write name==version"),
@@ -148,35 +149,35 @@ def test_every_recipe_of_an_engine_is_well_formed(name: str) -> None:
         ),
     ],
 )
-def test_one_problem_of_an_engine(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = ENGINE.read_text()
     assert old in text
     path = tmp_path / ENGINE.name
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(BadRecipe, match=re.escape(said)):
-        recipe.load_any(str(path))
+    with pytest.raises(BadRecipe, match=re.escape(message)):
+        recipes.load(str(path))
 
 
-def test_an_engine_alone_means_the_newest_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "recipes" / "engines"
-    place.mkdir(parents=True)
+def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "recipes" / "engines"
+    directory.mkdir(parents=True)
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     for version in ("0.9.0", "0.10.0", "0.11.0"):
         text = ENGINE.read_text().replace("0.5.11", version).replace('state = "verified"', 'state = "resolved"')
-        (place / f"sglang-{version}.toml").write_text(text)
+        (directory / f"sglang-{version}.toml").write_text(text)
     with pytest.raises(UnknownName, match="none is verified yet") as caught:
-        recipe.load_engine("sglang")
+        recipes.load_engine("sglang")
     assert caught.value.hint == "name one with its version: sglang@0.9.0, sglang@0.10.0, sglang@0.11.0"
     for version in ("0.9.0", "0.10.0"):
-        path = place / f"sglang-{version}.toml"
+        path = directory / f"sglang-{version}.toml"
         path.write_text(path.read_text().replace('state = "resolved"', 'state = "verified"'))
-    assert recipe.load_engine("sglang").version == "0.10.0"
+    assert recipes.load_engine("sglang").version == "0.10.0"
 
 
-def test_kinds_are_not_mixed_up() -> None:
-    with pytest.raises(UnknownName, match="has no kernels of its own") as caught:
-        recipe.load("vllm@0.19.1")
-    assert caught.value.hint == "it rests on flashinfer-0.6.6"
-    with pytest.raises(UnknownName, match="a recipe of kernels, not of an engine"):
-        recipe.load_engine("flashinfer")
-    assert set(recipe.names()) == {*recipe.names(recipe.Recipe), *recipe.names(recipe.EngineRecipe)}
+def test_load_rejects_recipe_of_other_kind() -> None:
+    with pytest.raises(UnknownName, match="lists no kernels") as caught:
+        recipes.load_flashinfer("vllm@0.19.1")
+    assert caught.value.hint == "it uses those of flashinfer-0.6.6"
+    with pytest.raises(UnknownName, match="a FlashInfer recipe, not a recipe of an engine"):
+        recipes.load_engine("flashinfer")
+    assert set(recipes.names()) == {*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)}

@@ -1,4 +1,4 @@
-"""Verdicts on published figures: each of them, each field that can differ, and what is told beside."""
+"""Verdicts on published figures: each verdict, each field that can differ, and the reasons."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from sm120kit import reproducing
 from sm120kit.bench import receipt as receipts
+from sm120kit.bench import reproduce
 from sm120kit.bench import workload as workloads
 from sm120kit.bench.clocks import Clocks
-from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, Measured, Receipt, Served
+from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.reproduce import REAL_PROMPTS, Judgement, ReproductionVerdict
+from sm120kit.bench.reproduce.judging import drafts_per_step
 from sm120kit.bench.sample import Sample
-from sm120kit.doctor import Finding, Impact
-from sm120kit.doctor import Verdict as Answer
-from sm120kit.doctor.model import ok, problem
-from sm120kit.recipe import configuration
-from sm120kit.recipe.configuration import Configuration
-from sm120kit.reproducing import HONEST, Judgement, Verdict
-from sm120kit.reproducing.judging import drafted
+from sm120kit.hosts.doctor import Diagnosis, Finding, Impact
+from sm120kit.hosts.doctor.findings import ok, problem
+from sm120kit.recipes import configurations
+from sm120kit.recipes.configurations import Configuration
 
-A = configuration.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
-B = configuration.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5")
+A = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
+B = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5")
 PRO = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 CHUNKS = 64
 
@@ -54,45 +53,46 @@ def sample(user: int, rate: float, tokens: int, **changed: Any) -> Sample:
     return replace(plain, **changed)
 
 
-def cell(users: int, tok_s: float, tokens: int, restart: int = 0, **changed: Any) -> Measured:
+def cell(users: int, tok_s: float, tokens: int, restart: int = 0, **changed: Any) -> MeasuredCell:
     """So many users who together decode at ``tok_s``."""
     samples = tuple(sample(user, tok_s / users, tokens, **changed) for user in range(users))
-    return Measured(users, tokens, 0, (), samples, 0.0, None, restart)
+    return MeasuredCell(users, tokens, 0, (), samples, 0.0, None, restart)
 
 
-def receipt(wanted: Configuration, cells: Sequence[Measured], workload: str = "sustained-decode") -> Receipt:
-    """A receipt of everything as the configuration says."""
-    asked = workloads.load(workload)
+def receipt(configuration: Configuration, cells: Sequence[MeasuredCell], workload: str = "sustained-decode") -> Receipt:
+    """A receipt whose circumstances are those of the configuration."""
+    named = workloads.load(workload)
     about = Circumstances(
         url="http://127.0.0.1:8000",
-        model=wanted.model.repository,
-        workload=asked.name,
-        workload_sha256=asked.sha256,
-        thinking=asked.workload.thinking,
+        model=configuration.model.repository,
+        workload=named.name,
+        workload_sha256=named.sha256,
+        thinking=named.workload.thinking,
         temperature=0.0,
         order_seed=0,
         client={},
         given={},
         served=Served(
-            configuration=wanted.name,
-            engine=wanted.engine,
-            argv=("docker", "run", "image", "serve", *wanted.arguments),
+            configuration=configuration.name,
+            engine=configuration.engine,
+            argv=("docker", "run", "image", "serve", *configuration.arguments),
         ),
         machine=Machine(
-            gpus=(PRO,) * wanted.hardware.gpus,
-            power_limits_watts=(600.0 if wanted is A else 300.0,) * wanted.hardware.gpus,
+            gpus=(PRO,) * configuration.hardware.gpus,
+            power_limits_watts=(600.0 if configuration is A else 300.0,) * configuration.hardware.gpus,
         ),
     )
     return Receipt(receipts.FORMAT, "2026-11-21T12:00:00+00:00", True, about, tuple(cells))
 
 
-def judged(wanted: Configuration, value: float, *made: Receipt) -> Judgement:
-    (one,) = (one for one in reproducing.judge(wanted, made).judgements if one.reference.value == value)
-    return one
+def judged(configuration: Configuration, value: float, *results: Receipt) -> Judgement:
+    judgements = reproduce.judge(configuration, results).judgements
+    (judgement,) = (judgement for judgement in judgements if judgement.reference.value == value)
+    return judgement
 
 
-def about(made: Receipt, **changed: Any) -> Receipt:
-    return replace(made, circumstances=replace(made.circumstances, **changed))
+def about(result: Receipt, **changed: Any) -> Receipt:
+    return replace(result, circumstances=replace(result.circumstances, **changed))
 
 
 GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)])
@@ -102,57 +102,59 @@ GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)])
 
 
 @pytest.mark.parametrize(
-    ("measured", "verdict", "words"),
+    ("measured", "verdict", "text"),
     [
-        (250.0, Verdict.REPRODUCED, "REPRODUCED"),
-        (194.0, Verdict.REPRODUCED, "REPRODUCED"),
-        (191.3, Verdict.REPRODUCED, "REPRODUCED"),  # the published spread is 2.8
-        (191.1, Verdict.WITHIN, "WITHIN 1.5%"),
-        (165.0, Verdict.WITHIN, "WITHIN 14.9%"),
-        (164.8, Verdict.BELOW, "BELOW by 15.1%"),
-        (97.0, Verdict.BELOW, "BELOW by 50.0%"),
+        (250.0, ReproductionVerdict.REPRODUCED, "REPRODUCED"),
+        (194.0, ReproductionVerdict.REPRODUCED, "REPRODUCED"),
+        (191.3, ReproductionVerdict.REPRODUCED, "REPRODUCED"),  # the published spread is 2.8
+        (191.1, ReproductionVerdict.WITHIN, "WITHIN 1.5%"),
+        (165.0, ReproductionVerdict.WITHIN, "WITHIN 14.9%"),
+        (164.8, ReproductionVerdict.BELOW, "BELOW by 15.1%"),
+        (97.0, ReproductionVerdict.BELOW, "BELOW by 50.0%"),
     ],
 )
-def test_verdicts(measured: float, verdict: Verdict, words: str) -> None:
-    one = judged(A, 194.0, receipt(A, [cell(1, measured, 4096)]))
-    assert (one.verdict, one.words, one.differences) == (verdict, words, ())
-    assert one.measured and one.measured.tok_s == pytest.approx(measured)
-    assert one.share == pytest.approx(measured / 194)
+def test_verdicts(measured: float, verdict: ReproductionVerdict, text: str) -> None:
+    judgement = judged(A, 194.0, receipt(A, [cell(1, measured, 4096)]))
+    assert (judgement.verdict, judgement.text, judgement.differences) == (verdict, text, ())
+    assert judgement.measured and judgement.measured.tok_s == pytest.approx(measured)
+    assert judgement.share == pytest.approx(measured / 194)
 
 
-def test_many_users_are_judged_by_what_they_have_together() -> None:
-    one = judged(A, 1411.5, GOOD)
-    assert one.measured and one.measured.tok_s == pytest.approx(1500)
-    assert one.verdict is Verdict.REPRODUCED
+def test_many_users_are_judged_by_their_total_rate() -> None:
+    judgement = judged(A, 1411.5, GOOD)
+    assert judgement.measured and judgement.measured.tok_s == pytest.approx(1500)
+    assert judgement.verdict is ReproductionVerdict.REPRODUCED
 
 
-def test_wall_time_is_not_decoding() -> None:
+def test_wall_figures_include_the_time_to_the_first_token() -> None:
     # 1000 tokens at 300 tok/s come within 3.38 s with the first token's 0.1: 296 tok/s of wall time.
-    made = receipt(B, [cell(1, 300.0, 1000)], "seed-short-thinking-on")
-    one = judged(B, 278.0, made)
-    assert one.measured and one.measured.tok_s == pytest.approx(1000 / (0.1 + 63 / 64 * 1000 / 300))
-    assert one.verdict is Verdict.REPRODUCED
+    result = receipt(B, [cell(1, 300.0, 1000)], "seed-short-thinking-on")
+    judgement = judged(B, 278.0, result)
+    assert judgement.measured and judgement.measured.tok_s == pytest.approx(1000 / (0.1 + 63 / 64 * 1000 / 300))
+    assert judgement.verdict is ReproductionVerdict.REPRODUCED
 
 
 def test_several_starts_count_by_their_median() -> None:
-    made = receipt(A, [cell(1, rate, 4096, restart) for restart, rate in enumerate((150.0, 196.0, 193.0))])
-    one = judged(A, 194.0, made)
-    assert one.measured
-    rates = (one.measured.starts, one.measured.lowest, one.measured.tok_s, one.measured.highest)
+    result = receipt(A, [cell(1, rate, 4096, restart) for restart, rate in enumerate((150.0, 196.0, 193.0))])
+    judgement = judged(A, 194.0, result)
+    assert judgement.measured
+    rates = (judgement.measured.starts, judgement.measured.lowest, judgement.measured.tok_s, judgement.measured.highest)
     assert rates == pytest.approx((3, 150, 193, 196))
-    assert one.words == "REPRODUCED"
+    assert judgement.text == "REPRODUCED"
 
 
-def test_the_report_is_as_bad_as_what_could_be_compared() -> None:
-    def all_of(one: float, many: float) -> Verdict:
-        return reproducing.judge(A, [receipt(A, [cell(1, one, 4096), cell(32, many, 4096)])]).verdict
+def test_report_has_the_worst_comparable_verdict() -> None:
+    def verdict(single: float, many: float) -> ReproductionVerdict:
+        return reproduce.judge(A, [receipt(A, [cell(1, single, 4096), cell(32, many, 4096)])]).verdict
 
-    assert all_of(200, 1500) is Verdict.REPRODUCED
-    assert all_of(195, 1500) is Verdict.WITHIN  # of the withdrawn 198
-    assert all_of(200, 1000) is Verdict.BELOW
-    assert reproducing.judge(A, [receipt(A, [cell(1, 200, 4096)])]).verdict is Verdict.REPRODUCED  # 32 users: not measured
-    assert reproducing.judge(A, [about(GOOD, model="schedule")]).verdict is Verdict.NOT_COMPARABLE
-    assert reproducing.judge(A, []).verdict is Verdict.NOT_MEASURED
+    assert verdict(200, 1500) is ReproductionVerdict.REPRODUCED
+    assert verdict(195, 1500) is ReproductionVerdict.WITHIN  # of the withdrawn 198
+    assert verdict(200, 1000) is ReproductionVerdict.BELOW
+    assert (
+        reproduce.judge(A, [receipt(A, [cell(1, 200, 4096)])]).verdict is ReproductionVerdict.REPRODUCED
+    )  # 32 users: not measured
+    assert reproduce.judge(A, [about(GOOD, model="schedule")]).verdict is ReproductionVerdict.NOT_COMPARABLE
+    assert reproduce.judge(A, []).verdict is ReproductionVerdict.NOT_MEASURED
 
 
 # ---- what differs
@@ -166,8 +168,8 @@ def machine(**changed: Any) -> Receipt:
     return about(GOOD, machine=replace(GOOD.circumstances.machine, **changed))
 
 
-def given(made: Receipt, **values: str) -> Receipt:
-    return about(made, given=values)
+def given(result: Receipt, **values: str) -> Receipt:
+    return about(result, given=values)
 
 
 def arguments(old: str, *new: str) -> tuple[str, ...]:
@@ -182,7 +184,7 @@ TWO = "2 x RTX PRO 6000 Blackwell"
 
 
 @pytest.mark.parametrize(
-    ("made", "field", "published", "here"),
+    ("result", "field", "published", "here"),
     [
         (machine(gpus=()), "gpus", TWO, "none"),
         (BARE, "gpus", TWO, "unknown"),
@@ -202,7 +204,7 @@ TWO = "2 x RTX PRO 6000 Blackwell"
             served(argv=arguments("--speculative-num-steps")),
             "arguments",
             "--speculative-num-steps 5",
-            "not there",
+            "absent",
         ),
         (
             served(argv=arguments("--kv-cache-dtype", "--kv-cache-dtype", "bf16")),
@@ -215,7 +217,7 @@ TWO = "2 x RTX PRO 6000 Blackwell"
         (about(GOOD, workload="quick", workload_sha256="0"), "workload", "sustained-decode", "quick"),
         (replace(GOOD, cells=(cell(2, 300.0, 4096),)), "users", "1", "2"),
         (replace(GOOD, cells=(replace(GOOD.cells[0], complete=False),)), "users", "1", "no complete cell"),
-        (replace(GOOD, cells=(cell(1, 195.0, 4096, error="HTTP 500"),)), "requests", "ended well", "all failed: HTTP 500"),
+        (replace(GOOD, cells=(cell(1, 195.0, 4096, error="HTTP 500"),)), "requests", "successful", "all failed: HTTP 500"),
         (
             replace(GOOD, cells=(cell(1, 195.0, 4096, completion_tokens=None),)),
             "tokens",
@@ -227,19 +229,21 @@ TWO = "2 x RTX PRO 6000 Blackwell"
             replace(GOOD, cells=(cell(1, 195.0, 4096, chunk_seconds=(1.0,)),)),
             "rate",
             "194 tok/s",
-            "none: too few chunks, or users who never decoded at once",
+            "none: too few chunks, or the users never decoded at the same time",
         ),
     ],
 )
-def test_every_field_that_differs_is_named(made: Receipt, field: str, published: str, here: str) -> None:
-    one = judged(A, 194.0, made)
-    assert one.verdict is Verdict.NOT_COMPARABLE
-    assert [(found.field, found.published, found.here) for found in one.differences] == [(field, published, here)]
-    assert one.words == f"NOT COMPARABLE: {field}"
+def test_every_differing_field_is_reported(result: Receipt, field: str, published: str, here: str) -> None:
+    judgement = judged(A, 194.0, result)
+    assert judgement.verdict is ReproductionVerdict.NOT_COMPARABLE
+    assert [(difference.field, difference.published, difference.here) for difference in judgement.differences] == [
+        (field, published, here)
+    ]
+    assert judgement.text == f"NOT COMPARABLE: {field}"
 
 
 @pytest.mark.parametrize(
-    "made",
+    "result",
     [
         machine(gpus=(PRO,) * 4, power_limits_watts=(600.0,) * 4),  # launch chose two of them
         machine(gpus=("NVIDIA T400", PRO, PRO)),
@@ -252,147 +256,151 @@ def test_every_field_that_differs_is_named(made: Receipt, field: str, published:
         served(argv=None),
     ],
 )
-def test_what_does_not_differ(made: Receipt) -> None:
-    assert judged(A, 194.0, made).words == "REPRODUCED"
+def test_equivalent_setups_do_not_differ(result: Receipt) -> None:
+    assert judged(A, 194.0, result).text == "REPRODUCED"
 
 
-def test_a_pinned_revision_must_be_known_and_the_same() -> None:
+def test_pinned_revision_must_be_known_and_equal() -> None:
     commit = "a" * 40
     pinned = A.model_copy(update={"model": A.model.model_copy(update={"revision": commit, "why_unpinned": ""})})
     for revision, here in ((None, "unknown"), ("b" * 40, "b" * 40)):
-        (found,) = judged(pinned, 194.0, served(revision=revision)).differences
-        assert (found.field, found.published, found.here) == ("revision", commit, here)
-    assert judged(pinned, 194.0, served(revision=commit)).words == "REPRODUCED"
+        (difference,) = judged(pinned, 194.0, served(revision=revision)).differences
+        assert (difference.field, difference.published, difference.here) == ("revision", commit, here)
+    assert judged(pinned, 194.0, served(revision=commit)).text == "REPRODUCED"
 
 
-def test_reasoning_in_answers_without_thinking_is_told() -> None:
-    wanted = configuration.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
-    made = receipt(wanted, [cell(1, 140.0, 1000, answer_chunks=CHUNKS - 20)], "seed-short-thinking-off")
-    (found,) = judged(wanted, 135.9, made).differences
-    assert (found.field, found.here) == ("thinking", "the server sends reasoning all the same")
+def test_reasoning_without_thinking_is_a_difference() -> None:
+    configuration = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
+    result = receipt(configuration, [cell(1, 140.0, 1000, answer_chunks=CHUNKS - 20)], "seed-short-thinking-off")
+    (difference,) = judged(configuration, 135.9, result).differences
+    assert (difference.field, difference.here) == ("thinking", "the server sends reasoning")
 
 
-def test_all_differing_fields_are_told_at_once() -> None:
-    made = about(machine(gpus=(), power_limits_watts=()), model="schedule", served=Served())
-    assert judged(A, 194.0, made).words == "NOT COMPARABLE: gpus, model, engine"
+def test_all_differing_fields_are_reported_together() -> None:
+    result = about(machine(gpus=(), power_limits_watts=()), model="schedule", served=Served())
+    assert judged(A, 194.0, result).text == "NOT COMPARABLE: gpus, model, engine"
 
 
-def test_figures_that_nobody_can_compare() -> None:
-    wanted = configuration.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
-    assert judged(wanted, 130.0).words == "NOT COMPARABLE: method"
-    assert judged(wanted, 278.0).words == "NOT COMPARABLE: configuration"
-    assert judged(wanted, 135.9).words == "not measured"
+def test_figures_without_method_or_configuration_are_not_comparable() -> None:
+    configuration = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
+    assert judged(configuration, 130.0).text == "NOT COMPARABLE: method"
+    assert judged(configuration, 278.0).text == "NOT COMPARABLE: configuration"
+    assert judged(configuration, 135.9).text == "not measured"
 
 
-def test_a_rate_that_the_memory_cannot_give_is_no_measurement() -> None:
-    one = judged(A, 194.0, receipt(A, [cell(1, 16_000.0, 4096)]))
-    (found,) = one.differences
-    assert found.field == "roofline"
-    assert "above what the memory bandwidth allows" in found.here
+def test_rate_above_the_ceiling_is_not_comparable() -> None:
+    judgement = judged(A, 194.0, receipt(A, [cell(1, 16_000.0, 4096)]))
+    (difference,) = judgement.differences
+    assert difference.field == "roofline"
+    assert "above what the memory bandwidth allows" in difference.here
 
 
-def test_a_published_figure_above_the_ceiling_is_told() -> None:
+def test_published_figure_above_the_ceiling_is_reported() -> None:
     high = A.reference[1].model_copy(update={"value": 5000.0})
-    one = judged(A.model_copy(update={"reference": (high,)}), 5000.0)
-    assert one.bound and one.bound.ceiling < 5000
-    assert "above what the memory bandwidth allows" in one.reasons[0]
+    judgement = judged(A.model_copy(update={"reference": (high,)}), 5000.0)
+    assert judgement.bound and judgement.bound.ceiling < 5000
+    assert "above what the memory bandwidth allows" in judgement.reasons[0]
     assert judged(A, 194.0).reasons == ()
 
 
-# ---- beside the verdict
+# ---- rates and reasons
 
 
-def test_the_honest_figure_stands_beside() -> None:
-    honest = receipt(A, [cell(1, 120.0, 900), cell(32, 1100.0, 900)], HONEST)
-    report = reproducing.judge(A, [GOOD, honest])
-    assert [round(one.honest.tok_s) for one in report.judgements if one.honest] == [120, 120, 1100]
+def test_rate_of_real_prompts_is_reported() -> None:
+    real_prompts = receipt(A, [cell(1, 120.0, 900), cell(32, 1100.0, 900)], REAL_PROMPTS)
+    report = reproduce.judge(A, [GOOD, real_prompts])
+    assert [round(judgement.honest.tok_s) for judgement in report.judgements if judgement.honest] == [120, 120, 1100]
     assert len(report.judgements) == len(A.reference)
 
 
-def test_acceptance_moves_the_roofline() -> None:
+def test_roofline_depends_on_acceptance() -> None:
     taken = replace(cell(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
-    one, without = judged(A, 194.0, replace(GOOD, cells=(taken,))), judged(A, 194.0, GOOD)
-    assert one.bound and without.bound
-    assert (one.bound.acceptance, without.bound.acceptance, without.bound.at_most) == (0.2, None, 6)
-    assert one.bound.roofline == pytest.approx(without.bound.roofline * (1 + 5 * 0.2) / 6)
-    assert 1 < one.bound.needs < 6
+    with_counters, without = judged(A, 194.0, replace(GOOD, cells=(taken,))), judged(A, 194.0, GOOD)
+    assert with_counters.bound and without.bound
+    assert (with_counters.bound.acceptance, without.bound.acceptance, without.bound.at_most) == (0.2, None, 6)
+    assert with_counters.bound.roofline == pytest.approx(without.bound.roofline * (1 + 5 * 0.2) / 6)
+    assert 1 < with_counters.bound.needs < 6
 
 
-def test_reasons_of_the_run() -> None:
+def test_reasons_in_the_receipt() -> None:
     bad = sample(0, 195.0, 4096, error="HTTP 500: no memory")
     slow = Clocks(1, 10, None, None, 90.0, {"sw_power_cap": 0.8, "sync_boost": 0.01})
     base = cell(1, 180.0, 4096, completion_tokens=3000, cached_tokens=7)
-    made = replace(GOOD, cells=(replace(base, samples=(*base.samples, bad), clocks=(slow,)),))
-    assert judged(A, 194.0, made).reasons == (
+    result = replace(GOOD, cells=(replace(base, samples=(*base.samples, bad), clocks=(slow,)),))
+    assert judged(A, 194.0, result).reasons == (
         "1 of 2 requests failed; the first: HTTP 500: no memory",
         "answers ended after 3000 of 4096 tokens",
-        "a prefix cache answered a part of the prompts",
-        "GPU 1 was slowed by sw_power_cap in 80% of the looks",
+        "a prefix cache answered part of the prompts",
+        "GPU 1 was slowed by sw_power_cap in 80% of the samples",
     )
 
 
-def test_reasons_of_the_host_and_what_is_not_as_published() -> None:
-    def finding(name: str, answer: Answer) -> Finding:
+def test_reasons_of_the_host_and_caveats() -> None:
+    def finding(name: str, answer: Diagnosis) -> Finding:
         return Finding(name, name, answer, "")
 
     slow = problem(Impact.SLOWS, "translates", cause="", consequence="decode halves", fix="iommu=pt")
     minor = problem(Impact.MINOR, "old", cause="", consequence="", fix="x")
-    report = reproducing.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
+    report = reproduce.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
     assert any(line.startswith("ours, not published: engine") for line in report.caveats)
-    assert any(line.startswith("no released engine takes --fp4-gemm-backend b12x") for line in report.caveats)
+    assert any(line.startswith("no released engine accepts --fp4-gemm-backend b12x") for line in report.caveats)
 
 
 # ---- what is run
 
 
-def test_the_plan_is_the_published_methods_and_the_honest_one() -> None:
-    asked = reproducing.plan(A)
-    assert [(one.name, one.workload.users) for one in asked] == [("sustained-decode", (1, 32)), (HONEST, (1, 32))]
-    assert asked[0].sha256 == workloads.load("sustained-decode").sha256
-    quick = reproducing.plan(A, quick=True)
-    assert [(one.workload.users, one.workload.requests_per_user) for one in quick] == [((1,), 1), ((1,), 1)]
-    nothing = configuration.load("glm-5-nvfp4-8x-rtx-pro-6000")
-    assert [one.name for one in reproducing.plan(nothing)] == [HONEST]
-    assert reproducing.place_of(Path("r"), A, asked[0]) == Path("r/qwen3.5-122b-nvfp4-2x-rtx-pro-6000.sustained-decode.json")
+def test_plan_has_the_published_methods_and_real_prompts() -> None:
+    planned = reproduce.plan(A)
+    users = [(named.name, named.workload.users) for named in planned]
+    assert users == [("sustained-decode", (1, 32)), (REAL_PROMPTS, (1, 32))]
+    assert planned[0].sha256 == workloads.load("sustained-decode").sha256
+    quick = reproduce.plan(A, quick=True)
+    assert [(named.workload.users, named.workload.requests_per_user) for named in quick] == [((1,), 1), ((1,), 1)]
+    unmeasurable = configurations.load("glm-5-nvfp4-8x-rtx-pro-6000")
+    assert [named.name for named in reproduce.plan(unmeasurable)] == [REAL_PROMPTS]
+    path = Path("r/qwen3.5-122b-nvfp4-2x-rtx-pro-6000.sustained-decode.json")
+    assert reproduce.receipt_path(Path("r"), A, planned[0]) == path
 
 
-@pytest.mark.parametrize("name", configuration.names())
-def test_published_methods_are_one_cell_for_each_number_of_users(name: str) -> None:
-    for one in configuration.load(name).reference:
-        if one.workload:
-            asked = workloads.load(one.workload).workload
-            assert (len(asked.output_tokens), len(asked.context_tokens)) == (1, 1)
+@pytest.mark.parametrize("name", configurations.names())
+def test_published_methods_have_a_cell_per_number_of_users(name: str) -> None:
+    for reference in configurations.load(name).reference:
+        if reference.workload:
+            published = workloads.load(reference.workload).workload
+            assert (len(published.output_tokens), len(published.context_tokens)) == (1, 1)
         else:
-            assert one.figure == "decode"
+            assert reference.figure == "decode"
 
 
 @pytest.mark.parametrize(
     ("name", "drafts"),
     [
-        ("qwen3.5-122b-nvfp4-2x-rtx-pro-6000", 5),  # of SGLang's 6 one is the step's own
+        ("qwen3.5-122b-nvfp4-2x-rtx-pro-6000", 5),  # SGLang's 6 include the verified token
         ("qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5", 5),
         ("qwen3.5-397b-nvfp4-4x-rtx-pro-6000", 3),
         ("qwen3.5-27b-fp8-1x-rtx-pro-6000", 0),
     ],
 )
-def test_drafted_tokens(name: str, drafts: int) -> None:
-    assert drafted(configuration.load(name)) == drafts
+def test_drafts_per_step(name: str, drafts: int) -> None:
+    assert drafts_per_step(configurations.load(name)) == drafts
 
 
 # ---- what the authors published later, against what they published first
 
 
-def again(wanted: Configuration, value: float, workload: str, users: int, rate: float, watts: float = 0) -> str:
+def again(configuration: Configuration, value: float, workload: str, users: int, rate: float, watts: float = 0) -> str:
     tokens = workloads.load(workload).workload.output_tokens[0]
-    made = receipt(wanted, [cell(users, rate, tokens)], workload)
+    result = receipt(configuration, [cell(users, rate, tokens)], workload)
     if watts:
-        made = about(made, machine=replace(made.circumstances.machine, power_limits_watts=(watts,) * wanted.hardware.gpus))
-    return judged(wanted, value, made).words
+        result = about(
+            result, machine=replace(result.circumstances.machine, power_limits_watts=(watts,) * configuration.hardware.gpus)
+        )
+    return judged(configuration, value, result).text
 
 
-B3 = configuration.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
+B3 = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
 DECODE = "sustained-decode"
 
 
@@ -408,17 +416,17 @@ DECODE = "sustained-decode"
         ("1411.5 ± 2.7, 32 users | 709.2, ", (A, 1411.5, DECODE, 32, 709.2)),
         ("278-283, withdrawn | 135.9, ", (B, 278.0, "seed-short-thinking-off", 1, 135.9)),
         ("161, stock kernels | 171, ", (B3, 161.0, "random-128-in-256-out", 1, 180.4)),  # 171 of wall time
-        ("135.9, K=64 patches | 139.2, ", (B3, 135.9, HONEST, 1, 139.2)),
+        ("135.9, K=64 patches | 139.2, ", (B3, 135.9, REAL_PROMPTS, 1, 139.2)),
     ],
 )
-def test_the_document_has_the_verdicts_of_the_rules(row: str, published_and_measured: Any) -> None:
-    document = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+def test_documentation_has_the_verdicts(row: str, published_and_measured: Any) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "measurements" / "published-figures.md").read_text()
     (line,) = [line for line in document.splitlines() if line.startswith(f"| {row}")]
     assert line.endswith(f" | {again(*published_and_measured)} |")
 
 
-def test_the_document_has_the_ceilings() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
-    for wanted, value in ((A, 198.0), (B, 278.0)):
-        bound = judged(wanted, value).bound
+def test_documentation_has_the_ceilings() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "measurements" / "published-figures.md").read_text()
+    for configuration, value in ((A, 198.0), (B, 278.0)):
+        bound = judged(configuration, value).bound
         assert bound and f"ceiling of {bound.ceiling:,.0f} tok/s" in document

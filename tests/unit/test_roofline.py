@@ -1,4 +1,4 @@
-"""The roofline: numbers computed by hand, what must grow and shrink, and how it stands to what was published."""
+"""The roofline: numbers computed by hand, monotony, and comparison with published figures."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_folders import Shapes, folder
 
-from sm120kit import roofline
-from sm120kit.checkpoint import Attention
-from sm120kit.errors import BadRecipe
-from sm120kit.recipe import configuration
-from sm120kit.roofline import GPUS, GpuKind, Model, Pass, Work, all_reduce_seconds
-from sm120kit.workspace import data_root
+from sm120kit.bench import roofline
+from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, all_reduce_seconds
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import data_root
+from sm120kit.recipes import configurations
+from sm120kit.serving.checkpoint import Attention
 
 HERE = Path(__file__).parent
 TABLES: list[dict[str, Any]] = tomllib.loads((HERE / "data/roofline/published.toml").read_text())["table"]
 CONTEXT = 300
-"""Tokens that a user has on average in a published cell without context: prompt and half of the answer. It hardly matters."""
+"""Average tokens of a user in a published cell without context: prompt and half of the answer. The effect is small."""
 
 GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
 MAIN = Pass(fixed_bytes=8e9, expert_bytes=1e8, layers=10, experts=4, active=1, parameters=10e9)
 DRAFT = Pass(fixed_bytes=1e9, expert_bytes=1e8, layers=1, experts=4, active=1, parameters=1e9)
-MODEL = Model(
+MODEL = RooflineModel(
     name="made up",
     repository="",
     source="",
@@ -44,7 +44,7 @@ MODEL = Model(
 )
 
 
-def test_one_user_on_one_gpu_by_hand() -> None:
+def test_single_user_on_a_gpu_by_hand() -> None:
     step = roofline.step(MODEL, GPU, Work(users=1, context_tokens=1_000_000, drafts=0, gpus=1, cache_bytes=2))
     # 8 GB and one expert of 0.1 GB in 10 layers; 2 x 10 x 2 x 100 elements of 2 bytes a million times; 0.5 GB in and out.
     assert (step.weights, step.cache, step.states) == pytest.approx((9e-3, 8e-3, 1e-3))
@@ -57,12 +57,12 @@ def test_one_user_on_one_gpu_by_hand() -> None:
 def test_speculation_reads_more_experts_and_the_draft_head_by_hand() -> None:
     work = Work(users=1, context_tokens=0, drafts=2, gpus=1)
     step = roofline.step(MODEL, GPU, work)
-    # Three tokens touch 4 x (1 - 0.75^3) = 2.3125 experts in each of 10 layers; two draft passes of 1.1 GB.
+    # Three tokens select 4 x (1 - 0.75^3) = 2.3125 experts in each of 10 layers; two draft passes of 1.1 GB.
     assert step.weights == pytest.approx(8e-3 + 10 * 2.3125e-4)
     assert step.drafting == pytest.approx(2 * 1.1e-3)
     assert roofline.tokens_per_step(2, 0.5) == 2
     assert roofline.roofline(MODEL, GPU, work, 0.5) == pytest.approx(2 / step.seconds)
-    # At best all tokens choose the same expert and every draft is accepted.
+    # At best all tokens select the same expert and every draft is accepted.
     assert roofline.ceiling(MODEL, GPU, work) == pytest.approx(3 / (9e-3 + 2.2e-3 + 1e-3))
 
 
@@ -77,7 +77,7 @@ def test_all_reduces_by_hand() -> None:
     )
 
 
-def test_the_band_of_all_reduces() -> None:
+def test_all_reduce_times_between_published_sizes() -> None:
     sizes = (1, 1024, 16384, 16384 + 24576, 1 << 20, 1 << 21)
     assert [all_reduce_seconds(size, 4) * 1e6 for size in sizes] == pytest.approx([6.1, 6.1, 7.7, 9.75, 85.2, 170.4])
     assert all_reduce_seconds(1024, 1) == 0
@@ -85,7 +85,7 @@ def test_the_band_of_all_reduces() -> None:
     assert all_reduce_seconds(1 << 20, 8) == pytest.approx(85.2e-6)
 
 
-def test_arithmetic_bounds_what_memory_does_not() -> None:
+def test_step_is_bound_by_slow_arithmetic() -> None:
     slow = replace(GPU, fp4_flops=1e12)
     step = roofline.step(MODEL, slow, Work(users=64, context_tokens=0, drafts=0, gpus=1))
     assert step.seconds == step.arithmetic == pytest.approx(2 * 10e9 * 64 / 1e12)
@@ -101,7 +101,7 @@ works = st.builds(
 
 
 @given(works, st.sampled_from(roofline.names()), st.floats(0, 1))
-def test_what_must_grow_and_shrink(work: Work, name: str, acceptance: float) -> None:
+def test_rates_are_monotonic(work: Work, name: str, acceptance: float) -> None:
     architecture = roofline.load(name)
     model, gpu = roofline.model(architecture, architecture.checkpoint[0]), GPUS[1]
 
@@ -121,7 +121,7 @@ def test_what_must_grow_and_shrink(work: Work, name: str, acceptance: float) -> 
     ("name", "billions"),
     [("qwen3.5-397b-a17b", 17), ("qwen3.5-122b-a10b", 10), ("qwen3.5-27b", 27), ("minimax-m2.5", 10), ("kimi-k2.5", 32)],
 )
-def test_active_parameters_are_those_of_the_name(name: str, billions: int) -> None:
+def test_active_parameters_match_the_model_name(name: str, billions: int) -> None:
     architecture = roofline.load(name)
     # Names count the embedding, of which a token reads one row.
     embedding = architecture.hidden * architecture.vocabulary
@@ -129,25 +129,25 @@ def test_active_parameters_are_those_of_the_name(name: str, billions: int) -> No
     assert active == pytest.approx(billions, abs=1.1)
 
 
-def test_bytes_are_those_of_the_published_checkpoints() -> None:
-    seen = 0
+def test_bytes_match_published_checkpoints() -> None:
+    compared = 0
     for name in roofline.names():
         architecture = roofline.load(name)
         for checkpoint in architecture.checkpoint:
             if checkpoint.gigabytes:
-                seen += 1
-                ours = roofline.model(architecture, checkpoint).weight_bytes / 1e9
-                assert ours == pytest.approx(checkpoint.gigabytes, rel=0.07), checkpoint.repository
-    assert seen >= 5
+                compared += 1
+                computed = roofline.model(architecture, checkpoint).weight_bytes / 1e9
+                assert computed == pytest.approx(checkpoint.gigabytes, rel=0.07), checkpoint.repository
+    assert compared >= 5
 
 
-def test_every_configuration_has_a_roofline_or_is_known_not_to() -> None:
+def test_every_configuration_has_a_roofline_except_known_ones() -> None:
     without = set()
-    for name in configuration.names():
-        wanted = configuration.load(name)
-        assert roofline.gpu_kind(wanted.hardware.gpu), name
-        if roofline.model_of(wanted.model.repository) is None:
-            without.add(wanted.model.repository)
+    for name in configurations.names():
+        configuration = configurations.load(name)
+        assert roofline.gpu_kind(configuration.hardware.gpu), name
+        if roofline.model_of(configuration.model.repository) is None:
+            without.add(configuration.model.repository)
     assert without == {"festr2/GLM-5-NVFP4-MTP"}
 
 
@@ -167,11 +167,11 @@ def test_bandwidths(text: str, gigabytes: float) -> None:
     assert gpu.bandwidth / 1e9 == pytest.approx(gigabytes, abs=0.1)
 
 
-def test_another_gpu_is_not_guessed() -> None:
+def test_unknown_gpu_has_no_roofline() -> None:
     assert roofline.gpu_kind("NVIDIA H200") is None
 
 
-def test_a_prefill_that_was_not_computed() -> None:
+def test_ceiling_of_prefill_refuses_a_cached_one() -> None:
     model = roofline.model_of("txn545/Qwen3.5-122B-A10B-NVFP4")
     assert model
     allowed = 2 * GPUS[1].fp4_flops / (roofline.FLOPS_PER_PARAMETER * model.main.parameters)
@@ -179,19 +179,19 @@ def test_a_prefill_that_was_not_computed() -> None:
     assert allowed == pytest.approx(2 * 2000e12 / (2 * 9.01e9), rel=0.01)
 
 
-def test_files_are_read_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_model_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipes/models").mkdir(parents=True)
     good = (data_root() / "recipes/models/minimax-m2.5.toml").read_text()
     file = tmp_path / "recipes/models/mine.toml"
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
-    for text, said in (
+    for text, message in (
         (good.replace("hidden = 3072", "hiden = 3072"), "hiden"),
         (good.replace("[attention]", "[attention_]"), "attention_"),
         (good.replace("kv_heads = 8", "kv_heads = 0"), "attention.kv_heads"),
         ("edition = ", "not TOML"),
     ):
         file.write_text(text)
-        with pytest.raises(BadRecipe, match=said):
+        with pytest.raises(BadRecipe, match=message):
             roofline.load("mine")
 
 
@@ -221,23 +221,23 @@ TEXT: dict[str, Any] = {
 
 def layer(prefix: str, *, linear: bool, packed: bool) -> Shapes:
     """The tensors of one layer: experts in NVFP4 where ``packed``, all else in BF16."""
-    found: Shapes = {f"{prefix}.mlp.gate.weight": ("BF16", (4, 64)), f"{prefix}.input_layernorm.weight": ("BF16", (64,))}
-    shapes = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
-    for name, (n, k) in shapes.items():
-        found[f"{prefix}.mlp.shared_expert.{name}.weight"] = ("BF16", (n, k))
+    shapes: Shapes = {f"{prefix}.mlp.gate.weight": ("BF16", (4, 64)), f"{prefix}.input_layernorm.weight": ("BF16", (64,))}
+    matrices = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
+    for name, (n, k) in matrices.items():
+        shapes[f"{prefix}.mlp.shared_expert.{name}.weight"] = ("BF16", (n, k))
         for expert in range(4):
             weight = f"{prefix}.mlp.experts.{expert}.{name}.weight"
-            found[weight] = ("U8", (n, k // 2)) if packed else ("BF16", (n, k))
+            shapes[weight] = ("U8", (n, k // 2)) if packed else ("BF16", (n, k))
             if packed:
-                found[f"{weight}_scale"] = ("F8_E4M3", (n, k // 16))
+                shapes[f"{weight}_scale"] = ("F8_E4M3", (n, k // 16))
     if linear:
         rows = {"in_proj_qkv": 128, "in_proj_z": 64, "in_proj_ba": 8, "out_proj": 64}
-        return found | {f"{prefix}.linear_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
+        return shapes | {f"{prefix}.linear_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
     rows = {"q_proj": 512, "k_proj": 64, "v_proj": 64, "o_proj": 256}
-    return found | {f"{prefix}.self_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
+    return shapes | {f"{prefix}.self_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
 
 
-def test_a_folder_says_what_it_holds(tmp_path: Path) -> None:
+def test_model_from_a_folder(tmp_path: Path) -> None:
     language: Shapes = {"model.language_model.embed_tokens.weight": ("BF16", (100, 64)), "lm_head.weight": ("BF16", (100, 64))}
     for number in range(4):
         language |= layer(f"model.language_model.layers.{number}", linear=number < 3, packed=True)
@@ -253,7 +253,7 @@ def test_a_folder_says_what_it_holds(tmp_path: Path) -> None:
     assert model.main.parameters == fixed + 4 * 2 * expert
     assert (model.main.layers, model.main.experts, model.main.active) == (4, 4, 2)
     drafting = attention + shared + router + 64 * 128
-    # Norms lie among the MTP tensors, a few parameters that no formula counts.
+    # The MTP tensors include norms, a few parameters that the formulas do not count.
     assert model.draft.fixed_bytes == pytest.approx(2 * (drafting + head), rel=0.01)
     assert model.draft.expert_bytes == pytest.approx(2 * expert, rel=0.01)
     assert model.cache_elements(1) == 2 * 1 * 2 * 32
@@ -264,9 +264,9 @@ def test_a_folder_says_what_it_holds(tmp_path: Path) -> None:
     "changed",
     [{"index_topk": 2048}, {"sliding_window": 128}, {"layer_types": ["chunked"] * 4}, {"vocab_size": None}, {"head_dim": 0.5}],
 )
-def test_a_strange_folder_has_no_roofline(tmp_path: Path, changed: dict[str, Any]) -> None:
-    place = folder(tmp_path / "m", {"text_config": TEXT | changed}, {"lm_head.weight": ("BF16", (100, 64))})
-    assert roofline.model_in(place) is None
+def test_unsupported_folder_has_no_roofline(tmp_path: Path, changed: dict[str, Any]) -> None:
+    model = folder(tmp_path / "m", {"text_config": TEXT | changed}, {"lm_head.weight": ("BF16", (100, 64))})
+    assert roofline.model_in(model) is None
 
 
 def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
 # ---- against what was published
 
 
-def predicted(table: dict[str, Any]) -> tuple[Model, GpuKind, list[tuple[Work, float]]]:
+def predicted(table: dict[str, Any]) -> tuple[RooflineModel, GpuKind, list[tuple[Work, float]]]:
     model, gpu = roofline.model_of(table["repository"]), roofline.gpu_kind(table["gpu"])
     assert model and gpu
     works = [
@@ -309,28 +309,28 @@ def predicted(table: dict[str, Any]) -> tuple[Model, GpuKind, list[tuple[Work, f
 
 
 def line(table: dict[str, Any]) -> str:
-    """The row of docs/roofline.md. Without the acceptance, what a step must have given at the least stands for the error."""
+    """The row of a published table: its error, or the tokens per step that its rates require if the acceptance is unknown."""
     model, gpu, works = predicted(table)
     known = not table.get("drafts") or "acceptance" in table
     users = "-".join(dict.fromkeys((str(works[0][0].users), str(works[-1][0].users))))
     if not known:
         needs = [rate / work.users * roofline.step(model, gpu, work).seconds for work, rate in works]
-        told = f"{min(needs):.1f}-{max(needs):.1f} of {1 + table['drafts']} tokens per step"
-        return f"| {table['name']} | {users} | | needs {told} |"
+        needs_text = f"{min(needs):.1f}-{max(needs):.1f} of {1 + table['drafts']} tokens per step"
+        return f"| {table['name']} | {users} | | needs {needs_text} |"
     ratios = [roofline.roofline(model, gpu, work, table.get("acceptance", 0.0)) / rate for work, rate in works]
     mean = exp(sum(map(log, ratios)) / len(ratios))
     return f"| {table['name']} | {users} | {', '.join(f'{ratio:.2f}' for ratio in ratios)} | {mean - 1:+.0%} |"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table["name"]))
-def test_nothing_published_is_above_the_ceiling(table: dict[str, Any]) -> None:
+def test_published_rates_are_below_the_ceiling(table: dict[str, Any]) -> None:
     model, gpu, works = predicted(table)
     for work, rate in works:
         assert rate < roofline.ceiling(model, gpu, work)
 
 
-def test_the_errors_are_those_of_the_document() -> None:
+def test_documentation_has_the_errors() -> None:
     rows = [line(table) for table in TABLES]
     print("\n".join(rows))
-    document = (HERE.parents[1] / "docs/roofline.md").read_text()
+    document = (HERE.parents[1] / "docs/measurements/roofline-error.md").read_text()
     assert [row for row in rows if row not in document] == []

@@ -1,16 +1,27 @@
-"""Reading the generators and the compiler: listing on a small tree, messages, plain words, cache keys, comparing tables."""
+"""Tiles: listing calls of a small tree, parsing compiler messages, cache keys, comparing tables."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sm120kit.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
-from sm120kit.records import SMEM_CAPACITY_BYTES, Numbers, Proof, Tile, TileFacts, Toolchain
-from sm120kit.tiles import compare, diagnostics, introspect, listing
-from sm120kit.workspace import write_record
+from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import Workspace, write_record
+from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
+from sm120kit.kernels.tables import export_tree
+from sm120kit.kernels.tiles import compare, diagnostics, introspect, listing
+from sm120kit.patches import index_file
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, GitPin
 
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "finalize", False, "bf16")
 
@@ -70,35 +81,35 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_engines_generators_are_run_and_read(tree: Path) -> None:
-    made = [one for one in listing.instantiations(tree) if one.generated]
-    assert [one.tile for one in made] == [
+def test_instantiations_of_the_engines_generators(tree: Path) -> None:
+    calls = [call for call in listing.instantiations(tree) if call.generated]
+    assert [call.tile for call in calls] == [
         Tile("grouped", "nvfp4", 128, 256, 128, "finalize", True, "f16"),
         Tile("grouped", "fp8xmxfp4", 128, 128, 128, "none", False, "bf16"),
         Tile("dense", "nvfp4", 128, 128, 128, "none", False, "bf16"),
         Tile("dense", "nvfp4", 256, 128, 128, "none", False, "bf16"),
     ]
-    assert made[0].head == '#include "launcher.inl"\nnamespace a {\n'
-    assert made[0].tail == "}\n"
-    assert made[0].definitions == ("-DENABLE_FP4",)
-    assert made[2].definitions == ("-DENABLE_FP4",), "flags for the C++ compiler only do not reach kernels"
-    assert made[2].call == "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER(__nv_bfloat16, 128, 128, 128, 1, 1, 1, _1SM);"
+    assert calls[0].head == '#include "launcher.inl"\nnamespace a {\n'
+    assert calls[0].tail == "}\n"
+    assert calls[0].definitions == ("-DENABLE_FP4",)
+    assert calls[2].definitions == ("-DENABLE_FP4",), "flags for the C++ compiler only do not reach kernels"
+    assert calls[2].call == "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER(__nv_bfloat16, 128, 128, 128, 1, 1, 1, _1SM);"
 
 
-def test_candidates_are_generated_calls_with_other_tile_numbers(tree: Path) -> None:
-    extra = [one for one in listing.instantiations(tree) if not one.generated]
-    assert {(one.tile.family, one.tile.dtype, one.tile.shape) for one in extra} == {
+def test_candidates_are_generated_calls_with_another_tile_shape(tree: Path) -> None:
+    candidates = [call for call in listing.instantiations(tree) if not call.generated]
+    assert {(call.tile.family, call.tile.dtype, call.tile.shape) for call in candidates} == {
         (family, dtype, f"{m}x{n}x{k}") for family, dtype, m, n, k in listing.CANDIDATES
     }
-    wide = next(one for one in extra if one.tile.dtype == "fp8xmxfp4")
+    wide = next(call for call in candidates if call.tile.dtype == "fp8xmxfp4")
     assert "NONE, 128, 128, 64, 1, 1, 1, true" in wide.call
 
 
-def test_a_candidate_that_the_engine_generates_is_not_listed_twice(tree: Path) -> None:
+def test_generated_candidate_is_listed_once(tree: Path) -> None:
     core = tree / "flashinfer/jit/gemm/core.py"
     core.write_text(core.read_text().replace("(256, 128, 128)", "(128, 128, 64)"))
-    dense = [one for one in listing.instantiations(tree) if one.tile.family == "dense"]
-    assert [(one.tile.k, one.generated) for one in dense] == [(128, True), (64, True)]
+    dense = [call for call in listing.instantiations(tree) if call.tile.family == "dense"]
+    assert [(call.tile.k, call.generated) for call in dense] == [(128, True), (64, True)]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +120,13 @@ def test_a_candidate_that_the_engine_generates_is_not_listed_twice(tree: Path) -
         ("csrc/fp4_gemm_cutlass_sm120.jinja", "LAUNCHER", "STARTER", "INSTANTIATE_FP4_GEMM_KERNEL_STARTER"),
     ],
 )
-def test_an_unknown_generator_is_named(tree: Path, path: str, old: str, new: str, message: str) -> None:
+def test_unsupported_generator_is_named_in_the_error(tree: Path, path: str, old: str, new: str, message: str) -> None:
     (tree / path).write_text((tree / path).read_text().replace(old, new))
     with pytest.raises(ExpectationFailed, match=message):
         listing.instantiations(tree)
 
 
-def test_a_tree_that_is_no_flashinfer_is_refused(tmp_path: Path) -> None:
+def test_tree_without_flashinfer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExpectationFailed, match=r"fused_moe\.py"):
         listing.instantiations(tmp_path)
 
@@ -130,12 +141,12 @@ CLANG = (
 )
 
 
-def test_reports_of_both_compilers_are_read_once_and_in_order() -> None:
+def test_reports_of_gcc_and_clang_are_parsed_in_order() -> None:
     assert diagnostics.reports(GCC) == [
-        diagnostics.Report(0, 4, 93184, "cooperative", "stream-k", 2),
-        diagnostics.Report(1, 3, 102400, "cooperative", "persistent", 2),
+        diagnostics.ProbeReport(0, 4, 93184, "cooperative", "stream-k", 2),
+        diagnostics.ProbeReport(1, 3, 102400, "cooperative", "persistent", 2),
     ]
-    assert diagnostics.reports(CLANG) == [diagnostics.Report(0, 9, 28672, "pingpong", "persistent", 1)]
+    assert diagnostics.reports(CLANG) == [diagnostics.ProbeReport(0, 9, 28672, "pingpong", "persistent", 1)]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +168,11 @@ def test_reports_of_both_compilers_are_read_once_and_in_order() -> None:
         ),
     ],
 )
-def test_the_first_static_assertion_is_the_reason(messages: str, text: str, where: str) -> None:
+def test_first_static_assertion_is_the_reason(messages: str, text: str, where: str) -> None:
     assert diagnostics.first_reason(GCC + messages, Path("/t")) == diagnostics.Reason(text, where, True)
 
 
-def test_an_error_outside_of_the_tree_is_not_about_the_tile() -> None:
+def test_error_outside_of_the_tree_is_not_about_the_tile() -> None:
     def about_tile(message: str) -> bool:
         reason = diagnostics.first_reason(message, Path("/t"))
         assert reason
@@ -171,23 +182,23 @@ def test_an_error_outside_of_the_tree_is_not_about_the_tile() -> None:
     assert about_tile("/cache/unit.cpp:2:1: error: static assertion failed: from a launcher macro\n")
 
 
-def test_warnings_are_no_reason() -> None:
+def test_warnings_are_not_a_reason() -> None:
     assert diagnostics.first_reason(GCC, Path("/t")) is None
 
 
-def test_a_broken_compiler_is_no_verdict(tmp_path: Path) -> None:
-    said = "c++: fatal error: Killed signal terminated program cc1plus"
+def test_crashed_compiler_raises(tmp_path: Path) -> None:
+    message = "c++: fatal error: Killed signal terminated program cc1plus"
     program = tmp_path / "c++"
-    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    program.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(NotEnoughMemory, match="Killed"):
-        introspect.Compiler(str(program), (), tmp_path).run("x.cpp")
+    with pytest.raises(NotEnoughMemory, match="ran out of memory"):
+        introspect.HostCompiler(str(program), (), tmp_path).run("x.cpp")
     program.write_text("#!/bin/sh\necho 'a.h:1: internal compiler error: in f' >&2\nexit 1\n")
     with pytest.raises(CompileFailed, match="internal compiler error"):
-        introspect.Compiler(str(program), (), tmp_path).run("x.cpp")
+        introspect.HostCompiler(str(program), (), tmp_path).run("x.cpp")
 
 
-def test_plain_words() -> None:
+def test_plain_translates_known_messages() -> None:
     size = "TMA requires CTA_Tile and SLayout top-level size equivalence."
     wide = replace(TILE, dtype="fp8xmxfp4", k=64)
     assert diagnostics.plain(size, wide) == "a block of 4 scale factors covers K=128 at scale vector 32: it does not fit K=64"
@@ -204,61 +215,61 @@ def test_fits_and_margin() -> None:
     assert (TileFacts(TILE, True, False).fits, TileFacts(TILE, True, False).margin_bytes) == (False, None)
 
 
-def call(tile: Tile, generated: bool = True) -> listing.Instantiation:
+def launcher_call(tile: Tile, generated: bool = True) -> listing.Instantiation:
     return listing.Instantiation(tile, "m", '#include "a.h"\n', f"CALL({tile});", "}\n", (), generated)
 
 
-def test_every_call_of_a_unit_reports_under_its_own_number() -> None:
-    text = introspect.translation_unit([call(TILE), call(replace(TILE, output="f16"))])
+def test_each_call_of_a_unit_reports_its_number() -> None:
+    text = introspect.translation_unit([launcher_call(TILE), launcher_call(replace(TILE, output="f16"))])
     lines = text.splitlines()
     for number, output in enumerate(("bf16", "f16")):
         at = lines.index(f"#define GemmUniversalAdapter Line{number}")
         assert f"output='{output}'" in lines[at + 1]
 
 
-def test_a_units_key_is_its_text_flags_compiler_and_headers(tmp_path: Path) -> None:
+def test_cache_key_covers_text_flags_compiler_and_headers(tmp_path: Path) -> None:
     cuda = tmp_path / "cuda"
     (cuda / "include").mkdir(parents=True)
     (cuda / "include" / "cuda_runtime_api.h").write_text("13.0")
     tools = Toolchain(cuda, "13.0.88", "c++", "c++ 12")
     number = 0
 
-    def key(one: listing.Instantiation, tools: Toolchain = tools, headers: str = "h") -> Path:
+    def key(call: listing.Instantiation, tools: Toolchain = tools, headers: str = "h") -> Path:
         nonlocal number
         number += 1
-        compiler = introspect.Compiler.of(tools, tmp_path, one.definitions)
-        module = introspect.Module([one], compiler, tmp_path / str(number), tmp_path, tools)
+        compiler = introspect.HostCompiler.of(tools, tmp_path, call.definitions)
+        module = introspect.LauncherModule([call], compiler, tmp_path / str(number), tmp_path, tools)
         module.base.append(headers)
-        return module.record(one)
+        return module.record(call)
 
-    one = call(TILE)
+    bf16 = launcher_call(TILE)
     keys = [
-        key(one),
-        key(call(replace(TILE, output="f16"))),
-        key(replace(one, definitions=("-DX",))),
-        key(one, replace(tools, host_version="c++ 13")),
-        key(one, headers="other"),
+        key(bf16),
+        key(launcher_call(replace(TILE, output="f16"))),
+        key(replace(bf16, definitions=("-DX",))),
+        key(bf16, replace(tools, host_version="c++ 13")),
+        key(bf16, headers="other"),
     ]
     assert len(set(keys)) == len(keys)
-    assert key(one) == keys[0]
-    assert key(replace(one, generated=False)) == keys[0]
+    assert key(bf16) == keys[0]
+    assert key(replace(bf16, generated=False)) == keys[0]
 
 
-def test_a_kept_table_is_read_without_any_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sm120kit import tiles
-    from sm120kit.workspace import digest_of
+def test_cached_table_is_read_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm120kit.core.state import digest_of
+    from sm120kit.kernels import tiles
 
     tools = Toolchain(tmp_path, "13.0.88", "no-such-compiler", "c++ 12")
     key = digest_of(["tree", "0.6.6", introspect.toolchain_key(tools), introspect.own_sources()])
     facts = (
         TileFacts(TILE, True, True, schedule="cooperative", scheduler="persistent", stages=4, smem_bytes=93184, k_blocks=2),
     )
-    write_record(tmp_path / "tiles" / "tables" / f"{key}.json", introspect.Kept(facts))
+    write_record(tmp_path / "tiles" / "tables" / f"{key}.json", introspect.TileFactsRecord(facts))
     monkeypatch.setenv("PATH", "")
     assert tiles.table(tmp_path / "absent", "tree", "0.6.6", tools, tmp_path) == facts
 
 
-def test_comparing_pairs_kernels_and_merges_outputs() -> None:
+def test_compare_pairs_kernels_and_merges_outputs() -> None:
     half = replace(TILE, output="f16")
     over = TileFacts(TILE, True, True, scheduler="persistent", stages=3, smem_bytes=102400)
     good = replace(over, stages=2, smem_bytes=74752)
@@ -266,21 +277,97 @@ def test_comparing_pairs_kernels_and_merges_outputs() -> None:
     works = TileFacts(replace(TILE, k=64), True, True, scheduler="persistent", stages=4, smem_bytes=90000)
     before = [over, replace(over, tile=half), broken]
     after = [good, replace(good, tile=half), works, replace(works, scheduler="stream-k")]
-    found = compare.rows(before, after)
-    assert [(row.tile.k, row.tile.output, row.changed) for row in found] == [
+    rows = compare.compare_tables(before, after)
+    assert [(row.tile.k, row.tile.output, row.changed) for row in rows] == [
         (128, "bf16, f16", True),
         (64, "bf16", True),
         (64, "bf16", True),
     ]
-    assert found[0].before and found[0].after and (found[0].before.stages, found[0].after.stages) == (3, 2)
-    assert all(row.before and row.before.why_not == "no" for row in found[1:])
-    assert not any(row.changed for row in compare.rows(after, after))
+    assert rows[0].before and rows[0].after and (rows[0].before.stages, rows[0].after.stages) == (3, 2)
+    assert all(row.before and row.before.why_not == "no" for row in rows[1:])
+    assert not any(row.changed for row in compare.compare_tables(after, after))
 
 
-def test_numbers_are_a_change_only_where_both_sides_were_checked() -> None:
+def test_numbers_count_as_changed_only_if_both_sides_were_emulated() -> None:
     unknown = TileFacts(TILE, True, True, scheduler="persistent", stages=4, smem_bytes=93184)
-    proven = replace(unknown, numbers=Numbers(Proof.PROVEN, "", 9))
-    wrong = replace(unknown, numbers=Numbers(Proof.WRONG, "k tile lost", 9, 9))
+    proven = replace(unknown, numbers=NumericResult(NumericStatus.PROVEN, "", 9))
+    wrong = replace(unknown, numbers=NumericResult(NumericStatus.WRONG, "k tile lost", 9, 9))
     for before, after, changed in [(wrong, proven, True), (unknown, proven, False), (proven, proven, False)]:
-        (row,) = compare.rows([before], [after])
+        (row,) = compare.compare_tables([before], [after])
         assert row.changed is changed
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from sm120kit.core import signals
+from sm120kit.core.records import Toolchain
+from sm120kit.kernels.records import Tile
+from sm120kit.kernels.tiles import introspect, listing
+signals.handle()
+home = Path(sys.argv[1])
+tile = Tile("grouped", "nvfp4", 128, 128, 128, "finalize", False, "bf16")
+call = listing.Instantiation(tile, "fused_moe", "#include <a.h>", "CALL", "", ())
+introspect.measure([call], home, Toolchain(home, "13.0.88", str(home / "c++"), "c++ 12"), home / "cache", print)
+"""
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_work_directory_of_a_terminated_or_killed_measurement(tmp_path: Path, kind: signal.Signals) -> None:
+    """SIGTERM removes the directory and ends the compiler; after SIGKILL, the next measurement removes the directory."""
+    (tmp_path / "c++").write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 30"
+    )
+    (tmp_path / "c++").chmod(0o755)
+    measure = subprocess.Popen([sys.executable, "-c", MEASURE, str(tmp_path)], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 20
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    measure.send_signal(kind)
+    measure.wait(timeout=20)
+    left = list((tmp_path / "cache").glob(".work-*"))
+    if kind is signal.SIGTERM:
+        assert not left and not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+        return
+    assert left
+    (tmp_path / "c++").write_text("#!/bin/sh\necho no >&2; exit 1")
+    with pytest.raises(CompileFailed):
+        call = listing.Instantiation(TILE, "fused_moe", "#include <a.h>", "CALL", "", ())
+        tools = Toolchain(tmp_path, "13.0.88", str(tmp_path / "c++"), "c++ 12")
+        introspect.measure([call], tmp_path, tools, tmp_path / "cache", lambda done: None)
+    assert not list((tmp_path / "cache").glob(".work-*"))
+
+
+@pytest.mark.parametrize("change", ["edited", "same size and time", "added file", "removed file", "of an earlier version"])
+def test_tree_changed_on_disk_is_written_again(tmp_path: Path, change: str) -> None:
+    """Headers of the tree are compiled long after they were written."""
+    repository = Repository.init(tmp_path / "r")
+    with repository.index() as index:
+        index.add("include/x.h", b"one\n")
+        index.add("setup.py", b"two\n")
+        tree = index.write_tree()
+    commit = repository.commit_tree(tree, None, "base")
+    checkout = Checkout(GitPin("p", "https://git.invalid/p", commit, "1"), repository.path, commit, tree)
+    workspace = Workspace.open(tmp_path / "state")
+    patched = PatchedTree(checkout, (), commit, tree, ())
+    directory = export_tree(patched, workspace)
+    header = directory / "include/x.h"
+    before = header.stat()
+    if change == "edited":
+        header.write_text("evil\n")
+    elif change == "same size and time":
+        header.write_text("ONE\n")
+        os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "added file":
+        (directory / "include/evil.h").write_text("evil\n")
+    elif change == "removed file":
+        header.unlink()
+    else:
+        header.write_text("evil\n")
+        index_file(directory).unlink()
+    assert export_tree(patched, workspace) == directory
+    assert {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()} == {
+        "include/x.h": "one\n",
+        "setup.py": "two\n",
+    }

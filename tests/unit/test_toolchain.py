@@ -1,4 +1,4 @@
-"""Which nvcc is taken, and why another is not."""
+"""Which nvcc is used, and the reasons against others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import toolchain
-from sm120kit.errors import ToolchainMissing, ToolchainUnsuitable
-from sm120kit.records import Arch
+from sm120kit.core import toolchain
+from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.records import Arch
 
 
 def toolkit(home: Path, version: str, headers: tuple[str, ...] = ()) -> Path:
-    """A directory that answers like a CUDA toolkit of that version."""
+    """A directory with programs that print what those of a CUDA toolkit of ``version`` print."""
     (home / "bin").mkdir(parents=True)
     (home / "include").mkdir()
     for name in headers:
@@ -41,12 +41,12 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tools
 
 
-def test_a_script_on_path_leads_to_the_real_home(bare: Path, tmp_path: Path) -> None:
+def test_script_on_path_gives_toolkit_of_nvcc(bare: Path, tmp_path: Path) -> None:
     home = toolkit(tmp_path / "cuda", "13.0.88")
     (bare / "nvcc").write_text(f'#!/bin/sh\nexec {home}/bin/nvcc "$@"\n')
     (bare / "nvcc").chmod(0o755)
-    found = toolchain.find([Arch.SM_120F])
-    assert (found.cuda_home, found.nvcc_version, found.host_version) == (home, "13.0.88", "c++ 12.2.0")
+    tools = toolchain.find([Arch.SM_120F])
+    assert (tools.cuda_home, tools.nvcc_version, tools.host_version) == (home, "13.0.88", "c++ 12.2.0")
 
 
 def test_cuda_home_comes_first(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,16 +58,16 @@ def test_cuda_home_comes_first(bare: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("version", "arch", "suits"), [("12.8.93", "sm_120a", True), ("12.8.93", "sm_120f", False), ("12.6.0", "sm_120a", False)]
 )
-def test_an_old_nvcc_is_refused_with_the_first_release_that_will_do(
+def test_old_nvcc_is_rejected_with_first_release(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, arch: str, suits: bool
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda", version)))
     if suits:
         assert toolchain.find([Arch(arch)]).nvcc_version == version
     else:
-        with pytest.raises(ToolchainUnsuitable, match=rf"nvcc {version} is older than 12\.\d, the first for {arch}") as caught:
+        with pytest.raises(ToolchainUnsuitable, match=rf"nvcc {version} is older than 12\.\d, the first for {arch}") as error:
             toolchain.find([Arch(arch)])
-        assert "sm120kit[cuda]" in caught.value.hint
+        assert "sm120kit[cuda]" in error.value.hint
 
 
 def test_missing_headers_make_a_toolkit_unsuitable(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

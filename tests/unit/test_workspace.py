@@ -1,59 +1,212 @@
-"""Results are there whole or not at all, and refusals of the disk say what to do."""
+"""The state directory: atomic results, records, ownership, and errors of the file system."""
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sm120kit.errors import StateUnwritable
-from sm120kit.records import LeftOut
-from sm120kit.workspace import Workspace, digest_of, publish_directory, read_record, write_atomic, write_record
+from sm120kit.core.errors import BadRecord, StateUnsafe, StateUnwritable
+from sm120kit.core.records import LeftOut
+from sm120kit.core.state import (
+    Workspace,
+    digest_of,
+    owned_directory,
+    parse_json,
+    publish_directory,
+    read_record,
+    write_atomic,
+    write_record,
+)
 
 
-def test_a_directory_is_published_when_the_block_ends_well(tmp_path: Path) -> None:
-    target = tmp_path / "results" / "one"
-    with publish_directory(target) as beside:
-        (beside / "file").write_text("x")
+def test_publish_directory_after_success(tmp_path: Path) -> None:
+    target = tmp_path / "results" / "first"
+    with publish_directory(target) as directory:
+        (directory / "file").write_text("x")
         assert not target.exists()
-    assert [path.name for path in target.parent.iterdir()] == ["one"] and (target / "file").read_text() == "x"
+    assert [path.name for path in target.parent.iterdir()] == ["first"] and (target / "file").read_text() == "x"
 
 
-def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), publish_directory(tmp_path / "one") as beside:
-        (beside / "file").touch()
+def test_publish_directory_after_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), publish_directory(tmp_path / "result") as directory:
+        (directory / "file").touch()
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_run_left_beside_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".one.abcd").mkdir()
+def test_publish_directory_removes_leftovers_of_killed_run(tmp_path: Path) -> None:
+    (tmp_path / ".result.abcd").mkdir()
     (tmp_path / ".other.abcd").mkdir()
-    with publish_directory(tmp_path / "one"):
+    with publish_directory(tmp_path / "result"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.abcd", "one"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.abcd", "result"]
 
 
-def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+def test_write_atomic_replaces_file(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", b"old")
     write_atomic(tmp_path / "file", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_records_are_read_back(tmp_path: Path) -> None:
-    write_record(tmp_path / "r.json", LeftOut("what", "why"))
-    assert read_record(LeftOut, tmp_path / "r.json") == LeftOut("what", "why")
-    write_record(tmp_path / "many.json", {"all": [LeftOut("what", "why")], "where": tmp_path})
+def test_record_round_trip(tmp_path: Path) -> None:
+    write_record(tmp_path / "r.json", LeftOut("what", "problem"))
+    assert read_record(LeftOut, tmp_path / "r.json") == LeftOut("what", "problem")
+    write_record(tmp_path / "many.json", {"all": [LeftOut("what", "problem")], "where": tmp_path})
     assert json.loads((tmp_path / "many.json").read_text()) == {
-        "all": [{"what": "what", "reason": "why"}],
+        "all": [{"what": "what", "reason": "problem"}],
         "where": str(tmp_path),
     }
     assert digest_of({"b": 1, "a": (LeftOut("x", "y"),)}) == digest_of({"a": [{"what": "x", "reason": "y"}], "b": 1})
 
 
-def test_a_state_directory_that_cannot_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 100_000, b'{"what": 1, "reason": "problem"}'])
+def test_damaged_record_error_names_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(content)
+    with pytest.raises(BadRecord, match=r"r\.json is not a LeftOut record: ") as failure:
+        read_record(LeftOut, tmp_path / "r.json")
+    assert "remove it" in failure.value.hint
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, b"\xff"])
+def test_invalid_foreign_json(content: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(content)
+
+
+def test_new_state_directory_is_private(tmp_path: Path) -> None:
+    root = Workspace.open(tmp_path / "deep" / "state").root
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+def test_state_directory_writable_by_others_is_rejected(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(StateUnsafe, match=rf"{tmp_path} can be written by others \(mode {mode:04o}\)") as error:
+        Workspace.open(tmp_path)
+    assert error.value.hint == f"if nobody else wrote into it: chmod 700 {tmp_path}"
+    tmp_path.chmod(0o700)
+    assert Workspace.open(tmp_path)
+
+
+def test_subdirectory_writable_by_others_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "checkouts").mkdir()
+    (tmp_path / "checkouts").chmod(0o777)
+    tmp_path.chmod(0o755)
+    with pytest.raises(StateUnsafe, match=r"checkouts can be written by others"):
+        Workspace.open(tmp_path)
+    tmp_path.chmod(0o700)  # others cannot enter, so modes below do not matter
+    assert Workspace.open(tmp_path)
+
+
+def test_group_writable_is_rejected_unless_private_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o775)
+    user, gid = pwd.getpwuid(os.geteuid()).pw_name, tmp_path.stat().st_gid
+    groups = {"own": (user, []), "of two": (user, ["somebody"]), "another": ("users", [])}
+    for kind, (name, members) in groups.items():
+        entry = grp.struct_group((name, "x", gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, entry=entry: entry)
+        if kind == "own":
+            assert Workspace.open(tmp_path)
+        else:
+            with pytest.raises(StateUnsafe, match=r"can be written by others \(mode 0775\)"):
+                Workspace.open(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("entry", ["", "checkouts", "costs.json"])
+def test_state_directory_of_another_user_is_rejected(tmp_path: Path, entry: str) -> None:
+    """Such as a volume in a container that runs as root, or a directory that an attacker prepared."""
+    (tmp_path / "checkouts").mkdir()
+    (tmp_path / "costs.json").touch()
+    os.chown(tmp_path / entry, 12345, 12345)
+    with pytest.raises(StateUnsafe, match=rf"{tmp_path / entry} belongs to user 12345, not to user root \(0\)") as error:
+        Workspace.open(tmp_path)
+    assert "--user 12345" in error.value.hint and f"chown -R 0 {tmp_path}" in error.value.hint
+
+
+def test_files_of_root_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkouts").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid)
+    assert Workspace.open(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if tmp_path.stat().st_uid == 0:
+        assert Workspace.open(tmp_path)
+    else:
+        with pytest.raises(StateUnsafe, match="not to user 12345"):
+            Workspace.open(tmp_path)
+
+
+def test_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file" / "state", Path("/proc/sm120kit")):
+    for path in (tmp_path / "file" / "state", Path("/proc/sm120kit")):
         with pytest.raises(StateUnwritable, match="cannot write below"):
-            Workspace.open(place)
+            Workspace.open(path)
+
+
+OWNER = """
+import sys, time
+from sm120kit.core.state import Workspace, publish_directory
+workspace = Workspace.open()
+with workspace.scratch() as scratch, publish_directory(workspace.build("engine", "digest")) as directory:
+    (scratch / "file").touch()
+    (directory / "file").touch()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_owned_directory_of_killed_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
+        workspace = Workspace.open()
+        with publish_directory(workspace.build("engine", "digest")):
+            pass
+        assert len(list(tmp_path.rglob("file"))) == 2, "its owner lives"
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    Workspace.open()
+    assert not list((tmp_path / "scratch").iterdir())
+    (tmp_path / "build" / "engine" / "digest").rmdir()
+    with publish_directory(workspace.build("engine", "digest")):
+        pass
+    assert not list(tmp_path.rglob("file"))
+
+
+def test_concurrent_owned_directories(tmp_path: Path) -> None:
+    def use(number: int) -> None:
+        with owned_directory(tmp_path, ".work-") as directory:
+            (directory / "file").write_text(str(number))
+            assert (directory / "file").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(400)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_entries_are_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".work-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".work-file").touch()
+    with owned_directory(tmp_path, ".work-"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".work-file", ".work-link", "elsewhere"]
+
+
+def test_write_atomic_to_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, b"content")
+    assert os.read(reader, 100) == b"content" and pipe.is_fifo()
+    os.close(reader)

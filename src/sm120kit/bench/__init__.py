@@ -1,177 +1,203 @@
-"""Measure a server, keep a receipt, say what follows from it."""
+"""Measure a server over HTTP and write a receipt: every sample with the circumstances it was taken in.
+
+``workload`` has what is requested, ``client`` streams the answers, ``receipt`` stores and summarises them, ``compare`` and
+``plot`` read receipts; ``launched`` measures servers that sm120kit starts; ``reproduce`` compares with published figures.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sm120kit.bench import circumstances, client, clocks, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Measured, Receipt, Served
-from sm120kit.bench.workload import Cell, Named
-from sm120kit.errors import ServerUnreachable, WrongModel
-from sm120kit.workspace import digest_of
+from sm120kit.bench.receipt import Acceptance, Circumstances, MeasuredCell, Receipt, Served
+from sm120kit.bench.workload import Cell, NamedWorkload
+from sm120kit.core.errors import ServerUnreachable, WrongModel
+from sm120kit.core.state import digest_of
+from sm120kit.core.urls import Endpoint
 
-Finished = Callable[[], None]
+RequestEnded = Callable[[], None]
 """Called after each request."""
 
 COUNTERS = {
     "drafted": ("vllm:spec_decode_num_draft_tokens_total",),
     "accepted": ("vllm:spec_decode_num_accepted_tokens_total",),
 }
-"""Prometheus counters of speculative decoding (vLLM, docs/usage/metrics). Others are unknown to us, and so is their rate."""
+"""Prometheus counters of speculative decoding (vLLM, docs/usage/metrics). Engines without them have no acceptance rate."""
 
 
-def choose_model(url: str, named: str | None) -> str:
-    """The model to ask for: the named one, or the only one there is.
+@dataclass(frozen=True)
+class MeasuredServer:
+    """A server to measure: its root, the model to request from it, and how it was started, as far as that is known."""
+
+    endpoint: Endpoint
+    model: str
+    served: Served = field(default_factory=Served)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How servers are measured into one receipt. ``seed`` shuffles the cells; ``given`` are circumstances stated by the user.
+
+    ``save`` gets the partial receipt after each cell, and when a cell is interrupted. ``cell_begins`` gets a cell and its
+    number of requests, 0 if the workload runs for a time, and returns a function that is called after each request.
+    """
+
+    workload: NamedWorkload
+    save: Callable[[Receipt], None]
+    seed: int = 0
+    given: Mapping[str, str] = field(default_factory=dict)
+    cell_begins: Callable[[Cell, int], RequestEnded] = lambda cell, requests: lambda: None
+
+
+def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -> str:
+    """The model to measure: the requested one, else ``preferred`` if the server offers it, else the only one it offers.
 
     Raises:
-        ServerUnreachable: no list of models.
-        WrongModel: the server does not offer it, or offers several.
+        ServerUnreachable: the server does not list its models.
+        WrongModel: the server does not offer the requested model, or offers several.
     """
-    offered = client.models(url)
-    if named is None and len(offered) == 1:
+    offered = client.models(server)
+    if requested is None and preferred in offered:
+        return preferred
+    if requested is None and len(offered) == 1:
         return offered[0]
-    if named is None or named not in offered:
-        what = f"does not offer {named!r}" if named else f"offers {len(offered)} models"
-        raise WrongModel(f"{url} {what}", f"name one with --model: {', '.join(offered)}")
-    return named
+    if requested is None or requested not in offered:
+        problem = f"does not offer {requested!r}" if requested else f"offers {len(offered)} models"
+        raise WrongModel(f"{server.url} {problem}", f"choose one with --model: {', '.join(offered)}")
+    return requested
 
 
 def run(
-    url: str,
-    model: str,
-    asked: Named,
-    *,
-    seed: int,
-    given: Mapping[str, str],
-    keep: Callable[[Receipt], None],
-    cell_begins: Callable[[Cell, int], Finished] = lambda cell, requests: lambda: None,
-    served: Served | None = None,
-    earlier: Receipt | None = None,
-    restarts: int = 0,
+    server: MeasuredServer, measurement: Measurement, earlier: Receipt | None = None, *, last_start: bool = True
 ) -> Receipt:
-    """Measure every cell of a workload. ``keep`` gets a partial receipt after each cell, and when one is interrupted.
+    """Measure every cell of a workload on a running server.
 
-    ``cell_begins`` is told a cell and its number of requests, 0 when the time decides, and returns what is called after each
-    request. A server that will be started again ``restarts`` times is measured in as many more calls, each with the receipt of
-    the one before as ``earlier``; the order of the cells is another one each time.
+    A server that is restarted is measured once after each start, with the receipt so far as ``earlier``; each start has another
+    order of cells. The receipt is complete after the last cell of the ``last_start``.
 
     Raises:
-        ServerUnreachable: the server went away.
+        ServerUnreachable: the server went away; the receipt was saved.
     """
     began = datetime.now(UTC)
-    made = earlier or Receipt(
+    endpoint, named = server.endpoint, measurement.workload
+    result = earlier or _empty_receipt(server, measurement, began)
+    restart = 0 if earlier is None else 1 + max(cell.restart for cell in earlier.cells)
+    order = workload.cells(named.workload, measurement.seed + restart)
+    for number, cell in enumerate(order):
+
+        def save_interrupted(part: MeasuredCell, before: Receipt = result) -> None:
+            measurement.save(replace(before, cells=(*before.cells, replace(part, restart=restart))))
+
+        salt = f"{began.isoformat()}/{number}"
+        measured = replace(_measure(server, measurement, cell, salt, save_interrupted), restart=restart)
+        lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
+        last = last_start and number == len(order) - 1
+        result = replace(result, cells=(*result.cells, measured), complete=last and not lost)
+        measurement.save(result)
+        if lost:
+            raise ServerUnreachable(
+                f"{endpoint.url} no longer answers; it went away in cell {number + 1} of {len(order)}",
+                "the receipt has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
+            )
+    return result
+
+
+def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: datetime) -> Receipt:
+    named = measurement.workload
+    return Receipt(
         receipt.FORMAT,
         began.isoformat(timespec="seconds"),
         False,
         Circumstances(
-            url=url,
-            model=model,
-            workload=asked.name,
-            workload_sha256=asked.sha256,
-            thinking=asked.workload.thinking,
-            temperature=asked.workload.temperature,
-            order_seed=seed,
+            url=server.endpoint.url,
+            model=server.model,
+            workload=named.name,
+            workload_sha256=named.sha256,
+            thinking=named.workload.thinking,
+            temperature=named.workload.temperature,
+            order_seed=measurement.seed,
             client=circumstances.client(),
-            given=dict(given),
-            prompts_sha256=digest_of(asked.workload.prompts),
-            said=client.said(url, model),
-            served=served or Served(),
-            machine=circumstances.machine(url),
+            given=dict(measurement.given),
+            prompts_sha256=digest_of(named.workload.prompts),
+            said=client.server_info(server.endpoint, server.model),
+            served=server.served,
+            machine=circumstances.machine(server.endpoint.url),
         ),
         (),
     )
-    restart = 0 if earlier is None else 1 + max(cell.restart for cell in earlier.cells)
-    order = workload.cells(asked.workload, seed + restart)
-    for number, cell in enumerate(order):
-
-        def interrupted(part: Measured, before: Receipt = made) -> None:
-            keep(replace(before, cells=(*before.cells, part)))
-
-        salt = f"{began.isoformat()}/{number}"
-        found = _measure(url, model, asked.workload, cell, salt, restart, cell_begins, interrupted)
-        lost = any(sample.error for sample in found.samples) and _lost(url)
-        last = restart == restarts and number == len(order) - 1
-        made = replace(made, cells=(*made.cells, found), complete=last and not lost)
-        keep(made)
-        if lost:
-            raise ServerUnreachable(
-                f"{url} no longer answers; it went away in cell {number + 1} of {len(order)}",
-                "what was measured is kept, marked partial; its log may say why: sm120kit explain LOG",
-            )
-    return made
 
 
 def _measure(
-    url: str,
-    model: str,
-    work: workload.Workload,
+    server: MeasuredServer,
+    measurement: Measurement,
     cell: Cell,
     salt: str,
-    restart: int,
-    cell_begins: Callable[[Cell, int], Finished],
-    interrupted: Callable[[Measured], None],
-) -> Measured:
-    """One cell. When it is interrupted, ``interrupted`` gets what has ended."""
-    finished = cell_begins(cell, 0 if work.seconds else cell.users * (work.warmup_requests + work.requests_per_user))
-    ended: list[client.Ended] = []
+    save_interrupted: Callable[[MeasuredCell], None],
+) -> MeasuredCell:
+    """Measure a cell. If it is interrupted, ``save_interrupted`` gets it with the requests that had ended."""
+    work, endpoint = measurement.workload.workload, server.endpoint
+    requests = 0 if work.seconds else cell.users * (work.warmup_requests + work.requests_per_user)
+    request_ended = measurement.cell_begins(cell, requests)
+    ended: list[client.EndedRequest] = []
 
-    def one(request: client.Ended) -> None:
+    def on_end(request: client.EndedRequest) -> None:
         ended.append(request)
-        finished()
+        request_ended()
 
-    warming = workload.asks(work, cell, model, work.warmup_requests, f"{salt}/warm")
-    warm = client.stream_all(url, warming, finished=lambda request: finished())
-    made = Measured(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None, restart)
-    before = _counters(url)
+    warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
+    warm = client.stream_all(endpoint, warmups, on_end=lambda request: request_ended())
+    result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
+    before = _counters(endpoint)
     try:
-        with clocks.watched() if circumstances.is_local(url) else nullcontext(lambda: None) as seen:
-            asking: Sequence[Iterable[client.Ask]] = (
-                workload.asks_for(work.seconds, work, cell, model, salt)
+        with clocks.sampled() if circumstances.is_local(endpoint.url) else nullcontext(lambda: None) as gpu_clocks:
+            users: Sequence[Iterable[client.StreamRequest]] = (
+                workload.requests_for(work.seconds, work, cell, server.model, salt)
                 if work.seconds
-                else workload.asks(work, cell, model, work.requests_per_user, salt)
+                else workload.requests(work, cell, server.model, work.requests_per_user, salt)
             )
-            watched = client.stream_all(url, asking, finished=one)
+            streamed = client.stream_all(endpoint, users, on_end=on_end)
     except BaseException:
         if ended:
-            interrupted(replace(made, samples=tuple(request() for request in ended), complete=False))
+            save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))
         raise
-    after = _counters(url)
+    after = _counters(endpoint)
     acceptance = None
     if before and after:
         acceptance = Acceptance(after["drafted"] - before["drafted"], after["accepted"] - before["accepted"])
-    return replace(made, samples=watched.samples, lag_seconds=watched.lag_seconds, acceptance=acceptance, clocks=seen())
+    return replace(
+        result, samples=streamed.samples, lag_seconds=streamed.lag_seconds, acceptance=acceptance, clocks=gpu_clocks()
+    )
 
 
-def _lost(url: str) -> bool:
-    """Whether the server is gone: not a failed request, but nobody there."""
+def _is_gone(server: Endpoint) -> bool:
+    """Whether the server no longer lists its models: not one failed request, but no server."""
     try:
-        client.models(url)
+        client.models(server)
     except ServerUnreachable:
         return True
     return False
 
 
-def _counters(url: str) -> dict[str, int] | None:
-    """The sums of the counters over all engines, or None when the server does not offer every one of them."""
+def _counters(server: Endpoint) -> dict[str, int] | None:
+    """The sums of :data:`COUNTERS` over all engines of the server, None unless it has all of them."""
     import httpx2
 
     try:
-        answer = httpx2.get(f"{url}/metrics", timeout=10, trust_env=False)
-        answer.raise_for_status()
+        metrics = client.get(server, "/metrics").text
     except httpx2.HTTPError:
         return None
-    found: dict[str, int] = {}
-    for what, counters in COUNTERS.items():
+    totals: dict[str, int] = {}
+    for name, counters in COUNTERS.items():
         values = [
             float(value)
             for counter in counters
-            for value in re.findall(rf"^{re.escape(counter)}(?:\{{[^}}]*\}})?\s+(\S+)", answer.text, re.MULTILINE)
+            for value in re.findall(rf"^{re.escape(counter)}(?:\{{[^}}]*\}})?\s+(\S+)", metrics, re.MULTILINE)
         ]
         if not values:
             return None
-        found[what] = int(sum(values))
-    return found
+        totals[name] = int(sum(values))
+    return totals

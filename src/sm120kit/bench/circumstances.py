@@ -1,4 +1,4 @@
-"""What a figure depends on, asked of those who know: launch's record, the server, this machine."""
+"""Collect what a figure depends on: from launch's record, from the server, from this machine."""
 
 from __future__ import annotations
 
@@ -13,42 +13,51 @@ from urllib.parse import urlsplit
 
 from sm120kit import __version__
 from sm120kit.bench.receipt import Machine, Served
-from sm120kit.errors import BadReceipt
-from sm120kit.host import Host, probe
-from sm120kit.records import Run
-from sm120kit.workspace import file_sha256, read_record
+from sm120kit.core.errors import BadReceipt
+from sm120kit.core.state import file_sha256, read_record
+from sm120kit.hosts.facts import Host, probe
+from sm120kit.serving import Run
+
+GIVEN = {
+    "gpu": "kind and number of the GPUs, such as '2x RTX PRO 6000'",
+    "power_limit": "of each GPU, such as '300 W'",
+    "engine": "the recipe of the engine, such as vllm-0.19.1",
+    "revision": "the commit of the model's repository",
+    "quantization": "of the model's weights",
+}
+"""Circumstances that a user can state when they cannot be detected."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOUNTED = "/model"
-"""Where launch mounts what holds a model's files."""
+"""Where launch mounts the directory with the model's files."""
 
 
 def client() -> dict[str, str]:
-    """What measures."""
+    """Versions of the measuring program."""
     return {"sm120kit": __version__, "httpx2": version("httpx2"), "python": platform.python_version()}
 
 
-def recorded(path: Path, url: str) -> Served:
-    """How the server at ``url`` was started, from the record that ``sm120kit launch`` keeps of it.
+def served_by_record(path: Path, url: str) -> Served:
+    """How the server at ``url`` was started, by the record of ``sm120kit launch`` at ``path``.
 
     Raises:
-        BadReceipt: there is no such record, or it is of another server, or of one that does not run.
+        BadReceipt: there is no such record, or it is of another server, or of one that has ended.
     """
-    hint = "launch keeps it in runs/ of its state directory"
+    hint = "launch writes its records to runs/ in the state directory"
     try:
         run = read_record(Run, path)
     except OSError as error:
         raise BadReceipt(f"{path}: {error.strerror}", hint) from error
     except ValueError as error:
-        raise BadReceipt(f"{path} is not the record of a server: {error}", hint) from error
+        raise BadReceipt(f"{path} is not a record of launch: {error}", hint) from error
     if run.url != url or run.ending != "running":
-        raise BadReceipt(f"{path} is of a server at {run.url}, {run.ending}; measured is {url}", hint)
-    return served(run)
+        raise BadReceipt(f"{path} is of a server at {run.url}, {run.ending}; the measured server is {url}", hint)
+    return served_from(run)
 
 
-def served(run: Run) -> Served:
-    """How a server was started. The container's name is left out: it is another one each time."""
-    folder = _folder(run)
+def served_from(run: Run) -> Served:
+    """How a server was started. The container's name is left out: it differs at each start."""
+    folder = _model_folder(run)
     named = run.argv.index("--name") if "--name" in run.argv else len(run.argv)
     tokenizer = folder / "tokenizer.json"
     return Served(
@@ -64,40 +73,40 @@ def served(run: Run) -> Served:
     )
 
 
-def with_values(known: Served, values: dict[str, str]) -> Served:
-    """With the values of variables that are no secret: those that a configuration of ours sets."""
-    names = known.environment or ()
-    return replace(known, environment=tuple(f"{name}={values[name]}" if name in values else name for name in names))
+def with_values(served: Served, values: dict[str, str]) -> Served:
+    """Add the values of variables that are not secret: those in a configuration that comes with sm120kit."""
+    names = served.environment or ()
+    return replace(served, environment=tuple(f"{name}={values[name]}" if name in values else name for name in names))
 
 
-def _folder(run: Run) -> Path:
-    """The model's folder here, of which the server's command line says where it is in the container."""
+def _model_folder(run: Run) -> Path:
+    """The model folder on this host; the server's command line has its path in the container."""
     mount = Path(run.model)
-    for word in run.argv:
-        if word.startswith(f"{MOUNTED}/"):
-            return mount / word.removeprefix(f"{MOUNTED}/")
+    for argument in run.argv:
+        if argument.startswith(f"{MOUNTED}/"):
+            return mount / argument.removeprefix(f"{MOUNTED}/")
     return mount
 
 
 def revision(folder: Path) -> str | None:
-    """The commit of a downloaded model: its folder's name in a download cache, else what a plain download keeps of it."""
+    """The commit of a downloaded model: its folder's name in a download cache, else the metadata of a plain download."""
     if COMMIT.fullmatch(folder.name):
         return folder.name
     try:
-        beside = (folder / ".cache/huggingface/download/config.json.metadata").read_text().split("\n", 1)[0].strip()
+        commit = (folder / ".cache/huggingface/download/config.json.metadata").read_text().split("\n", 1)[0].strip()
     except OSError:
         return None
-    return beside if COMMIT.fullmatch(beside) else None
+    return commit if COMMIT.fullmatch(commit) else None
 
 
 def machine(url: str) -> Machine:
-    """The server's machine: this one, when the server is on loopback; of another one nothing is known."""
+    """This machine if the server is on loopback; another machine is unknown."""
     readable = Path("/proc").is_dir() and Path("/sys").is_dir()
-    return described(probe()) if is_local(url) and readable else Machine()
+    return machine_of(probe()) if is_local(url) and readable else Machine()
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL is of this machine."""
+    """Whether a URL is on this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -105,8 +114,8 @@ def is_local(url: str) -> bool:
         return False
 
 
-def described(host: Host) -> Machine:
-    """What of a host a rate depends on."""
+def machine_of(host: Host) -> Machine:
+    """The facts of a host that rates depend on."""
     order = {gpu.bus: number for number, gpu in enumerate(host.gpus)}
     return Machine(
         kernel=host.kernel,
@@ -120,5 +129,5 @@ def described(host: Host) -> Machine:
     )
 
 
-def _joined(words: Iterable[str] | None) -> str | None:
-    return ", ".join(sorted(set(words))) or None if words is not None else None
+def _joined(names: Iterable[str] | None) -> str | None:
+    return ", ".join(sorted(set(names))) or None if names is not None else None

@@ -1,4 +1,4 @@
-"""Streams from an OpenAI-compatible server, any number at once, from one process and one thread."""
+"""Stream answers of an OpenAI-compatible server, any number at once, in one process and one thread."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench.sample import Sample, understand
-from sm120kit.errors import ServerUnreachable
+from sm120kit.bench.sample import Sample, parse_sample
+from sm120kit.core.errors import ServerUnreachable
+from sm120kit.core.state import parse_json
+from sm120kit.core.urls import Endpoint, redacted
 
 if TYPE_CHECKING:
     import httpx2
 
 STALL_SECONDS = 120.0
-"""A stream in which nothing comes for so long has stalled: an error of that request."""
+"""A stream without data for this long has stalled, an error of its request."""
 
 
-Ended = Callable[[], Sample]
-"""A request that has ended; calling it understands what came."""
+MAX_RESPONSE_BYTES = 64 * 2**20
+"""Limit of a response that is not a stream: lists of models and counters have some kilobytes."""
+
+
+EndedRequest = Callable[[], Sample]
+"""A request that has ended. Calling it parses what was received."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request to make: ``prompt`` is its number in the workload, ``body`` the JSON that is posted to ``path``."""
+class StreamRequest:
+    """A request: ``prompt`` is the prompt's number in the workload, ``body`` the JSON to post to ``path``."""
 
     prompt: int
     path: str
@@ -37,98 +43,121 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a run came to. ``lag_seconds`` is the longest time for which this process did not get to look at its streams."""
+class StreamResult:
+    """Samples of all requests. ``lag_seconds`` is the longest time for which this process did not read its streams."""
 
     samples: tuple[Sample, ...]
     lag_seconds: float
 
 
-def models(url: str) -> tuple[str, ...]:
+def get(server: Endpoint, path: str) -> httpx2.Response:
+    """The response to a GET request, sent without a proxy.
+
+    Raises:
+        httpx2.HTTPError: no response, a status other than success, or more than ``MAX_RESPONSE_BYTES``.
+    """
+    import httpx2
+
+    headers = {**server.headers, "Accept-Encoding": "identity"}
+    with httpx2.stream("GET", server.request_url(path), headers=headers, timeout=10, trust_env=False) as response:
+        if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
+            status = f"HTTP {response.status_code} {response.reason_phrase}"
+            raise httpx2.HTTPStatusError(status, request=response.request, response=response)
+        content = bytearray()
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > MAX_RESPONSE_BYTES:
+                raise httpx2.HTTPError(f"the response has more than {MAX_RESPONSE_BYTES / 2**20:g} MiB")
+        kind = {"Content-Type": response.headers.get("Content-Type", "")}
+        return httpx2.Response(response.status_code, headers=kind, content=bytes(content), request=response.request)
+
+
+def models(server: Endpoint) -> tuple[str, ...]:
     """The model ids that a server offers.
 
     Raises:
-        ServerUnreachable: nothing answers there, or not with a list of models.
+        ServerUnreachable: no server answers, or not with a list of models.
     """
-    return tuple(str(model["id"]) for model in _models(url))
+    return tuple(str(model["id"]) for model in _models(server))
 
 
-def said(url: str, model: str) -> dict[str, str]:
-    """What a server says of a model, such as its folder and its longest context, and the version that it says it has.
+def server_info(server: Endpoint, model: str) -> dict[str, str]:
+    """The server's entry for a model, such as its folder and longest context, and the server's version.
 
-    ``/version`` is vLLM's, ``/get_server_info`` SGLang's; others have no version.
+    The version comes from ``/version`` (vLLM) or ``/get_server_info`` (SGLang); it is absent for other servers.
     """
     import httpx2
 
-    entry = next((one for one in _models(url) if one["id"] == model), {})
-    known = {
-        name: str(value) for name, value in entry.items() if name != "created" and isinstance(value, str | int | float | bool)
+    entry = next((listed for listed in _models(server) if listed["id"] == model), {})
+    info = {
+        name: redacted(str(value))
+        for name, value in entry.items()
+        if name != "created" and isinstance(value, str | int | float | bool)
     }
     for path in ("/version", "/get_server_info"):
         try:
-            answer = httpx2.get(f"{url}{path}", timeout=10, trust_env=False)
-            answer.raise_for_status()
-            known["version"] = str(answer.json()["version"])
+            info["version"] = str(parse_json(get(server, path).content)["version"])
             break
         except (httpx2.HTTPError, ValueError, KeyError, TypeError):
             continue
-    return known
+    return info
 
 
-def _models(url: str) -> list[dict[str, Any]]:
+def _models(server: Endpoint) -> list[dict[str, Any]]:
     import httpx2
 
     try:
-        answer = httpx2.get(f"{url}/v1/models", timeout=10, trust_env=False)
-        answer.raise_for_status()
-        return [{**model, "id": model["id"]} for model in answer.json()["data"]]
+        return [{**model, "id": model["id"]} for model in parse_json(get(server, "/v1/models").content)["data"]]
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise ServerUnreachable(
-            f"{url}/v1/models does not answer with a list of models: {error or type(error).__name__}",
-            "start the server, or name its root, such as http://127.0.0.1:8000, without /v1",
-        ) from error
+        reason = server.without_secrets(str(error)) or type(error).__name__
+        hint = "start the server, or check its root URL, such as http://127.0.0.1:8000"
+        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
+            hint = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE"
+        raise ServerUnreachable(f"{server.url}/v1/models does not answer with a list of models: {reason}", hint) from error
 
 
 def stream_all(
-    url: str,
-    users: Sequence[Iterable[Ask]],
+    server: Endpoint,
+    users: Sequence[Iterable[StreamRequest]],
     *,
     stall_seconds: float = STALL_SECONDS,
-    finished: Callable[[Ended], None] = lambda ended: None,
-) -> Watched:
-    """Let every user make requests one after the other, all users at once; ``finished`` is given each that has ended.
+    on_end: Callable[[EndedRequest], None] = lambda request: None,
+) -> StreamResult:
+    """Send the requests of each user in sequence, all users concurrently; ``on_end`` gets each request that has ended.
 
-    A request that fails is a sample with an error; the others go on. What came is understood when all is over.
+    A failed request is a sample with an error and does not stop the others. Answers are parsed after all streams have ended.
     """
     with _interrupts() as guarded:
-        return asyncio.run(guarded(_stream_all(url, users, stall_seconds, finished)))
+        return asyncio.run(guarded(_stream_all(server, users, stall_seconds, on_end)))
 
 
 async def _stream_all(
-    url: str, users: Sequence[Iterable[Ask]], stall_seconds: float, finished: Callable[[Ended], None]
-) -> Watched:
+    server: Endpoint, users: Sequence[Iterable[StreamRequest]], stall_seconds: float, on_end: Callable[[EndedRequest], None]
+) -> StreamResult:
     import httpx2
 
     from sm120kit.bench import wire
 
     began = time.perf_counter()
     timeout = httpx2.Timeout(stall_seconds, connect=30)
-    async with wire.client(url, timeout) as client:
+    async with wire.client(server, timeout) as client:
 
-        async def user(number: int, asks: Iterable[Ask]) -> list[Ended]:
-            streams = []
-            for ask in asks:
-                streams.append(await _stream(client, number, ask, began))
-                finished(streams[-1])
-            return streams
+        async def stream_user(number: int, requests: Iterable[StreamRequest]) -> list[EndedRequest]:
+            ended = []
+            for request in requests:
+                ended.append(await _stream(client, server, number, request, began))
+                on_end(ended[-1])
+            return ended
 
-        async with _lag() as lag:
-            found = await asyncio.gather(*(user(number, asks) for number, asks in enumerate(users)))
-    return Watched(tuple(understood() for streams in found for understood in streams), lag())
+        async with _measured_lag() as lag:
+            by_user = await asyncio.gather(*(stream_user(number, requests) for number, requests in enumerate(users)))
+    return StreamResult(tuple(request() for ended in by_user for request in ended), lag())
 
 
-async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float) -> Ended:
-    """Read one answer to its end; what is returned makes a sample of it."""
+async def _stream(
+    client: httpx2.AsyncClient, server: Endpoint, user: int, request: StreamRequest, began: float
+) -> EndedRequest:
+    """Send a request and read its answer to the end."""
     import httpx2
 
     from sm120kit.bench import wire
@@ -141,42 +170,46 @@ async def _stream(client: httpx2.AsyncClient, user: int, ask: Ask, began: float)
     async def trace(event: str, info: dict[str, Any]) -> None:
         nonlocal started
         if event == "http11.send_request_headers.started":
-            started = clock() - began  # until here it waited for its connection, and for other users' requests
+            started = clock() - began  # before, the request waited for its connection and for other users' requests
 
     try:
-        async with client.stream("POST", ask.path, json=ask.body, extensions={"trace": trace}) as response:
+        async with client.stream(
+            "POST", server.request_url(request.path), json=request.body, extensions={"trace": trace}
+        ) as response:
             status = response.status_code
             async for read in response.aiter_raw():
                 reads.append((wire.arrived(response) - began, read))
         if status != 200:
             body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
-            reads, error = [], f"HTTP {status}: {body}"
+            reads, error = [], server.without_secrets(f"HTTP {status}: {body}")
     except httpx2.TimeoutException:
-        error = f"stalled: nothing came for {client.timeout.read:g} s"
+        error = f"stalled: no data for {client.timeout.read:g} s"
     except httpx2.HTTPError as failure:
-        error = f"{type(failure).__name__}: {failure}".rstrip(": ")
+        error = server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
     ended = clock() - began
-    return partial(understand, reads, user=user, prompt=ask.prompt, started=started, ended=ended, status=status, error=error)
+    return partial(
+        parse_sample, reads, user=user, prompt=request.prompt, started=started, ended=ended, status=status, error=error
+    )
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[Coroutine[Any, Any, Watched]], Coroutine[Any, Any, Watched]]]:
-    """Signals that interrupt cancel the coroutine that is handed over, and do what they did before when the block has ended.
+def _interrupts() -> Iterator[Callable[[Coroutine[Any, Any, StreamResult]], Coroutine[Any, Any, StreamResult]]]:
+    """Make SIGINT, SIGTERM and SIGHUP cancel a coroutine, and call the previous handler when the block has ended.
 
-    What a signal raises while asyncio reads from a connection is an error of that connection to asyncio, which goes on.
+    An exception that a signal handler raises while asyncio reads a connection would only close that connection.
     """
-    came: list[int] = []
+    received: list[int] = []
     cancel: Callable[[], object] = lambda: None  # noqa: E731
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         cancel()
 
-    async def guarded(work: Coroutine[Any, Any, Watched]) -> Watched:
+    async def guarded(work: Coroutine[Any, Any, StreamResult]) -> StreamResult:
         nonlocal cancel
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         cancel = partial(loop.call_soon_threadsafe, task.cancel)
-        if came:
+        if received:
             cancel()
         return await task
 
@@ -191,13 +224,13 @@ def _interrupts() -> Iterator[Callable[[Coroutine[Any, Any, Watched]], Coroutine
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
-        if came:
-            before[signal.Signals(came[0])](came[0], None)
+        if received:
+            before[signal.Signals(received[0])](received[0], None)
 
 
 @asynccontextmanager
-async def _lag() -> AsyncIterator[Callable[[], float]]:
-    """How late this process gets to what is due, in seconds: something is due every 10 ms, and the longest delay counts."""
+async def _measured_lag() -> AsyncIterator[Callable[[], float]]:
+    """The longest delay of a task that is due every 10 ms, in seconds: how late this process reads its streams."""
     worst = 0.0
 
     async def tick() -> None:

@@ -1,4 +1,4 @@
-"""Receipts as pictures: throughput by users and by context, with spread and errors; as SVG, PNG or text."""
+"""Plot receipts: throughput by users and by context, with spread and failed requests, as SVG, PNG or text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench.receipt import Measured, Receipt, require_writable, summary
-from sm120kit.errors import ToolchainMissing
-from sm120kit.workspace import write_atomic
+from sm120kit.bench.receipt import MeasuredCell, Receipt, require_writable, summary
+from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.state import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ USERS, CONTEXT = "users", "tokens of context"
 
 @dataclass(frozen=True)
 class Point:
-    """One cell: ``x`` users or tokens of context; the median rate in tokens per second, its lowest and highest, None unknown.
+    """One cell: ``x`` users or tokens of context; median, lowest and highest rate in tokens per second, None if unknown.
 
     ``failed`` of ``requests`` requests had errors.
     """
@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: ``what`` is measured against ``by``, in cells that are alike but for that."""
+    """One line of a panel: the quantity ``what`` over ``by``, in cells that differ only in ``by``."""
 
     what: str
     by: str
@@ -48,7 +48,7 @@ class Series:
 
 
 def require(path: Path) -> None:
-    """Refuse what could not be drawn, before anything is measured.
+    """Check before a measurement that a plot can be written.
 
     Raises:
         ToolchainMissing: matplotlib is not installed.
@@ -58,18 +58,18 @@ def require(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ToolchainMissing("plots need matplotlib", "pip install 'sm120kit[plot]'; --plot - needs nothing") from error
+        raise ToolchainMissing("plots need matplotlib", "pip install 'sm120kit[plot]', or use --plot - for text") from error
 
 
 def series(receipts: Sequence[tuple[str, Receipt]]) -> list[Series]:
-    """What there is to draw of named receipts: by users, and by context where there is more than one.
+    """The lines of named receipts: over users, and over context if there are several lengths.
 
-    Cells that were interrupted are left out. The spread is that between starts of the server where there are several, else,
-    per user, that between requests.
+    Interrupted cells are left out. The spread is between starts of the server if there are several, else, per user, between
+    requests.
     """
-    found = []
+    drawn = []
     for by in (USERS, CONTEXT):
-        lines: dict[str, dict[int, list[Measured]]] = {}
+        lines: dict[str, dict[int, list[MeasuredCell]]] = {}
         for name, receipt in receipts:
             for cell in sorted(receipt.cells, key=lambda cell: (cell.output_tokens, cell.context_tokens, cell.users)):
                 if cell.complete:
@@ -80,31 +80,33 @@ def series(receipts: Sequence[tuple[str, Receipt]]) -> list[Series]:
             continue
         for what in (PER_USER, TOGETHER):
             for label, cells in lines.items():
-                found.append(Series(what, by, label, tuple(_point(x, starts, what) for x, starts in sorted(cells.items()))))
-    return found
+                drawn.append(Series(what, by, label, tuple(_point(x, starts, what) for x, starts in sorted(cells.items()))))
+    return drawn
 
 
-def _after(cell: Measured) -> str:
+def _after(cell: MeasuredCell) -> str:
     return f"{cell.output_tokens:,} tokens" + (f" after {cell.context_tokens:,}" if cell.context_tokens else "")
 
 
-def _for_users(cell: Measured) -> str:
+def _for_users(cell: MeasuredCell) -> str:
     return f"{cell.output_tokens:,} tokens, {cell.users} user{'s' * (cell.users > 1)}"
 
 
-def _point(x: int, starts: Sequence[Measured], what: str) -> Point:
+def _point(x: int, starts: Sequence[MeasuredCell], what: str) -> Point:
     figures = [summary(cell) for cell in starts]
-    values = [rate for one in figures if (rate := one.decode_tok_s if what == PER_USER else one.total_tok_s) is not None]
+    values = [
+        rate for summed in figures if (rate := summed.decode_tok_s if what == PER_USER else summed.total_tok_s) is not None
+    ]
     if what == PER_USER and len(starts) == 1:
         values = [rate for sample in starts[0].samples if (rate := sample.decode_tok_s) is not None]
     rates = (median(values), min(values), max(values)) if values else None
-    return Point(x, rates, sum(one.errors for one in figures), sum(one.requests for one in figures))
+    return Point(x, rates, sum(summed.errors for summed in figures), sum(summed.requests for summed in figures))
 
 
 def text(receipts: Sequence[tuple[str, Receipt]]) -> Iterator[str]:
-    """Lines of bars: full up to the lowest rate, light from there to the highest."""
-    for (what, by), drawn in groupby(series(receipts), lambda one: (one.what, one.by)):
-        lines = list(drawn)
+    """Bars of text: full up to the lowest rate, light from there to the highest."""
+    for (what, by), group in groupby(series(receipts), lambda line: (line.what, line.by)):
+        lines = list(group)
         longest = max((point.rates[2] for line in lines for point in line.points if point.rates), default=0.0)
         yield f"{what} by {by}"
         for line in lines:
@@ -124,23 +126,23 @@ def _bar(point: Point, longest: float) -> str:
 
 
 def write(path: Path, receipts: Sequence[tuple[str, Receipt]]) -> None:
-    """Draw SVG or PNG; the same receipts give the same bytes with the same matplotlib. Text in an SVG stays text."""
+    """Draw an SVG or PNG file. The same receipts and matplotlib give the same bytes; text in an SVG stays text."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     drawn = series(receipts)
-    panels = list(dict.fromkeys((one.what, one.by) for one in drawn))
+    panels = list(dict.fromkeys((line.what, line.by) for line in drawn))
     columns = list(dict.fromkeys(by for _, by in panels))
     with rc_context({"svg.hashsalt": "sm120kit", "svg.fonttype": "none"}):
         figure = Figure(figsize=(6.5 * max(1, len(columns)), 8), layout="constrained")
         axes = figure.subplots(2, max(1, len(columns)), squeeze=False)
         for row, what in enumerate((PER_USER, TOGETHER)):
             for column, by in enumerate(columns):
-                _panel(axes[row][column], f"{row}-{column}", [one for one in drawn if (one.what, one.by) == (what, by)])
+                _panel(axes[row][column], f"{row}-{column}", [line for line in drawn if (line.what, line.by) == (what, by)])
         figure.suptitle("; ".join(dict.fromkeys(_title(receipt) for _, receipt in receipts)), fontsize="medium")
         content = io.BytesIO()
-        kind = path.suffix.removeprefix(".")
-        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
+        extension = path.suffix.removeprefix(".")
+        figure.savefig(content, format=extension, metadata={"Date": None} if extension == "svg" else None, dpi=150)
     write_atomic(path, content.getvalue())
 
 
@@ -151,22 +153,22 @@ def _title(receipt: Receipt) -> str:
 
 
 def _panel(axes: Axes, name: str, drawn: Sequence[Series]) -> None:
-    """One panel. A line's group in an SVG is called ``<panel>-<number>``, that of its failures ``<panel>-<number>-failed``."""
-    for number, one in enumerate(drawn):
-        known = [(point.x, *point.rates) for point in one.points if point.rates]
+    """One panel. In an SVG a line is the group ``<panel>-<number>``, its failures are ``<panel>-<number>-failed``."""
+    for number, series in enumerate(drawn):
+        known = [(point.x, *point.rates) for point in series.points if point.rates]
         x, middle, lowest, highest = zip(*known, strict=True) if known else ((), (), (), ())
-        (line,) = axes.plot(x, middle, marker="o", label=one.label, gid=f"{name}-{number}")
+        (line,) = axes.plot(x, middle, marker="o", label=series.label, gid=f"{name}-{number}")
         axes.vlines(x, lowest, highest, color=line.get_color(), linewidth=3)
-        failed = [(point, point.rates[0] if point.rates else 0.0) for point in one.points if point.failed]
+        failed = [(point, point.rates[0] if point.rates else 0.0) for point in series.points if point.failed]
         if failed:
-            at = [point.x for point, _ in failed], [place for _, place in failed]
-            axes.plot(*at, "x", color="red", markersize=12, clip_on=False, gid=f"{name}-{number}-failed")
-        for point, place in failed:
-            words = f"{point.failed} of {point.requests} failed" + ("" if point.rates else ", rate unknown")
-            style = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "color": "red", "fontsize": "small"}
-            axes.annotate(words, (point.x, place), **style)
+            positions = [point.x for point, _ in failed], [y for _, y in failed]
+            axes.plot(*positions, "x", color="red", markersize=12, clip_on=False, gid=f"{name}-{number}-failed")
+        for point, y in failed:
+            text = f"{point.failed} of {point.requests} failed" + ("" if point.rates else ", rate unknown")
+            style: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "color": "red", "fontsize": "small"}
+            axes.annotate(text, (point.x, y), (0, 8), **style)
     axes.set(xlabel=drawn[0].by, ylabel=drawn[0].what)
-    axes.set_xticks(sorted({point.x for one in drawn for point in one.points}))
+    axes.set_xticks(sorted({point.x for series in drawn for point in series.points}))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

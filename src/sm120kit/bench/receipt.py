@@ -1,8 +1,7 @@
-"""Receipts: every sample of a run with its circumstances, as one JSON file; and what follows from the samples."""
+"""Receipts: every sample of a run with its circumstances, as a JSON file, and the figures computed from the samples."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,18 +12,18 @@ from typing import Any
 
 from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.sample import Sample
-from sm120kit.errors import BadReceipt, StateUnwritable
-from sm120kit.workspace import read_record, write_record
+from sm120kit.core.errors import BadReceipt, StateUnwritable
+from sm120kit.core.state import parse_json, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
 
 
 @dataclass(frozen=True)
 class Served:
-    """How the server was started, as launch recorded it. None is unknown: of a server that somebody else started, everything.
+    """How the server was started, by launch's record. None is unknown; without a record, everything is.
 
-    ``image`` is the content of the verified image, ``lock`` its build id, ``revision`` the commit of the model's repository.
-    ``environment`` are variables, with values where a configuration of sm120kit sets them; others may be secret.
+    ``image`` is the content digest of the verified image, ``lock`` its build id, ``revision`` the commit of the model's
+    repository. ``environment`` has variables, with values only if a configuration of sm120kit sets them: others may be secret.
     """
 
     configuration: str | None = None
@@ -40,9 +39,10 @@ class Served:
 
 @dataclass(frozen=True)
 class Machine:
-    """The server's machine before the run. None is unknown: of another machine than the client's, everything.
+    """The server's machine before the run. None is unknown; for another machine than the client's, everything is.
 
-    ``cuda`` is the newest that the driver runs; ``gpus`` are names in nvidia-smi's order, ``topology`` its class of each pair.
+    ``cuda`` is the newest version that the driver supports; ``gpus`` are names in nvidia-smi's order, ``topology`` is its class
+    of each pair.
     """
 
     kernel: str | None = None
@@ -57,9 +57,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a figure depends on and that is known. ``given`` is what the user said about it, not what was seen.
+    """Everything known that a figure depends on. ``given`` are values stated by the user, not detected.
 
-    ``said`` is what the server says of itself and of its model, ``prompts_sha256`` the hash of the workload's prompts.
+    ``said`` is the server's description of its model and its version, ``prompts_sha256`` the hash of the workload's prompts.
     """
 
     url: str
@@ -79,18 +79,18 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Draft tokens of speculative decoding during a cell, by the server's own counters."""
+    """Draft tokens of speculative decoding during a cell, by the server's counters."""
 
     drafted: int
     accepted: int
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One cell after one start of the server, of which ``restart`` is the number: 0 for the first.
+class MeasuredCell:
+    """A cell, measured after one start of the server; ``restart`` is the number of the start, from 0.
 
-    ``lag_seconds`` is how long the client at worst did not look at its streams; ``clocks`` what the GPUs did, None when that
-    could not be seen. ``complete`` is false when it was interrupted: the requests that had ended are there.
+    ``lag_seconds`` is the longest time for which the client did not read its streams; ``clocks`` are samples of the GPUs, None
+    if there were none. ``complete`` is false if the cell was interrupted; ``samples`` then has the requests that had ended.
     """
 
     users: int
@@ -106,28 +106,28 @@ class Measured:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Which cell of the workload it is: users, output tokens, context tokens."""
+        """Identity of the cell in its workload: users, output tokens, context tokens."""
         return self.users, self.output_tokens, self.context_tokens
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A run. ``complete`` is false when it was interrupted or the server went away: what was measured is there."""
+    """A run. ``complete`` is false if it was interrupted or the server went away; the cells until then are in it."""
 
     format: str
     started_utc: str
     complete: bool
     circumstances: Circumstances
-    cells: tuple[Measured, ...]
+    cells: tuple[MeasuredCell, ...]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell in figures; rates in tokens per second, times in seconds, None where nothing is known.
+    """The figures of a cell; rates in tokens per second, times in seconds, None if unknown.
 
-    ``decode_tok_s`` is the median over the requests, ``total_tok_s`` counts the tokens of all users while every one of them
-    was decoding, ``output_tok_s`` all tokens from the first request's start to the last one's end. ``prefill_tok_s`` is the
-    median of prompt tokens that no cache had, over the time to the first token: what a request waited counts.
+    ``decode_tok_s`` is the median over the requests; ``total_tok_s`` counts the tokens of all users while all of them were
+    decoding; ``output_tok_s`` counts all tokens from the start of the first request to the end of the last.
+    ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first token, waiting included.
     """
 
     requests: int
@@ -156,39 +156,39 @@ def schema() -> dict[str, Any]:
 
 
 def write(path: Path, receipt: Receipt) -> None:
-    """Write a receipt whole or not at all."""
+    """Write a receipt atomically."""
     write_record(path, receipt)
 
 
 def require_writable(path: Path, option: str = "--output") -> None:
-    """Refuse a place that cannot hold a file, before anything is measured.
+    """Check before a measurement that a file can be written.
 
     Raises:
-        StateUnwritable: it is a directory, or its directory is missing or cannot be written.
+        StateUnwritable: the path is a directory, or its parent is missing or not writable.
     """
-    why = "is a directory" if path.is_dir() else ""
-    if not why:
+    reason = "is a directory" if path.is_dir() else ""
+    if not reason:
         try:
-            with tempfile.TemporaryFile(dir=path.parent):  # permissions do not tell it all: root, read-only disks, /proc
+            with tempfile.TemporaryFile(dir=path.parent):  # permission bits are not enough: root, read-only disks, /proc
                 pass
         except OSError as error:
-            why = f"{path.parent}: {error.strerror}"
-    if why:
-        raise StateUnwritable(f"cannot write {path}: {why}", f"name another file with {option}")
+            reason = f"{path.parent}: {error.strerror}"
+    if reason:
+        raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
 
 
 def read(path: Path) -> Receipt:
-    """Read a receipt back.
+    """Read a receipt.
 
     Raises:
-        BadReceipt: it is missing, not a receipt, or of a newer format.
+        BadReceipt: the file is missing, not a receipt, or of a newer format.
     """
     try:
-        said = json.loads(path.read_bytes())
-        form = said.get("format") if isinstance(said, dict) else None
-        if form != FORMAT:
+        content = parse_json(path.read_bytes())
+        version = content.get("format") if isinstance(content, dict) else None
+        if version != FORMAT:
             raise BadReceipt(
-                f"{path}: format {form!r}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
+                f"{path}: format {version!r}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
             )
         return read_record(Receipt, path)
     except OSError as error:
@@ -197,32 +197,34 @@ def read(path: Path) -> Receipt:
         raise BadReceipt(f"{path} is not a receipt: {error}", "name a file that bench run wrote") from error
 
 
-def summary(cell: Measured) -> Summary:
-    """The figures of a cell, of the requests that ended well; errors are counted, never averaged away."""
-    good = [sample for sample in cell.samples if not sample.error]
-    rates = [rate for sample in good if (rate := sample.decode_tok_s) is not None]
-    counts = [sample.completion_tokens for sample in good if sample.completion_tokens is not None]
+def summary(cell: MeasuredCell) -> Summary:
+    """The figures of a cell over its successful requests; failed requests are counted, never averaged."""
+    successful = [sample for sample in cell.samples if not sample.error]
+    rates = [rate for sample in successful if (rate := sample.decode_tok_s) is not None]
+    counts = [sample.completion_tokens for sample in successful if sample.completion_tokens is not None]
     prefill = [
-        (s.prompt_tokens - (s.cached_tokens or 0)) / s.ttft for s in good if s.prompt_tokens is not None and s.ttft is not None
+        (s.prompt_tokens - (s.cached_tokens or 0)) / s.ttft
+        for s in successful
+        if s.prompt_tokens is not None and s.ttft is not None
     ]
-    gaps = [gap for sample in good for gap in sample.itl]
+    gaps = [gap for sample in successful for gap in sample.itl]
     span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
-    known = len(counts) == len(good) > 0
+    known = len(counts) == len(successful) > 0
     drafted = cell.acceptance.drafted if cell.acceptance else 0
     return Summary(
         requests=len(cell.samples),
-        errors=len(cell.samples) - len(good),
+        errors=len(cell.samples) - len(successful),
         tokens=sum(counts) if known else None,
-        chunks=sum(len(sample.chunk_seconds) for sample in good),
+        chunks=sum(len(sample.chunk_seconds) for sample in successful),
         decode_tok_s=median(rates) if rates else None,
         decode_lowest=min(rates, default=None),
         decode_highest=max(rates, default=None),
-        total_tok_s=_together(good, cell.users),
+        total_tok_s=_together(successful, cell.users),
         output_tok_s=sum(counts) / span if known and span > 0 else None,
         prefill_tok_s=median(prefill) if prefill else None,
-        ttft=_quantile([s.ttft for s in good if s.ttft is not None], 0.5),
-        ttft_p95=_quantile([s.ttft for s in good if s.ttft is not None], 0.95),
-        ttfa=_quantile([s.ttfa for s in good if s.ttfa is not None], 0.5),
+        ttft=_quantile([s.ttft for s in successful if s.ttft is not None], 0.5),
+        ttft_p95=_quantile([s.ttft for s in successful if s.ttft is not None], 0.95),
+        ttfa=_quantile([s.ttfa for s in successful if s.ttfa is not None], 0.5),
         itl_p50=_quantile(gaps, 0.5),
         itl_p99=_quantile(gaps, 0.99),
         acceptance=cell.acceptance.accepted / drafted if cell.acceptance and drafted else None,
@@ -230,7 +232,7 @@ def summary(cell: Measured) -> Summary:
 
 
 def _together(samples: Sequence[Sample], users: int) -> float | None:
-    """Tokens per second of all users over the time in which each of them was decoding; a chunk holds its stream's average."""
+    """Tokens per second of all users while all of them were decoding; each chunk counts as the average of its stream."""
     decoding: dict[int, tuple[float, float]] = {}
     for sample in samples:
         if sample.completion_tokens is None or len(sample.chunk_seconds) < 2:
@@ -250,12 +252,12 @@ def _together(samples: Sequence[Sample], users: int) -> float | None:
 
 
 def _chunks_until(sample: Sample, seconds: float) -> float:
-    """Chunks that had come, and what part of the time to the next one had passed."""
+    """Chunks received until then, plus the elapsed fraction of the time to the next chunk."""
     times = sample.chunk_seconds
-    came = bisect_right(times, seconds)
-    if came in (0, len(times)):
-        return came
-    return came + (seconds - times[came - 1]) / (times[came] - times[came - 1])
+    received = bisect_right(times, seconds)
+    if received in (0, len(times)):
+        return received
+    return received + (seconds - times[received - 1]) / (times[received] - times[received - 1])
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

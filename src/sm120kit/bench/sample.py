@@ -1,6 +1,6 @@
-"""One streamed answer: when its bytes came, and what an OpenAI-compatible server said in them.
+"""Parse a streamed answer of an OpenAI-compatible server into a sample: times of its chunks, counts of its tokens.
 
-Reads are stamped while they come and understood afterwards, so that parsing never delays a stamp.
+Reads are stamped as they arrive and parsed after all streams have ended, so that parsing never delays a stamp.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm120kit.bench.sse import Reader
+from sm120kit.core.state import parse_json
 
 Reads = Sequence[tuple[float, bytes]]
-"""What came off the wire: seconds since the run began, and bytes."""
+"""Received bytes, with seconds since the run began."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """One request. Times are seconds since the run began; None is unknown, never zero.
 
-    ``completion_tokens`` is what the server counted in ``usage``; ``chunk_seconds`` are the events that carried text, which is
-    not the same: a chunk may hold several tokens, and a token may wait for the rest of its character. Rates are None without
-    ``usage``. ``error`` is empty for a request that ended well; whatever came before an error is kept.
+    ``completion_tokens`` is the server's count in ``usage``; ``chunk_seconds`` are the times of events with text. Their numbers
+    differ: a chunk may have several tokens, and a token may be delayed until its character is complete. Rates are None
+    without ``usage``. ``error`` is empty for a successful request; the data before an error is kept.
     """
 
     user: int
@@ -58,7 +59,7 @@ class Sample:
     def decode_tok_s(self) -> float | None:
         """Tokens per second after the first chunk: the tokens of all chunks but the first, over the time from it to the last.
 
-        A chunk is taken to hold the average number of tokens.
+        Each chunk counts as the average number of tokens.
         """
         chunks = len(self.chunk_seconds)
         if self.error or self.completion_tokens is None or chunks < 2 or self.chunk_seconds[-1] <= self.chunk_seconds[0]:
@@ -67,12 +68,12 @@ class Sample:
 
     @property
     def itl(self) -> tuple[float, ...]:
-        """Seconds between chunks that carried text."""
+        """Seconds between chunks with text."""
         return tuple(after - before for before, after in zip(self.chunk_seconds, self.chunk_seconds[1:], strict=False))
 
 
 class _Answer:
-    """What has been understood of a stream so far."""
+    """The parsed part of a stream."""
 
     def __init__(self) -> None:
         self.chunk_seconds: list[float] = []
@@ -85,23 +86,23 @@ class _Answer:
         self.text = hashlib.sha256()
         self.done = False
 
-    def take(self, seconds: float, data: str) -> None:
+    def add(self, seconds: float, data: str) -> None:
         if data.strip() == "[DONE]":
             self.done = True
             return
         try:
-            said = json.loads(data)
-            if not isinstance(said, dict):
+            event = parse_json(data)
+            if not isinstance(event, dict):
                 raise ValueError("not an object")
         except ValueError:
             self.error = self.error or f"an event is not JSON: {data[:80]!r}"
             return
-        if said.get("error"):
-            error = said["error"]
+        if event.get("error"):
+            error = event["error"]
             self.error = self.error or f"server: {error.get('message', error) if isinstance(error, dict) else error}"
-        self.model = said.get("model") or self.model
-        self.usage = said.get("usage") or self.usage
-        for choice in said.get("choices") or ():
+        self.model = event.get("model") or self.model
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
@@ -115,18 +116,18 @@ class _Answer:
                 self.text.update(json.dumps([reasoning, answer]).encode())
 
 
-def understand(
+def parse_sample(
     reads: Reads, *, user: int, prompt: int, started: float, ended: float, status: int | None, error: str = ""
 ) -> Sample:
-    """Make a sample of what came. An ``error`` of the transport comes before what the stream itself may show.
+    """Parse received bytes into a sample. An ``error`` of the transport takes precedence over errors in the stream.
 
-    A stream that ends without a finish reason, or inside an event, was cut off: that is an error, too. A missing ``[DONE]`` is
-    not: some servers never send it.
+    A stream that ends without a finish reason or inside an event is an error: it was cut off. A missing ``[DONE]`` is none:
+    some servers never send it.
     """
     reader, answer = Reader(), _Answer()
     for seconds, read in reads:
         for event in reader.feed(read):
-            answer.take(seconds, event.data)
+            answer.add(seconds, event.data)
     cut_off = "the stream ended inside an event" if reader.incomplete else ""
     if not cut_off and answer.finish_reason is None and not answer.done:
         cut_off = "the stream ended without a finish reason"

@@ -1,9 +1,8 @@
-"""Connections that know when their bytes arrived: the kernel's time of arrival, not when this process got to read them.
+"""HTTP connections with the arrival time of their bytes: the kernel's stamp, not the time at which this process reads them.
 
-A process with many streams is late for some of them. Linux notes when a segment came (``SO_TIMESTAMPNS``, socket(7) and the
-kernel's Documentation/networking/timestamping.rst) and says so with the bytes; what lies in one read has the time of its last
-segment. Elsewhere, of a connection with TLS, and for a moment after a socket asks for stamps when none did before, it is the
-time of the read.
+A process with many streams reads some of them late. Linux stamps each segment on arrival (``SO_TIMESTAMPNS``, socket(7) and the
+kernel's Documentation/networking/timestamping.rst) and returns the stamp with the bytes; one read has the stamp of its last
+segment. On other systems, with TLS, and for a moment after the first socket has requested stamps, the time is that of the read.
 """
 
 from __future__ import annotations
@@ -20,31 +19,33 @@ from typing import Any
 import httpcore2
 import httpx2
 
+from sm120kit.core.urls import Endpoint
+
 SO_TIMESTAMPNS = 35
 """asm-generic/socket.h, on 64-bit Linux; Python's ``socket`` does not name it."""
 _TIMESPEC = struct.Struct("@ll")
 _READ_BYTES = 64 << 10
 
 
-def client(url: str, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
-    """A client of one server: as many connections as it likes and, between the machine and what is measured, no proxy."""
+def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+    """A client for one server, with its credentials, unlimited connections and no proxy, which would be measured too."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
-    if httpx2.URL(url).scheme == "http":
-        transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for it
+    if httpx2.URL(server.url).scheme == "http":
+        transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for a network backend
             max_connections=None, max_keepalive_connections=None, network_backend=_Backend()
         )
-    return httpx2.AsyncClient(base_url=url, timeout=timeout, transport=transport, trust_env=False)
+    return httpx2.AsyncClient(headers=server.headers, timeout=timeout, transport=transport, trust_env=False)
 
 
 def arrived(response: httpx2.Response) -> float:
-    """When the bytes arrived that were read last, in seconds of ``time.perf_counter``."""
+    """Arrival time of the bytes that were read last, in seconds of ``time.perf_counter``."""
     stream = response.extensions["network_stream"]
     return stream.arrived if isinstance(stream, _Stream) else time.perf_counter()
 
 
 class _Backend(httpcore2.AsyncNetworkBackend):
-    """Opens what the pool asks for."""
+    """Opens the connections of a pool."""
 
     async def connect_tcp(
         self,
@@ -57,8 +58,8 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                *others, last = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                for address in others:
+                *first, last = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for address in first:
                     with suppress(OSError):
                         return await _connected(loop, *address)
                 return await _connected(loop, *last)
@@ -71,7 +72,7 @@ class _Backend(httpcore2.AsyncNetworkBackend):
 async def _connected(
     loop: asyncio.AbstractEventLoop, family: int, kind: int, protocol: int, name: str, address: tuple[Any, ...]
 ) -> _Stream:
-    """A connection to one of the addresses of a host, as ``getaddrinfo`` gives them."""
+    """A connection to an address in the form of ``getaddrinfo``."""
     connection = socket.socket(family, kind, protocol)
     try:
         connection.setblocking(False)
@@ -83,45 +84,45 @@ async def _connected(
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A TCP connection that is read as soon as something is there, whoever waits for it."""
+    """A TCP connection that is read as soon as data arrives, independent of calls of :meth:`read`."""
 
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self.arrived = time.perf_counter()
         self._connection, self._loop = connection, loop
         self._reads: deque[tuple[float, bytes]] = deque()
-        self._looked = self.arrived
+        self._last_read = self.arrived
         self._waiting: asyncio.Future[None] | None = None
         self._broken: OSError | None = None
         self._ended = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError):  # not Linux: bytes have the time at which they are read
+        with suppress(OSError):  # not Linux: the time is that of the read
             connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         loop.add_reader(connection, self._readable)
 
     def _readable(self) -> None:
         try:
-            read, said, _, _ = self._connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
+            read, control, _, _ = self._connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._broken, read, said = error, b"", []
+            self._broken, read, control = error, b"", []
         now, wall_ns = _clocks()
         if read:
-            self._reads.append((now - self._age(said, now, wall_ns), read))
+            self._reads.append((now - self._age(control, now, wall_ns), read))
         else:
             self._ended = True
             self._loop.remove_reader(self._connection)
-        self._looked = now
+        self._last_read = now
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def _age(self, said: list[tuple[int, int, bytes]], now: float, wall_ns: int) -> float:
-        """How long ago the bytes arrived: not before the last look, for the stamp is of a clock that may be set."""
-        for level, kind, data in said:
+    def _age(self, control: list[tuple[int, int, bytes]], now: float, wall_ns: int) -> float:
+        """Seconds since the bytes arrived, at most since the last read: the stamp is of a clock that may be adjusted."""
+        for level, kind, data in control:
             if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
                 seconds, nanoseconds = _TIMESPEC.unpack(data)
                 age: float = (wall_ns - seconds * 10**9 - nanoseconds) / 1e9
-                return min(max(0.0, age), now - self._looked)
+                return min(max(0.0, age), now - self._last_read)
         return 0.0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -160,7 +161,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
 
 
 def _clocks() -> tuple[float, int]:
-    """``time.perf_counter`` and the wall clock, of which stamps are, at one moment: within 20 us unless that fails thrice."""
+    """``time.perf_counter`` and the wall clock of the stamps at the same moment: within 20 us, in up to three attempts."""
     for _ in range(3):
         before, wall_ns, after = time.perf_counter(), time.time_ns(), time.perf_counter()
         if after - before < 20e-6:

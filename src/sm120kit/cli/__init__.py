@@ -1,69 +1,58 @@
-"""The command line: parse, call, render. One file per noun; no logic here."""
+"""The command line: parse, call, print. ``commands`` lists the commands; each is imported when it is chosen."""
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
+from typing import Annotated, Any
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli import bench, config, image_diff, patch, recipe, verify
-from sm120kit.cli.build import build
-from sm120kit.cli.doctor import doctor
-from sm120kit.cli.explain import explain_
-from sm120kit.cli.image import publish, pull
-from sm120kit.cli.inspect import inspect_
-from sm120kit.cli.kld import kld
-from sm120kit.cli.launch import launch_
-from sm120kit.cli.reproduce import reproduce_
-from sm120kit.cli.tiles import tiles_
-from sm120kit.errors import Sm120kitError
+import sm120kit
+from sm120kit.cli import entry
+from sm120kit.cli.commands import COMMANDS
+from sm120kit.cli.tree import Group
+from sm120kit.core import console, reporting
+
+
+class _Root(Group):
+    """The program itself."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(branch=COMMANDS, path=(), **attrs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        console.verbose = console.quiet = False
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with reporting.use(console):
+            return super().invoke(ctx)
+
+
+def _version(value: bool) -> None:
+    if value:
+        console.data(f"sm120kit {sm120kit.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """The options of the program itself."""
+
 
 app = typer.Typer(
     name="sm120kit",
-    help="Patch and build vLLM, SGLang and FlashInfer for NVIDIA SM12x GPUs, with evidence.",
+    cls=_Root,
+    callback=_root,
+    help=f"{COMMANDS.summary}.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("build")(build)
-app.command("doctor")(doctor)
-app.command("explain")(explain_)
-app.command("inspect")(inspect_)
-app.command("kld")(kld)
-app.command("launch")(launch_)
-app.command("publish")(publish)
-app.command("pull")(pull)
-app.command("reproduce")(reproduce_)
-app.command("tiles")(tiles_)
-app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
-app.add_typer(image_diff.app, name="image")
-app.add_typer(patch.app, name="patch")
-app.add_typer(recipe.app, name="recipe")
-app.add_typer(verify.app, name="verify")
-
-
-class _Interrupted(BaseException):
-    """Ctrl-C. Not KeyboardInterrupt, of which typer would make a silent exit."""
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one, as timeout(1) sends, must not interrupt the ending
-    raise _Interrupted
 
 
 def main() -> None:
-    """Entry point: known failures become a message and an exit code; a bug keeps its traceback."""
-    signal.signal(signal.SIGINT, _interrupt)
-    try:
-        app()
-    except Sm120kitError as failure:
-        console.error(failure.message, failure.hint)
-        sys.exit(failure.exit_code)
-    except _Interrupted:
-        console.error("interrupted", "what was finished is kept; the same command goes on from there")
-        sys.exit(130)
+    """Run the command line and exit: known failures print a message and set the exit code; a bug keeps its traceback."""
+    sys.exit(entry.run(app))

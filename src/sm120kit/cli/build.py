@@ -1,174 +1,220 @@
-"""``sm120kit build``: from a recipe to a wheel that proves what it is."""
+"""``sm120kit build``: build a wheel, or the wheels and the image of an engine."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import ContextOnly, Jobs, Memory, Mirror, Network, Offline, State
+from sm120kit.cli.options import ContextOnly, Limits, Network, Sources, recipe_names
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.build import Progress
-    from sm120kit.records import BuildPlan
+    from sm120kit.images.delivery import ImageRequest
+    from sm120kit.wheels.compile import Progress
+    from sm120kit.wheels.records import BuildRequest, Stage
 
 
-def build(
-    engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file; or kernels[@RECIPE].")],
-    arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_120f, sm_120a or sm_121a; may be repeated.")] = None,
+@dataclass(frozen=True)
+class KernelOptions:
+    """Which kernels are compiled, and for which archs."""
+
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="ARCH", help="Target: sm_120f, sm_120a or sm_121a; repeatable; default: the recipe's."),
+    ] = None
     kernels: Annotated[
         str | None,
-        typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe; of kernels: how their names start."),
-    ] = None,
+        typer.Option(
+            "--kernels", metavar="GROUP", help="Kernel group of the recipe; for `build kernels`: a prefix of kernel names."
+        ),
+    ] = None
+
+    def request(self, *, from_source: bool = False, stage: str = "pack") -> BuildRequest:
+        """The request of a build with these kernels.
+
+        Raises:
+            UnknownName: an arch or the stage does not exist.
+        """
+        from sm120kit.recipes import parse_arch
+        from sm120kit.wheels.records import BuildRequest
+
+        archs = tuple(parse_arch(text) for text in self.arch or ())
+        return BuildRequest(archs, self.kernels, from_source, _stage(stage))
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What else is built, where the build stops, and the directory for its wheels."""
+
     from_source: Annotated[
         bool,
         typer.Option(
-            "--from-source", help="Of an engine: also build the modules that its recipe can, see docs/from-source.md."
+            "--from-source", help="For an engine: also compile the modules that its recipe lists, see docs/from-source.md."
         ),
-    ] = False,
-    jobs: Jobs = None,
-    memory: Memory = None,
+    ] = False
     to: Annotated[
-        str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack, the wheel.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the wheel is put.")] = Path("wheelhouse"),
+        str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack (the wheel).")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the wheel.")] = Path("wheelhouse")
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How an image is built."""
+
     base: Annotated[
-        str, typer.Option("--base", metavar="NAME@DIGEST|ID", help="Of an engine: the base of its image, never by a tag alone.")
-    ] = "",
-    network: Network = "none",
-    context_only: ContextOnly = False,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+        str,
+        typer.Option(
+            "--base", metavar="NAME@DIGEST|ID", help="Base image, by digest or local id, not by tag; default: the recipe's."
+        ),
+    ] = ""
+    network: Network = "none"
+    context_only: ContextOnly = False
+
+    @property
+    def given(self) -> bool:
+        """Whether one of the options is set."""
+        return self != ImageOptions()
+
+    def request(self) -> ImageRequest:
+        """The request of an image with these options.
+
+        Raises:
+            NoSuchImage: the base is a tag.
+        """
+        from sm120kit.images.delivery import ImageRequest
+
+        request = ImageRequest(self.base, self.network, self.context_only)
+        if self.base:
+            request.require_base()
+        return request
+
+
+def build(
+    engine: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENGINE",
+            autocompletion=recipe_names,
+            help="As vllm, sglang, flashinfer or vllm@0.19.1; a recipe, by name or file; or kernels[@RECIPE].",
+        ),
+    ],
+    *,
+    kernels: KernelOptions,
+    steps: BuildOptions,
+    limits: Limits,
+    image: ImageOptions,
+    sources: Sources,
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """Fetch, patch, compile and check FlashInfer for SM12x, and pack it as a wheel; of vLLM and SGLang, make an image with it.
+    """Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it.
 
-    The image of an engine gets a name when it passes its checks. Needs no GPU.
+    The source is fetched, patched, compiled for SM12x and checked. An image is tagged only if it passes its checks. Needs no
+    GPU.
     """
-    import time
+    from sm120kit.cli import build_output
+    from sm120kit.recipes.target import EngineTarget
+    from sm120kit.wheels import pipeline
+    from sm120kit.wheels.records import WheelBuild
 
-    from sm120kit import engines, pipeline, recipe
-    from sm120kit.cli.engine import deliver, show_built, show_plan
-    from sm120kit.errors import UnknownName
-    from sm120kit.image import require_pinned
-    from sm120kit.workspace import Workspace
+    request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
+    options = sources.run_options(limits)
+    target = pipeline.resolve(engine, options)
+    delivers = isinstance(target, EngineTarget) and not steps.to and not steps.dry_run
+    _require_applicable(kernels, steps, image, engine=isinstance(target, EngineTarget), delivers=delivers)
+    image_request = image.request() if delivers else None
+    if image_request and isinstance(target, EngineTarget) and not (image_request.base or target.recipe.base_image):
+        console.warn("no base image: only the wheels are built, then the command fails; name one with --base, or use --to pack")
+    started = time.monotonic()
+    with _watcher() as watch:
+        result = pipeline.build(target, request, watch)
+    seconds = time.monotonic() - started
+    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
+    if wheel.artifacts is None:
+        build_output.show_stage(result, request.stage, seconds, options.workspace, json=json)
+        return
+    paths = [_copy(path, steps.output) for path in result.wheels]
+    if json and not delivers:
+        console.json_data(wheel.artifacts)
+        return
+    build_output.show_wheels(result, paths, seconds)
+    if image_request is None or isinstance(result, WheelBuild):
+        for path in paths:
+            console.data(str(path))
+    else:
+        build_output.deliver(result, image_request, options, json=json)
+
+
+def _stage(text: str) -> Stage:
+    from sm120kit.core.errors import UnknownName
+    from sm120kit.wheels.records import Stage
 
     try:
-        stage = pipeline.Stage("plan" if dry_run else to or "pack")
+        return Stage(text)
     except ValueError:
-        raise UnknownName(f"unknown stage {to!r}", f"stages: {', '.join(pipeline.Stage)}") from None
-    options = pipeline.Options(
-        Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None
-    )
-    started = time.monotonic()
-    archs = [recipe.parse_arch(text) for text in arch or ()]
-    whole = None
-    item = recipe.load_any(engine) if engine.partition("@")[0] != pipeline.KERNELS else None
-    if (base or context_only or network != "none") and (not isinstance(item, recipe.EngineRecipe) or to or dry_run):
+        raise UnknownName(f"unknown stage {text!r}", f"stages: {', '.join(Stage)}") from None
+
+
+def _require_applicable(
+    kernels: KernelOptions, steps: BuildOptions, image: ImageOptions, *, engine: bool, delivers: bool
+) -> None:
+    """Refuse options that do not apply to the target.
+
+    Raises:
+        typer.BadParameter: with the first of them.
+    """
+    if image.given and not delivers:
         raise typer.BadParameter(
-            "--base, --network and --context-only are for an engine's image, which is made without --to and --dry-run; "
-            "`sm120kit image` makes one of FlashInfer"
+            "--base, --network and --context-only are for an engine's image, which is built without --to and --dry-run; "
+            "`sm120kit image` builds one of FlashInfer"
         )
-    if base:
-        require_pinned(base)
-    with _watcher() as watch:
-        if isinstance(item, recipe.EngineRecipe):
-            if archs:
-                raise typer.BadParameter("the recipe of an engine says for which archs its image is")
-            whole = engines.build(
-                engine, options, group=kernels, from_source=from_source, to=stage, tell=console.say, watch=watch
-            )
-            built = whole.kernels
-        else:
-            if from_source:
-                raise typer.BadParameter(
-                    "--from-source is for engines; FlashInfer and our kernels are always built from source"
-                )
-            built = pipeline.build(engine, options, archs=archs, group=kernels, to=stage, tell=console.say, watch=watch)
-    seconds = time.monotonic() - started
-    if built.artifacts is None or built.directory is None:
-        if json:
-            console.json_data(built.plan or built.tree)
-        elif whole is not None and stage is pipeline.Stage.PLAN:
-            show_plan(whole, options.workspace)
-        elif built.plan is not None and stage is pipeline.Stage.PLAN:
-            _show_plan(built.plan)
-        else:
-            console.say(f"{stage} of {built.name} done in {seconds:.1f} s")
-        return
-    wheels = [_put(path, output) for path in (whole.wheels if whole else (built.wheel,))]
-    if json and (whole is None or to):
-        console.json_data(built.artifacts)
-        return
-    for left in built.artifacts.left_out:
-        console.say(f"left out  {left.what}: {left.reason}")
-    console.say(f"{'built' if built.ran else 'nothing to do for'} {built.name} in {seconds:.1f} s")
-    console.say(f"{len(built.artifacts.modules)} modules packed, {built.artifacts.kernels} kernels found in their device code")
-    console.say("unverified on SM120: no kernel was run")
-    console.say(f"records and logs: {built.directory}")
-    if whole is not None:
-        show_built(whole, wheels[0])
-    if whole is None or to:
-        for wheel in wheels:
-            console.data(str(wheel))
-    else:
-        deliver(whole, options, base, network, context_only=context_only, json=json)
+    if engine and kernels.arch:
+        raise typer.BadParameter("the recipe of an engine lists the archs of its image")
+    if steps.from_source and not engine:
+        raise typer.BadParameter("--from-source is for engines; FlashInfer and our kernels are always built from source")
 
 
-def _put(finished: Path, output: Path) -> Path:
-    """A copy of a finished wheel in a directory, unless it is there."""
-    from sm120kit.workspace import write_atomic
+def _copy(wheel: Path, directory: Path) -> Path:
+    """Copy a finished wheel to a directory, unless the same bytes are there already."""
+    from sm120kit.core.state import file_sha256, write_atomic
 
-    wheel = output / finished.name
-    if not wheel.is_file() or wheel.stat().st_size != finished.stat().st_size:
-        write_atomic(wheel, finished.read_bytes())
-    return wheel
-
-
-def _show_plan(plan: BuildPlan) -> None:
-    console.data(f"{plan.recipe} for {' '.join(plan.archs)}: plan {plan.digest}")
-    console.data(f"tree {plan.tree}; nvcc {plan.toolchain.nvcc_version}, {plan.toolchain.host_version}\n")
-    console.table(
-        ("module", "unit", "expected memory", "expected time"),
-        (
-            (module.name, Path(unit.source).name, f"{unit.estimate_bytes / 2**30:.1f} GiB", f"{unit.estimate_seconds:.0f} s")
-            for module in plan.modules
-            for unit in module.units
-        ),
-    )
-    console.table(("left out", "reason"), ((left.what, left.reason) for left in plan.left_out))
+    copy = directory / wheel.name
+    if not copy.is_file() or file_sha256(copy) != file_sha256(wheel):
+        write_atomic(copy, wheel.read_bytes())
+    return copy
 
 
 @contextmanager
 def _watcher() -> Iterator[Callable[[Progress], None]]:
-    """Shows a compile: a line per finished unit with its cost; on a terminal also what runs now, time left and memory."""
-    from sm120kit.memory import available, resident
-
-    seen = 0
+    """Print a line for each compiled unit with its cost; on a terminal also show running units, time left and memory."""
+    printed = 0
     with console.status() as show:
 
         def watch(progress: Progress) -> None:
-            nonlocal seen
-            for event in progress.finished[seen:]:
-                seen += 1
+            from sm120kit.core.memory import available_bytes, resident_bytes
+
+            nonlocal printed
+            for event in progress.finished[printed:]:
+                printed += 1
                 cost = f"{event.seconds:.0f} s, {event.peak_bytes / 2**30:.1f} GiB"
-                console.say(f"[{seen}/{len(progress.units)}] {Path(event.output).name}: {cost}; {_left(progress)}")
-            held = sum(resident(run.pid) for run in progress.running) / 2**30
-            names = ", ".join(Path(run.output).name for run in progress.running)
-            memory = f"{held:.1f} GiB held, {available() / 2**30:.1f} GiB available"
+                console.info(f"[{printed}/{len(progress.units)}] {Path(event.output).name}: {cost}; {_left(progress)}")
+            used = sum(resident_bytes(unit.pid) for unit in progress.running) / 2**30
+            names = ", ".join(Path(unit.output).name for unit in progress.running)
+            memory = f"{used:.1f} GiB used, {available_bytes() / 2**30:.1f} GiB available"
             show(f"{_left(progress)}; {memory}; compiling {names or 'nothing'}")
 
         yield watch
 
 
 def _left(progress: Progress) -> str:
-    """Time left, from what units cost when they were last compiled or are said to cost, at the present parallelism."""
+    """Time left at the present parallelism, from earlier compiles of the remaining units or their estimates."""
     finished = {event.output for event in progress.finished}
     seconds = sum(unit.estimate_seconds for unit in progress.units if unit.output not in finished)
     return f"about {seconds / max(1, len(progress.running)) / 60:.1f} min left"

@@ -1,4 +1,4 @@
-"""``sm120kit config``: how models are served, and what has been published about it."""
+"""``sm120kit config``: list, show and check configurations."""
 
 from __future__ import annotations
 
@@ -6,87 +6,100 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import ConfigName, Json, configuration_names
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.recipe.configuration import Container, Reference
-
-app = typer.Typer(help="List, show and check configurations.", no_args_is_help=True, rich_markup_mode=None)
-
-Name = Annotated[str, typer.Argument(metavar="CONFIG", help="A configuration by name, or a .toml file.")]
+    from sm120kit.recipes.configurations import Container, Reference
 
 
-@app.command("list")
 def list_(json: Json = False) -> None:
-    """Every configuration: model, hardware, engine, and the first published figure."""
-    from sm120kit.recipe import configuration
+    """List the configurations."""
+    from sm120kit.recipes import configurations
 
-    found = [configuration.load(name) for name in configuration.names()]
+    listed = [configurations.load(name) for name in configurations.names()]
     if json:
-        console.json_data([item.model_dump(mode="json") for item in found])
+        console.json_data([config.model_dump(mode="json") for config in listed])
         return
     console.table(
         ("configuration", "engine", "GPUs", "published", "class"),
         (
-            (item.name, item.engine, item.hardware.gpus, _figure(item.reference[0]), item.reference[0].reproducibility)
-            for item in found
+            (
+                config.name,
+                config.engine,
+                config.hardware.gpus,
+                _figure(config.reference[0]),
+                config.reference[0].reproducibility,
+            )
+            for config in listed
         ),
     )
 
 
-@app.command()
-def show(name: Name, json: Json = False) -> None:
-    """One configuration: everything that it sets, what of that is ours, and every published figure with its method."""
-    from sm120kit.recipe import configuration
+def show(name: ConfigName, json: Json = False) -> None:
+    """Show a configuration and its published figures."""
+    from sm120kit.recipes import configurations
 
-    item = configuration.load(name)
+    config = configurations.load(name)
     if json:
-        console.json_data(item.model_dump(mode="json"))
+        console.json_data(config.model_dump(mode="json"))
         return
-    console.data(f"{item.name}: {item.summary}\n")
-    model, hardware = item.model, item.hardware
+    console.data(f"{config.name}: {config.summary}\n")
+    model, hardware = config.model, config.hardware
     revision = model.revision if not model.why_unpinned else f"unpinned: {model.why_unpinned}"
     rows = [
         ("model", f"{model.repository}, {model.quantization}" + (f", {model.gigabytes:g} GB" if model.gigabytes else "")),
         ("revision", revision),
         ("hardware", f"{hardware.gpus} x {hardware.gpu}"),
-        ("engine", item.engine),
-        ("originally", item.original),
-        ("arguments", " ".join(item.arguments)),
-        *((f"environment {key}", value) for key, value in item.environment.items()),
-        ("container", _container(item.container)),
-        *[("host", f"no problem in {', '.join(item.host)}")][: len(item.host)],
-        *((f"refused by {item.engine}", f"{', '.join(one.arguments)}: {one.reason}") for one in [item.unreleased] if one),
-        *(("ours", f"{one.field}: {one.reason}") for one in item.ours),
-        *(("known to be bad", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in item.known_bad),
+        ("engine", config.engine),
+        ("published for", config.original),
+        ("arguments", " ".join(config.arguments)),
+        *((f"environment {key}", value) for key, value in config.environment.items()),
+        ("container", _container(config.container)),
     ]
+    if config.host:
+        rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
+    if refused := config.unreleased:
+        rows.append((f"refused by {config.engine}", f"{', '.join(refused.arguments)}: {refused.reason}"))
+    rows += [("changed", f"{change.field}: {change.reason}") for change in config.ours]
+    rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
     console.table(
         ("published", "users", "class", "method", "conditions", "source"),
-        ((_figure(r), r.users, r.reproducibility, r.method, r.conditions, r.source) for r in item.reference),
+        ((_figure(r), r.users, r.reproducibility, r.method, r.conditions, r.source) for r in config.reference),
     )
     console.data("unverified on SM120: none of these figures was measured with sm120kit")
 
 
-@app.command()
-def check(names: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG]...", help="All without one.")] = None) -> None:
-    """Validate configurations; every problem of a file in one error. Arguments are held to the engine's own parser."""
-    from sm120kit.recipe import arguments, configuration
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG", autocompletion=configuration_names, help="Configurations, by name or file; default: all."
+        ),
+    ] = None,
+) -> None:
+    """Validate configurations.
 
-    for name in names or configuration.names():
-        found = configuration.load(name)
-        arguments.require_known(found)
-        refused = f"; {found.engine} refuses {', '.join(found.unreleased.arguments)}" if found.unreleased else ""
-        console.data(f"ok {found.name}{refused}")
+    All problems of a file are reported at once. Arguments must be known to the engine's own parser.
+    """
+    from sm120kit.recipes import arguments, configurations
+
+    for name in names or configurations.names():
+        config = configurations.load(name)
+        arguments.require_known(config)
+        refused = f"; {config.engine} refuses {', '.join(config.unreleased.arguments)}" if config.unreleased else ""
+        console.data(f"ok {config.name}{refused}")
 
 
-def _container(one: Container) -> str:
-    shared = "--ipc=host" if one.ipc_host else f"{one.shm_gib} GiB of shared memory"
-    limits = [f"{name}={value}" for name, value in one.ulimits.items()]
-    return "; ".join([shared, *[f"ulimits {' '.join(limits)}"][: len(limits)], f"caches {' '.join(one.caches) or 'none'}"])
+def _container(container: Container) -> str:
+    parts = ["--ipc=host" if container.ipc_host else f"{container.shm_gib} GiB of shared memory"]
+    if container.ulimits:
+        parts.append(f"ulimits {' '.join(f'{name}={value}' for name, value in container.ulimits.items())}")
+    return "; ".join([*parts, f"caches {' '.join(container.caches) or 'none'}"])
 
 
-def _figure(one: Reference) -> str:
-    value = f"{one.value:g}" + (f"-{one.highest:g}" if one.highest else "") + (f" ± {one.spread:g}" if one.spread else "")
-    return f"{value} {one.unit}"
+def _figure(reference: Reference) -> str:
+    highest = f"-{reference.highest:g}" if reference.highest else ""
+    spread = f" ± {reference.spread:g}" if reference.spread else ""
+    return f"{reference.value:g}{highest}{spread} {reference.unit}"

@@ -1,100 +1,125 @@
-"""``sm120kit doctor``: what is wrong with this host, and the way out."""
+"""``sm120kit doctor``: diagnose a host and print its problems with their remedies."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import Json, configuration_names
 
 if TYPE_CHECKING:
-    from sm120kit.doctor import Finding
+    from sm120kit.hosts.doctor import Finding
 
 
 def doctor(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG]", help="Also ask what this configuration requires.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            autocompletion=configuration_names,
+            help="Also check the requirements of this configuration.",
+            show_default=False,
+        ),
     ] = "",
     root: Annotated[
-        Path, typer.Option("--root", metavar="DIR", help="Look at a recorded host, as --record writes it.", show_default=False)
+        Path, typer.Option("--root", metavar="DIR", help="Diagnose a host recorded with --record.", show_default=False)
     ] = Path("/"),
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="DIR", help="Also write what was read to a new directory.")
+        Path | None, typer.Option("--record", metavar="DIR", help="Also write everything that is read to a new directory.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also copy between the GPUs, read back, and run collectives: takes minutes.")
+        bool, typer.Option("--measure", help="Also verify and time copies and collectives between the GPUs: takes minutes.")
     ] = False,
     python: Annotated[
         str,
         typer.Option(
             "--python",
             metavar="PYTHON",
-            help="For --measure: a Python whose torch has CUDA; default: this one.",
+            help="For --measure: a Python whose torch supports CUDA; default: the Python that runs sm120kit.",
             show_default=False,
         ),
     ] = sys.executable,
-    everything: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look for what makes SM12x hosts hang, slow or wrong: IOMMU, ACS, BARs, links, P2P, driver, NCCL, containers.
+    """Diagnose why an SM12x host hangs, is slow or gives wrong results.
 
-    Nothing is changed, and only --measure uses a GPU. Run it as root to see ACS and ASPM. Exit code 0: nothing
-    breaks or slows this host, as far as could be known, and it is what CONFIG asks for; 1: something does, or it is not.
+    Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
+    can be read by root only. Exit code 0: no known problem breaks or slows this host, and it fulfils the requirements of
+    CONFIG; 1: otherwise.
     """
     from dataclasses import asdict
 
-    from sm120kit import console
-    from sm120kit import doctor as judge
-    from sm120kit.host import probe
-    from sm120kit.recipe import configuration
+    from sm120kit.core import console
+    from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit
+    from sm120kit.hosts.facts import probe
+    from sm120kit.recipes import configurations
 
     if measure and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
-    checks = judge.checks_for(configuration.load(config)) if config else judge.CHECKS
+    checks = checks_for(configurations.load(config)) if config else CHECKS
     host = probe(root, record)
-    findings = judge.diagnose(host, checks)
+    findings = diagnose(host, checks)
     if measure:
-        from sm120kit.doctor.measure import measure as put_to_the_test
+        from sm120kit.hosts.doctor.measure import measure as measure_transfers
 
-        findings += put_to_the_test(host, python)
-        console.say("the figures to compare with are published by others; unverified on SM120")
-    fit = judge.fit(findings)
+        findings += measure_transfers(host, python)
+        console.info("rates are compared with figures published by others; unverified on SM120")
+    is_fit = fit(findings)
     if as_json:
-        console.json_data({"fit": fit, "findings": [asdict(finding) for finding in findings], "host": asdict(host)})
+        console.json_data({"fit": is_fit, "findings": [asdict(finding) for finding in findings], "host": asdict(host)})
     else:
-        shown = [finding for finding in findings if everything or finding.status is not judge.Status.NOT_APPLICABLE]
-        console.table(
-            ("check", "answer", "what was seen"),
-            ((finding.check, finding.verdict.impact or finding.status, finding.verdict.fact) for finding in shown),
-        )
-        for impact in judge.Impact:
-            for finding in findings:
-                if finding.verdict.impact is impact:
-                    _explain(finding)
-        unknown = [finding for finding in findings if finding.status is judge.Status.UNKNOWN]
-        for finding in unknown:
-            console.data(f"{finding.check} is unknown; to know it: {finding.verdict.fix}")
-        counts = {status: sum(finding.status is status for finding in findings) for status in judge.Status}
-        answer = f"{'fit' if fit else 'not fit'}{f' for {config}' if config else ''}"
-        console.data(f"{answer}: {', '.join(f'{count} {status}' for status, count in counts.items())}")
+        _print_findings(findings, show_all)
+        _print_summary(findings, is_fit, config)
         if record:
-            console.say(f"what was read is in {record}: look at it before you send it")
-    raise typer.Exit(0 if fit else 1)
+            console.info(f"recorded to {record}; review it before you share it")
+    raise typer.Exit(0 if is_fit else 1)
 
 
-def _explain(finding: Finding) -> None:
-    from sm120kit import console
+def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
+    from sm120kit.core import console
+    from sm120kit.hosts.doctor import Impact, Status
 
-    verdict = finding.verdict
-    console.data(f"{finding.check} ({verdict.impact}): {verdict.fact}")
-    for name, text in (
-        ("cause", verdict.cause),
-        ("then", verdict.consequence),
-        ("fix", verdict.fix),
+    console.table(
+        ("check", "status", "observed"),
+        (
+            (finding.check, finding.verdict.impact or finding.status, finding.verdict.fact)
+            for finding in findings
+            if show_all or finding.status is not Status.NOT_APPLICABLE
+        ),
+    )
+    for impact in Impact:
+        for finding in findings:
+            if finding.verdict.impact is impact:
+                _print_problem(finding)
+    for finding in findings:
+        if finding.status is Status.UNKNOWN:
+            console.data(f"{finding.check} is unknown; check it with: {finding.verdict.fix}")
+
+
+def _print_problem(finding: Finding) -> None:
+    from sm120kit.core import console
+
+    diagnosis = finding.verdict
+    console.data(f"{finding.check} ({diagnosis.impact}): {diagnosis.fact}")
+    for label, text in (
+        ("cause", diagnosis.cause),
+        ("effect", diagnosis.consequence),
+        ("fix", diagnosis.fix),
         ("source", finding.source),
     ):
-        console.data(f"  {name + ':':<8}{text}")
+        console.data(f"  {label + ':':<8}{text}")
     console.data("")
+
+
+def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:
+    from sm120kit.core import console
+    from sm120kit.hosts.doctor import Status
+
+    counts = {status: sum(finding.status is status for finding in findings) for status in Status}
+    result = f"{'fit' if is_fit else 'not fit'}{f' for {config}' if config else ''}"
+    console.data(f"{result}: {', '.join(f'{count} {status}' for status, count in counts.items())}")

@@ -1,50 +1,62 @@
-"""``sm120kit explain``: what known errors in an engine's log mean."""
+"""``sm120kit explain``: explain known errors in an engine's log."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sm120kit.cli.options import Json
 
+if TYPE_CHECKING:
+    from sm120kit.hosts.log_rules import Explanation
+
 
 def explain_(
     log: Annotated[
-        Path, typer.Argument(metavar="LOG|-", help="A log of vLLM, SGLang, docker or the kernel; - is standard input.")
+        Path, typer.Argument(metavar="LOG|-", help="A log of vLLM, SGLang, Docker or the Linux kernel; - for standard input.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Find known errors in a log: cause, way out and source of each, the most specific first.
+    """Explain known errors in a log.
 
-    Exit code 0: something is explained; 1: nothing here is known, or only lines that are expected.
+    Prints cause, fix and source of each known error, the most specific first. Exit code 0: at least one failure is explained;
+    1: no known error, or harmless lines only.
     """
     from dataclasses import asdict
 
-    from sm120kit import console, explain
-    from sm120kit.errors import LogUnreadable
+    from sm120kit.core import console
+    from sm120kit.core.errors import LogUnreadable
+    from sm120kit.hosts import log_rules
 
     if str(log) == "-":
-        told = explain.read(sys.stdin.buffer)
+        explanation = log_rules.explain(sys.stdin.buffer)
     else:
         try:
             with log.open("rb") as stream:
-                told = explain.read(stream)
+                explanation = log_rules.explain(stream)
         except OSError as error:
             raise LogUnreadable(f"cannot read {log}: {error.strerror}", "name a log file, or - for standard input") from error
     if as_json:
-        console.json_data({"known": told.known, **asdict(told)})
-        raise typer.Exit(0 if told.known else 1)
-    for one in told.found:
-        kind = "expected" if one.rule.harmless else one.rule.id
-        console.data(f"{kind}: line {one.number}{f', {one.count} times' if one.count > 1 else ''}")
-        for name, text in (("line", one.line), ("cause", one.rule.cause), ("fix", one.rule.fix), ("source", one.rule.source)):
+        console.json_data({"known": explanation.known, **asdict(explanation)})
+    else:
+        _print(explanation)
+    raise typer.Exit(0 if explanation.known else 1)
+
+
+def _print(explanation: Explanation) -> None:
+    from sm120kit.core import console
+
+    for match in explanation.found:
+        rule = match.rule
+        label = "harmless" if rule.harmless else rule.id
+        console.data(f"{label}: line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
+        for name, text in (("line", match.line), ("cause", rule.cause), ("fix", rule.fix), ("source", rule.source)):
             console.data(f"  {name + ':':<8}{text}")
         console.data("")
-    if not told.known:
-        console.data(f"unknown: nothing {'else ' if told.found else ''}in these {told.lines} lines is known")
-        for line in told.errors:
-            console.data(f"  looks like an error: {line}")
-    raise typer.Exit(0 if told.known else 1)
+    if not explanation.known:
+        console.data(f"unknown: no {'other ' if explanation.found else ''}known error in {explanation.lines} lines")
+        for line in explanation.errors:
+            console.data(f"  possible error: {line}")

@@ -1,83 +1,86 @@
-"""``sm120kit image``, ``verify image``, ``publish`` and ``pull``: images that pass their checks, and where they can be had."""
+"""``sm120kit image``, ``verify image``, ``publish`` and ``pull``: build, check, push and pull images."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import ContextOnly, Json, Mirror, Network, Offline, State
+from sm120kit.cli.build import ImageOptions, KernelOptions
+from sm120kit.cli.options import (
+    EngineName,
+    Index,
+    Json,
+    PublishedImages,
+    Sources,
+    State,
+    Trust,
+)
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.records import ImageContext
-    from sm120kit.verify.image import Report
+    from sm120kit.images.attestation import Signer
+    from sm120kit.images.checks import CheckReport
+    from sm120kit.images.records import ImageContext
 
-Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="The list of published images.")]
-Trust = Annotated[Path | None, typer.Option("--trust", metavar="KEY", help="Only what the holder of this public key signed.")]
 PLATFORM = "linux/amd64"
 
 
 def image_(
-    engine: Annotated[str, typer.Argument(help="An engine, engine@version, recipe name or recipe file.")],
-    base: Annotated[str, typer.Option("--base", metavar="NAME@DIGEST|ID", help="The base image, never by a tag alone.")] = "",
+    engine: EngineName,
+    *,
+    image: ImageOptions,
     closure: Annotated[
         Path | None,
-        typer.Option("--closure", metavar="FILE", help="Of FlashInfer: third-party wheels, by hash, as a closure in a lock."),
+        typer.Option(
+            "--closure",
+            metavar="FILE",
+            help="For FlashInfer: locked wheels of the image, in the form of a closure in a lockfile.",
+        ),
     ] = None,
-    arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_120f, sm_120a or sm_121a; may be repeated.")] = None,
-    kernels: Annotated[str | None, typer.Option("--kernels", metavar="GROUP", help="A kernel group of the recipe.")] = None,
-    network: Network = "none",
-    context_only: ContextOnly = False,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+    kernels: KernelOptions,
+    sources: Sources,
     json: Json = False,
 ) -> None:
-    """Build an image of an engine. It has no name before `sm120kit verify image` gives it one."""
-    import time
+    """Build an image of an engine.
 
-    from sm120kit import delivery, engines, recipe
-    from sm120kit.pipeline import Options
-    from sm120kit.workspace import Workspace
+    It is not tagged: `sm120kit verify image` does that if its checks pass.
+    """
+    from sm120kit.images import delivery
+    from sm120kit.recipes.target import EngineTarget, resolve
+    from sm120kit.wheels import engines, flashinfer
 
     started = time.monotonic()
-    options = Options(Workspace.open(state), mirror, offline)
-    if isinstance(recipe.load_any(engine), recipe.EngineRecipe):
-        if closure or arch:
-            raise typer.BadParameter("an engine's recipe and lock say for which archs and of which wheels its image is")
-        built = engines.build(engine, options, group=kernels, tell=console.say)
-        found = delivery.engine_image(built, options, base, network=network, context_only=context_only, tell=console.say)
+    options = sources.run_options()
+    target, request, build_request = resolve(engine, options), image.request(), kernels.request()
+    if isinstance(target, EngineTarget):
+        if closure or kernels.arch:
+            raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
+        result = delivery.engine_image(engines.build(target, build_request), request, options)
     elif closure is None:
-        raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not say which wheels go with it")
+        raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
-        found = delivery.image(
-            engine,
-            options,
-            base,
-            delivery.read_closure(closure),
-            archs=[recipe.parse_arch(text) for text in arch or ()],
-            group=kernels,
-            network=network,
-            context_only=context_only,
-            tell=console.say,
-        )
-    if found.image is None:
-        show_context(found.context)
+        request.require_base()
+        wheels = delivery.read_closure(closure)
+        result = delivery.flashinfer_image(flashinfer.build(target, build_request), wheels, request, options)
+    if result.image is None:
+        show_context(result.context)
         return
     if json:
-        console.json_data({"image": found.image.id, "content": found.image.content, "context": found.context.digest})
+        console.json_data({"image": result.image.id, "content": result.image.content, "context": result.context.digest})
         return
     seconds = time.monotonic() - started
-    console.say(f"{'built' if found.ran else 'nothing to do for'} {found.context.reference} in {seconds:.1f} s")
-    console.say(f"it has no name before it passes its checks: sm120kit verify image {found.image.id}")
-    console.data(found.image.id)
+    console.info(f"{'built' if result.ran else 'nothing to do for'} {result.context.reference} in {seconds:.1f} s")
+    console.info(f"it is not tagged before its checks pass: sm120kit verify image {result.image.id}")
+    console.data(result.image.id)
 
 
 def show_context(context: ImageContext) -> None:
-    """Where a ready build context lies, and what is left to do."""
-    console.say("left to do, where a container daemon is: the same command without --context-only")
+    """Print the directory of a complete build context, and the next step."""
+    console.info("to build the image, run the same command without --context-only where a container daemon runs")
     console.data(str(context.directory))
 
 
@@ -88,22 +91,25 @@ def verify_image(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Ask an image's container what it is, and give the image its name when every check holds. Exit code 1 when one fails."""
-    from sm120kit import delivery
-    from sm120kit.workspace import Workspace
+    """Run the checks of an image and tag it if all pass.
+
+    Exit code 1 if a check fails.
+    """
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import delivery, published
 
     if trust:
-        delivery.require_signed(reference, index, trust)
-        console.say(f"signed: it is the image that {index} lists")
+        published.require_signed(reference, PublishedImages(index, trust).source())
+        console.info(f"signature verified: the image is listed in {index}")
     report = delivery.verify(reference, Workspace.open(state))
     show_report(report, json=json)
 
 
-def show_report(report: Report, *, json: bool) -> None:
-    """What an image's checks came to. Exit code 1 when one failed."""
+def show_report(report: CheckReport, *, json: bool) -> None:
+    """Print the results of an image's checks. Exit code 1 if one failed."""
     import dataclasses
 
-    from sm120kit.records import Verdict
+    from sm120kit.images.records import CheckResult
 
     if json:
         console.json_data(dataclasses.asdict(report))
@@ -112,74 +118,118 @@ def show_report(report: Report, *, json: bool) -> None:
             ("check", "verdict", "detail"),
             ((f"{check.suite}/{check.name}", check.verdict, check.detail) for check in report.checks),
         )
-        console.table(("said", ""), report.said.items())
-    failed = [check for check in report.checks if check.verdict is Verdict.FAILED]
+        console.table(("fact", "value"), report.said.items())
+    failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
     if failed or report.verified is None:
         count = f"{len(failed)} of {len(report.checks)} checks failed"
-        console.error(f"{count}; the image got no name", "correct it and build again")
+        console.error(f"{count}; the image is not tagged", "correct it and build again")
         raise typer.Exit(1)
-    console.say("unverified on SM120: no kernel was run")
+    console.info("unverified on SM120: no kernel was run")
     if not json:
         console.data(report.verified.reference)
+
+
+@dataclass(frozen=True)
+class SigningOptions:
+    """How a published image is signed; by default it is not."""
+
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None
+    keyless: Annotated[bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.")] = False
+    trust_config: Annotated[
+        Path | None,
+        typer.Option("--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON."),
+    ] = None
+
+    def signer(self) -> Signer | None:
+        """The signer, if one is requested.
+
+        Raises:
+            typer.BadParameter: the options contradict each other.
+        """
+        from sm120kit.images import attestation
+
+        if self.key and self.keyless:
+            raise typer.BadParameter("--key and --keyless are two ways to sign: use one of them")
+        if self.trust_config and not self.keyless:
+            raise typer.BadParameter("--trust-config requires --keyless")
+        return attestation.signer(self.key, self.trust_config) if self.key or self.keyless else None
 
 
 def publish(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image that passed its checks.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="registry/name, without a tag.")],
     index: Index = Path("images.json"),
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None,
+    *,
+    signing: SigningOptions,
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Push an image that passed its checks and list it, by digest, with SBOM and provenance. A taken tag is refused."""
-    from sm120kit import delivery
-    from sm120kit.workspace import Workspace
+    """Push a verified image and list it in the index.
 
+    It is listed by digest, with SBOM and provenance. A tag that exists is not moved.
+    """
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import delivery
+
+    signer = signing.signer()
     with console.status() as show:
-        entry = delivery.publish(reference, repository, index, Workspace.open(state), show, key=key)
+        entry = delivery.publish(reference, repository, index, Workspace.open(state), show, sign=signer)
     assert entry.attested is not None
     if json:
         console.json_data(
             {"repository": entry.repository, "tag": entry.tag, "digest": entry.digest, "attested": entry.attested}
         )
         return
-    console.say(f"listed in {index}")
-    beside = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
-    console.say(f"beside it {beside}, {'signed' if entry.attested.signed else 'not signed: --key signs'}")
+    console.info(f"listed in {index}")
+    statements = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
+    signed = "signed" if entry.attested.signed else "not signed: --key and --keyless sign"
+    console.info(f"beside it {statements}, {signed}")
     console.data(f"{entry.repository}@{entry.digest}")
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="RECIPE|TAG|BUILD", help="What the index lists.")] = "",
-    index: Index = Path("images.json"),
-    platform: Annotated[str, typer.Option("--platform", help="Operating system and machine.")] = PLATFORM,
-    trust: Trust = None,
-    check: Annotated[bool, typer.Option("--check", help="Only ask whether everything in the index can still be had.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE|TAG|BUILD", help="Recipe, tag or build id of an image in the index.")
+    ] = "",
+    *,
+    images: PublishedImages,
+    platform: Annotated[str, typer.Option("--platform", metavar="OS/MACHINE", help="Operating system and machine.")] = PLATFORM,
+    check: Annotated[bool, typer.Option("--check", help="Only check that everything in the index still exists.")] = False,
     state: State = None,
 ) -> None:
-    """Pull an image by the digest in the index, and keep it only when it is the one that passed its checks."""
-    from sm120kit import delivery
-    from sm120kit.errors import BadIndex
-    from sm120kit.workspace import Workspace
+    """Pull a verified image by its digest in the index.
+
+    The image is kept only if it is the one that passed its checks.
+    """
+    from sm120kit.core.errors import BadIndex
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import published
 
     if check:
-        listed, gone = delivery.unresolved(index)
-        console.table(
-            ("image", "digest", "there"),
-            ((f"{one.repository}:{one.tag}", one.digest, "no" if one in gone else "yes") for one in listed),
-        )
-        if gone:
-            console.error(f"{len(gone)} of {len(listed)} images cannot be had any more", "publish them again")
-            raise typer.Exit(1)
+        _check_index(images.index)
         return
     if not name:
-        raise BadIndex("no image is named", "name a recipe, tag or build id, or give --check")
+        raise BadIndex("no image is named", "name a recipe, tag or build id, or use --check")
+    workspace, index = Workspace.open(state), images.source()
+    entry = published.select(name, index, platform, workspace)
     with console.status() as show:
-        pulled = delivery.pull(name, index, platform, Workspace.open(state), show, trusted=trust)
-    if not trust:
-        console.say(f"no signature was asked for, {index} was believed: --trust KEY asks")
+        pulled = published.pull(entry, index, workspace, show)
     if pulled.changes:
-        console.say("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
+        console.info("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
     elif pulled.changes is not None:
-        console.say("unchanged since the last pull of its recipe")
+        console.info("unchanged since the last pull of its recipe")
     console.data(pulled.verified.reference)
+
+
+def _check_index(index: Path) -> None:
+    """Print for each image of an index whether it still exists. Exit code 1 if one does not."""
+    from sm120kit.images import published
+
+    entries, missing = published.unresolved(index)
+    console.table(
+        ("image", "digest", "exists"),
+        ((f"{entry.repository}:{entry.tag}", entry.digest, "no" if entry in missing else "yes") for entry in entries),
+    )
+    if missing:
+        console.error(f"{len(missing)} of {len(entries)} images do not exist any more", "publish them again")
+        raise typer.Exit(1)

@@ -1,65 +1,52 @@
-"""``sm120kit image``: what is no subcommand is an engine; ``image diff``: what is different between two images, and why."""
+"""``sm120kit image diff``: the differences between two images and their causes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from sm120kit import console
-from sm120kit.cli.image import image_
 from sm120kit.cli.options import Json
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.imagediff import Diff
+    from sm120kit.images.diff import ImageDiff
 
 
-class _EngineOrCommand(TyperGroup):
-    """Makes ``image ENGINE`` of ``image build ENGINE``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["build", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_EngineOrCommand, no_args_is_help=True, help="Build an image of an engine, or compare two images.")
-app.command("build")(image_)
-
-
-@app.command("diff")
 def diff_(
     first: Annotated[str, typer.Argument(metavar="IMAGE", help="An image by id, tag or digest.")],
-    second: Annotated[str, typer.Argument(metavar="IMAGE", help="The image that is compared with it.")],
+    second: Annotated[str, typer.Argument(metavar="IMAGE", help="The image to compare it with.")],
     json: Json = False,
 ) -> None:
-    """What is different between two images, and why. Exit code 1 when there is a difference."""
-    from sm120kit import imagediff
-    from sm120kit.daemon import Daemon
+    """Show the differences between two images and their causes.
 
-    found = imagediff.diff(first, second, Daemon())
+    Exit code 1 if there is a difference.
+    """
+    from sm120kit.images import diff
+    from sm120kit.images.docker import Daemon
+
+    result = diff.diff(first, second, Daemon())
     if json:
-        console.json_data(found)
+        console.json_data(result)
     else:
-        _show(found)
-    if found.differences:
+        _show(result)
+    if result.differences:
         raise typer.Exit(1)
 
 
-def _show(found: Diff) -> None:
-    """A row for each cause, and every difference that has none."""
-    layers = len(found.first.layers), len(found.second.layers)
-    console.say(f"the lowest {found.common_layers} layers are the same, of {layers[0]} and {layers[1]}")
-    if not found.differences:
+def _show(result: ImageDiff) -> None:
+    """Print a row for each cause, and every unexplained difference."""
+    layers = len(result.first.layers), len(result.second.layers)
+    console.info(f"the lowest {result.common_layers} layers are the same, of {layers[0]} and {layers[1]}")
+    if not result.differences:
         console.data("no difference")
         return
     rows: dict[tuple[str, str], list[str]] = {}
-    for one in found.differences:
-        rows.setdefault((one.cause, one.what), []).append(f"{one.path}: {one.detail}" if one.detail else one.path)
-    console.table(
-        ("cause", "what", "count", "the first"), ((*key, len(places), places[0]) for key, places in sorted(rows.items()))
-    )
-    for one in found.unexplained:
-        console.data(f"unexplained: {one.what} {one.path}{': ' * bool(one.detail)}{one.detail}")
-    console.say(f"{len(found.differences)} differences, {len(found.unexplained)} unexplained")
+    for difference in result.differences:
+        path, detail = difference.path, difference.detail
+        rows.setdefault((difference.cause, difference.what), []).append(f"{path}: {detail}" if detail else path)
+    console.table(("cause", "kind", "count", "first"), ((*key, len(paths), paths[0]) for key, paths in sorted(rows.items())))
+    for difference in result.unexplained:
+        detail = f": {difference.detail}" if difference.detail else ""
+        console.data(f"unexplained: {difference.what} {difference.path}{detail}")
+    console.info(f"{len(result.differences)} differences, {len(result.unexplained)} unexplained")

@@ -1,4 +1,4 @@
-"""``sm120kit inspect``: what a finished file says it is."""
+"""``sm120kit inspect``: list the device code in a wheel, library or cubin."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ HEAD, TAIL = 120, 40
 
 
 def inspect_(
-    path: Annotated[Path, typer.Argument(metavar="WHEEL|SO|CUBIN", help="A wheel, shared object, object, fatbin or cubin.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Full records for programs.")] = False,
-    demangle: Annotated[bool, typer.Option("--demangle/--no-demangle", help="Kernel names as C++ has them.")] = True,
+    path: Annotated[Path, typer.Argument(metavar="WHEEL|SO|CUBIN", help="Wheel, shared object, object file, fatbin or cubin.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print full records as JSON.")] = False,
+    demangle: Annotated[
+        bool, typer.Option("--demangle/--no-demangle", help="Print kernel names as C++ or as in the file.")
+    ] = True,
 ) -> None:
-    """List the device code in a file: archs, kernels, registers, shared memory, stack and digests.
+    """List the device code in a file.
 
-    Shared memory is static only: what a launch adds is not in the file. Stack is local memory per thread, where spilled
-    registers live, and arrays that are indexed at run time. Long names lose their middle; --json has them whole.
+    Prints archs, kernels, registers, shared memory, stack and digests. Shared memory is the static part: a launch adds the
+    dynamic part. Stack is local memory per thread: spilled registers, and arrays indexed at run time. Long names are printed
+    without their middle; --json prints them in full.
     """
     from dataclasses import asdict
 
-    from sm120kit import console, cubin
+    from sm120kit.core import console
+    from sm120kit.kernels import cubin
 
-    found = cubin.read(path)
+    images = cubin.read(path)
     if as_json:
-        console.json_data([asdict(one) for one in found])
+        console.json_data([asdict(image) for image in images])
         return
-    kernels = [(one.where, kernel) for one in found for kernel in one.kernels]
+    kernels = [(image.where, kernel) for image in images for kernel in image.kernels]
     names = [kernel.name for _, kernel in kernels]
     shown = cubin.demangle(names) if demangle else names
     console.table(
@@ -38,11 +42,11 @@ def inspect_(
             for (where, k), name in zip(kernels, shown, strict=True)
         ),
     )
-    archs = ", ".join(sorted({one.arch for one in found}))
+    archs = ", ".join(sorted({image.arch for image in images}))
     with_stack = sum(kernel.stack_bytes > 0 for _, kernel in kernels)
-    console.data(f"images: {len(found)} ({archs}); kernels: {len(kernels)}; with a stack, where spills live: {with_stack}")
+    console.data(f"images: {len(images)} ({archs}); kernels: {len(kernels)}; with a stack (spills): {with_stack}")
 
 
 def _short(name: str) -> str:
-    """A name that a line can hold: CUTLASS's have thousands of characters, the scheduler's at the end."""
+    """A name that fits a line: names of CUTLASS kernels have thousands of characters; the scheduler is at their end."""
     return name if len(name) <= HEAD + TAIL else f"{name[:HEAD]} ... {name[-TAIL:]}"

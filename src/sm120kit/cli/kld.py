@@ -1,123 +1,171 @@
-"""``sm120kit kld``: how far a model's distributions are from a reference's."""
+"""``sm120kit kld``: measure the KL divergence of a model from a reference."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import ApiKey, Json, endpoint
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.kld import Comparison, Side, Summary
+    from sm120kit.kld import ComparedModel, DivergenceSummary, KldComparison, Windowing
 
 SCALE = ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable"), (float("inf"), "bad"))
-"""What a mean below so many nats is called (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
+"""Upper limit of the mean in nats -> rating (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
 
 COVERED = 0.999
-"""A bound from less of the probability than this gets no such name: what was not looked at may differ in any way."""
+"""Minimum share of the probability for a rating: a lower bound from less leaves tokens uncompared that may differ."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The text, its tokenizer and its division into windows."""
+
+    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="UTF-8 text, or token ids as a JSON list (.json).")]
+    windows: Annotated[int, typer.Option("--windows", min=1, metavar="N", help="Number of windows of the text.")] = 100
+    window: Annotated[int, typer.Option("--window", min=2, metavar="TOKENS", help="Length of a window.")] = 2048
+    stride: Annotated[
+        int, typer.Option("--stride", min=1, metavar="TOKENS", help="Distance between the starts of two windows.")
+    ] = 512
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="DIR", help="Directory of the tokenizer; default: the first model directory."),
+    ] = None
+
+    def windowing(self) -> Windowing:
+        """The division into windows."""
+        from sm120kit.kld import Windowing
+
+        return Windowing(self.windows, self.window, self.stride)
+
+    def tokens(self, directories: Sequence[Path]) -> list[int]:
+        """Token ids of the text, by the tokenizer of ``--tokenizer`` or of the first of ``directories``.
+
+        Raises:
+            UnknownName: no tokenizer.
+            Sm120kitError: see :func:`sm120kit.kld.read_tokens`.
+        """
+        from sm120kit.core.errors import UnknownName
+        from sm120kit.kld import read_tokens
+
+        if self.tokenizer is None and not directories and self.text.suffix != ".json":
+            raise UnknownName("two servers and no tokenizer", "pass --tokenizer DIR, or token ids: --text ids.json")
+        return read_tokens(self.text, self.tokenizer or (directories or [Path()])[0])
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The control model, and requests to servers."""
+
+    control: Annotated[
+        str,
+        typer.Option(
+            "--control", metavar="REFERENCE", help="A second copy of the reference; default: the reference in other batches."
+        ),
+    ] = ""
+    top: Annotated[
+        int,
+        typer.Option(
+            "--top", min=-1, metavar="N", help="Tokens per position to request from a server; -1: the whole vocabulary."
+        ),
+    ] = 20
+    api_key: ApiKey = ""
+
+    def load(self, name: str) -> ComparedModel:
+        """The model of a directory or behind a URL.
+
+        Raises:
+            Sm120kitError: the checkpoint cannot be loaded, or the server does not respond or offer the model.
+        """
+        from sm120kit import bench, kld
+
+        if not _is_url(name):
+            return kld.LocalModel(Path(name))
+        url, _, model = name.partition("#")
+        server = endpoint(url, self.api_key)
+        return kld.ServedModel(server, bench.choose_model(server, model or None), self.top)
 
 
 def kld(
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="A model folder, or the URL of a vLLM server.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="The same, of the model to judge.")],
-    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="UTF-8 text, or token ids as a JSON list (.json).")],
-    windows: Annotated[int, typer.Option("--windows", min=1, help="How many windows of the text.")] = 100,
-    window: Annotated[int, typer.Option("--window", min=2, metavar="TOKENS", help="Tokens of one window.")] = 2048,
-    stride: Annotated[int, typer.Option("--stride", min=1, metavar="TOKENS", help="From one window to the next.")] = 512,
-    top: Annotated[
-        int, typer.Option("--top", min=-1, help="Tokens asked of a server for each position; -1: the whole vocabulary.")
-    ] = 20,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Whose tokenizer; default: the first model folder given.")
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="A model directory, or the URL of a vLLM server.")],
+    test: Annotated[str, typer.Argument(metavar="TEST", help="Directory or URL of the model to compare with it.")],
+    *,
+    source: TextOptions,
+    models: ModelOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison to this file, as JSON.")
     ] = None,
-    control: Annotated[
-        str | None, typer.Option("--control", help="A second copy of the reference; default: the reference asked again.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison here.")] = None,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
-    """Kullback-Leibler divergence of TEST from REFERENCE on the same tokens, with a control pair beside it.
+    """Measure the KL divergence of a model from a reference.
 
-    Model folders are computed by Transformers, whole distributions. Servers give the likeliest tokens of each position
-    (prompt_logprobs of vLLM); the divergence is then a lower bound. What was measured is kept when the run is interrupted.
+    Compares next-token distributions on the same tokens; a control pair measures the noise. Model directories are computed by
+    Transformers, with full distributions. Servers return the most likely tokens of each position (vLLM's prompt_logprobs); the
+    divergence is then a lower bound. With --output, an interrupted run keeps the windows compared so far.
     """
-    from sm120kit import kld as stage
     from sm120kit.bench.receipt import require_writable
-    from sm120kit.errors import UnknownName
-    from sm120kit.workspace import write_record
+    from sm120kit.core.state import write_record
+    from sm120kit.kld import compare, split_windows
 
-    folders = [Path(name) for name in (reference, test) if not _is_url(name)]
-    if tokenizer is None and not folders and text.suffix != ".json":
-        raise UnknownName("two servers and no tokenizer", "--tokenizer DIR names one, or give token ids: --text ids.json")
     if output is not None:
         require_writable(output)
-    asked = stage.Asked(windows, window, stride)
-    tokens = stage.tokens_of(text, tokenizer or (folders or [Path()])[0])
-    stage.windows(tokens, asked)  # a text that is too short is refused before a model is loaded
-    sides: dict[str, Side] = {}
-    for name in (reference, test, *([control] if control else [])):
-        if name not in sides:
-            sides[name] = _side(name, top)
+    tokens, windowing = source.tokens([Path(name) for name in (reference, test) if not _is_url(name)]), source.windowing()
+    split_windows(tokens, windowing)  # refuse a text that is too short before a model is loaded
+    loaded: dict[str, ComparedModel] = {}
+    for name in (reference, test, *([models.control] if models.control else [])):
+        if name not in loaded:
+            loaded[name] = models.load(name)
     with console.progress() as progress:
-        task = progress.add_task("windows", total=windows)
+        task = progress.add_task("windows", total=windowing.windows)
 
-        def keep(so_far: Comparison) -> None:
-            progress.update(task, completed=so_far.asked.windows)
+        def on_progress(partial: KldComparison) -> None:
+            progress.update(task, completed=partial.asked.windows)
             if output is not None:
-                write_record(output, so_far)
+                write_record(output, partial)
 
-        made = stage.compare(sides[reference], sides[test], sides[control] if control else None, tokens, asked, keep=keep)
-    if as_json:
-        import dataclasses
-
-        console.json_data(dataclasses.asdict(made))
-        return
-    _show(made)
+        control = loaded[models.control] if models.control else None
+        comparison = compare(loaded[reference], loaded[test], control, tokens, windowing, on_progress=on_progress)
+    if json:
+        console.json_data(asdict(comparison))
+    else:
+        _print(comparison)
 
 
 def _is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def _side(name: str, top: int) -> Side:
-    from sm120kit import bench, kld
-
-    if not _is_url(name):
-        return kld.Checkpoint(Path(name))
-    url, _, model = name.partition("#")
-    url = url.rstrip("/")
-    return kld.Served(url, bench.choose_model(url, model or None), top)
-
-
-def _show(made: Comparison) -> None:
-    rows = [("test", made.result), ("control", made.noise)]
+def _print(comparison: KldComparison) -> None:
+    rows = [("test", comparison.result), ("control", comparison.noise)]
     console.table(
         ("KL, nats", "positions", "mean", "median", "P95", "P99", "max", "top-1 differs", "NaN ref.", "NaN test", "unbounded"),
-        ((name, f"{one.positions:,}", *_figures(one), *_counts(one)) for name, one in rows),
+        ((name, f"{summary.positions:,}", *_figures(summary), *_counts(summary)) for name, summary in rows),
     )
-    result, noise = made.result, made.noise
-    console.say(f"test: {made.test}; control: {made.control}")
+    result, noise = comparison.result, comparison.noise
+    console.info(f"test: {comparison.test}; control: {comparison.control}")
     if result.covered < COVERED:
-        console.say(
-            f"a lower bound: the tokens that both sides listed have {result.covered:.1%} of the reference's probability, all "
-            "others count as one; --top asks for more"
+        console.info(
+            f"a lower bound: the tokens that both models listed have {result.covered:.1%} of the reference's probability; all "
+            "others count as a single token. --top requests more tokens"
         )
     else:
-        word = next(word for limit, word in SCALE if result.mean < limit)
-        console.say(f"{word}, by the scale of the community's evaluations")
+        rating = next(rating for limit, rating in SCALE if result.mean < limit)
+        console.info(f"{rating}, by the scale of the community's evaluations")
     if result.mean <= noise.mean and noise.mean > 0:
-        console.say("not more than the control pair differs: this shows no difference")
+        console.info("not larger than the difference of the control pair: no significant difference")
     if result.nan_test or result.unbounded:
-        console.say("positions without a divergence are not in the figures; a model that has such is not right")
+        console.info("positions without a divergence are excluded from the figures; they indicate a faulty test model")
 
 
-def _figures(one: Summary) -> list[str]:
-    return [f"{value:.3g}" for value in (one.mean, one.median, one.p95, one.p99, one.max)]
+def _figures(summary: DivergenceSummary) -> list[str]:
+    return [f"{value:.3g}" for value in (summary.mean, summary.median, summary.p95, summary.p99, summary.max)]
 
 
-def _counts(one: Summary) -> list[str]:
-    share = f"{one.top1_differs / one.positions:.2%}"
-    return [share, *(f"{count:,}" for count in (one.nan_reference, one.nan_test, one.unbounded))]
+def _counts(summary: DivergenceSummary) -> list[str]:
+    share = f"{summary.top1_differs / summary.positions:.2%}"
+    return [share, *(f"{count:,}" for count in (summary.nan_reference, summary.nan_test, summary.unbounded))]

@@ -1,33 +1,295 @@
-"""Options that several commands share."""
+"""Options that several commands share, one by one and in groups.
+
+A group is a frozen dataclass whose fields are annotated as options are. A command takes it as one keyword parameter, and has
+one option for each field::
+
+    def apply(recipe: RecipeName, into: Into, *, sources: Sources, json: Json = False) -> None: ...
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-ContextOnly = Annotated[bool, typer.Option("--context-only", help="Of an image: stop at the ready build context.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most this many compiles at once; default: cores.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+if TYPE_CHECKING:
+    from sm120kit.core.urls import Endpoint
+    from sm120kit.images.published import Source
+    from sm120kit.sources.context import Options as RunOptions
+
+SHARED = frozenset(
+    {
+        "api-key",
+        "find-links",
+        "index",
+        "index-url",
+        "jobs",
+        "memory",
+        "mirror",
+        "offline",
+        "quiet",
+        "state",
+        "trust",
+        "verbose",
+    }
+)
+"""Options with the same meaning in every command: ``SM120KIT_JOBS`` or a key outside all tables sets ``--jobs`` of all."""
+
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key",
+        metavar="KEY|@FILE",
+        help="API key for the server; never stored. Process lists show KEY: prefer the variable or @FILE.",
+    ),
+]
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse nan and infinity, which no limit excludes."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Names of recipes that start with ``incomplete``, for completion; the files are not read."""
+    return _names("engines", incomplete)
+
+
+def configuration_names(incomplete: str) -> list[str]:
+    """Names of configurations that start with ``incomplete``, for completion."""
+    return _names("configurations", incomplete)
+
+
+def _names(folder: str, incomplete: str) -> list[str]:
+    from sm120kit.core.state import data_root
+
+    names = (path.stem for path in (data_root() / "recipes" / folder).glob("*.toml"))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+AllowOlder = Annotated[bool, typer.Option("--allow-older", help="Accept an image older than the newest one pulled before.")]
+ContextOnly = Annotated[bool, typer.Option("--context-only", help="Stop when the image's build context is ready.")]
+FindLinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--find-links", metavar="DIR|URL", help="Directory or page to search for packages before the index; repeatable."
+    ),
+]
+IndexUrl = Annotated[
+    str, typer.Option("--index-url", metavar="URL", help="Package index; default: the index that pip or uv is configured with.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, metavar="N", help="Compile at most N files at once; default: number of cores."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="File that lists the published images.")]
 Memory = Annotated[
     float | None,
-    typer.Option("--memory", min=0.1, metavar="GIB", help="Use at most this much memory; default: what is available."),
+    typer.Option(
+        "--memory",
+        min=0.1,
+        callback=finite,
+        metavar="GIB",
+        help="Use at most this much memory; default: the memory that is available.",
+    ),
 ]
-Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not the index.")]
-Network = Annotated[str, typer.Option("--network", help="The network of an image's build steps; they fetch nothing.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Use what is fetched already, or a local mirror.")]
-State = Annotated[Path | None, typer.Option("--state", help="State directory; default: SM120KIT_STATE or the user's.")]
+Minimum = Annotated[
+    str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
+]
+Mirror = Annotated[
+    str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from this mirror instead of the index.")
+]
+Network = Annotated[
+    str, typer.Option("--network", metavar="NAME", help="Docker network of the image's build steps, which download nothing.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Download nothing: use cached files or a local mirror.")]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="State directory (downloads, builds, records); default: the user's."),
+]
+Trust = Annotated[
+    Path | None,
+    typer.Option("--trust", metavar="FILE", help="Accept only images signed with this public key or by this identity."),
+]
 
 
-def named_values(texts: list[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` as often as it was given."""
-    import re
+ConfigName = Annotated[
+    str, typer.Argument(metavar="CONFIG", autocompletion=configuration_names, help="A configuration, by name or file.")
+]
+EngineName = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENGINE",
+        autocompletion=recipe_names,
+        help="vllm, sglang or flashinfer, or with a version such as vllm@0.19.1; or a recipe, by name or file.",
+    ),
+]
+FlashInferName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        autocompletion=recipe_names,
+        help="flashinfer, or with a version such as flashinfer@0.6.6; or a FlashInfer recipe, by name or file.",
+    ),
+]
+RecipeName = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="A recipe, by name, file, or as engine@version."),
+]
+RecipeNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
+]
 
-    found = {}
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much of the machine a build uses; ``memory`` in GiB."""
+
+    jobs: Jobs = None
+    memory: Memory = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where sources and packages come from, and the directory where they are stored."""
+
+    mirror: Mirror = None
+    index_url: IndexUrl = ""
+    find_links: FindLinks = None
+    offline: Offline = False
+    state: State = None
+
+    def run_options(self, limits: Limits = Limits()) -> RunOptions:
+        """The options of a run with these sources and limits.
+
+        Raises:
+            Sm120kitError: the state directory cannot be used.
+        """
+        from sm120kit.core.state import Workspace
+        from sm120kit.sources import Origin
+        from sm120kit.sources.context import Options
+
+        origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline)
+        memory_bytes = int(limits.memory * 2**30) if limits.memory is not None else None
+        return Options(Workspace.open(self.state), origin, limits.jobs, memory_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedImages:
+    """The index of published images and the conditions that an image from it must meet."""
+
+    index: Index = Path("images.json")
+    trust: Trust = None
+    minimum: Minimum = ""
+    allow_older: AllowOlder = False
+
+    def source(self) -> Source:
+        """The index with these conditions.
+
+        Raises:
+            typer.BadParameter: ``minimum`` is not a time.
+        """
+        from sm120kit.images.published import Source
+
+        return Source(self.index, self.trust, _time(self.minimum) if self.minimum else "", self.allow_older)
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with one keyword parameter for each field of its groups in place of the groups."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    if not groups:
+        return command
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _options(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    """The fields of a group as parameters of a command."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]
+
+
+def _time(text: str) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", param_hint="--min") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def endpoint(url: str, api_key: str) -> Endpoint:
+    """The server at ``url``, with ``--api-key``."""
+    from sm120kit.core.urls import Endpoint
+
+    return Endpoint.parse(url, _api_key(api_key))
+
+
+def _api_key(text: str) -> str:
+    """The key, or the content of the file in ``@FILE``."""
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).expanduser().read_text().strip()
+        except (OSError, UnicodeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
+            raise typer.BadParameter(f"cannot read {text[1:]}: {reason}", param_hint="--api-key") from error
+        if not text:
+            raise typer.BadParameter("the file is empty", param_hint="--api-key")
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise typer.BadParameter("a key consists of printable ASCII characters without spaces", param_hint="--api-key")
+    return text
+
+
+def given_values(texts: list[str]) -> dict[str, str]:
+    """The values of ``--given NAME=VALUE`` by name.
+
+    Raises:
+        typer.BadParameter: not NAME=VALUE, or a name that receipts do not record.
+    """
+    from sm120kit.bench.circumstances import GIVEN
+    from sm120kit.recipes.load import did_you_mean
+
+    values = {}
     for text in texts:
-        if not re.fullmatch(r"[a-z][a-z0-9_.-]*=.+", text):
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         name, _, value = text.partition("=")
-        found[name] = value
-    return found
+        if not value:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--given")
+        if name not in GIVEN:
+            known = "; ".join(f"{key}: {meaning}" for key, meaning in GIVEN.items())
+            raise typer.BadParameter(f"unknown name {name!r}{did_you_mean(name, GIVEN)}. {known}", param_hint="--given")
+        values[name] = value
+    return values

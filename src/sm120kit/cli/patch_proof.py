@@ -1,134 +1,150 @@
-"""``sm120kit patch prove`` and ``ablate``: what a patch does, and what a series lacks without it."""
+"""``sm120kit patch prove`` and ``patch ablate``: the effects of a patch, and of leaving it out of its series."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Json, Mirror, Offline, State
+from sm120kit.cli.options import FlashInferName, Json, Sources
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.records import Ablated, Arch, KernelCode, Probe, Proven, Seen, TileFacts
+    from sm120kit.core.records import Arch
+    from sm120kit.kernels.records import TileFacts
+    from sm120kit.patches.records import Probe
+    from sm120kit.proofs.records import KernelCode, PatchAblation, ProbeComparison, ProbeResult
 
-Dtype = Annotated[str | None, typer.Option("--for", metavar="DTYPE", help="Only nvfp4, mxfp4, mxfp8 or fp8xmxfp4.")]
+Dtype = Annotated[
+    str | None, typer.Option("--for", metavar="DTYPE", help="Only this data type: nvfp4, mxfp4, mxfp8 or fp8xmxfp4.")
+]
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """The probes that are compared, and the recipe and arch that they are compiled for."""
+
+    dtype: Dtype = None
+    arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="Target of nvcc; default: the recipe's.")] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="Recipe whose source is patched; default: the first that the patch applies to."
+        ),
+    ] = None
+    code: Annotated[
+        bool, typer.Option("--code", help="Also compare the machine code of nvcc: about a minute per probe and tree, cached.")
+    ] = False
+    probe: Annotated[
+        list[str] | None,
+        typer.Option("--probe", metavar="TEXT", help="Probe to compile instead of those that the patch names; repeatable."),
+    ] = None
 
 
 def prove(
-    patch: Annotated[str, typer.Argument(metavar="PATCH", help="project/slug, a slug, or anybody's patch file.")],
-    dtype: Dtype = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="What nvcc compiles for; default: what the recipe says.")] = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="RECIPE", help="Default: the first to whose version the patch applies.")
-    ] = None,
-    code: Annotated[
-        bool, typer.Option("--code", help="Also compare what nvcc makes: about a minute for each probe and side, once.")
-    ] = False,
-    probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="TEXT", help="In place of the patch's own probes; repeatable.")
-    ] = None,
+    patch: Annotated[str, typer.Argument(metavar="PATCH", help="project/slug, slug, or any patch file.")],
+    *,
+    probes: ProbeOptions,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the proof to patches/evidence, where a test checks it.")
+        bool, typer.Option("--write", help="Write the result to patches/evidence, which the tests compare with the patches.")
     ] = False,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+    sources: Sources,
     json: Json = False,
 ) -> None:
-    """What a patch does, shown on the probes that it names: each is compiled with and without it, on the series below.
+    """Show the effects of a patch: compile its probes with and without it.
 
-    The host compiler says what compiles, and types, stages and bytes; the emulation on the CPU whether the numbers are right;
-    nvcc, with --code, whether the code of each kernel differs. A file that is in no series is applied alone to the stock tree.
-    No GPU is used: what a patch does to speed is unverified on SM120.
+    The host compiler shows what compiles, with types, stages and bytes; emulation on the CPU shows whether the numbers are
+    right; nvcc, with --code, whether the machine code of a kernel differs. A file that is in no series is applied alone to the
+    unpatched source. No GPU is used: the effect on speed is unverified on SM120.
     """
-    from sm120kit import pipeline, proving
-    from sm120kit.workspace import Workspace
+    from sm120kit.proofs import prover
+    from sm120kit.recipes.target import resolve_flashinfer
 
-    if write and (dtype or probe):
-        raise typer.BadParameter("a part of a proof is not kept: leave out --for and --probe", param_hint="--write")
-    proof = proving.prove_patch(
+    if write and (probes.dtype or probes.probe):
+        raise typer.BadParameter("only a complete proof is written: leave out --for and --probe", param_hint="--write")
+    options = sources.run_options()
+    proof = prover.prove_patch(
         patch,
-        pipeline.Options(Workspace.open(state), mirror, offline),
-        recipe_name=recipe,
-        dtype=_dtype(dtype),
-        arch=_arch(arch),
-        code=code,
-        probes=[_probe(text) for text in probe or ()],
+        options,
+        target=resolve_flashinfer(probes.recipe, options) if probes.recipe else None,
+        dtype=_dtype(probes.dtype),
+        arch=_arch(probes.arch),
+        code=probes.code,
+        probes=[_probe(text) for text in probes.probe or ()],
     )
     if write:
-        proof, path = proving.keep(patch, proof)
-        console.say(f"wrote {path}")
+        proof, path = prover.store(patch, proof)
+        console.info(f"wrote {path}")
     if json:
-        from sm120kit import prove as prover
+        from sm120kit import proofs
 
-        console.data(prover.text(proof).rstrip())
+        console.data(proofs.text(proof).rstrip())
         return
-    console.table(("probe", "dtype", "arch", "effect", "below", "with"), (_cells(one) for one in proof.results))
+    console.table(("probe", "dtype", "arch", "effect", "without", "with"), map(_cells, proof.results))
     console.data(f"{proof.patch} on {proof.recipe}: tree {proof.tree_below[:12]} → {proof.tree_above[:12]}")
-    if any("not compared" in effect for one in proof.results for effect in one.effects):
-        console.say("whether code differs is said by --code")
+    if any("not compared" in effect for result in proof.results for effect in result.effects):
+        console.info("machine code was not compared: --code does that")
 
 
 def ablate(
-    recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="A recipe name, engine@version, or recipe file.")
-    ] = "flashinfer",
+    recipe: FlashInferName = "flashinfer",
     patch: Annotated[
-        list[str] | None, typer.Option("--patch", metavar="PATCH", help="Leave out only this one; repeatable.")
+        list[str] | None, typer.Option("--patch", metavar="PATCH", help="Leave out only this patch; repeatable.")
     ] = None,
     dtype: Dtype = None,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
-    """What a series lacks without each of its patches: tiles gained or lost, what compiles, stages and bytes.
+    """Show the effect of leaving out each patch of a series.
 
-    Patches that do not apply without another are named and left out with it. The host compiler sees neither numbers nor code:
-    `sm120kit patch prove` compares those. A minute for each patch the first time.
+    Lists tiles that appear or disappear, and changes in what compiles, in stages and in bytes. Patches that do not apply
+    without the one that is left out are left out with it and named. Numbers and machine code are not compared: `sm120kit patch
+    prove` does that. About a minute per patch; results are cached.
     """
     from dataclasses import asdict
 
-    from sm120kit import pipeline, proving
-    from sm120kit.workspace import Workspace
+    from sm120kit.proofs import prover
+    from sm120kit.recipes.target import resolve_flashinfer
 
-    options = pipeline.Options(Workspace.open(state), mirror, offline)
-    found = proving.ablate(recipe, options, dtype=_dtype(dtype), only=patch or ())
+    target = resolve_flashinfer(recipe, sources.run_options())
+    ablation = prover.ablate(target, dtype=_dtype(dtype), only=patch or ())
     if json:
-        console.json_data(asdict(found))
+        console.json_data(asdict(ablation))
         return
     console.table(
-        ("without", "also left out", "tile", "then", "with all"), (row for one in found.without for row in _rows(one))
+        ("left out", "dependents", "tile", "without", "complete series"),
+        (row for ablated in ablation.without for row in _rows(ablated)),
     )
-    console.data(f"{found.recipe}, tree {found.tree[:12]}: {found.tiles} kernels of tiles compared for each")
+    console.data(f"{ablation.recipe}, tree {ablation.tree[:12]}: {ablation.tiles} tile kernels compared for each")
 
 
-def _rows(one: Ablated) -> list[list[str]]:
+def _rows(ablated: PatchAblation) -> list[list[str]]:
     from sm120kit.cli.tiles import verdict
 
-    lead = [[one.patch, ", ".join(one.dependents)], ["", ""]]
-    told = [["", one.failure, ""]] if one.failure else []
-    told += [["flags", "", flag] for flag in one.flags]
-    for change in one.changes:
+    lead = [[ablated.patch, ", ".join(ablated.dependents)], ["", ""]]
+    rows = [["", ablated.failure, ""]] if ablated.failure else []
+    rows += [["flags", "", flag] for flag in ablated.flags]
+    for change in ablated.changes:
         tile = change.tile
-        words = f"{tile.family} {tile.dtype} {tile.shape}" + (f" {tile.epilogue}" if tile.epilogue != "none" else "")
-        words += " swap" if tile.swap else ""
+        name = f"{tile.family} {tile.dtype} {tile.shape}" + (f" {tile.epilogue}" if tile.epilogue != "none" else "")
+        name += " swap" if tile.swap else ""
         sides = (change.without, change.full)
-        told.append([f"{words}, {tile.output}", *(f"{_tile(side)}{verdict(side)}" for side in sides)])
-    told = told or [["", "nothing that the host compiler sees", ""]]
-    return [[*lead[min(number, 1)], *row] for number, row in enumerate(told)]
+        rows.append([f"{name}, {tile.output}", *(f"{_tile(side)}{verdict(side)}" for side in sides)])
+    rows = rows or [["", "no difference for the host compiler", ""]]
+    return [[*lead[min(number, 1)], *row] for number, row in enumerate(rows)]
 
 
-def _tile(fact: TileFacts | None) -> str:
-    if fact is None:
+def _tile(facts: TileFacts | None) -> str:
+    if facts is None:
         return ""
-    told = "" if fact.generated else "not generated; "
-    return told + (f"{fact.stages} stages, {fact.smem_bytes:,} B, " if fact.compiles else "")
+    generated = "" if facts.generated else "not generated; "
+    return generated + (f"{facts.stages} stages, {facts.smem_bytes:,} B, " if facts.compiles else "")
 
 
 def _dtype(name: str | None) -> str | None:
-    from sm120kit.errors import UnknownName
+    from sm120kit.core.errors import UnknownName
     from sm120kit.patches.probes import DTYPES
 
     if name is not None and name not in DTYPES:
@@ -137,13 +153,13 @@ def _dtype(name: str | None) -> str | None:
 
 
 def _arch(name: str | None) -> Arch | None:
-    from sm120kit.recipe import parse_arch
+    from sm120kit.recipes import parse_arch
 
     return parse_arch(name) if name else None
 
 
 def _probe(text: str) -> Probe:
-    from sm120kit.errors import BadPatch
+    from sm120kit.core.errors import BadPatch
     from sm120kit.patches import probes
 
     try:
@@ -152,45 +168,46 @@ def _probe(text: str) -> Probe:
         raise BadPatch(f"--probe {text!r}: {problem}", "patches/README.md describes probes") from problem
 
 
-def _cells(one: Proven) -> list[str]:
-    archs = ", ".join(sorted(one.below.code.keys() | one.above.code.keys()))
+def _cells(result: ProbeComparison) -> list[str]:
+    archs = ", ".join(sorted(result.below.code.keys() | result.above.code.keys()))
     return [
-        one.probe.text,
-        one.probe.dtype,
+        result.probe.text,
+        result.probe.dtype,
         archs,
-        ", ".join(one.effects),
-        *(_told(one.probe, side, other) for side, other in ((one.below, one.above), (one.above, one.below))),
+        ", ".join(result.effects),
+        _side(result.probe, result.below, result.above),
+        _side(result.probe, result.above, result.below),
     ]
 
 
-def _told(probe: Probe, side: Seen, other: Seen) -> str:
-    """A side in words; of two that are alike in something, only what differs and the most telling of the rest."""
+def _side(probe: Probe, side: ProbeResult, other: ProbeResult) -> str:
+    """One side of a comparison: stages, shared memory, and everything else that differs from the other side."""
     if side.error:
         return f"error: {side.error} ({side.where})"
-    told = [
+    parts = [
         f"{name} {_part(value, other.facts.get(name))}".strip()
         for name, value in sorted(side.facts.items())
         if name.endswith(("stages", "smem_bytes")) or other.facts.get(name) != value
     ]
     if probe.numbers:
-        told.append(f"numbers {side.numbers}" + (f": {side.why}" if side.why else ""))
-    told += [f"{arch} {_code(kernels)}" for arch, kernels in sorted(side.code.items())]
-    return "; ".join(told)
+        parts.append(f"numbers {side.numbers}" + (f": {side.why}" if side.why else ""))
+    parts += [f"{arch} {_code(kernels)}" for arch, kernels in sorted(side.code.items())]
+    return "; ".join(parts)
 
 
 def _part(value: str | int, other: str | int | None) -> str:
-    """A value; of flags, those that the other side lacks."""
+    """A value; of compiler flags, those that the other side lacks."""
     if isinstance(value, int):
         return f"{value:,}"
     if not value.startswith("-D"):
         return value
-    return " ".join(word for word in value.split() if word not in str(other).split()) or "without those"
+    return " ".join(flag for flag in value.split() if flag not in str(other).split()) or "without those"
 
 
 def _code(kernels: tuple[KernelCode, ...]) -> str:
     return " and ".join(
-        f"{one.text_sha256[:12]}, {one.registers} registers"
-        + (f", {one.stack_bytes} B stack" if one.stack_bytes else "")
-        + (f", {one.grid_waits} grid waits" if one.grid_waits else "")
-        for one in kernels
+        f"{kernel.text_sha256[:12]}, {kernel.registers} registers"
+        + (f", {kernel.stack_bytes} B stack" if kernel.stack_bytes else "")
+        + (f", {kernel.grid_waits} grid waits" if kernel.grid_waits else "")
+        for kernel in kernels
     )

@@ -1,40 +1,75 @@
-"""``sm120kit bench show`` and ``compare``: what receipts say."""
+"""``sm120kit bench show`` and ``compare``: print, plot and compare receipts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit import console
 from sm120kit.cli.options import Json
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.bench.receipt import Measured, Receipt
+    from sm120kit.bench import RequestEnded
+    from sm120kit.bench.receipt import MeasuredCell, Receipt
+    from sm120kit.bench.workload import Cell
 
+Given = Annotated[
+    list[str] | None,
+    typer.Option("--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'."),
+]
 Plot = Annotated[
     str, typer.Option("--plot", metavar="FILE|-", help="Draw throughput by users and by context: .svg, .png, or - for text.")
 ]
 
 
 def show(
-    receipts: Annotated[list[Path], typer.Argument(metavar="RECEIPT...", help="Files that bench run wrote.")],
+    receipts: Annotated[list[Path], typer.Argument(metavar="RECEIPT", help="Files that bench run wrote.")],
     plot: Plot = "",
     json: Json = False,
 ) -> None:
-    """The figures of receipts, computed from their samples."""
+    """Show the figures of receipts.
+
+    They are computed from the samples.
+    """
     from sm120kit.bench import receipt
 
     require_plot(plot)
-    read = [(path.stem, receipt.read(path)) for path in receipts]
-    render(read, as_json=json)
-    draw(plot, read)
+    named = [(path.stem, receipt.read(path)) for path in receipts]
+    render(named, as_json=json)
+    draw(plot, named)
+
+
+@contextmanager
+def cell_progress(*, announce: bool = False) -> Iterator[Callable[[Cell, int], RequestEnded]]:
+    """A progress display of the requests of each cell. The function is that of :class:`sm120kit.bench.Measurement`.
+
+    ``announce``: print a line for each cell, too.
+    """
+    with console.progress() as display:
+
+        def cell_begins(cell: Cell, requests: int) -> RequestEnded:
+            for task in display.tasks:  # a cell that runs for a time has no total; it is over when the next one begins
+                display.update(task.id, total=task.completed, visible=False)
+            name = f"{users(cell)}, {cell.output_tokens} tokens"
+            if announce:
+                console.info(f"{name}: {requests} requests" if requests else name)
+            key = display.add_task(name, total=requests or None)
+            return lambda: display.update(key, advance=1, visible=not display.tasks[key].finished)
+
+        yield cell_begins
+
+
+def users(cell: Cell | MeasuredCell) -> str:
+    """The number of users of a cell with its unit."""
+    return f"{cell.users} user{'s' * (cell.users > 1)}"
 
 
 def require_plot(plot: str) -> None:
-    """Refuse a plot that could not be drawn, before anything is measured."""
+    """Check before a measurement that its plot can be drawn."""
     if plot in ("", "-"):
         return
     from sm120kit.bench import plot as plots
@@ -44,88 +79,91 @@ def require_plot(plot: str) -> None:
     plots.require(Path(plot))
 
 
-def draw(plot: str, read: Sequence[tuple[str, Receipt]]) -> None:
-    """Draw what --plot asks for."""
+def draw(plot: str, named: Sequence[tuple[str, Receipt]]) -> None:
+    """Draw named receipts to the file of ``--plot``, to standard output for ``-``."""
     if not plot:
         return
     from sm120kit.bench import plot as plots
 
     if plot == "-":
-        for line in plots.text(read):
+        for line in plots.text(named):
             console.data(line)
     else:
-        plots.write(Path(plot), read)
-        console.say(f"plot: {plot}")
+        plots.write(Path(plot), named)
+        console.info(f"plot: {plot}")
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A receipt.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The receipt to compare with it.")],
     ignore: Annotated[
         str, typer.Option("--ignore", metavar="NAME,...", help="Circumstances that may differ; they are printed.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Two receipts cell by cell. Refused when they differ in a circumstance that is not ignored."""
+    """Compare two receipts cell by cell.
+
+    Refused if they differ in a circumstance that is not ignored.
+    """
     from dataclasses import asdict
 
     from sm120kit.bench import compare as comparison
     from sm120kit.bench import receipt
 
-    found = comparison.compare(
+    compared = comparison.compare(
         receipt.read(before), receipt.read(after), [name.strip() for name in ignore.split(",") if name.strip()]
     )
     if json:
         console.json_data(
-            {"circumstances": found.differ, "unknown": found.unknown, "cells": [asdict(one) for one in found.cells]}
+            {"circumstances": compared.differ, "unknown": compared.unknown, "cells": [asdict(cell) for cell in compared.cells]}
         )
         return
-    for name, (was, now) in found.differ.items():
-        console.data(f"{name}: {was} / {now}")
-    if found.unknown:
-        console.data(f"unknown in both: {comparison.briefly(found.unknown)}")
+    for name, (first, second) in compared.differ.items():
+        console.data(f"{name}: {first} / {second}")
+    if compared.unknown:
+        console.data(f"unknown in both: {comparison.briefly(compared.unknown)}")
     console.table(
-        ("users", "output", "context", "before tok/s", "after tok/s", "ratio", "spread between", "beyond it"),
+        ("users", "output", "context", "before tok/s", "after tok/s", "ratio", "spread between", "beyond spread"),
         (
             (
-                one.users,
-                one.output_tokens,
-                one.context_tokens,
-                _range(one.before),
-                _range(one.after),
-                "" if one.ratio is None else f"{one.ratio:.3f}",
-                one.between,
-                {None: "unknown", True: "yes", False: "no"}[one.beyond_spread],
+                cell.users,
+                cell.output_tokens,
+                cell.context_tokens,
+                _range(cell.before),
+                _range(cell.after),
+                "" if cell.ratio is None else f"{cell.ratio:.3f}",
+                cell.between,
+                {None: "unknown", True: "yes", False: "no"}[cell.beyond_spread],
             )
-            for one in found.cells
+            for cell in compared.cells
         ),
     )
 
 
-def render(read: Sequence[tuple[str, Receipt]], *, as_json: bool) -> None:
-    """Receipts as tables, or as one JSON object each; several are a list."""
+def render(named: Sequence[tuple[str, Receipt]], *, as_json: bool) -> None:
+    """Print receipts as tables, or as JSON: an object, a list for several."""
     if as_json:
-        objects = [_object(made) for _, made in read]
+        objects = [_object(receipt) for _, receipt in named]
         console.json_data(objects[0] if len(objects) == 1 else objects)
         return
-    for name, made in read:
-        if len(read) > 1:
+    for name, receipt in named:
+        if len(named) > 1:
             console.data(f"{name}:")
-        _table(made)
+        _table(receipt)
 
 
-def _ordered(made: Receipt) -> list[Measured]:
-    return sorted(made.cells, key=lambda cell: (cell.key, cell.restart))
+def _ordered(receipt: Receipt) -> list[MeasuredCell]:
+    return sorted(receipt.cells, key=lambda cell: (cell.key, cell.restart))
 
 
-def _object(made: Receipt) -> dict[str, Any]:
+def _object(receipt: Receipt) -> dict[str, Any]:
     from dataclasses import asdict
 
     from sm120kit.bench.receipt import summary
 
     return {
-        "complete": made.complete,
-        "circumstances": asdict(made.circumstances),
+        "complete": receipt.complete,
+        "circumstances": asdict(receipt.circumstances),
         "cells": [
             {
                 "users": cell.users,
@@ -136,27 +174,27 @@ def _object(made: Receipt) -> dict[str, Any]:
                 "clocks": cell.clocks,
                 **asdict(summary(cell)),
             }
-            for cell in _ordered(made)
+            for cell in _ordered(receipt)
         ],
     }
 
 
-def _table(made: Receipt) -> None:
+def _table(receipt: Receipt) -> None:
     from sm120kit.bench import clocks, compare
     from sm120kit.bench.receipt import summary
 
-    about = made.circumstances
-    console.data(f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {made.started_utc}")
-    if not made.complete:
+    about = receipt.circumstances
+    console.data(f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {receipt.started_utc}")
+    if not receipt.complete:
         console.data("partial: the run was interrupted, or the server went away")
-    said = {name: text for name, text in compare.circumstances(made).items() if name.startswith(("machine.", "served."))}
-    for name, text in said.items():
+    setup = {name: text for name, text in compare.circumstances(receipt).items() if name.startswith(("machine.", "served."))}
+    for name, text in setup.items():
         if text != compare.UNKNOWN:
             console.data(f"{name}: {text}")
-    if unknown := [name for name, text in said.items() if text == compare.UNKNOWN]:
+    if unknown := [name for name, text in setup.items() if text == compare.UNKNOWN]:
         console.data(f"unknown: {compare.briefly(unknown)}")
-    restarted = any(cell.restart for cell in made.cells)
-    filled = any(cell.context_tokens for cell in made.cells)
+    restarted = any(cell.restart for cell in receipt.cells)
+    filled = any(cell.context_tokens for cell in receipt.cells)
     columns = [
         *["prefill tok/s"] * filled,
         "tok/s per user",
@@ -171,7 +209,7 @@ def _table(made: Receipt) -> None:
         "errors",
     ]
     rows = []
-    for cell in _ordered(made):
+    for cell in _ordered(receipt):
         s = summary(cell)
         rows.append(
             (
@@ -193,9 +231,9 @@ def _table(made: Receipt) -> None:
             )
         )
     console.table(("users", "output", "context", *["restart"] * restarted, *columns), rows)
-    for line in clocks.lines(one for cell in made.cells for one in cell.clocks or ()):
+    for line in clocks.lines(sampled for cell in receipt.cells for sampled in cell.clocks or ()):
         console.data(line)
-    for error in sorted({sample.error for cell in made.cells for sample in cell.samples if sample.error}):
+    for error in sorted({sample.error for cell in receipt.cells for sample in cell.samples if sample.error}):
         console.data(f"error: {error}")
 
 

@@ -1,4 +1,4 @@
-"""``sm120kit recipe``: what can be built."""
+"""``sm120kit recipe``: list, show, check and lock recipes."""
 
 from __future__ import annotations
 
@@ -7,164 +7,177 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Json, Mirror, Offline, State
+from sm120kit.cli.options import Json, RecipeName, RecipeNames, Sources
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.recipe import EngineRecipe, EnvironmentTable, Recipe
-
-Names = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE]...", help="Recipe names or files; all without one.")]
-
-app = typer.Typer(help="List, show, check and lock recipes.", no_args_is_help=True, rich_markup_mode=None)
+    from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe
 
 
-@app.command("list")
 def list_(json: Json = False) -> None:
-    """Every recipe: what it builds from, and for what."""
-    from sm120kit import recipe
+    """List the recipes."""
+    from sm120kit import recipes
 
-    recipes = [recipe.load_any(name) for name in recipe.names()]
+    listed = [recipes.load(name) for name in recipes.names()]
     if json:
-        console.json_data([item.model_dump(mode="json") for item in recipes])
+        console.json_data([recipe.model_dump(mode="json") for recipe in listed])
         return
     rows = []
-    for item in recipes:
-        rests_on = (
-            f"{item.flashinfer} ({item.kernels})"
-            if isinstance(item, recipe.EngineRecipe)
-            else ", ".join(f"{project} {source.version}" for project, source in item.sources.items())
+    for recipe in listed:
+        inputs = (
+            f"{recipe.flashinfer} ({recipe.kernels})"
+            if isinstance(recipe, recipes.EngineRecipe)
+            else ", ".join(f"{project} {source.version}" for project, source in recipe.sources.items())
         )
-        groups = "" if isinstance(item, recipe.EngineRecipe) else " ".join(item.groups)
-        rows.append((item.name, rests_on, " ".join(item.archs), groups, item.summary))
+        groups = "" if isinstance(recipe, recipes.EngineRecipe) else " ".join(recipe.groups)
+        rows.append((recipe.name, inputs, " ".join(recipe.archs), groups, recipe.summary))
     console.table(("recipe", "made from", "archs", "kernel groups", "summary"), rows)
 
 
-@app.command()
-def show(name: str, json: Json = False) -> None:
-    """One recipe: its pins and kernels or wheels, and its build id when it is locked."""
-    from sm120kit import lock, recipe
+def show(name: RecipeName, json: Json = False) -> None:
+    """Show a recipe.
 
-    item, path = recipe.load_any(name), recipe.lock_path(name)
+    With its pins, its kernels or wheels, and its build id if it is locked.
+    """
+    from sm120kit import recipes
+    from sm120kit.recipes import lockfile
+    from sm120kit.recipes.target import lock_path
+
+    file, recipe = recipes.load_with_path(name)
     if json:
-        console.json_data(item.model_dump(mode="json"))
+        console.json_data(recipe.model_dump(mode="json"))
         return
-    console.data(f"{item.name}: {item.summary}")
-    console.data(f"build id {lock.build_id(lock.read(path))}\n" if path.is_file() else "not locked\n")
-    if isinstance(item, recipe.EngineRecipe):
-        _show_engine(item)
+    console.data(f"{recipe.name}: {recipe.summary}")
+    path = lock_path(file)
+    console.data(f"build id {lockfile.build_id(lockfile.read(path))}\n" if path.is_file() else "not locked\n")
+    if isinstance(recipe, recipes.EngineRecipe):
+        _show_engine(recipe)
     else:
-        _show_kernels(item)
-    if item.environment:
-        console.table(("environment", "value"), (("Python", item.environment.python), *_environment(item.environment)))
+        _show_kernels(recipe)
+    if recipe.environment:
+        console.table(("environment", "value"), (("Python", recipe.environment.python), *_environment(recipe.environment)))
 
 
-def _show_kernels(item: Recipe) -> None:
+def _show_kernels(recipe: FlashInferRecipe) -> None:
     console.table(
         ("project", "version", "pinned by"),
         (
             (project, source.version, " ".join(f"{k}={v}" for k, v in source.model_dump().items() if k != "version"))
-            for project, source in item.sources.items()
+            for project, source in recipe.sources.items()
         ),
     )
-    console.table(("module", "generator"), ((name, module.generator) for name, module in item.modules.items()))
+    console.table(("module", "generator"), ((name, module.generator) for name, module in recipe.modules.items()))
     console.table(
         ("kernel group", "modules", "samples", "summary"),
         (
-            (name + (" (default)" if name == item.default_group else ""), " ".join(g.modules), " ".join(g.samples), g.summary)
-            for name, g in item.groups.items()
+            (name + (" (default)" if name == recipe.default_group else ""), " ".join(g.modules), " ".join(g.samples), g.summary)
+            for name, g in recipe.groups.items()
         ),
     )
 
 
-def _show_engine(item: EngineRecipe) -> None:
-    console.data(f"state: {item.state}; unverified on SM120\nrests on {item.flashinfer}, kernel group {item.kernels}\n")
-    console.table(("built here", "why"), ((part.what, part.reason) for part in item.built))
-    console.table(("stays official", "why"), ((part.what, part.reason) for part in item.official))
-    if item.known_bad:
-        console.table(("known to be bad", "why"), ((f"{bad.distribution} {bad.version}", bad.reason) for bad in item.known_bad))
+def _show_engine(recipe: EngineRecipe) -> None:
+    console.data(f"state: {recipe.state}; unverified on SM120")
+    console.data(f"FlashInfer from {recipe.flashinfer}, kernel group {recipe.kernels}\n")
+    console.table(("built from source", "reason"), ((part.what, part.reason) for part in recipe.built))
+    console.table(("official wheel", "reason"), ((part.what, part.reason) for part in recipe.official))
+    if recipe.known_bad:
+        console.table(("excluded", "reason"), ((f"{bad.distribution} {bad.version}", bad.reason) for bad in recipe.known_bad))
 
 
 def _environment(table: EnvironmentTable) -> list[tuple[str, str]]:
     rows = [("platforms", " ".join(table.platforms)), ("requires", " ".join(table.requires))]
-    return rows + [(f"override {name}", f"{given.version}: {given.reason}") for name, given in table.overrides.items()]
+    return rows + [(f"override {name}", f"{override.version}: {override.reason}") for name, override in table.overrides.items()]
 
 
-@app.command()
-def check(names: Names = None) -> None:
-    """Validate recipes; every problem of a file in one error."""
-    from sm120kit import recipe
+def check(names: RecipeNames = None) -> None:
+    """Validate recipes.
 
-    for name in names or recipe.names():
-        item = recipe.load_any(name)
-        console.data(f"ok {item.name}")
+    All problems of a file are reported at once.
+    """
+    from sm120kit import recipes
+
+    for name in names or recipes.names():
+        console.data(f"ok {recipes.load(name).name}")
 
 
-@app.command()
 def lock(
-    names: Names = None,
+    names: RecipeNames = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say in what the lock is not what would be built.")
+        bool, typer.Option("--check", help="Write nothing; fail if a lockfile is outdated and list the differences.")
     ] = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Take the newest wheels that fit, not those locked before.")
+        bool, typer.Option("--upgrade", help="Lock the newest wheels that fit instead of the versions in the lockfile.")
     ] = False,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
-    """Write down everything that builds are made of, beside their recipes: sources, trees, patches, wheels by hash."""
-    from sm120kit import lock as locks
-    from sm120kit import locking, recipe
-    from sm120kit.trees import Options
-    from sm120kit.workspace import Workspace
+    """Lock sources, patches and wheels of recipes by hash.
+
+    Each lockfile is written next to its recipe.
+    """
+    from sm120kit import recipes
+    from sm120kit.recipes import lockfile
+    from sm120kit.recipes.target import resolve, resolve_each
 
     if check and upgrade:
-        raise typer.BadParameter("--check writes nothing; --upgrade is for writing")
-    options = Options(Workspace.open(state), mirror, offline)
+        raise typer.BadParameter("--check writes nothing, so --upgrade has no effect")
+    options = sources.run_options()
     ids = {}
-    for name in names or [*recipe.names(recipe.Recipe), *recipe.names(recipe.EngineRecipe)]:
+    chosen = names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
+    # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
+    for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
         if check:
-            made = locking.locked(name, options)
+            lock = target.lock
         else:
-            made, path = locking.lock(name, options, upgrade=upgrade)
-            console.say(f"wrote {path}")
-        ids[str(made.recipe["name"])] = locks.build_id(made)
+            lock = lockfile.create(target, upgrade=upgrade)
+            console.info(f"wrote {target.lock_path}")
+        recipe, build_id = str(lock.recipe["name"]), lockfile.build_id(lock)
+        ids[recipe] = build_id
         if not json:
-            console.data(f"{'ok' if check else 'locked'} {made.recipe['name']}: build id {locks.build_id(made)}")
+            console.data(f"{'ok' if check else 'locked'} {recipe}: build id {build_id}")
     if json:
         console.json_data(ids)
 
 
-@app.command()
 def requirements(
-    name: str,
-    platform: Annotated[str | None, typer.Option("--platform", help="One of the recipe's; default: its first.")] = None,
+    name: RecipeName,
+    platform: Annotated[
+        str | None, typer.Option("--platform", metavar="TAG", help="A platform of the recipe; default: its first.")
+    ] = None,
 ) -> None:
-    """The locked wheels as a requirements file with hashes, for `pip install --require-hashes --no-deps -r` or uv.
+    """Print the locked wheels as a requirements file with hashes.
 
-    The wheel that is built here is not among them.
+    For `pip install --require-hashes --no-deps -r` or uv. The wheel that sm120kit builds is not included.
     """
-    from sm120kit import lock as locks
-    from sm120kit import recipe
-    from sm120kit.errors import UnknownName
+    from sm120kit import recipes
+    from sm120kit.core.errors import UnknownName
+    from sm120kit.recipes import lockfile
 
-    held = locks.read(recipe.lock_path(name))
-    asked = (held.recipe.get("environment") or {}).get("platforms", [])
-    wanted = platform or next(iter(asked), "")
-    closure = next((one for one in held.closures if one.platform == wanted), None)
+    lock = lockfile.read(recipes.lock_path(name))
+    platforms = (lock.recipe.get("environment") or {}).get("platforms", [])
+    platform = platform or next(iter(platforms), "")
+    closure = next((closure for closure in lock.closures if closure.platform == platform), None)
     if closure is None:
-        raise UnknownName(f"{name} is not locked for platform {wanted!r}", f"platforms: {', '.join(asked) or 'none'}")
-    console.data(locks.requirements(closure).rstrip())
+        raise UnknownName(f"{name} is not locked for platform {platform!r}", f"platforms: {', '.join(platforms) or 'none'}")
+    console.data(lockfile.requirements_txt(closure).rstrip())
 
 
-@app.command()
-def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this file.")] = None) -> None:
-    """The JSON Schema of a recipe, for editors."""
-    from sm120kit import recipe, workspace
+def schema(
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a recipe.
 
-    text = recipe.json_schema()
+    Editors complete and check recipes with it.
+    """
+    from sm120kit import recipes
+    from sm120kit.core import state
+
+    text = recipes.json_schema()
     if out is None:
         console.data(text)
     else:
-        workspace.write_atomic(out, (text + "\n").encode())
+        state.write_atomic(out, (text + "\n").encode())

@@ -1,187 +1,207 @@
-"""``sm120kit reproduce``: what the published figures of a configuration are worth on this machine, or by a receipt."""
+"""``sm120kit reproduce``: compare a configuration's published figures with this machine, or with receipts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Json, State, named_values
+from sm120kit.cli import receipts as receipt_options
+from sm120kit.cli.launch import LaunchedServer
+from sm120kit.cli.options import ApiKey, ConfigName, Json, PublishedImages, endpoint, finite, given_values
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from sm120kit.bench import MeasuredServer
+    from sm120kit.bench.receipt import Receipt
+    from sm120kit.bench.reproduce import Bound, Judgement, Rate, ReproductionReport
+    from sm120kit.recipes.configurations import Configuration
 
-    from sm120kit.bench import Finished
-    from sm120kit.bench.receipt import Receipt, Served
-    from sm120kit.bench.workload import Cell
-    from sm120kit.doctor import Finding
-    from sm120kit.reproducing import Bound, Judgement, Rate, Report
+
+@dataclass(frozen=True)
+class ServerAtUrl:
+    """A server that is running already."""
+
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="Measure this server, which was started as CONFIG describes.")
+    ] = ""
+    record: Annotated[
+        Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that launch wrote for the server.")
+    ] = None
+    api_key: ApiKey = ""
+
+    def measured(self, configuration: Configuration) -> MeasuredServer:
+        """The server with the configuration's model if it offers it, else its only model.
+
+        Raises:
+            Sm120kitError: the server does not answer or offers several other models, or the record is of another server.
+        """
+        from sm120kit import bench
+        from sm120kit.bench import circumstances
+        from sm120kit.bench.receipt import Served
+
+        server = endpoint(self.url, self.api_key)
+        model = bench.choose_model(server, None, configuration.model.repository)
+        served = circumstances.served_by_record(self.record, server.url) if self.record else Served()
+        return bench.MeasuredServer(server, model, served)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the figures are measured and judged."""
+
+    directory: Annotated[Path, typer.Option("--receipts", metavar="DIR", help="Where receipts are written.")] = Path()
+    quick: Annotated[bool, typer.Option("--quick", help="Only the fewest users, one request for each.")] = False
+    given: receipt_options.Given = None
+    all_reduce_us: Annotated[
+        float | None,
+        typer.Option(
+            "--all-reduce-us",
+            min=0.1,
+            callback=finite,
+            metavar="US",
+            help="For the roofline: time of an all-reduce of 16 KiB, as printed by doctor --measure.",
+            show_default=False,
+        ),
+    ] = None
 
 
 def reproduce_(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A configuration by name, or a .toml file.")],
-    url: Annotated[str, typer.Option("--url", help="Measure this server, which was started as CONFIG says.")] = "",
-    record: Annotated[
-        Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that launch keeps of the server.")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="DIR", help="Launch CONFIG with this model, measure, and stop it.")
-    ] = None,
-    image: Annotated[
-        str, typer.Option("--image", metavar="IMAGE", help="With --checkpoint: a verified image; default: the index's.")
-    ] = "",
-    index: Annotated[Path, typer.Option("--index", metavar="FILE", help="With --checkpoint: the published images.")] = Path(
-        "images.json"
-    ),
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --checkpoint: the port on 127.0.0.1.")] = 8000,
-    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="With --checkpoint: to become healthy.")] = 1800,
-    restarts: Annotated[
-        int, typer.Option("--restarts", min=0, help="With --checkpoint: restart the server so often, and measure again.")
-    ] = 0,
+    config: ConfigName,
+    *,
+    running: ServerAtUrl,
+    launched: LaunchedServer,
+    images: PublishedImages,
     receipts: Annotated[
-        list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing: judge this receipt, and others.")
+        list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing; judge this receipt. Repeatable.")
     ] = None,
-    directory: Annotated[Path, typer.Option("--receipts", metavar="DIR", help="Where receipts are written.")] = Path(),
-    quick: Annotated[bool, typer.Option("--quick", help="Only the fewest users, one request for each.")] = False,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--given", metavar="NAME=VALUE", help="What cannot be seen from here: gpu, engine, power_limit, ..."),
-    ] = None,
-    all_reduce_us: Annotated[
-        float | None,
-        typer.Option("--all-reduce-us", min=0.1, help="For the roofline: at 16 KiB, by doctor --measure.", show_default=False),
-    ] = None,
-    state: State = None,
+    method: Method,
     json: Json = False,
 ) -> None:
-    """Measure by the published methods and by the honest one, and say what each published figure is worth here.
+    """Compare a configuration's published figures with this machine.
 
-    Without --url, --checkpoint or --receipt it says what the figures need, and measures nothing. Exit code 0: what can be
-    compared was reached, or is as near as restarts are to each other; 95: a figure is below; 96: none can be compared.
+    Measures by the published methods and with real prompts. Without --url, --checkpoint or --receipt it measures nothing and
+    prints what the figures require. Exit code 0: every comparable figure was reached, or is within the variation between
+    restarts; 95: a figure is below; 96: none is comparable.
     """
     from dataclasses import asdict
 
-    from sm120kit import reproducing, roofline
-    from sm120kit.bench import circumstances
-    from sm120kit.bench import receipt as reading
-    from sm120kit.errors import BelowPublished, NotAsPublished
-    from sm120kit.recipe import configuration
-    from sm120kit.reproducing import Known, Verdict
+    from sm120kit.bench import receipt as receipt_files
+    from sm120kit.bench import reproduce, roofline
+    from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
+    from sm120kit.core.errors import BelowPublished, NotAsPublished
+    from sm120kit.recipes import configurations
 
-    if sum((bool(url), checkpoint is not None, bool(receipts))) > 1:
-        raise typer.BadParameter("only one of --url, --checkpoint and --receipt can be meant")
-    if record and not url:
-        raise typer.BadParameter("is for a server that runs already: name its --url", param_hint="--run")
-    if restarts and not checkpoint:
-        raise typer.BadParameter("only a server that is launched here can be restarted", param_hint="--restarts")
-    if given and receipts:
-        raise typer.BadParameter("a receipt says itself what was given when it was made", param_hint="--given")
-    wanted = configuration.load(config)
-    said = named_values(given or [], "--given")
-    made: tuple[Receipt, ...] = tuple(reading.read(path) for path in receipts or ())
-    findings: tuple[Finding, ...] = ()
-    known = Known(None, all_reduce_us)
-    if url or checkpoint:
-        asked = reproducing.plan(wanted, quick=quick)
-
-        def work(root: str, served: Served | None, earlier: Sequence[Receipt]) -> tuple[Receipt, ...]:
-            with console.progress() as progress:
-
-                def cell_begins(cell: Cell, requests: int) -> Finished:
-                    name = f"{cell.users} users, {cell.output_tokens} tokens"
-                    console.say(f"{name}: {requests} requests")
-                    task = progress.add_task(name, total=requests)
-                    return lambda: progress.update(task, advance=1, visible=not progress.tasks[task].finished)
-
-                return reproducing.measure(
-                    root,
-                    wanted,
-                    asked,
-                    directory,
-                    given=said,
-                    served=served,
-                    earlier=earlier,
-                    restarts=restarts,
-                    cell_begins=cell_begins,
-                )
-
-        if checkpoint:
-            known = Known(roofline.model_in(checkpoint), all_reduce_us)
-            root = f"http://127.0.0.1:{port}"
-            made = reproducing.launched(
-                config,
-                checkpoint,
-                image,
-                index,
-                port,
-                restarts=restarts,
-                wait_seconds=wait,
-                state=state,
-                tell=console.say,
-                work=work,
-            )
-        else:
-            root = url.rstrip("/").removesuffix("/v1")
-            made = work(root, circumstances.recorded(record, root) if record else None, ())
-        for one in asked:
-            console.say(f"receipt: {reproducing.place_of(directory, wanted, one)}")
-        findings = reproducing.findings(wanted, root)
-    report = reproducing.judge(wanted, made, findings, known)
+    _require_consistent(receipts, running, launched, method)
+    configuration = configurations.load(config)
+    if running.url or launched.checkpoint:
+        measured = _measure(configuration, running, launched, images, method)
+        findings = reproduce.findings(configuration, running.url or f"http://127.0.0.1:{launched.port}")
+    else:
+        measured = tuple(receipt_files.read(path) for path in receipts or ())
+        findings = ()
+    model = roofline.model_in(launched.checkpoint) if launched.checkpoint else None
+    report = reproduce.judge(configuration, measured, findings, RooflineInputs(model, method.all_reduce_us))
     if json:
-        found = [{**asdict(one), "reference": one.reference.model_dump(), "words": one.words} for one in report.judgements]
-        console.json_data({"verdict": report.verdict, **asdict(report), "judgements": found})
+        judgements = [
+            {**asdict(judgement), "reference": judgement.reference.model_dump(), "words": judgement.text}
+            for judgement in report.judgements
+        ]
+        console.json_data({"verdict": report.verdict, **asdict(report), "judgements": judgements})
     else:
         _show(report)
-    if report.verdict is Verdict.BELOW:
-        raise BelowPublished(f"{wanted.name}: a published figure was not reached", "the reasons that are known stand above")
-    if made and report.verdict is Verdict.NOT_COMPARABLE:
+    if report.verdict is ReproductionVerdict.BELOW:
+        raise BelowPublished(
+            f"{configuration.name}: a published figure was not reached", "the output above has the known reasons"
+        )
+    if measured and report.verdict is ReproductionVerdict.NOT_COMPARABLE:
         raise NotAsPublished(
-            f"{wanted.name}: no published figure can be compared with what was measured",
-            "the fields that differ stand above; what is only unknown can be said: --run RECORD, --given gpu='2x ...'",
+            f"{configuration.name}: no published figure is comparable with the measurement",
+            "the output above has the fields that differ; supply unknown ones with --run RECORD or --given gpu='2x ...'",
         )
 
 
-def _show(report: Report) -> None:
+def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launched: LaunchedServer, method: Method) -> None:
+    """Refuse options that contradict each other."""
+    if sum((bool(running.url), launched.checkpoint is not None, bool(receipts))) > 1:
+        raise typer.BadParameter("use only one of --url, --checkpoint and --receipt")
+    if running.record and not running.url:
+        raise typer.BadParameter("applies only to a running server: add --url", param_hint="--run")
+    if launched.image and not launched.checkpoint:
+        raise typer.BadParameter("applies only to a server to launch: add --checkpoint", param_hint="--image")
+    if launched.restarts and not launched.checkpoint:
+        raise typer.BadParameter("only a launched server can be restarted: add --checkpoint", param_hint="--restarts")
+    if method.given and receipts:
+        raise typer.BadParameter("a receipt already has the circumstances stated for it", param_hint="--given")
+    given_values(method.given or [])
+
+
+def _measure(
+    configuration: Configuration, running: ServerAtUrl, launched: LaunchedServer, images: PublishedImages, method: Method
+) -> tuple[Receipt, ...]:
+    """Measure a running server, or one that is launched for it; one receipt per workload."""
+    from sm120kit import bench
+    from sm120kit.bench import launched as launched_servers
+    from sm120kit.bench import reproduce
+
+    workloads = reproduce.plan(configuration, quick=method.quick)
+    stated = given_values(method.given or [])
+    with receipt_options.cell_progress(announce=True) as cell_begins:
+        measurements = reproduce.measurements(configuration, workloads, method.directory, stated, cell_begins)
+        if launched.checkpoint:
+            prepared, options = launched.prepare(configuration, images)
+            measured = launched_servers.run(prepared, options, measurements, launched.restarts)
+        else:
+            server = running.measured(configuration)
+            measured = tuple(bench.run(server, measurement) for measurement in measurements)
+    for named in workloads:
+        console.info(f"receipt: {reproduce.receipt_path(method.directory, configuration, named)}")
+    return measured
+
+
+def _show(report: ReproductionReport) -> None:
     console.table(
-        ("published", "users", "class", "verdict", "measured", "honest", "roofline", "share of it"),
+        ("published", "users", "class", "verdict", "measured", "real prompts", "roofline", "share of it"),
         (
             (
-                f"{one.reference.value:g} tok/s",
-                one.reference.users,
-                one.reference.reproducibility,
-                one.words,
-                _rate(one.measured),
-                _rate(one.honest),
-                _roofline(one.bound),
-                _share(one),
+                f"{judgement.reference.value:g} tok/s",
+                judgement.reference.users,
+                judgement.reference.reproducibility,
+                judgement.text,
+                _rate(judgement.measured),
+                _rate(judgement.honest),
+                _roofline(judgement.bound),
+                _share(judgement),
             )
-            for one in report.judgements
+            for judgement in report.judgements
         ),
     )
-    found = [_differences(one) for one in report.judgements]
-    everywhere = [text for text in found[0] if len(found) > 1 and all(text in texts for texts in found)]
-    told = [("every published figure", everywhere)]
-    for one, texts in zip(report.judgements, found, strict=True):
-        told.append((_name(one), [*(text for text in texts if text not in everywhere), *one.reasons, *_needs(one)]))
-    for name, lines in told:
+    differences = [_differences(judgement) for judgement in report.judgements]
+    common = [line for line in differences[0] if len(differences) > 1 and all(line in lines for lines in differences)]
+    sections = [("every published figure", common)]
+    for judgement, lines in zip(report.judgements, differences, strict=True):
+        own = [line for line in lines if line not in common]
+        sections.append((_name(judgement), [*own, *judgement.reasons, *_required_tokens(judgement)]))
+    for name, lines in sections:
         if lines:
             console.data(f"{name}:")
         for line in lines:
             console.data(f"  {line}")
-    for name, said in (("doctor", report.host), ("caveat", report.caveats)):
-        for line in said:
-            console.data(f"{name}: {line}")
+    for name, remarks in (("doctor", report.host), ("caveat", report.caveats)):
+        for remark in remarks:
+            console.data(f"{name}: {remark}")
 
 
-def _name(one: Judgement) -> str:
-    users = f"{one.reference.users} user{'s' * (one.reference.users > 1)}"
-    return f"{one.reference.value:g} tok/s, {users}; {one.reference.conditions}"
+def _name(judgement: Judgement) -> str:
+    reference = judgement.reference
+    users = f"{reference.users} user{'s' * (reference.users > 1)}"
+    return f"{reference.value:g} tok/s, {users}; {reference.conditions}"
 
 
-def _differences(one: Judgement) -> list[str]:
-    return [f"{found.field}: {found.published} / {found.here}" for found in one.differences]
+def _differences(judgement: Judgement) -> list[str]:
+    return [f"{difference.field}: {difference.published} / {difference.here}" for difference in judgement.differences]
 
 
 def _rate(rate: Rate | None) -> str:
@@ -197,17 +217,16 @@ def _roofline(bound: Bound | None) -> str:
     return f"{bound.roofline:.0f}" + (" if every draft is accepted" if bound.at_most > 1 and bound.acceptance is None else "")
 
 
-def _share(one: Judgement) -> str:
-    """Of the roofline: what was measured, else what was published."""
-    if one.bound is None:
+def _share(judgement: Judgement) -> str:
+    """The measured rate, else the published one, over the roofline."""
+    if judgement.bound is None:
         return ""
-    value = one.measured.tok_s if one.measured else one.reference.value
-    return f"{value / one.bound.roofline:.0%}"
+    value = judgement.measured.tok_s if judgement.measured else judgement.reference.value
+    return f"{value / judgement.bound.roofline:.0%}"
 
 
-def _needs(one: Judgement) -> list[str]:
-    if one.bound is None or one.bound.at_most == 1:
+def _required_tokens(judgement: Judgement) -> list[str]:
+    bound = judgement.bound
+    if bound is None or bound.at_most == 1:
         return []
-    return [
-        f"at the roofline the published rate takes {one.bound.needs:.1f} of at most {one.bound.at_most} tokens in each step"
-    ]
+    return [f"at the roofline the published rate takes {bound.needs:.1f} of at most {bound.at_most} tokens in each step"]

@@ -1,94 +1,111 @@
-"""``sm120kit verify kernels``: run the kernels on a GPU, bit for bit against integers."""
+"""``sm120kit verify kernels``: compare kernels on a GPU with an integer reference, bit for bit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit import console
-from sm120kit.cli.options import Jobs, Json, Memory, Mirror, Offline, State
+from sm120kit.cli.options import FlashInferName, Json, Limits, Sources
+from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.verify import Report
+    from sm120kit.kernels.gpu_tests import VerificationReport
+
+
+@dataclass(frozen=True)
+class KernelSelection:
+    """The kernels that are compared, and the kind of GPU they run on."""
+
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="emulate: a Hopper GPU, with missing instructions in software; native: an SM12x GPU.",
+        ),
+    ] = "emulate"
+    only: Annotated[
+        str, typer.Option("--only", metavar="PATTERN", help="Kernels whose name contains this text or matches this glob.")
+    ] = ""
+    quick: Annotated[bool, typer.Option("--quick", help="Only 128x128 tiles without variants, and fewer runs.")] = False
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """The files that the record of a complete run is written to."""
+
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of a complete run to this file.")
+    ] = None
+    write: Annotated[bool, typer.Option("--write", help="Write the record to patches/evidence.")] = False
 
 
 def verify_kernels(
-    engine: Annotated[
-        str, typer.Argument(metavar="[ENGINE[@VERSION]]", help="An engine, engine@version, recipe name or recipe file.")
-    ] = "flashinfer",
-    device: Annotated[
-        str,
-        typer.Option("--device", help="emulate: on a Hopper GPU, missing instructions in software; native: on an SM12x GPU."),
-    ] = "emulate",
-    only: Annotated[
-        str, typer.Option("--only", metavar="PATTERN", help="Kernels whose name has this in it, or matches this glob.")
-    ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="128x128 tiles without variants, fewer runs.")] = False,
-    compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Compile the programs and run none; needs no GPU.")
-    ] = False,
-    jobs: Jobs = None,
-    memory: Memory = None,
-    receipt: Annotated[
-        Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of a whole run here.")
-    ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Write it where the repository keeps evidence.")] = False,
-    mirror: Mirror = None,
-    offline: Offline = False,
-    state: State = None,
+    engine: FlashInferName = "flashinfer",
+    *,
+    selection: KernelSelection,
+    limits: Limits,
+    output: RecordOptions,
+    sources: Sources,
     as_json: Json = False,
 ) -> None:
-    """Run every SM120 kernel of an engine on a GPU and compare with integers, bit for bit; plant faults and see them found.
+    """Compare kernels on a GPU with an integer reference, bit for bit.
 
-    Exit code 0: all right; 1: a kernel is wrong; 45, 46: no GPU, or one that cannot do it; 54: a planted fault was not found,
-    so that the result proves nothing.
+    Runs every SM120 kernel of an engine, and kernels with seeded faults, which must be detected. Exit code 0: all kernels are
+    right; 1: a kernel is wrong; 45, 46: no GPU, or an unsuitable one; 54: a seeded fault was not detected, so that the result
+    proves nothing.
     """
-    from sm120kit import verifying
-    from sm120kit.errors import ControlMissed, UnknownName
-    from sm120kit.trees import Options
-    from sm120kit.verify import Device
-    from sm120kit.workspace import Workspace, data_root, write_record
+    from sm120kit.core.errors import ControlMissed, UnknownName
+    from sm120kit.core.state import data_root, write_record
+    from sm120kit.kernels.gpu_tests import Backend, VerificationScope, session
+    from sm120kit.recipes.target import resolve_flashinfer
 
     try:
-        chosen = Device(device)
+        device = Backend(selection.device)
     except ValueError:
-        raise UnknownName(f"unknown device {device!r}", f"devices: {', '.join(Device)}") from None
-    asked = verifying.Verification(chosen, only, quick)
-    if (receipt or write) and not (asked.whole and not compile_only):
-        raise typer.BadParameter("a receipt is of a whole run: leave out --only, --quick and --compile-only")
-    options = Options(Workspace.open(state), mirror, offline, jobs, int(memory * 2**30) if memory is not None else None)
-    if compile_only:
-        _compile_only(verifying.compile_verification(engine, options, asked, tell=console.say), as_json)
+        raise UnknownName(f"unknown device {selection.device!r}", f"devices: {', '.join(Backend)}") from None
+    scope = VerificationScope(device, selection.only, selection.quick)
+    if (output.receipt or output.write) and (selection.compile_only or not scope.complete):
+        raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
+    target = resolve_flashinfer(engine, sources.run_options(limits))
+    if selection.compile_only:
+        _compile_only(session.compile_verification(target, scope), as_json)
         return
-    report, record, name = verifying.verify_kernels(engine, options, asked, tell=console.say)
+    report, record, name = session.verify_kernels(target, scope)
     if as_json:
         console.json_data(record)
     else:
         _show(report, record)
     if report.missed:
         raise ControlMissed(
-            f"planted faults were not found: {'; '.join(report.missed)}", "what passed proves nothing; no receipt was written"
+            f"seeded faults were not detected: {'; '.join(report.missed)}",
+            "passed kernels prove nothing; no receipt was written",
         )
-    for path in filter(None, (receipt, data_root() / "patches" / "evidence" / name if write else None)):
+    evidence = data_root() / "patches" / "evidence" / name if output.write else None
+    for path in filter(None, (output.receipt, evidence)):
         write_record(path, record)
-        console.say(f"receipt: {path}")
+        console.info(f"receipt: {path}")
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _compile_only(found: list[tuple[str, Any]], as_json: bool) -> None:
-    failed = [(name, failure.message) for name, failure in found if failure]
+def _compile_only(programs: list[tuple[str, Any]], as_json: bool) -> None:
+    failed = [(name, failure.message) for name, failure in programs if failure]
     if as_json:
-        console.json_data({"compiled": [name for name, failure in found if not failure], "failed": dict(failed)})
+        console.json_data({"compiled": [name for name, failure in programs if not failure], "failed": dict(failed)})
     else:
         for name, message in failed:
             console.data(f"{name}: {message}")
-        console.data(f"{len(found) - len(failed)} of {len(found)} programs compile; none was run")
+        console.data(f"{len(programs) - len(failed)} of {len(programs)} programs compile; none was run")
     raise typer.Exit(1 if failed else 0)
 
 
-def _show(report: Report, record: dict[str, Any]) -> None:
+def _show(report: VerificationReport, record: dict[str, Any]) -> None:
     console.table(
         ("kernel", "verdict", "runs", "outputs", "error", "bound", "error/bound", "stages", "bytes", "kernel time", "time"),
         (
@@ -112,23 +129,23 @@ def _show(report: Report, record: dict[str, Any]) -> None:
         if row.why:
             console.data(f"{row.name}: {row.verdict}: {row.why}")
     console.table(
-        ("planted fault", "class", "what", "on", "seen as"),
+        ("seeded fault", "class", "description", "kernels", "detected as"),
         (
             (
-                one.name,
-                one.kind,
-                one.what,
-                len(one.seen),
-                "NOT FOUND" if one.missed else _seen(one.seen.values(), one.signature),
+                fault.name,
+                fault.kind,
+                fault.what,
+                len(fault.seen),
+                "NOT DETECTED" if fault.missed else _detected(fault.seen.values(), fault.signature),
             )
-            for one in report.faults
+            for fault in report.faults
         ),
     )
     console.table(
         ("instruction", "compared", "verdict", "values", "error/magnitude"),
         (
-            (one.instruction, one.compared, one.verdict, f"{one.values:,}", f"{one.max_error_over_magnitude or 0:.3g}")
-            for one in report.instructions
+            (row.instruction, row.compared, row.verdict, f"{row.values:,}", f"{row.max_error_over_magnitude or 0:.3g}")
+            for row in report.instructions
         ),
     )
     reasons: dict[str, list[str]] = {}
@@ -142,13 +159,13 @@ def _show(report: Report, record: dict[str, Any]) -> None:
         f"{passed} of {len(report.rows)} kernels pass on {gpu['name']} (driver {gpu['driver']}, CUDA {gpu['cuda']}; "
         f"nvcc {record['toolchain']['nvcc']}, {record['arch']}); tree {record['tree'][:12]}; {report.seconds:.0f} s"
     )
-    console.data("errors are relative to the sum of the magnitudes of an output's terms, in set inexact, beside float64")
+    console.data("errors: of the inexact data set against float64, relative to the sum of the magnitudes of an output's terms")
     if not record["verified_on_sm120"]:
-        console.data("unverified on SM120. What this cannot show:")
+        console.data("unverified on SM120; not shown by this run:")
         for line in record["cannot_show"]:
             console.data(f"  {line}")
 
 
-def _seen(verdicts: Any, signature: str) -> str:
+def _detected(verdicts: Any, signature: str) -> str:
     text = ", ".join(sorted(set(verdicts)))
     return f"{text}: {signature}" if signature else text

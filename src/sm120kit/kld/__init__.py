@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions are from those of a reference, and how far the reference is from itself."""
+"""Compare two models by the KL divergence of their next-token distributions, with a control pair that measures rounding."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sm120kit.errors import NothingMeasured
-from sm120kit.kld.divergence import Divergences, Listed, divergences
-from sm120kit.kld.sides import Checkpoint, Served, Side, tokens_of
+from sm120kit.core.errors import NothingMeasured
+from sm120kit.kld.divergence import TopLogProbabilities, WindowDivergences, divergences
+from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, read_tokens
 
-__all__ = ["Asked", "Checkpoint", "Comparison", "Served", "Side", "Summary", "compare", "tokens_of", "windows"]
+__all__ = [
+    "ComparedModel",
+    "DivergenceSummary",
+    "KldComparison",
+    "LocalModel",
+    "ServedModel",
+    "Windowing",
+    "compare",
+    "read_tokens",
+    "split_windows",
+]
 
 FORMAT = 1
-"""Raised when a comparison's form changes."""
+"""Version of the record's format; incremented when the format changes."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How a text is cut: ``windows`` windows of ``window_tokens``, each ``stride_tokens`` after the one before."""
+class Windowing:
+    """Division of a text: ``windows`` windows of ``window_tokens``, which start ``stride_tokens`` apart."""
 
     windows: int = 100
     window_tokens: int = 2048
@@ -29,11 +39,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The divergences of all positions, in nats.
+class DivergenceSummary:
+    """Statistics of the divergences of all positions, in nats.
 
-    ``positions`` counts those with a value; those without are counted apart: NaN on a side, or unbounded. ``covered`` is how
-    much of the reference's probability was compared token by token. ``window_means`` has the mean of each window that has one.
+    ``positions`` counts the positions with a divergence; those without are counted separately: NaN in a model, or unbounded.
+    ``covered`` is the share of the reference's probability that was compared token by token. ``window_means`` has the mean of
+    each window that has a divergence.
     """
 
     positions: int
@@ -51,101 +62,109 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A test against its reference, and the control pair beside it.
+class KldComparison:
+    """Comparison of a test with its reference (``result``), and of the control pair (``noise``).
 
-    ``exact`` is false where a side gave its likeliest tokens only.
-    ``tokens_sha256`` is that of the token ids as JSON. ``complete`` is false when the run ended before its last window.
+    ``asked`` is the division of the text, with the number of windows compared so far. ``exact`` is False when a model returned
+    its most likely tokens only. ``tokens_sha256`` is the hash of the token ids as JSON. ``complete`` is False when the run
+    ended before its last window.
     """
 
     format: int
     reference: str
     test: str
     control: str
-    asked: Asked
+    asked: Windowing
     tokens_sha256: str
     exact: bool
     complete: bool
-    result: Summary
-    noise: Summary
+    result: DivergenceSummary
+    noise: DivergenceSummary
 
 
-def windows(tokens: Sequence[int], asked: Asked) -> list[Sequence[int]]:
-    """A text's windows.
+def split_windows(tokens: Sequence[int], windowing: Windowing) -> list[Sequence[int]]:
+    """Divide a text into windows.
 
     Raises:
-        NothingMeasured: it is too short for them.
+        NothingMeasured: the text is too short.
     """
-    needed = asked.window_tokens + (asked.windows - 1) * asked.stride_tokens
-    if len(tokens) < needed:
-        fit = max(0, (len(tokens) - asked.window_tokens) // asked.stride_tokens + 1)
+    windows, length, stride = windowing.windows, windowing.window_tokens, windowing.stride_tokens
+    required = length + (windows - 1) * stride
+    if len(tokens) < required:
+        possible = max(0, (len(tokens) - length) // stride + 1)
         raise NothingMeasured(
-            f"{asked.windows} windows of {asked.window_tokens} tokens, {asked.stride_tokens} apart, need {needed:,} tokens; "
-            f"the text has {len(tokens):,}",
-            f"a longer text, or --windows {fit}" if fit else "a longer text, or a smaller --window",
+            f"{windows} windows of {length} tokens with a stride of {stride} require {required:,} tokens; the text has "
+            f"{len(tokens):,}",
+            f"use a longer text, or --windows {possible}" if possible else "use a longer text, or a smaller --window",
         )
-    return [
-        tokens[start : start + asked.window_tokens]
-        for start in range(0, asked.windows * asked.stride_tokens, asked.stride_tokens)
-    ]
+    return [tokens[start : start + length] for start in range(0, windows * stride, stride)]
 
 
 def compare(
-    reference: Side,
-    test: Side,
-    control: Side | None,
+    reference: ComparedModel,
+    test: ComparedModel,
+    control: ComparedModel | None,
     tokens: Sequence[int],
-    asked: Asked,
+    windowing: Windowing,
     *,
-    keep: Callable[[Comparison], None] = lambda comparison: None,
-) -> Comparison:
-    """Compare two models on the same tokens, two windows at a time, so that what is held at once stays small.
+    on_progress: Callable[[KldComparison], None] = lambda comparison: None,
+) -> KldComparison:
+    """Compare two models on the same tokens, two windows at a time to limit memory.
 
-    The control pair is the reference against ``control``, or against itself asked again, one window at a time instead of two:
-    what differs there is rounding in another batch, and a test's divergence below it says nothing. ``keep`` gets what was
-    measured after each pair of windows, marked as not complete until it is.
+    The control pair is the reference and ``control``; without ``control``, the reference and itself, computed again with one
+    window per batch instead of two. The difference of the control pair is rounding, and a divergence of the test below it is
+    not significant. ``on_progress`` is called after each pair of windows with the comparison so far.
 
     Raises:
-        NothingMeasured: the text is too short, or no position has a value.
+        NothingMeasured: the text is too short, or no position has a divergence.
     """
-    cut = windows(tokens, asked)
+    windows = split_windows(tokens, windowing)
     sha256 = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
-    against = control.name if control else "the reference again, in other batches"
-    found: list[Divergences] = []
-    noise: list[Divergences] = []
+    control_name = control.name if control else "the reference again, in other batches"
+    results: list[WindowDivergences] = []
+    noise: list[WindowDivergences] = []
     exact = True
 
-    def made() -> Comparison:
-        whole, results = len(found) == len(cut), (_summary(found, test.name), _summary(noise, "the control pair"))
-        done = replace(asked, windows=len(found))
-        return Comparison(FORMAT, reference.name, test.name, against, done, sha256, exact, whole, *results)
+    def comparison() -> KldComparison:
+        complete = len(results) == len(windows)
+        compared = replace(windowing, windows=len(results))
+        summaries = (_summary(results, test.name), _summary(noise, "the control pair"))
+        return KldComparison(FORMAT, reference.name, test.name, control_name, compared, sha256, exact, complete, *summaries)
 
-    for first in range(0, len(cut), 2):
-        pair = cut[first : first + 2]
+    for first in range(0, len(windows), 2):
+        pair = windows[first : first + 2]
         expected, tested = reference.windows(pair), test.windows(pair)
-        again = control.windows(pair) if control else [one for window in pair for one in reference.windows([window])]
-        exact = exact and not any(isinstance(one, Listed) for one in (*expected, *tested))
-        found += [divergences(p, q) for p, q in zip(expected, tested, strict=True)]
-        noise += [divergences(p, q) for p, q in zip(expected, again, strict=True)]
-        if any(one.nats for one in found) and any(one.nats for one in noise):
-            keep(made())
-    return made()
+        if control:
+            controls = control.windows(pair)
+        else:
+            controls = [distributions for window in pair for distributions in reference.windows([window])]
+        exact = exact and not any(isinstance(distributions, TopLogProbabilities) for distributions in (*expected, *tested))
+        results += [divergences(p, q) for p, q in zip(expected, tested, strict=True)]
+        noise += [divergences(p, q) for p, q in zip(expected, controls, strict=True)]
+        if any(window.nats for window in results) and any(window.nats for window in noise):
+            on_progress(comparison())
+    return comparison()
 
 
-def _summary(found: Sequence[Divergences], what: str) -> Summary:
-    nats = sorted(value for one in found for value in one.nats)
-    nan = [sum(one.nan_reference for one in found), sum(one.nan_test for one in found)]
-    unbounded = sum(one.unbounded for one in found)
+def _summary(windows: Sequence[WindowDivergences], name: str) -> DivergenceSummary:
+    """Summarize the windows of ``name``, a model or the control pair.
+
+    Raises:
+        NothingMeasured: no position has a divergence.
+    """
+    nats = sorted(value for window in windows for value in window.nats)
+    nan = [sum(window.nan_reference for window in windows), sum(window.nan_test for window in windows)]
+    unbounded = sum(window.unbounded for window in windows)
     if not nats:
         raise NothingMeasured(
-            f"no position of {what} has a divergence: {nan[0]:,} with NaN in the reference, {nan[1]:,} in the test, "
+            f"no position of {name} has a divergence: {nan[0]:,} with NaN in the reference, {nan[1]:,} in the test, "
             f"{unbounded:,} unbounded",
-            "a model that gives NaN everywhere was not loaded as it should be",
+            "a model that returns NaN at every position was not loaded correctly",
         )
     percentiles = statistics.quantiles(nats, n=100, method="inclusive") if len(nats) > 1 else nats * 99
-    return Summary(
+    return DivergenceSummary(
         positions=len(nats),
-        covered=math.fsum(one.covered * len(one.nats) for one in found) / len(nats),
+        covered=math.fsum(window.covered * len(window.nats) for window in windows) / len(nats),
         nan_reference=nan[0],
         nan_test=nan[1],
         unbounded=unbounded,
@@ -154,6 +173,6 @@ def _summary(found: Sequence[Divergences], what: str) -> Summary:
         p95=percentiles[94],
         p99=percentiles[98],
         max=nats[-1],
-        top1_differs=sum(one.top1_differs for one in found),
-        window_means=tuple(statistics.fmean(one.nats) for one in found if one.nats),
+        top1_differs=sum(window.top1_differs for window in windows),
+        window_means=tuple(statistics.fmean(window.nats) for window in windows if window.nats),
     )

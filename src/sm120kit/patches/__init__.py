@@ -1,31 +1,32 @@
-"""``Checkout -> PatchedTree``: apply a series, check it, write the result to a directory, export it again.
+"""Patch series: read and check them, apply them to a checkout, write the result to a directory, export commits as patches."""
 
-A series is as good for one version as for another: how it drifts is what :func:`status` says about another pin.
-"""
-
+from sm120kit.patches.apply import apply, compose
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.export import edit, take_back
-from sm120kit.patches.form import Patch, foreign, normal_form
-from sm120kit.patches.series import fix, lint, load, projects
-from sm120kit.patches.stack import Step, apply, compose, in_order, parts_of, status
-from sm120kit.patches.tree import materialise
+from sm120kit.patches.drift import Step, status
+from sm120kit.patches.edits import edit, export_edits
+from sm120kit.patches.format import Patch, normal_form, read_foreign
+from sm120kit.patches.materialise import index_file, materialise
+from sm120kit.patches.records import TreeProject, projects_in_tree
+from sm120kit.patches.series import fix, lint, load, load_for_tree, projects
 
 __all__ = [
     "Patch",
     "Problem",
     "Step",
+    "TreeProject",
     "apply",
     "compose",
     "edit",
+    "export_edits",
     "fix",
-    "foreign",
-    "in_order",
+    "index_file",
     "lint",
     "load",
+    "load_for_tree",
     "materialise",
     "normal_form",
-    "parts_of",
     "projects",
+    "projects_in_tree",
+    "read_foreign",
     "status",
-    "take_back",
 ]

@@ -1,26 +1,35 @@
-"""A strict reader of git diffs: it knows the few things a patch may hold and refuses everything else.
+"""A strict parser of git diffs: it accepts changes to plain text files and rejects everything else.
 
-``git apply`` takes much more: diffs without a git header, renames, symbolic links, binary files. What it takes and this reader
-does not see could reach outside a project, so there is no leniency here.
+``git apply`` accepts much more: diffs without a git header, renames, symbolic links, binary files. A construct that git applies
+and this parser skipped could change files outside a project, so nothing is skipped. unidiff parses the hunks; it ignores lines
+that belong to no hunk, so each line of a section must belong to its header or to a hunk.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unidiff.patch import Hunk as ParsedHunk
 
 FILE_MODES = ("100644", "100755")
 """Plain and executable files, as git writes their modes."""
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
+_HUNK = re.compile(rb"@@ -\d{1,9}(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@.*")
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
-_MODE = re.compile(rb"(?:new file|deleted file|old|new) mode (\d+)")
+_MODE = re.compile(rb"(new file|deleted file|old|new) mode (\d+)")
+_NO_BLOB = "0" * 40
+_NO_NEWLINE = b"\\ No newline at end of file"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a file of a series."""
+    """A problem in a file of a series; ``line`` counts from 1."""
 
     file: Path
     line: int
@@ -32,28 +41,52 @@ class Problem:
 
 @dataclass(frozen=True)
 class Hunk:
-    """The ``number``-th hunk of the file ``path``, written for line ``start`` of it; it is at ``line`` of the patch file."""
+    """The ``number``-th hunk for the file ``path``, at its line ``start``; the hunk is at ``line`` of the patch file.
+
+    ``old`` and ``new`` are its lines before and after the change, with their line ends.
+    """
 
     path: str
     number: int
     start: int
     header: str
     line: int
+    old: tuple[bytes, ...]
+    new: tuple[bytes, ...]
 
 
-class Refused(Exception):
-    """The reader cannot go on."""
+@dataclass(frozen=True)
+class FileChange:
+    """The blob ids of a file before and after a patch, from its ``index`` line at ``line`` of the patch file.
+
+    An id is 40 zeros if there is no file, and empty if only the mode changes.
+    """
+
+    path: str
+    old: str
+    new: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The files and hunks of a diff, and its ``length`` in bytes: a mail signature may follow it."""
+
+    files: tuple[FileChange, ...]
+    hunks: tuple[Hunk, ...]
+    length: int
+
+
+class MalformedDiff(Exception):
+    """The diff cannot be parsed further; ``line`` is that of the patch file."""
 
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
         self.line = line
 
 
-def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> tuple[tuple[Hunk, ...], int]:
-    """Read a diff whose first line is line ``first`` of ``file``; adds to ``problems``.
-
-    Returns the hunks, and the length in bytes of what belongs to the diff: a mail signature may follow.
-    """
+def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> Diff:
+    """Parse a diff whose first line is line ``first`` of ``file``; problems are added to ``problems``."""
     lines = diff.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
@@ -63,119 +96,221 @@ def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> tuple[
     try:
         while reader.at < len(lines) and reader.peek() != b"-- ":
             reader.file_section()
-    except Refused as refused:
-        problems.append(Problem(file, refused.line, str(refused)))
-    return tuple(reader.hunks), sum(len(line) + 1 for line in lines[: reader.at])
+        reader.signature()
+    except MalformedDiff as error:
+        problems.append(Problem(file, error.line, str(error)))
+    return Diff(tuple(reader.files.values()), tuple(reader.hunks), sum(len(line) + 1 for line in lines[: reader.end]))
 
 
 class _Reader:
     def __init__(self, lines: list[bytes], first: int, file: Path, problems: list[Problem]) -> None:
         self.lines, self.first, self.file, self.problems = lines, first, file, problems
         self.at = 0
+        self.end = 0
+        """The line after the last section."""
+        self.files: dict[str, FileChange] = {}
         self.hunks: list[Hunk] = []
-        self.seen: set[str] = set()
 
     def peek(self) -> bytes:
         return self.lines[self.at] if self.at < len(self.lines) else b""
 
-    def bad(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.problems.append(Problem(self.file, self.first + self.at, text))
 
-    def refuse(self, text: str) -> Refused:
-        return Refused(self.first + self.at, text)
+    def malformed(self, text: str, at: int | None = None) -> MalformedDiff:
+        return MalformedDiff(self.first + (self.at if at is None else at), text)
 
     def file_section(self) -> None:
-        """One file: its git header, the lines about modes and ids, and its hunks."""
+        """Parse the section of a file: git header, modes and blob ids, hunks."""
         path = self.path_of(self.peek())
         problem = path_problem(path)
         if problem:
-            self.bad(f"{path!r} {problem}")
-        if path in self.seen:
-            self.bad(f"{path} is changed twice")
-        self.seen.add(path)
+            self.report(f"{path!r} {problem}")
+        if path in self.files:
+            self.report(f"{path} is changed twice")
         self.at += 1
-        created = deleted = False
-        while self.at < len(self.lines) and not self.peek().startswith((b"--- ", b"diff --git ")):
+        modes, change = self.header(path)
+        self.files[path] = change
+        first_hunk = len(self.hunks)
+        if self.peek().startswith(b"--- "):
+            self.names(path.encode(), "new file" in modes, "deleted file" in modes)
+            self.hunks_of(path)
+        elif not modes:
+            raise self.malformed(f"no hunk follows for {path}")
+        elif change.old and modes == ["old", "new"]:
+            raise self.malformed(f"no hunk follows for {path}, whose content changes")
+        self.check_blobs(change, modes, self.hunks[first_hunk:])
+        self.end = self.at
+
+    def header(self, path: str) -> tuple[list[str], FileChange]:
+        """Parse the kinds of the mode lines and the blob ids."""
+        begin, modes, changes = self.at, list[str](), list[FileChange]()
+        while self.at < len(self.lines) and not self.peek().startswith((b"--- ", b"diff --git ")) and self.peek() != b"-- ":
             line = self.peek()
-            if line == b"-- ":
-                return
             mode, index = _MODE.fullmatch(line), _INDEX.fullmatch(line)
             if mode:
-                created |= line.startswith(b"new file")
-                deleted |= line.startswith(b"deleted")
-                self.check_mode(path, mode[1])
+                modes.append(mode[1].decode())
+                self.check_mode(path, mode[2])
             elif index:
+                changes.append(FileChange(path, index[1].decode(), index[2].decode(), self.first + self.at))
                 if len(index[1]) != 40 or len(index[2]) != 40:
-                    self.bad("abbreviated blob ids: export with --full-index")
+                    self.report("abbreviated blob ids: export with --full-index")
                 self.check_mode(path, index[3] or b"100644")
             elif line.startswith((b"Binary files ", b"GIT binary patch")):
-                raise self.refuse(f"{path} is changed as a binary file; only text can be reviewed")
+                raise self.malformed(f"{path} is changed as a binary file; only text can be reviewed")
             elif line.startswith((b"rename ", b"copy ", b"similarity ", b"dissimilarity ")):
-                raise self.refuse(f"{path} is renamed or copied; export with --no-renames")
+                raise self.malformed(f"{path} is renamed or copied; export with --no-renames")
             else:
-                raise self.refuse(f"not part of a git diff: {line.decode(errors='replace')!r}")
+                raise self.malformed(f"not part of a git diff: {line.decode(errors='replace')!r}")
             self.at += 1
-        if self.peek().startswith(b"--- "):
-            self.names(path.encode(), created, deleted)
-            self.hunks_of(path)
+        if len(changes) > 1 or modes not in ([], ["new file"], ["deleted file"], ["old", "new"]):
+            raise self.malformed(f"the header of {path} is contradictory or repeats a line", begin)
+        return modes, changes[0] if changes else FileChange(path, "", "", self.first + begin)
+
+    def check_blobs(self, change: FileChange, modes: list[str], hunks: list[Hunk]) -> None:
+        """Require blob ids that fit the content of a file that is created or deleted, and two others for any other change."""
+
+        def report(text: str) -> None:
+            self.problems.append(Problem(self.file, change.line, text))
+
+        if not change.old:
+            if hunks or modes != ["old", "new"]:
+                report(f"no index line for {change.path}: export with --full-index")
+            return
+        if len(change.old) != 40 or len(change.new) != 40:
+            return  # reported already
+        if modes in (["new file"], ["deleted file"]):
+            old = b"".join(line for hunk in hunks for line in hunk.old)
+            new = b"".join(line for hunk in hunks for line in hunk.new)
+            content, blob, rest, other = (new, change.new, old, change.old)
+            if modes == ["deleted file"]:
+                content, blob, rest, other = (old, change.old, new, change.new)
+            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+            if rest or other != _NO_BLOB or len(hunks) > 1:
+                report(f"{change.path} is a {modes[0]}, but its diff has two sides")
+            elif blob != actual:
+                report(f"the content of {change.path} has blob id {actual}, its index line has {blob}")
+            return
+        if _NO_BLOB in (change.old, change.new) or change.old == change.new:
+            report(f"the index line of {change.path} does not name two different blobs")
 
     def check_mode(self, path: str, mode: bytes) -> None:
         if mode.decode() not in FILE_MODES:
-            self.bad(f"{path} gets mode {mode.decode()}: not a plain file")
+            self.report(f"{path} has mode {mode.decode()}: not a plain file")
 
     def path_of(self, line: bytes) -> str:
-        """The path in ``diff --git a/PATH b/PATH``."""
+        """Parse the path in ``diff --git a/PATH b/PATH``."""
         names = line.removeprefix(b"diff --git ")
         if names == line:
-            raise self.refuse(f"not part of a git diff: {line.decode(errors='replace')!r}")
+            raise self.malformed(f"not part of a git diff: {line.decode(errors='replace')!r}")
         half = names[: len(names) // 2]
         if names != half + b" b/" + half[2:] or not half.startswith(b"a/"):
-            raise self.refuse("the two paths of 'diff --git' are not a/PATH and b/PATH with one and the same plain PATH")
+            raise self.malformed("the two paths of 'diff --git' are not a/PATH and b/PATH with the same plain PATH")
         try:
             return half[2:].decode()
         except UnicodeDecodeError:
-            raise self.refuse("the path is not UTF-8") from None
+            raise self.malformed("the path is not UTF-8") from None
 
     def names(self, path: bytes, created: bool, deleted: bool) -> None:
-        """The lines ``--- a/PATH`` and ``+++ b/PATH``; git ends a path that has a space in it with a tab."""
+        """Parse the lines ``--- a/PATH`` and ``+++ b/PATH``; git appends a tab to a path with a space."""
         for mark, name in (
             (b"--- ", b"/dev/null" if created else b"a/" + path),
             (b"+++ ", b"/dev/null" if deleted else b"b/" + path),
         ):
             if self.peek().removesuffix(b"\t") != mark + name:
-                raise self.refuse(f"expected {(mark + name).decode()!r}")
+                raise self.malformed(f"expected {(mark + name).decode()!r}")
             self.at += 1
 
     def hunks_of(self, path: str) -> None:
-        number = 0
-        while match := _HUNK.fullmatch(self.peek()):
-            number += 1
+        from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
+        from unidiff.patch import PatchSet
+
+        begin = self.at
+        try:
+            files = PatchSet(self.hunk_lines())
+        except UnidiffParseError:
+            number = sum(line.startswith(b"@@") for line in self.lines[begin : self.at])
+            raise self.malformed(f"hunk {number} of {path} ends early or has other lines than its header counts") from None
+        self.at = begin
+        moved = 0  # by how many lines the hunks before move what follows them
+        for number, parsed in enumerate(files[0], 1):
+            # unidiff counts the lines that it is passed from 1; the two names precede the hunks
+            if not parsed or parsed[0].diff_line_no != self.at - begin + 4:
+                break
+            old, new = self.sides(parsed)
             header = self.peek().decode(errors="replace").rstrip("\r")
-            self.hunks.append(Hunk(path, number, int(match[1]), header, self.first + self.at))
-            old, new = (int(match[group]) if match[group] is not None else 1 for group in (2, 4))
+            self.check_hunk(path, number, parsed, moved)
+            if old == new:
+                self.report(f"hunk {number} of {path} changes nothing")
+            self.hunks.append(Hunk(path, number, parsed.source_start, header, self.first + self.at, old, new))
+            moved += parsed.target_length - parsed.source_length
+            self.at += 1 + len(parsed)
+        if self.at == begin:
+            raise self.malformed(f"no hunk follows for {path}")
+
+    def hunk_lines(self) -> Iterator[str]:
+        """The names of a file and the lines after them that can belong to its hunks; ``at`` is the line that is parsed.
+
+        Bytes become the characters with the same numbers: a file need not be UTF-8.
+        """
+        yield from (line.decode("latin-1") + "\n" for line in self.lines[self.at - 2 : self.at])
+        while self.peek().startswith((b"@@", b" ", b"-", b"+", b"\\")):
+            line = self.peek()
+            if line.startswith(b"@@") and not _HUNK.fullmatch(line):
+                raise self.malformed(f"not the header of a hunk: {line[:80].decode(errors='replace')!r}")
+            if line.startswith(b"\\") and line != _NO_NEWLINE:
+                raise self.malformed(f"expected {_NO_NEWLINE.decode()!r}")
+            if b"\0" in line:
+                raise self.malformed("NUL in a hunk: git exports such a file as a binary file; only text can be reviewed")
+            yield line.decode("latin-1") + "\n"
             self.at += 1
-            while old > 0 or new > 0 or self.peek().startswith(b"\\"):
-                mark = self.peek()[:1]
-                if mark not in (b" ", b"-", b"+", b"\\"):
-                    raise self.refuse(f"hunk {number} of {path} ends early: {old} old and {new} new lines are missing")
-                old -= mark in (b" ", b"-")
-                new -= mark in (b" ", b"+")
-                self.at += 1
-            if old < 0 or new < 0:
-                raise self.refuse(f"hunk {number} of {path} holds other lines than its header counts")
-        if number == 0:
-            raise self.refuse(f"no hunk follows for {path}")
+
+    def sides(self, parsed: ParsedHunk) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """The lines of a hunk before and after the change."""
+        old: list[bytes] = []
+        new: list[bytes] = []
+        last: list[list[bytes]] = []
+        for number, line in enumerate(parsed, 1):
+            if line.line_type == "\\":
+                if not last:
+                    raise self.malformed(f"{_NO_NEWLINE.decode()!r} follows no line of the file", self.at + number)
+                for side in last:
+                    side[-1] = side[-1].removesuffix(b"\n")
+                last = []
+                continue
+            last = {" ": [old, new], "-": [old], "+": [new]}[line.line_type]
+            for side in last:
+                if side and not side[-1].endswith(b"\n"):
+                    raise self.malformed("a line follows the end of the file", self.at + number)
+                side.append(line.value.encode("latin-1"))
+        return tuple(old), tuple(new)
+
+    def check_hunk(self, path: str, number: int, parsed: ParsedHunk, moved: int) -> None:
+        """Require hunks in the order of their lines; git gives an empty side the line before it."""
+        first_old = parsed.source_start + (parsed.source_length == 0)
+        first_new = parsed.target_start + (parsed.target_length == 0)
+        if min(first_old, first_new) < 1 or first_new != first_old + moved:
+            self.report(f"hunk {number} of {path} has line numbers that contradict each other or those of the hunk before it")
+        before = self.hunks[-1] if number > 1 else None
+        if before and first_old < before.start + max(len(before.old), 1):
+            self.report(f"hunk {number} of {path} overlaps the hunk before it")
+
+    def signature(self) -> None:
+        """Require that only a mail signature of one line and empty lines follow the last section."""
+        for number, line in enumerate(self.lines[self.at + 1 :], 1):
+            if line and number > 1:
+                raise self.malformed(f"text follows the diff: {line[:80].decode(errors='replace')!r}", self.at + number)
 
 
 def path_problem(path: str) -> str:
-    """Why a path may not be in a patch, or nothing."""
+    """The reason why a path is not allowed in a patch; empty if it is allowed."""
     parts = path.split("/")
     if path.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", path):
         return "is absolute: paths are relative to the project's own root"
     if any(part in ("", ".", "..") for part in parts):
         return "leaves the project's tree or is not in its shortest form"
     if any(part.lower().rstrip(". ") in (".git", "git~1", ".gitmodules") for part in parts):
-        return "is git's own"
+        return "belongs to git"
     if any(ord(letter) < 32 or letter in '"\\' for letter in path):
         return "has a control character, quote or backslash"
     return ""

@@ -1,28 +1,26 @@
-"""Commits back to patch files: the other direction of ``apply``, byte by byte."""
+"""Export commits as patch files: the inverse of ``apply``, byte by byte."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from sm120kit.errors import BadPatch, StateUnwritable
-from sm120kit.gitrepo import Repository
-from sm120kit.patches.form import parse, render
-from sm120kit.patches.series import load, require_none, slug_lines, write_series
-from sm120kit.patches.stack import REFS, Part
-from sm120kit.records import PatchedTree
-from sm120kit.workspace import disk_errors, write_atomic
+from packaging.specifiers import SpecifierSet
 
-_BASE = "refs/sm120kit/base"
-"""In a repository that somebody edits a series in: the commit below the series."""
+from sm120kit.core.errors import BadPatch, PatchOverwritten, UnknownName
+from sm120kit.core.state import write_together
+from sm120kit.patches.diff import Problem
+from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
+from sm120kit.patches.records import TreeProject
+from sm120kit.patches.series import load, read, require_no_problems, series_content, slug_lines, slug_problem
+from sm120kit.sources.git import Repository
 
 _PATCH = re.compile(r"\nPatch: ([\w.-]+)/([\w.-]+)$", re.MULTILINE)
-
-
-_PLACES = re.compile(rb"^(index |@@ )[0-9a-f.,+ -]+(?:@@.*)?", re.MULTILINE)
+_APPLIES_TO = re.compile(r"^Applies-To:.*(?:\n[ \t].*)*", re.MULTILINE)
 
 _DIFF_FORM = """--full-index --no-renames --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/
 --unified=3 --inter-hunk-context=0 --diff-algorithm=myers --indent-heuristic""".split()  # noqa: SIM905 - reads as on a command line
@@ -30,126 +28,220 @@ _DIFF_FORM = """--full-index --no-renames --no-color --no-ext-diff --no-textconv
 
 @dataclass(frozen=True)
 class Exported:
-    """A commit as the patch file ``<project>/<slug>.patch``."""
+    """A commit of a repository as a patch, whose ``content`` is in normal form."""
 
-    project: str
-    slug: str
-    content: bytes
+    patch: Patch
+    commit: str
+    parent: str
+
+    @property
+    def title(self) -> str:
+        """Commit id and subject, for messages."""
+        return _title(self.commit, self.patch.subject)
+
+
+def _title(commit: str, subject: str) -> str:
+    return f"{commit[:12]} ({subject if len(subject) <= 72 else subject[:71] + '…'})"
 
 
 def diff(repository: Repository, before: str, after: str, below: str = "") -> bytes:
-    """What changed between two trees or commits, in the one form that patch files have; paths are relative to ``below``."""
+    """The diff of two trees or commits in the form of patch files; paths are relative to the directory ``below``."""
     relative = [f"--relative={below.strip('/')}/"] if below else []
     return repository.git("diff-tree", "-r", "-p", *_DIFF_FORM, *relative, before, after).raw
 
 
-def export(repository: Repository, base: str, tip: str, parts: Sequence[Part]) -> tuple[Exported, ...]:
-    """The commits above ``base`` up to ``tip`` as patch files, in order.
+def export(repository: Repository, base: str, tip: str, projects: Sequence[TreeProject]) -> tuple[Exported, ...]:
+    """Export the commits above ``base`` up to ``tip`` as patches, in order.
 
-    A commit that ``apply`` made goes back to its file; a new one gets a slug from its subject.
+    A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject.
 
     Raises:
-        BadPatch: a commit is a merge, touches more than one project, or does not make a well-formed patch.
+        BadPatch: a commit is a merge, touches more than one project, or does not make a well-formed patch with a valid slug.
     """
     exported: list[Exported] = []
     for commit in repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split():
         form = "%P%x00%an <%ae>%x00%aD%x00%B"
-        told = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
-        parents, author, date, message = told.split("\0")
-        where = f"{commit[:12]} ({message.partition(chr(10))[0]})"
+        log = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
+        parents, author, date, message = log.split("\0")
+        title = _title(commit, message.partition("\n")[0])
         if " " in parents:
-            raise BadPatch(f"{where} is a merge", "rebase, so that every commit is one patch")
-        changed = (
-            repository.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parents, commit).raw.decode().split("\0")
-        )
-        owners = {max((p for p in parts if name.startswith(p.prefix)), key=lambda p: len(p.prefix)) for name in changed if name}
-        if len(owners) != 1:
-            raise BadPatch(
-                f"{where} touches {' and '.join(sorted(p.project for p in owners)) or 'nothing'}",
-                "one commit is one patch of one project",
-            )
-        part = owners.pop()
+            raise BadPatch(f"{title} is a merge", "rebase, so that every commit is one patch")
+        project = _owner_of_changes(repository, parents, commit, projects, title)
         match = _PATCH.search(message)
-        message = _PATCH.sub("", message)
-        subject, _, body = message.strip().partition("\n")
+        subject, _, body = _PATCH.sub("", message).strip().partition("\n")
         slug = match[2] if match else re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
-        content = render(author, parsedate_to_datetime(date), subject, body, diff(repository, parents, commit, part.path))
-        require_none(parse(part.project, Path(part.project) / f"{slug}.patch", content)[1])
-        if any((item.project, item.slug) == (part.project, slug) for item in exported):
-            raise BadPatch(f"{where}: there are two commits for {part.project}/{slug}", "squash them or change a subject")
-        exported.append(Exported(part.project, slug, content))
+        if problem := slug_problem(slug):
+            raise BadPatch(
+                f"{title}: its {'trailer Patch' if match else 'subject'} gives {problem if slug else 'no file name'}",
+                f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
+            )
+        content = render(author, parsedate_to_datetime(date), subject, body, diff(repository, parents, commit, project.path))
+        exported.append(Exported(_parse(project.project, slug, content), commit, parents))
     return tuple(exported)
 
 
-def write_back(exported: Sequence[Exported], parts: Sequence[Part], root: Path) -> list[Path]:
-    """Make the series of these projects hold what was exported, and return the files that changed.
-
-    A file stays when only places differ: the same change, written for another version of the file that it changes.
-    Patches that are not for these versions were not in the tree: they stay, each after the patch that it followed.
-    """
-    changed: list[Path] = []
-    for part in parts:
-        directory = root / part.project
-        ours = {item.slug: item.content for item in exported if item.project == part.project}
-        there = load(root, part.project)
-        slugs = list(ours)
-        before: str | None = None
-        for patch in there:
-            if not patch.is_for(part.version) and patch.slug not in ours:
-                slugs.insert(slugs.index(before) + 1 if before in slugs else 0, patch.slug)
-            before = patch.slug
-        with disk_errors(directory):
-            for patch in there:
-                if patch.slug not in slugs:
-                    (directory / f"{patch.slug}.patch").unlink()
-                    changed.append(directory / f"{patch.slug}.patch")
-            for slug, content in ours.items():
-                file = directory / f"{slug}.patch"
-                if not file.is_file() or _placeless(file.read_bytes()) != _placeless(content):
-                    write_atomic(file, content)
-                    changed.append(file)
-        if [slug for _, slug in slug_lines(directory / "series")] != slugs:
-            write_series(directory / "series", slugs)
-            changed.append(directory / "series")
-    return changed
+def _parse(project: str, slug: str, content: bytes) -> Patch:
+    """Parse a patch that must be well-formed."""
+    patch, problems = parse(project, Path(project) / f"{slug}.patch", content)
+    require_no_problems(problems)
+    assert patch is not None
+    return patch
 
 
-def _placeless(content: bytes) -> bytes:
-    """A patch file without line numbers and blob ids."""
-    head, mark, rest = content.partition(b"\ndiff --git ")
-    return head + mark + _PLACES.sub(rb"\1", rest)
-
-
-def edit(tree: PatchedTree, directory: Path) -> None:
-    """Make ``directory`` a git repository of its own with the series as commits on branch ``series``, for a person to work in.
-
-    Raises:
-        StateUnwritable: the directory is not empty.
-    """
-    with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
-    repository = Repository.init(directory / ".git")
-    base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
-    repository.git("fetch", "--quiet", tree.checkout.repository, f"{REFS}/{tree.commit}:refs/heads/series")
-    repository.git("update-ref", _BASE, base)
-    repository.git("symbolic-ref", "HEAD", "refs/heads/series")
-    repository.git("config", "core.bare", "false")
-    repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
-
-
-def take_back(directory: Path, parts: Sequence[Part], root: Path) -> list[Path]:
-    """Write the commits of a directory that :func:`edit` made back to the series below ``root``; the files that changed.
-
-    Raises:
-        BadPatch: it is no such directory, there are changes without a commit, or see :func:`export`.
-    """
-    repository = Repository(directory / ".git")
-    if not repository.path.is_dir() or repository.git("rev-parse", "--quiet", "--verify", _BASE, check=False).returncode != 0:
+def _owner_of_changes(
+    repository: Repository, parent: str, commit: str, projects: Sequence[TreeProject], title: str
+) -> TreeProject:
+    """The one project whose files a commit changes: of nested projects, the innermost that contains each file."""
+    changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit).raw.decode().split("\0")
+    owners = {
+        max((project for project in projects if path.startswith(project.prefix)), key=lambda project: len(project.prefix))
+        for path in changed
+        if path
+    }
+    if len(owners) != 1:
         raise BadPatch(
-            f"{directory} was not made by `sm120kit patch edit`", "start with `sm120kit patch edit RECIPE --into DIR`"
+            f"{title} touches {' and '.join(sorted(owner.project for owner in owners)) or 'nothing'}",
+            "one commit is one patch of one project",
         )
-    if changes := repository.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
-        raise BadPatch(f"{directory} has changes that are in no commit:\n{changes.rstrip()}", "commit or remove them")
-    return write_back(export(repository, _BASE, "HEAD", parts), parts, root)
+    return owners.pop()
+
+
+def write_back(
+    repository: Repository,
+    exported: Sequence[Exported],
+    projects: Sequence[TreeProject],
+    root: Path,
+    overwrite: Collection[str] = (),
+) -> list[Path]:
+    """Make the series of these projects contain the exported patches, all or none; returns the files that changed.
+
+    The diff of a file is not rewritten when it has the effect of the commit: its line numbers and blob ids may be those of
+    another version of the file that it changes. Patches that are not for these versions were not in the tree: they stay, each
+    after the patch that it followed. A commit of such a patch becomes a variant, see :func:`_variant`.
+
+    ``overwrite`` has the names (``project/slug``) of patches whose file is replaced although it is for other versions.
+
+    Raises:
+        UnknownName: ``overwrite`` has a name that is no patch.
+        PatchOverwritten: the file of a patch for other versions would be replaced.
+        BadPatch: the series would not be well-formed, or a patch is not for the version of its project.
+    """
+    files: dict[Path, bytes | None] = {}
+    names = {patch.name for project in projects for patch in load(root, project.project)}
+    if unknown := sorted({*overwrite} - names):
+        raise UnknownName(
+            f"no patch {', '.join(unknown)}", f"--overwrite takes the names of patches: {', '.join(sorted(names))}"
+        )
+    for project in projects:
+        directory = root / project.project
+        existing = {patch.slug: patch for patch in load(root, project.project)}
+        contents: dict[str, bytes] = {}
+        for commit in exported:
+            if commit.patch.project != project.project:
+                continue
+            patch = _file_of(repository, commit, project, existing, overwrite)
+            if patch.slug in contents:
+                raise BadPatch(f"{commit.title}: two commits are for {patch.name}", "squash them or change a subject")
+            contents[patch.slug] = normal_form(patch)
+        slugs = list(contents)
+        before = ""
+        for patch in existing.values():
+            if not patch.is_for(project.version) and patch.slug not in contents:
+                slugs.insert(slugs.index(before) + 1 if before else 0, patch.slug)
+            before = patch.slug if patch.slug in slugs else before
+        for slug, content in contents.items():
+            if slug not in existing or existing[slug].content != content:
+                files[directory / f"{slug}.patch"] = content
+        if [slug for _, slug in slug_lines(directory / "series")] != slugs:
+            files[directory / "series"] = series_content(directory / "series", slugs)
+        files |= {directory / f"{slug}.patch": None for slug in existing if slug not in slugs}
+    require_no_problems([problem for project in projects for problem in _problems_after(files, root, project.project)])
+    write_together(files)
+    return list(files)
+
+
+def _file_of(
+    repository: Repository,
+    commit: Exported,
+    project: TreeProject,
+    existing: Mapping[str, Patch],
+    overwrite: Collection[str],
+) -> Patch:
+    """The patch that the file of a commit contains; its slug is that of a variant if the file is for other versions."""
+    patch = commit.patch
+    before = existing.get(patch.slug)
+    if before and before.name not in overwrite and not before.is_for(project.version):
+        patch = _variant(commit, project, existing)
+        before = existing.get(patch.slug)
+    if not patch.is_for(project.version):
+        raise BadPatch(
+            f"{commit.title} is for {patch.trailer('Applies-To')}, which excludes {project.project} {project.version}",
+            f"include {project.version}, the version in this directory; to drop the patch there, remove the commit",
+        )
+    if before is None or before.diff == patch.diff:
+        return patch
+    if _has_effect(repository, before, commit, project):
+        return replace(patch, diff=before.diff)
+    lost = _first_lost(before.versions, patch.versions)
+    if lost and before.name not in overwrite:
+        raise PatchOverwritten(
+            f"{commit.title} changes the diff of {before.name} and excludes {project.project} {lost}, which loses it",
+            f"keep its Applies-To ({before.trailer('Applies-To')}), or pass --overwrite {before.name}",
+        )
+    return patch
+
+
+def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patch]) -> Patch:
+    """A commit ported from another version as the variant for this version: an existing one, or a new ``<family>--<version>``.
+
+    If its ``Applies-To`` is still that of the other version, it gets that of the existing variant, or this version alone.
+
+    Raises:
+        PatchOverwritten: its ``Applies-To`` includes versions of another variant.
+    """
+    patch = commit.patch
+    family = [other for other in existing.values() if other.family == patch.family]
+    current = next((other for other in family if other.is_for(project.version)), None)
+    slug = current.slug if current else f"{patch.family}--{re.sub('[^a-z0-9.]+', '-', project.version)}"
+    if not patch.is_for(project.version):
+        versions = current.trailer("Applies-To") if current else f"{project.project} =={project.version}"
+        body = _APPLIES_TO.sub(f"Applies-To: {versions}", patch.body)
+        patch = _parse(project.project, slug, normal_form(replace(patch, body=body)))
+    for other in family:
+        if other.slug != slug and (shared := overlap(other.versions, patch.versions)):
+            raise PatchOverwritten(
+                f"{commit.title} is for {patch.trailer('Applies-To')}: {other.name} is for {project.project} {shared} already",
+                f"exclude the versions of {other.name} ({other.trailer('Applies-To')}) to add {project.project}/{slug}"
+                + (f", or pass --overwrite {other.name} to replace it" if other.slug == commit.patch.slug else ""),
+            )
+    return replace(patch, slug=slug)
+
+
+def _first_lost(before: SpecifierSet, after: SpecifierSet) -> str:
+    """A version in ``before`` that is not in ``after``, of those that either names; empty if there is none."""
+    bounds = sorted({specifier.version.removesuffix(".*") for specifier in (*before, *after)})
+    lost = (v for v in bounds if before.contains(v, prereleases=True) and not after.contains(v, prereleases=True))
+    return next(lost, "")
+
+
+def _has_effect(repository: Repository, patch: Patch, commit: Exported, project: TreeProject) -> bool:
+    """Whether a patch makes the tree of a commit from that of its parent."""
+    directory = [f"--directory={project.prefix}"] if project.prefix else []
+    with repository.index(commit.parent) as index:
+        arguments = ["apply", "--cached", "--whitespace=nowarn", "-p1", *directory, "-"]
+        if index.git(*arguments, stdin=patch.diff, check=False).returncode != 0:
+            return False
+        return index.write_tree() == repository.tree_of(commit.commit)
+
+
+def _problems_after(files: Mapping[Path, bytes | None], root: Path, project: str) -> list[Problem]:
+    """The problems that the series of a project would have with these files, of which a copy is read."""
+    directory = root / project
+    before = {path: path.read_bytes() for path in (*directory.glob("*.patch"), directory / "series") if path.is_file()}
+    with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
+        copy = Path(scratch) / project
+        copy.mkdir()
+        for path, content in {**before, **files}.items():
+            if path.parent == directory and content is not None:
+                (copy / path.name).write_bytes(content)
+        return [replace(problem, file=directory / problem.file.name) for problem in read(copy.parent, project)[1]]

@@ -1,4 +1,4 @@
-"""A project's ordered list of patches, read from disk and judged as a whole."""
+"""A project's series: read it from disk, report every problem in it, write it."""
 
 from __future__ import annotations
 
@@ -7,115 +7,139 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from sm120kit.errors import BadPatch
+from sm120kit.core.errors import BadPatch
+from sm120kit.core.state import write_atomic
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.form import Patch, normal_form, overlap, parse
-from sm120kit.workspace import disk_errors, write_atomic
+from sm120kit.patches.format import Patch, normal_form, overlap, parse
+from sm120kit.patches.records import projects_in_tree
+from sm120kit.sources.records import Pin, VendoredProject
 
 RESERVED = "evidence"
-"""The directory beside the projects that holds what proves patches; its files are in no series."""
+"""The directory beside those of the projects that contains evidence for patches; its files are in no series."""
+
+MAX_SLUG = 100
+"""Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""
 
 _EVIDENCE = re.compile(r"\b(?:patches|tests)/[\w./-]*\w")
+_MAIL_SIGNATURE = re.compile(rb"(?:-- \n[^\n]*\n*)?")
 _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
 
 def projects(root: Path) -> list[str]:
     """Every project that has patches below ``root``."""
-    named = {path.parent.name for pattern in ("*/series", "*/*.patch") for path in root.glob(pattern)}
-    return sorted(named - {RESERVED})
+    directories = {path.parent.name for pattern in ("*/series", "*/*.patch") for path in root.glob(pattern)}
+    return sorted(directories - {RESERVED})
 
 
 def load(root: Path, project: str) -> tuple[Patch, ...]:
-    """The patches of a project in order; none when it has no series.
+    """The patches of a project in order; empty without a series.
 
     Raises:
-        BadPatch: with every problem of every file.
+        BadPatch: a patch or the series is not well-formed; the message has every problem of every file.
     """
     patches, problems = read(root, project)
-    require_none(problems)
+    require_no_problems(problems)
     return patches
 
 
+def load_for_tree(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> list[Patch]:
+    """The patches of every project in a tree, in the order in which they are applied. See :func:`load` for errors."""
+    return [patch for project in projects_in_tree(pin, inside) for patch in load(root, project.project)]
+
+
 def lint(root: Path) -> list[Problem]:
-    """Everything that is wrong with any series below ``root``, and evidence that is named and not there."""
-    found = []
+    """Every problem in every series below ``root``, and evidence that is named but missing."""
+    problems = []
     for project in projects(root):
-        patches, problems = read(root, project)
-        found += problems + [problem for patch in patches for problem in _absent_evidence(root, patch)]
-    return found
+        patches, problems_of_project = read(root, project)
+        problems += problems_of_project + [problem for patch in patches for problem in _missing_evidence(root, patch)]
+    return problems
 
 
-def _absent_evidence(root: Path, patch: Patch) -> Iterator[Problem]:
-    """Files of this repository that an ``Evidence`` trailer names; ``tests/`` is not in an installed copy."""
+def _missing_evidence(root: Path, patch: Patch) -> Iterator[Problem]:
+    """Missing files of this repository that an ``Evidence`` trailer names; tests are not required in an installed copy."""
+    has_tests = any((root.parent / "tests").glob("*/test_*.py"))
     for path in _EVIDENCE.findall(patch.trailer("Evidence")):
-        if (root.parent / path).exists() or not (root.parent / path.partition("/")[0]).is_dir():
+        if (root.parent / path).exists() or (path.startswith("tests/") and not has_tests):
             continue
         line = next(n for n, line in enumerate(patch.content.split(b"\n"), 1) if line.startswith(b"Evidence:"))
-        yield Problem(root / patch.project / f"{patch.slug}.patch", line, f"Evidence names {path}, which is not there")
+        yield Problem(root / patch.project / f"{patch.slug}.patch", line, f"Evidence names {path}, which does not exist")
 
 
 def fix(root: Path) -> list[Path]:
-    """Write every patch file that can be understood in its normal form; the files that changed."""
+    """Rewrite the patch files whose only problem is their form in normal form; returns the files that changed.
+
+    A file whose diff is not parsed to its end stays as it is: the normal form would lack the rest.
+    """
     changed = []
     for project in projects(root):
         for patch in read(root, project)[0]:
             file = root / project / f"{patch.slug}.patch"
-            if normal_form(patch) != patch.content:
-                write_atomic(file, normal_form(patch))
+            normal = normal_form(patch)
+            if normal != patch.content and _is_complete(patch) and not parse(project, file, normal)[1]:
+                write_atomic(file, normal)
                 changed.append(file)
     return changed
 
 
-def require_none(problems: list[Problem]) -> None:
-    """Raise :class:`BadPatch` when there are problems."""
+def _is_complete(patch: Patch) -> bool:
+    """Whether the file of a patch ends with its diff; a mail signature may follow."""
+    if not patch.diff:
+        return False
+    _, diff, rest = patch.content.partition(patch.diff)
+    return bool(diff) and _MAIL_SIGNATURE.fullmatch(rest) is not None
+
+
+def require_no_problems(problems: list[Problem]) -> None:
+    """Raise :class:`BadPatch` with all problems, if there are any."""
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the patches"
         raise BadPatch("\n".join([count, *map(str, problems)]), "patches/README.md describes the format")
 
 
 def read(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]]:
-    """The patches that can be understood, in order, and all problems of a project."""
+    """The patches of a project that can be parsed, in order, and all problems of the project."""
     directory, problems, patches = root / project, [], []
-    lines = slug_lines(directory / "series")
     first_line: dict[str, int] = {}
-    for number, slug in lines:
+    for number, slug in slug_lines(directory / "series"):
         if slug in first_line:
             problems.append(Problem(directory / "series", number, f"{slug} is in line {first_line[slug]} already"))
             continue
         first_line[slug] = number
         file = directory / f"{slug}.patch"
-        if not _SLUG.fullmatch(slug):
-            problems.append(Problem(directory / "series", number, f"{slug!r} is no slug: lower case words with '-' between"))
+        if problem := slug_problem(slug):
+            problems.append(Problem(directory / "series", number, problem))
         elif not file.is_file() or file.is_symlink():
             problems.append(Problem(directory / "series", number, f"there is no file {slug}.patch"))
         else:
-            patch, found = parse(project, file, file.read_bytes())
-            problems += found
+            patch, problems_of_patch = parse(project, file, file.read_bytes())
+            problems += problems_of_patch
             patches += [patch] if patch else []
     for file in sorted(directory.glob("*.patch")):
         if file.stem not in first_line:
             problems.append(Problem(file, 1, f"not in {directory / 'series'}"))
-    for one, other in combinations(patches, 2):
-        shared = overlap(one.versions, other.versions) if one.family == other.family else ""
+    for earlier, later in combinations(patches, 2):
+        shared = overlap(earlier.versions, later.versions) if earlier.family == later.family else ""
         if shared:
-            where = next((n for n, line in enumerate(other.content.split(b"\n"), 1) if line.startswith(b"Applies-To:")), 1)
-            text = f"Applies-To overlaps that of {one.slug}: both hold for {project} {shared}"
-            problems.append(Problem(directory / f"{other.slug}.patch", where, text))
+            numbered = enumerate(later.content.split(b"\n"), 1)
+            number = next((number for number, line in numbered if line.startswith(b"Applies-To:")), 1)
+            text = f"Applies-To overlaps that of {earlier.slug}: both hold for {project} {shared}"
+            problems.append(Problem(directory / f"{later.slug}.patch", number, text))
     return tuple(patches), problems
 
 
 def slug_lines(series: Path) -> list[tuple[int, str]]:
     """The slugs of a series file with their line numbers."""
-    text = series.read_text(encoding="utf-8") if series.is_file() else ""
+    text = _text(series)
     slugs = [(number, line.partition("#")[0].strip()) for number, line in enumerate(text.split("\n"), 1)]
     return [(number, slug) for number, slug in slugs if slug]
 
 
-def write_series(series: Path, slugs: list[str]) -> None:
-    """Make a series file list ``slugs``. A comment stays above the slug that it was above, as long as that is listed."""
+def series_content(series: Path, slugs: list[str]) -> bytes:
+    """The content of a series file that lists ``slugs``. A comment stays above its slug as long as that is listed."""
     above: dict[str, list[str]] = {}
     comments: list[str] = []
-    for line in series.read_text(encoding="utf-8").splitlines() if series.is_file() else []:
+    for line in _text(series).splitlines():
         slug = line.partition("#")[0].strip()
         if slug:
             above[slug] = [*comments, line]
@@ -123,6 +147,23 @@ def write_series(series: Path, slugs: list[str]) -> None:
         else:
             comments.append(line)
     lines = [line for slug in slugs for line in above.get(slug, [slug])] + comments
-    with disk_errors(series):
-        series.parent.mkdir(parents=True, exist_ok=True)
-        series.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def slug_problem(slug: str) -> str:
+    """The reason why a slug cannot name a patch file; empty if it can."""
+    if not _SLUG.fullmatch(slug):
+        return f"{slug[:MAX_SLUG]!r} is no slug: lower case words with '-' between"
+    return f"a slug of {len(slug)} characters: {MAX_SLUG} are allowed" if len(slug) > MAX_SLUG else ""
+
+
+def _text(series: Path) -> str:
+    """The text of a series file; empty if there is none.
+
+    Raises:
+        BadPatch: it is not UTF-8.
+    """
+    try:
+        return series.read_text(encoding="utf-8") if series.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise BadPatch(f"{series} is not text: {error}", "patches/README.md describes the format") from error

@@ -1,12 +1,12 @@
-"""A pin becomes a checkout: a git repository with one base commit that is the same on every machine.
+"""Fetch pinned sources as checkouts: git repositories with one base commit that is the same on every machine.
 
-Nothing is taken on trust: an sdist must have the pinned sha256, a git source the pinned commit. So it does not matter who
-delivers, and every configured place is asked in turn.
+An sdist must have the pinned sha256 and a git source the pinned commit, whichever server delivers it. All configured locations
+are tried in turn.
 
-Air gaps. ``mirror`` is asked *instead of* the index or the git host, as with ``pip --no-index --find-links``: a directory or
-URL that holds ``<file>`` or ``<sha256>/<file>`` for sdists (a state directory's ``downloads/`` is one) and, for git sources and
-their submodules, a repository or bundle named like the last part of the URL or like the project. ``offline`` allows what was
-fetched before and a mirror that is a local directory, nothing else.
+Air gaps: ``mirror`` is used *instead of* the index or the git host, as with ``pip --no-index --find-links``. It is a directory
+or URL that holds ``<file>`` or ``<sha256>/<file>`` for sdists (as ``downloads/`` of a state directory does) and, for git
+sources and their submodules, a repository or bundle named like the last part of the URL or like the project. ``offline``
+allows only cached sources and a mirror that is a local directory.
 """
 
 from __future__ import annotations
@@ -16,92 +16,107 @@ import re
 import shutil
 from pathlib import Path
 
-from sm120kit.errors import OfflineMiss
-from sm120kit.gitrepo import Repository
-from sm120kit.records import Checkout, Pin, SdistPin
-from sm120kit.sources import archive, download, places, upstream
-from sm120kit.sources.resolver import resolve
+from sm120kit.core import reporting
+from sm120kit.core.errors import OfflineMiss
+from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, publish_directory
+from sm120kit.sources import archive, download, identity, index, submodules
+from sm120kit.sources.git import Repository
+from sm120kit.sources.origin import DEFAULT, Origin
+from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin
+from sm120kit.sources.resolver import Requirements, resolve_wheels
 from sm120kit.sources.wheels import wheelhouse
-from sm120kit.workspace import Workspace, digest_of, disk_errors, publish_directory
 
-__all__ = ["BASE", "fetch", "key_of", "resolve", "wheelhouse"]
+__all__ = ["BASE", "Origin", "Requirements", "checkout_name", "fetch", "resolve_wheels", "wheelhouse"]
 
 BASE = "refs/heads/base"
-"""Names the base commit in every checkout."""
+"""Ref of the base commit in every checkout."""
 
 _FORMAT = 1
-"""Raise it when the same pin gives another base commit than before."""
+"""Increment it when the base commit of a pin changes."""
 
 
-def key_of(pin: Pin) -> str:
-    """The name of a pin's checkout: readable, and different for every pin."""
+def checkout_name(pin: Pin) -> str:
+    """The directory name of a pin's checkout: project, version, and a digest that is unique to the pin."""
     name = re.sub(r"[^\w.+-]", "-", f"{pin.project}-{pin.version}")
     return f"{name}-{digest_of([_FORMAT, pin])[:16]}"
 
 
-def fetch(pin: Pin, workspace: Workspace, *, mirror: str | None = None, offline: bool = False) -> Checkout:
-    """Have a pinned source as a checkout, from disk where it was fetched before.
+def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
+    """Fetch a pinned source, or return the cached checkout.
 
     Raises:
-        FetchFailed: no place delivered it.
-        HashMismatch: a place delivered something else.
+        FetchFailed: no location delivered it.
+        HashMismatch: a location delivered other content.
         UnsafeArchive: the sdist is damaged or has a member that cannot be in a tree.
-        OfflineMiss: ``offline`` is set and it is not at hand.
+        UnsafeSource: a git URL is of a form that is not allowed.
+        WrongSource: it is another project or version than the pin names.
+        OfflineMiss: ``origin`` is offline and the source is not cached.
         NotEnoughDisk, StateUnwritable: it cannot be stored.
     """
-    key = key_of(pin)
+    key = checkout_name(pin)
     target = workspace.checkouts / key
-    found = _checkout(pin, target)
-    if found is not None:
-        return found
-    with workspace.locked(f"source-{key}"):
-        found = _checkout(pin, target)
-        if found is not None:
-            return found
-        _sweep(workspace, key)
-        if isinstance(pin, SdistPin):
-            packed = download.cached(pin, workspace.downloads)
-            if packed is None:
-                if offline and not places.is_local(mirror):
-                    raise OfflineMiss(
-                        f"{pin.distribution} {pin.version} was not fetched before and --offline is given",
-                        f"copy its sdist to {workspace.downloads / pin.sha256}/ "
-                        "or name a directory that holds it with --mirror",
-                    )
-                settings = places.settings_for(mirror)
-                with contextlib.closing(places.client_for(settings)) as client:
-                    packed = download.fetch(pin, workspace.downloads, key, places.find(pin, mirror, settings, client))
-            with publish_directory(target) as beside:
-                archive.import_sdist(pin, packed, Repository.init(beside), BASE)
-        else:
-            if offline and not places.is_local(mirror):
-                raise OfflineMiss(
-                    f"{pin.project} {pin.version} at {pin.commit} was not fetched before and --offline is given",
-                    f"name a directory that holds a bare clone {places.repository_name(pin.url)} with --mirror, "
-                    f"or copy a checkout to {target}",
-                )
-            with publish_directory(target) as beside:
-                upstream.import_commit(pin, Repository.init(beside), BASE, mirror)
-        found = _checkout(pin, target)
-        assert found is not None, f"{target} has no base commit"
-        return found
+    if (checkout := _checkout(pin, target)) is not None:
+        return checkout
+    with workspace.exclusive(f"source-{key}"), reporting.step(f"fetching {pin.project} {pin.version}"):
+        if (checkout := _checkout(pin, target)) is not None:
+            return checkout
+        _remove_leftovers(workspace, key)
+        sdist = _sdist(pin, key, workspace, origin) if isinstance(pin, SdistPin) else None
+        if not origin.reachable and isinstance(pin, GitPin):
+            raise OfflineMiss(
+                f"{pin.project} {pin.version} at {pin.commit} is not cached and --offline is given",
+                f"name a directory that holds a bare clone {index.repository_name(pin.url)} with --mirror, "
+                f"or copy a checkout to {target}",
+            )
+        with publish_directory(target) as directory:
+            repository = Repository.init(directory)
+            if isinstance(pin, GitPin):
+                submodules.import_commit(pin, repository, BASE, origin.mirror)
+            else:
+                assert sdist is not None
+                archive.import_sdist(pin, sdist, repository, BASE)
+            identity.require_identity(pin, repository, BASE)
+        checkout = _checkout(pin, target)
+        assert checkout is not None, f"{target} has no base commit"
+        return checkout
+
+
+def _sdist(pin: SdistPin, key: str, workspace: Workspace, origin: Origin) -> Path:
+    """The pinned sdist, from ``downloads/`` or fetched to it."""
+    if (sdist := download.cached(pin, workspace.downloads)) is not None:
+        return sdist
+    if not origin.reachable:
+        raise OfflineMiss(
+            f"{pin.distribution} {pin.version} is not cached and --offline is given",
+            f"copy its sdist to {workspace.downloads / pin.sha256}/ or name a directory that holds it with --mirror",
+        )
+    from sm120kit.sources.client import connect
+
+    settings = origin.settings()
+    with contextlib.closing(connect(settings)) as client:
+        locations = index.find(pin, origin.mirror, settings, client)
+        return download.fetch(pin, workspace.downloads, key, locations)
 
 
 def _checkout(pin: Pin, target: Path) -> Checkout | None:
+    """The checkout at ``target``, or None when it does not exist or is damaged."""
     if not target.is_dir():
         return None
     repository = Repository(target)
-    asked = repository.git("log", "-1", "--format=%H %T", BASE, "--", check=False)
-    ids = asked.stdout.split()
-    return Checkout(pin, target, *ids) if asked.returncode == 0 else None
+    log = repository.git("log", "-1", "--format=%H %T", BASE, "--", check=False)
+    if log.returncode != 0:
+        return None
+    identity.require_identity(pin, repository, BASE)  # earlier versions of sm120kit did not check it
+    mark_used(target)
+    return Checkout(pin, target, *log.stdout.split())
 
 
-def _sweep(workspace: Workspace, key: str) -> None:
-    """Remove what a run that was killed left behind. Call it with the pin's lock held: no other run can own these."""
+def _remove_leftovers(workspace: Workspace, key: str) -> None:
+    """Remove files of a killed run. Requires the lock of the pin, so that no other run uses them."""
     with disk_errors(workspace.root):
         for directory in (workspace.checkouts, workspace.downloads):
-            for stale in directory.glob(f".{key}.*"):
-                shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+            for leftover in directory.glob(f".{key}.*"):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         damaged = workspace.checkouts / key
         if damaged.is_dir():
             shutil.rmtree(damaged)

@@ -1,48 +1,65 @@
-"""An sdist's members become a commit without touching the file system: nothing can escape from what is never unpacked."""
+"""Import an sdist as a git commit. Its members are never written to the file system, so none can leave its directory."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
+import math
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
-from sm120kit.errors import UnsafeArchive
-from sm120kit.gitrepo import EPOCH, IDENTITY, Repository
-from sm120kit.records import SdistPin
-from sm120kit.workspace import require_disk
+from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes
+from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.state import require_disk
+from sm120kit.sources.git import DATE, IDENTITY, Repository
+from sm120kit.sources.records import SdistPin
 
-MAX_RATIO = 100
-MAX_FREE_BYTES = 2**30
-"""An archive may unpack to ``MAX_FREE_BYTES``, beyond that to ``MAX_RATIO`` times its packed size (FlashInfer's: 8 times)."""
+MAX_HEADER_BYTES = 2**16
+"""Limit for the header of one member with the records before it (long names, PAX, sparse maps), which are read into memory."""
+MAX_HEADER_RECORDS = 64
+MAX_PATH_BYTES, MAX_DEPTH = 1024, 64
+MAX_LINKS_FOLLOWED = 40
+"""Symbolic links in one path; the limit of Linux."""
+MAX_LINK_STEPS = 1_000_000
+"""Path components that are resolved for all links together."""
 
 _CHUNK = 2**20
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+    b"\x5d\0\0": lzma.open,
+}
+"""Functions that open an archive, by its first bytes."""
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str) -> None:
     """Commit the content of an sdist, without its top-level directory, as ``ref`` of an empty repository.
 
-    Files have mode 644 or 755. Directories that are empty cannot be in a git tree and are dropped.
+    Files get mode 644 or 755. Empty directories cannot be in a git tree and are dropped.
 
     Raises:
-        UnsafeArchive: it is damaged, or has a member that cannot be in a tree or points out of it.
+        UnsafeArchive: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
     """
     require_disk(repository.path, 3 * packed.stat().st_size, f"importing {packed.name}")
     repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=_stream(pin, packed, ref))
 
 
 def _stream(pin: SdistPin, packed: Path, ref: str) -> Iterator[bytes]:
-    """What fast-import reads; the members are judged on the way."""
+    """Input for ``git fast-import``; every member is checked before it is written."""
     message = f"{pin.distribution} {pin.version}\n\nsha256: {pin.sha256}\n".encode()
-    yield f"commit {ref}\ncommitter {IDENTITY} {EPOCH.removeprefix('@')}\ndata {len(message)}\n".encode() + message
-    judge = _Judge(packed)
+    yield f"commit {ref}\ncommitter {IDENTITY} {DATE.removeprefix('@')}\ndata {len(message)}\n".encode() + message
+    checks = _Checks(packed)
     try:
-        with tarfile.open(packed, "r:*", errors="surrogateescape", encoding="utf-8") as archive:
-            for member in archive:
-                path = judge.accept(member)
+        with _Unpacked(packed) as unpacked, unpacked.archive() as archive:
+            while (member := unpacked.next(archive)) is not None:
+                path = checks.accept(member)
                 if path is None:
                     continue
                 name = b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
@@ -64,58 +81,123 @@ def _stream(pin: SdistPin, packed: Path, ref: str) -> Iterator[bytes]:
     except _DAMAGE as error:
         raise UnsafeArchive(
             f"{packed.name} is damaged: {error or type(error).__name__}",
-            "its sha256 is the pinned one, so it was published like this: pin another release",
+            "its sha256 matches the pin, so it was published damaged: pin another release",
         ) from error
-    judge.finish()
+    checks.finish()
     yield b"done\n"
 
 
-class _Judge:
-    """What may be in a tree. Sees every member in order; symbolic links are judged at the end, when all of them are known."""
+class _Unpacked:
+    """The unpacked bytes of an archive. Limits what :mod:`tarfile` reads for a header, whose size the archive states itself."""
+
+    def __init__(self, packed: Path) -> None:
+        self._name = packed.name
+        with packed.open("rb") as file:
+            start = file.read(8)
+        opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), Path.open)
+        self._file: IO[bytes] = opener(packed, "rb")
+        self._left: float = 0
+        self._last = b""
+        self.seek, self.tell = self._file.seek, self._file.tell
+
+    def __enter__(self) -> _Unpacked:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def archive(self) -> tarfile.TarFile:
+        """Open the archive; this reads the first header."""
+        self._left = MAX_HEADER_BYTES
+        return tarfile.TarFile(fileobj=self, errors="surrogateescape", encoding="utf-8")  # type: ignore[arg-type]
+
+    def next(self, archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+        """The next member, or None at the end; its content can be read until the next call.
+
+        An archive ends with its file or a block of zeros; tarfile also ends it silently at an invalid header.
+
+        Raises:
+            tarfile.ReadError: the header is invalid.
+        """
+        self._left = MAX_HEADER_BYTES
+        archive.members.clear()  # type: ignore[attr-defined]  # saves memory
+        member = archive.next()
+        if member is None and self._last.strip(b"\0"):
+            raise tarfile.ReadError("a header is not valid")
+        self._left = math.inf
+        return member
+
+    def read(self, size: int) -> bytes:
+        """Read bytes, as :mod:`tarfile` requires of a file object.
+
+        Raises:
+            UnsafeArchive: a header is too large.
+        """
+        self._left -= size
+        if self._left < 0:
+            limit = f"{MAX_HEADER_BYTES // 2**10} KiB"
+            raise UnsafeArchive(f"{self._name} has a header of more than {limit}", "nothing was stored; pin another release")
+        self._last = self._file.read(size)
+        return self._last
+
+
+class _Checks:
+    """Which members may be in a tree. Every member is checked in order, and symbolic links again after the last one."""
 
     def __init__(self, packed: Path) -> None:
         self.archive = packed.name
-        self.most_bytes = max(MAX_FREE_BYTES, MAX_RATIO * packed.stat().st_size)
-        self.bytes = 0
+        self.max_bytes = max_unpacked_bytes(packed.stat().st_size)
+        self.bytes = self.members = 0
         self.top = ""
         self.links: dict[str, str] = {}
         self.files: set[str] = set()
         self.directories: set[str] = set()
 
-    def refuse(self, member: str, why: str) -> UnsafeArchive:
-        return UnsafeArchive(f"{self.archive}: member {member!r} {why}", "nothing of it was kept; pin another release")
+    def error(self, member: str, problem: str) -> UnsafeArchive:
+        return UnsafeArchive(f"{self.archive}: member {member!r} {problem}", "nothing was stored; pin another release")
 
     def accept(self, member: tarfile.TarInfo) -> str | None:
-        """The path of a file or link below the top-level directory, or None for a directory."""
+        """The path of a file or link below the top-level directory; None for a directory.
+
+        Raises:
+            UnsafeArchive: the member cannot be in a tree.
+        """
         name = member.name
+        self.members += 1
+        if self.members > MAX_MEMBERS:
+            raise self.error(name, f"exceeds the limit of {MAX_MEMBERS} members")
+        if len(os.fsencode(name)) > MAX_PATH_BYTES or name.count("/") > MAX_DEPTH or len(member.linkname) > MAX_PATH_BYTES:
+            raise self.error(f"{name[:80]}...", f"has a path of more than {MAX_PATH_BYTES} bytes or {MAX_DEPTH} directories")
+        if len(member.pax_headers) > MAX_HEADER_RECORDS:
+            raise self.error(name, f"has more than {MAX_HEADER_RECORDS} header records")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
-            raise self.refuse(name, "has an absolute path")
+            raise self.error(name, "has an absolute path")
         if ".." in parts:
-            raise self.refuse(name, "has '..' in its path")
+            raise self.error(name, "has '..' in its path")
         if "\0" in name:
-            raise self.refuse(name, "has a NUL in its path")
+            raise self.error(name, "has a NUL in its path")
         if any(part.lower() in (".git", "git~1") for part in parts):
-            raise self.refuse(name, "is git's own: a tree cannot hold it")
-        if not (member.isreg() or member.isdir() or member.issym()):
-            kind = "hard link" if member.islnk() else "device or other special file"
-            raise self.refuse(name, f"is a {kind}; only files, directories and symbolic links can be in a tree")
+            raise self.error(name, "is reserved by git and cannot be in a tree")
+        if not (member.isreg() or member.isdir() or member.issym()) or member.issparse() or member.size < 0:
+            kind = "hard link" if member.islnk() else "sparse file" if member.issparse() else "device or other special file"
+            raise self.error(name, f"is a {kind}; only files, directories and symbolic links can be in a tree")
         if not parts:
             return None
         self.top = self.top or parts[0]
         if parts[0] != self.top:
-            raise self.refuse(name, f"is not below the one top-level directory {self.top!r}")
+            raise self.error(name, f"is not below the top-level directory {self.top!r}")
         self.bytes += member.size
-        if self.bytes > self.most_bytes:
-            raise self.refuse(name, f"takes the unpacked size beyond {self.most_bytes / 2**20:.0f} MiB")
+        if self.bytes > self.max_bytes:
+            raise self.error(name, f"makes the unpacked size exceed {self.max_bytes / 2**20:.0f} MiB")
         path = "/".join(parts[1:])
         if member.isdir():
             self._enter(name, path)
             return None
         if not path:
-            raise self.refuse(name, "stands where the top-level directory should")
+            raise self.error(name, "has the path of the top-level directory")
         if path in self.files or path in self.directories:
-            raise self.refuse(name, "occurs twice")
+            raise self.error(name, "occurs twice")
         self._enter(name, "/".join(parts[1:-1]))
         self.files.add(path)
         if member.issym():
@@ -123,39 +205,47 @@ class _Judge:
         return path
 
     def _enter(self, name: str, directory: str) -> None:
-        """Note a directory and all above it; none may be a file or link."""
+        """Record a directory and its parents; none may be a file or link."""
         while directory and directory not in self.directories:
             if directory in self.files:
-                raise self.refuse(name, f"lies below {directory!r}, which is not a directory")
+                raise self.error(name, f"is below {directory!r}, which is not a directory")
             self.directories.add(directory)
             directory = directory.rpartition("/")[0]
 
     def finish(self) -> None:
-        """Judge the links and the whole."""
+        """Check symbolic links and the archive as a whole, after the last member.
+
+        Raises:
+            UnsafeArchive: a link points out of the tree, or there are no files.
+        """
         if not self.files:
             raise UnsafeArchive(f"{self.archive} has no files", "pin another release")
+        steps = [MAX_LINK_STEPS]
         for path, target in self.links.items():
-            if target.startswith("/") or not self._stays_inside(path):
-                raise self.refuse(f"{self.top}/{path}", f"is a symbolic link out of the tree: {target!r}")
+            if target.startswith("/") or not self._stays_inside(path, steps):
+                raise self.error(f"{self.top}/{path}", f"is a symbolic link out of the tree: {target!r}")
 
-    def _stays_inside(self, link: str) -> bool:
-        """Follow a link as the kernel would, through other links; a loop leads nowhere, so it stays inside."""
-        here: list[str] = []
-        ahead = link.split("/")
-        for _ in range(10_000):
-            if not ahead:
-                break
-            part = ahead.pop(0)
+    def _stays_inside(self, link: str, steps: list[int]) -> bool:
+        """Resolve a link as the kernel does, through other links. A loop resolves to nothing, so it stays inside."""
+        resolved: list[str] = []
+        remaining = link.split("/")[::-1]
+        followed = 0
+        while remaining and followed <= MAX_LINKS_FOLLOWED:
+            steps[0] -= 1
+            if steps[0] < 0:
+                raise self.error(f"{self.top}/{link}", "needs too many steps through other links")
+            part = remaining.pop()
             if part == "..":
-                if not here:
+                if not resolved:
                     return False
-                here.pop()
+                resolved.pop()
             elif part not in ("", "."):
-                here.append(part)
-                target = self.links.get("/".join(here))
+                resolved.append(part)
+                target = self.links.get("/".join(resolved))
                 if target is not None:
                     if target.startswith("/"):
                         return False
-                    here.pop()
-                    ahead = target.split("/") + ahead
+                    resolved.pop()
+                    followed += 1
+                    remaining += target.split("/")[::-1]
         return True

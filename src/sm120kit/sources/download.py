@@ -1,96 +1,103 @@
-"""Bytes become a file only when they are the pinned ones."""
+"""Download pinned files: a file is stored only when its sha256 is the pinned one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sm120kit import console
-from sm120kit.errors import FetchFailed, HashMismatch
-from sm120kit.records import LockedWheel
-from sm120kit.sources.places import ATTEMPTS, Place, Places, Wanted, pause
-from sm120kit.workspace import disk_errors, file_sha256
+from sm120kit.core import reporting
+from sm120kit.core.errors import FetchFailed, HashMismatch
+from sm120kit.core.retry import ATTEMPTS, pause
+from sm120kit.core.state import disk_errors, file_problem, file_sha256, mark_used
+from sm120kit.sources.index import Location, Locations, PinnedFile
+from sm120kit.sources.records import LockedWheel
 
 _CHUNK = 2**18
 
 
-class _Refused(Exception):
-    """A place does not deliver; asking it again may help when ``again`` is true."""
+class _NotDelivered(Exception):
+    """A location does not deliver the file. ``retry``: a repeated request may succeed."""
 
-    def __init__(self, message: str, *, again: bool) -> None:
+    def __init__(self, message: str, *, retry: bool) -> None:
         super().__init__(message)
-        self.again = again
+        self.retry = retry
 
 
-def cached(wanted: Wanted, downloads: Path) -> Path | None:
-    """The file that was fetched before. A file that is no longer what it was is removed."""
-    directory = downloads / wanted.sha256
+def cached(pinned: PinnedFile, downloads: Path) -> Path | None:
+    """The file in ``downloads/<sha256>/``, or None. A file whose sha256 no longer matches is removed."""
+    directory = downloads / pinned.sha256
     for file in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if file_sha256(file) == wanted.sha256:
+        if file_sha256(file) == pinned.sha256:
+            mark_used(directory)
             return file
-        console.say(f"{file} is not what was fetched (its sha256 differs): removing it")
+        reporting.info(f"the sha256 of {file} does not match: removing it")
         with disk_errors(file):
             file.unlink()
     return None
 
 
-def fetch(wanted: Wanted, downloads: Path, key: str, places: Places) -> Path:
-    """Fetch a file from the first of its places that delivers what is pinned, to ``downloads/<sha256>/<file>``.
+def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations) -> Path:
+    """Fetch a file to ``downloads/<sha256>/<file>``, from the first location that delivers the pinned content.
 
-    Bytes on the way are ``.<key>.*`` beside it and go when the way ends.
+    Partial downloads are ``downloads/.<key>.*`` and are removed afterwards.
 
     Raises:
-        HashMismatch: a place delivered other bytes and no other place has the right ones.
-        FetchFailed: no place delivered anything.
+        HashMismatch: a location delivered other content, and no other location the pinned content.
+        FetchFailed: no location delivered the file.
     """
-    wrong: list[str] = []
-    failed: list[str] = list(places.problems)
-    for place in places.found:
-        if place.sha256 and place.sha256 != wanted.sha256:
-            wrong.append(f"{place.shown} says of itself that it is {place.sha256}")
+    mismatches: list[str] = []
+    failures: list[str] = list(locations.problems)
+    for location in locations.candidates:
+        if location.sha256 and location.sha256 != pinned.sha256:
+            mismatches.append(f"{location.shown} is listed with sha256 {location.sha256}")
             continue
-        name = (place.file.name if place.file else place.url.split("?")[0].rpartition("/")[2]) or f"{key}.tar.gz"
+        name = location.file.name if location.file else location.url.split("?")[0].rpartition("/")[2]
+        if not re.fullmatch(r"\w[\w.+!-]*", name):
+            name = f"{key}.tar.gz"
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with _landing(downloads, key) as part:
-                    got, size = _stream(place, places, part, f"fetching {wanted.distribution} {wanted.version}")
-                    if got != wanted.sha256:
-                        wrong.append(f"{place.shown} delivered {size} bytes with {got}")
+                with _partial_file(downloads, key) as part:
+                    label = f"fetching {pinned.distribution} {pinned.version}"
+                    sha256, size = _download(location, locations, part, label)
+                    if sha256 != pinned.sha256:
+                        mismatches.append(f"{location.shown} delivered {size} bytes with sha256 {sha256}")
                         break
-                    target = downloads / wanted.sha256 / name
+                    target = downloads / pinned.sha256 / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     part.chmod(0o644)
                     part.replace(target)
                     return target
-            except _Refused as refused:
-                if not refused.again or attempt == ATTEMPTS:
-                    failed.append(f"{place.shown}: {refused}")
+            except _NotDelivered as failure:
+                if not failure.retry or attempt == ATTEMPTS:
+                    failures.append(f"{location.shown}: {failure}")
                     break
-                console.say(f"{place.shown}: {refused}; asking again ({attempt + 1} of {ATTEMPTS})")
+                reporting.info(f"{location.shown}: {failure}; retrying ({attempt + 1} of {ATTEMPTS})")
                 pause(attempt)
-    what = f"{wanted.distribution} {wanted.version}"
-    if wrong:
+    release = f"{pinned.distribution} {pinned.version}"
+    if mismatches:
         raise HashMismatch(
-            "\n  ".join([f"{what} is pinned to sha256 {wanted.sha256}, but", *wrong]),
-            "nothing was kept; if the release was replaced on purpose, check it and pin its new sha256",
+            "\n  ".join([f"{release} is pinned to sha256 {pinned.sha256}, but", *mismatches]),
+            "nothing was stored; if the release was replaced on purpose, check it and pin its new sha256",
         )
-    if failed:
+    if failures:
         raise FetchFailed(
-            "\n  ".join([f"{what} could not be fetched:", *failed]), "check the network, pip's settings or --mirror"
+            "\n  ".join([f"{release} could not be fetched:", *failures]), "check the network, pip's settings or --mirror"
         )
-    file = wanted.filename if isinstance(wanted, LockedWheel) else "sdist"
+    file = pinned.filename if isinstance(pinned, LockedWheel) else "sdist"
     raise FetchFailed(
-        f"no {file} of {what} at any configured place",
+        f"no {file} of {release} at any configured location",
         "see 'pip config list'; name a directory that holds it with --mirror",
     )
 
 
 @contextmanager
-def _landing(downloads: Path, key: str) -> Iterator[Path]:
+def _partial_file(downloads: Path, key: str) -> Iterator[Path]:
+    """A temporary file in ``downloads``, removed with the block unless it was renamed."""
     with disk_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=downloads, prefix=f".{key}.")
@@ -102,40 +109,61 @@ def _landing(downloads: Path, key: str) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def _stream(place: Place, places: Places, part: Path, label: str) -> tuple[str, int]:
-    """Write what a place delivers to ``part``; its sha256 and size in bytes."""
+def _download(location: Location, locations: Locations, part: Path, label: str) -> tuple[str, int]:
+    """Write the content of a location to ``part``, and return its sha256 and size in bytes.
+
+    Raises:
+        _NotDelivered: the location has no such file, or the transfer ended early.
+        FetchFailed: the file is larger than the limit.
+    """
     digest, size = hashlib.sha256(), 0
-    with part.open("wb") as out, _pieces(place, places) as (total, pieces), console.progress(transfer=True) as display:
-        task = display.add_task(label, total=total)
-        for piece in pieces:
-            out.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            display.update(task, completed=size)
+    reporting.detail(f"{label} from {location.shown}")
+    with (
+        part.open("wb") as out,
+        _content(location, locations) as (total, chunks),
+        reporting.task(label, total, transfer=True) as advance,
+    ):
+        for chunk in chunks:
+            out.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+            advance(len(chunk))
     if total is not None and size != total:
-        raise _Refused(f"ended after {size} of {total} bytes", again=True)
+        raise _NotDelivered(f"ended after {size} of {total} bytes", retry=True)
     return digest.hexdigest(), size
 
 
 @contextmanager
-def _pieces(place: Place, places: Places) -> Iterator[tuple[int | None, Iterator[bytes]]]:
-    """The size, where it is known, and the content of what a place delivers, as it is on the wire."""
-    if place.file is not None:
+def _content(location: Location, locations: Locations) -> Iterator[tuple[int | None, Iterator[bytes]]]:
+    """Size in bytes (None: unknown) and content of a file, without decompression."""
+    if location.file is not None:
+        if problem := file_problem(location.file):
+            raise _NotDelivered(problem, retry=False)
         try:
-            file = place.file.open("rb")
+            file = location.file.open("rb")
         except OSError as error:
-            raise _Refused(error.strerror or str(error), again=False) from error
+            raise _NotDelivered(error.strerror or str(error), retry=False) from error
         with file:
-            yield place.file.stat().st_size, iter(lambda: file.read(_CHUNK), b"")
+            yield location.file.stat().st_size, iter(lambda: file.read(_CHUNK), b"")
         return
     import httpx2
 
+    from sm120kit.sources import client
+
     try:
-        with places.client.get_stream(place.url, headers={"Accept-Encoding": "identity"}) as answer:
-            if answer.status_code >= 400:
-                again = answer.status_code in (408, 425, 429) or answer.status_code >= 500
-                raise _Refused(f"answered {answer.status_code} {answer.reason_phrase}", again=again)
-            length = answer.headers.get("Content-Length", "")
-            yield int(length) if length.isdigit() else None, answer.iter_raw(_CHUNK)
+        with client.stream(locations.client, location.url) as response:
+            if response.status_code >= 400:
+                retry = response.status_code in (408, 425, 429) or response.status_code >= 500
+                raise _NotDelivered(f"HTTP status {response.status_code} {response.reason_phrase}", retry=retry)
+            length = response.headers.get("Content-Length", "")
+            yield int(length) if length.isdigit() else None, response.iter_raw(_CHUNK)
+    except client.RefusedRedirect as error:
+        raise _NotDelivered(str(error), retry=False) from error
+    except client.Exceeded as error:
+        raise FetchFailed(
+            f"{location.shown}: {error}; the download was stopped",
+            "check the URL; a file that is meant to be so large can be fetched by hand: name its directory with --mirror",
+        ) from error
     except httpx2.HTTPError as error:
-        raise _Refused(str(error) or type(error).__name__, again=isinstance(error, httpx2.TransportError)) from error
+        retry = isinstance(error, httpx2.TransportError)
+        raise _NotDelivered(str(error) or type(error).__name__, retry=retry) from error

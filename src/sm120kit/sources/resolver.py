@@ -1,7 +1,7 @@
-"""What pinned requirements need in turn, for one platform, as the user's index serves it. uv's resolver decides.
+"""Resolve pinned requirements to wheels for one platform, with uv and the user's package index.
 
-One index is asked, not all that pip is set to: a lock must not depend on which private copies a machine happens to see. With a
-mirror, that alone.
+Only one index is queried, not all that pip is set to: a lockfile must not depend on the private copies that a machine can
+reach. A mirror replaces the index; find-links are used only where an option names them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,96 +19,117 @@ from urllib.parse import unquote, urlsplit
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
-from sm120kit import process
-from sm120kit.errors import BadRecipe, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
-from sm120kit.records import LockedWheel
-from sm120kit.sources.places import is_local, local_directory
-from sm120kit.sources.settings import Settings, read_settings
-from sm120kit.workspace import Workspace
+from sm120kit.core import process, reporting
+from sm120kit.core.errors import BadRecipe, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
+from sm120kit.core.state import Workspace
+from sm120kit.core.urls import redacted
+from sm120kit.sources.origin import DEFAULT, Origin
+from sm120kit.sources.records import LockedWheel
 
 
-def resolve(
-    requires: Sequence[str],
-    python: str,
-    platform: str,
-    workspace: Workspace,
-    *,
-    overrides: Mapping[str, str] | None = None,
-    constraints: Sequence[str] = (),
-    as_of: str = "",
-    prefer: Sequence[LockedWheel] = (),
-    mirror: str | None = None,
-    offline: bool = False,
-) -> tuple[LockedWheel, ...]:
-    """One wheel for every distribution that ``requires`` (``name==version``) come to, sorted by name.
+@dataclass(frozen=True)
+class Requirements:
+    """Pinned requirements, and the Python and platform for which they are resolved.
 
-    ``platform`` is a wheel tag such as ``manylinux_2_35_x86_64``. ``overrides`` are versions that replace what distributions
-    demand of a name; ``constraints`` (``name>=version``) hold for what comes out; ``prefer`` are versions that are kept where
-    they fit. Of what is not named in ``requires`` or ``overrides``, nothing that was uploaded on the day ``as_of`` (YYYY-MM-DD)
-    or later is considered.
+    ``requires`` are of the form ``name==version``, ``platform`` is a wheel tag such as ``manylinux_2_35_x86_64``. ``overrides``
+    are versions by name that replace what distributions require; ``constraints`` (``name>=version``) apply to the result;
+    ``preferred`` are versions that are chosen where they fit. Of distributions that neither ``requires`` nor ``overrides``
+    names, nothing that was uploaded on the day ``as_of`` (YYYY-MM-DD) or later is considered.
+    """
+
+    requires: tuple[str, ...]
+    python: str
+    platform: str
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    as_of: str = ""
+    preferred: tuple[LockedWheel, ...] = ()
+
+
+def resolve_wheels(requirements: Requirements, workspace: Workspace, origin: Origin = DEFAULT) -> tuple[LockedWheel, ...]:
+    """Resolve requirements to one wheel for each distribution, dependencies included, sorted by name.
 
     Raises:
         ResolutionFailed: the requirements contradict each other, or a wheel for the platform does not exist.
         FetchFailed: the index or the mirror did not answer.
-        OfflineMiss: ``offline`` is set and something was not asked for before.
-        BadRecipe: the platform is one that the resolver does not know.
+        OfflineMiss: ``origin`` is offline and the cache lacks something.
+        BadRecipe: the resolver does not support the platform.
     """
-    from uv import find_uv_bin
-
-    directory = local_directory(mirror)
+    directory = origin.directory
     if directory is not None and not directory.is_dir():
         raise FetchFailed(f"the mirror {directory} is not a directory", "name an existing one with --mirror")
-    family, machine = _split(platform)
-    with tempfile.TemporaryDirectory(prefix="sm120kit-resolve-") as name:
-        place = Path(name)
-        (place / "requires.in").write_text("".join(f"{line}\n" for line in requires))
-        (place / "overrides.in").write_text("".join(f"{n}=={version}\n" for n, version in (overrides or {}).items()))
-        (place / "constraints.in").write_text("".join(f"{line}\n" for line in constraints))
-        if prefer:
-            (place / "pylock.toml").write_text(_preferences(prefer))
-        argv: list[str | Path] = [find_uv_bin(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
-        argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "constraints.in"]
-        argv += ["--python", sys.executable, "--python-version", python, "--python-platform", f"{machine}-{family}"]
-        argv += ["--only-binary", ":all:", "--no-config", "--no-header", "--no-progress", "--color", "never", "--quiet"]
-        argv += ["--no-python-downloads", "--cache-dir", workspace.cache / "uv"]
-        argv += ["--no-index", "--find-links", directory] if directory else []
-        argv += ["--offline"] if offline else []
-        if as_of:
-            argv += ["--exclude-newer", f"{as_of}T00:00:00Z"]
-            pinned = [*(re.split(r"[\[=]", line)[0] for line in requires), *(overrides or {})]
-            argv += [word for name in pinned for word in ("--exclude-newer-package", f"{name}=false")]
-        settings = Settings() if is_local(mirror) else read_settings()
-        ours = [variable for variable in os.environ if variable.startswith("UV_")]
-        done = process.run(argv, cwd=place, env=_surroundings(settings, mirror), drop=ours, check=False)
+    python, platform = requirements.python, requirements.platform
+    with workspace.scratch() as scratch:
+        _write_inputs(requirements, scratch)
+        argv = _arguments(requirements, workspace, origin)
+        env = dict.fromkeys(variable for variable in os.environ if variable.startswith("UV_")) | _environment(origin)
+        with reporting.step(f"resolving wheels for {platform}, Python {python}"):
+            done = process.run(argv, cwd=scratch, env=env, check=False)
         if done.returncode != 0:
-            raise _refusal(done.stderr, f"{', '.join(requires)} for {platform}, Python {python}", platform, offline)
-        found = tomllib.loads((place / "pylock.toml").read_text())
+            query = f"{', '.join(requirements.requires)} for {platform}, Python {python}"
+            raise _error(done.stderr, query, platform, origin.offline)
+        packages = tomllib.loads((scratch / "pylock.toml").read_text())["packages"]
     ranks = {tag: rank for rank, tag in enumerate(_tags(python, platform))}
-    return tuple(sorted((_best(package, ranks, platform) for package in found["packages"]), key=lambda wheel: wheel.name))
+    return tuple(sorted((_best_wheel(package, ranks, platform) for package in packages), key=lambda wheel: wheel.name))
+
+
+def _write_inputs(requirements: Requirements, scratch: Path) -> None:
+    """Write the files that uv reads."""
+    overrides = [f"{name}=={version}" for name, version in requirements.overrides.items()]
+    for name, lines in (
+        ("requires.in", requirements.requires),
+        ("overrides.in", overrides),
+        ("constraints.in", requirements.constraints),
+    ):
+        (scratch / name).write_text("".join(f"{line}\n" for line in lines))
+    if requirements.preferred:
+        (scratch / "pylock.toml").write_text(_preferences(requirements.preferred))
+
+
+def _arguments(requirements: Requirements, workspace: Workspace, origin: Origin) -> list[str | Path]:
+    """The command line of uv."""
+    from uv import find_uv_bin
+
+    family, machine = _split(requirements.platform)
+    argv: list[str | Path] = [find_uv_bin(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
+    argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "constraints.in"]
+    argv += ["--python", sys.executable, "--python-version", requirements.python, "--python-platform", f"{machine}-{family}"]
+    argv += ["--only-binary", ":all:", "--no-config", "--no-header", "--no-progress", "--color", "never", "--quiet"]
+    argv += ["--no-python-downloads", "--cache-dir", workspace.cache / "uv"]
+    argv += ["--no-index", "--find-links", origin.directory] if origin.directory else []
+    argv += ["--offline"] if origin.offline else []
+    if requirements.as_of:
+        argv += ["--exclude-newer", f"{requirements.as_of}T00:00:00Z"]
+        pinned = [*(re.split(r"[\[=]", line)[0] for line in requirements.requires), *requirements.overrides]
+        argv += [word for name in pinned for word in ("--exclude-newer-package", f"{name}=false")]
+    return argv
 
 
 def _split(platform: str) -> tuple[str, str]:
     """``manylinux_2_35_x86_64`` as ``manylinux_2_35`` and ``x86_64``."""
-    found = re.fullmatch(r"(manylinux_2_\d+)_(x86_64|aarch64)", platform)
-    if found is None:
+    match = re.fullmatch(r"(manylinux_2_\d+)_(x86_64|aarch64)", platform)
+    if match is None:
         raise BadRecipe(f"unknown platform {platform!r}", "write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
-def _preferences(prefer: Sequence[LockedWheel]) -> str:
-    """A lock in the resolver's own format that states versions only; what it states is kept where it fits."""
+def _preferences(wheels: Sequence[LockedWheel]) -> str:
+    """A lockfile in uv's format with versions only, which uv keeps where they fit."""
     lines = ['lock-version = "1.0"', 'created-by = "sm120kit"']
-    lines += [f'\n[[packages]]\nname = "{wheel.name}"\nversion = "{wheel.version}"' for wheel in prefer]
+    lines += [f'\n[[packages]]\nname = "{wheel.name}"\nversion = "{wheel.version}"' for wheel in wheels]
     return "\n".join(lines) + "\n"
 
 
-def _surroundings(settings: Settings, mirror: str | None) -> dict[str, str]:
-    """The index and how to talk to it. In the environment, because a URL may hold a password and arguments are public."""
+def _environment(origin: Origin) -> dict[str, str]:
+    """Variables for the index and the connection to it: a URL may hold a password, and arguments are public."""
+    settings = origin.settings()
     env = {}
-    if mirror and not is_local(mirror):
-        env["UV_DEFAULT_INDEX"] = mirror
+    if origin.mirror and origin.directory is None:
+        env["UV_DEFAULT_INDEX"] = origin.mirror
     elif settings.index:
         env["UV_DEFAULT_INDEX"] = settings.index[0]
+    if origin.links and not origin.mirror:
+        env["UV_FIND_LINKS"] = ",".join(origin.links)
     if settings.certificates:
         env["SSL_CERT_FILE"] = settings.certificates
     if settings.trusted_hosts:
@@ -117,23 +138,27 @@ def _surroundings(settings: Settings, mirror: str | None) -> dict[str, str]:
 
 
 def _tags(python: str, platform: str) -> Iterable[Tag]:
-    """The wheel tags that fit, best first."""
+    """Compatible wheel tags, best first."""
     major, minor = (int(part) for part in python.split("."))
     family, machine = _split(platform)
     glibc = int(family.rpartition("_")[2])
-    old = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
+    aliases = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
     platforms = []
     for version in range(glibc, 4, -1):
         platforms.append(f"manylinux_2_{version}_{machine}")
-        if version in old:
-            platforms.append(f"{old[version]}_{machine}")
+        if version in aliases:
+            platforms.append(f"{aliases[version]}_{machine}")
     platforms.append(f"linux_{machine}")
     yield from cpython_tags((major, minor), platforms=platforms)
     yield from compatible_tags((major, minor), f"cp{major}{minor}", platforms)
 
 
-def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -> LockedWheel:
-    """The wheel of a package that an installer would take."""
+def _best_wheel(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -> LockedWheel:
+    """The wheel of a package that an installer would choose.
+
+    Raises:
+        ResolutionFailed: no wheel of it fits the platform.
+    """
     offered = []
     for wheel in package.get("wheels", ()):
         file = wheel.get("name") or unquote(urlsplit(wheel.get("url") or wheel["path"]).path).rpartition("/")[2]
@@ -146,26 +171,26 @@ def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -
     if not offered:
         raise ResolutionFailed(
             f"{package['name']} {package.get('version')} has no wheel with a sha256 for {platform}",
-            "pin another version of it in the recipe's environment",
+            "pin another version in the recipe's environment",
         )
     _, _, file, sha256 = min(offered)
     return LockedWheel(package["name"], package["version"], file, sha256)
 
 
-def _refusal(said: str, what: str, platform: str, offline: bool) -> Sm120kitError:
-    """Why the resolver gave up, as the error it is."""
-    reason = re.sub(r"^warning: .*\n?", "", re.sub(r"//[^/@\s]+@", "//", said), flags=re.MULTILINE).strip()
+def _error(output: str, query: str, platform: str, offline: bool) -> Sm120kitError:
+    """The error for uv's message."""
+    reason = re.sub(r"^warning: .*\n?", "", redacted(output), flags=re.MULTILINE).strip()
     if "invalid value" in reason and "--python-platform" in reason:
-        return BadRecipe(f"the resolver knows no platform {platform!r}", "name another glibc in the recipe's environment")
+        return BadRecipe(f"uv does not support platform {platform!r}", "name another glibc in the recipe's environment")
     if offline and ("network was disabled" in reason or "network connectivity is disabled" in reason):
         return OfflineMiss(
-            f"{what}: not all of it was asked for before, and --offline is given\n{reason}",
+            f"{query}: not all of it is cached, and --offline is given\n{reason}",
             "resolve once with the network, or name a directory that holds the wheels with --mirror",
         )
     if "No solution found" in reason:
         return ResolutionFailed(
-            f"{what} cannot be resolved\n{reason}", "change the recipe's environment; a version may be overridden there"
+            f"{query} cannot be resolved\n{reason}", "change the recipe's environment; a version may be overridden there"
         )
     if re.search(r"Failed to fetch|Request failed|error sending request", reason):
-        return FetchFailed(f"{what} could not be resolved\n{reason}", "check the network, pip's settings or --mirror")
-    return CommandFailed(f"uv failed on {what}\n{reason}", "the recipe's environment names what it was asked for")
+        return FetchFailed(f"{query} could not be resolved\n{reason}", "check the network, pip's settings or --mirror")
+    return CommandFailed(f"uv failed on {query}\n{reason}", "the recipe's environment names the requirements")

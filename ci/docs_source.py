@@ -1,0 +1,198 @@
+"""Collect the source of the documentation site: docs/, other pages of the repository, and generated reference pages.
+
+Links that work in the repository are rewritten to links between pages; other files that pages link to are copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sm120kit.core.errors import Sm120kitError
+
+ROOT = Path(__file__).parents[1]
+SITE = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve()
+OTHER_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+    "patches/README.md": "patches.md",
+    "tests/bench/README.md": "measurements/benchmarks.md",
+}
+"""Pages outside docs/, and their paths on the site. Links to the README lead to docs/index.md."""
+LINK = re.compile(r"(\]\(|^\[[^]]+\]: )([^)#\s]*)(#[^)\s]*)?")
+FENCE = re.compile(r"^\s*(```|~~~)")
+
+
+def main() -> None:
+    """Write the source; exit with a message that lists broken links, and differences between pages and navigation."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    pages = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    pages |= {ROOT / source: Path(target) for source, target in OTHER_PAGES.items() if (ROOT / source).is_file()}
+    broken: list[str] = []
+    for source, target in pages.items():
+        if source != ROOT / "README.md":
+            _write(target, "".join(_page(source, pages, broken)))
+    for name, text in _reference():
+        _write(Path("reference", name), text)
+    shutil.copyfile(ROOT / "docs" / "site.css", SITE / "site.css")
+    listed = set(_listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    written = {str(path.relative_to(SITE)) for path in SITE.rglob("*.md")}
+    broken += [f"mkdocs.yml: nav lists {name}, which does not exist" for name in sorted(listed - written)]
+    broken += [f"mkdocs.yml: nav lacks {name}" for name in sorted(written - listed)]
+    if broken:
+        sys.exit("\n".join(broken))
+
+
+def _listed(nav: str | list[Any] | dict[str, Any]) -> Iterator[str]:
+    """The pages of a navigation, at all levels."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for below in nav.values() if isinstance(nav, dict) else nav:
+            yield from _listed(below)
+
+
+def _write(target: Path, text: str) -> None:
+    path = SITE / target
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _page(source: Path, pages: Mapping[Path, Path], broken: list[str]) -> Iterator[str]:
+    """The lines of a page with their links rewritten."""
+    fenced = False
+    for number, line in enumerate(source.read_text().splitlines(keepends=True), 1):
+        fenced ^= bool(FENCE.match(line))
+        if fenced:
+            yield line
+            continue
+
+        def rewritten(link: re.Match[str], number: int = number) -> str:
+            before, path, anchor = link[1], link[2], link[3] or ""
+            if not path or re.match(r"[a-z]+:", path):
+                return link[0]
+            file = (source.parent / path).resolve()
+            if not file.is_file():
+                broken.append(f"{source.relative_to(ROOT)}:{number}: there is no file {path}")
+                return link[0]
+            target = pages.get(file) or _copied(file)
+            return f"{before}{os.path.relpath(target, pages[source].parent)}{anchor}"
+
+        yield LINK.sub(rewritten, line)
+
+
+def _copied(path: Path) -> Path:
+    """Copy a file of the repository to the site; returns its path there."""
+    target = Path("files") / path.relative_to(ROOT)
+    (SITE / target).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, SITE / target)
+    return target
+
+
+def _reference() -> Iterator[tuple[str, str]]:
+    """Pages generated from the code, by name."""
+    yield "cli.md", _cli()
+    yield "errors.md", _errors()
+    recipe = _output("-m", "sm120kit", "recipe", "schema")
+    yield "recipe.md", _schema("Recipe files", "Printed by `sm120kit recipe schema`.", json.loads(recipe))
+    receipt = (ROOT / "docs" / "receipt.schema.json").read_text()
+    link = _copied(ROOT / "docs" / "receipt.schema.json")
+    yield "receipt.md", _schema("Receipts", f"As JSON Schema: [{link.name}](../{link}).", json.loads(receipt))
+
+
+def _output(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _cli() -> str:
+    """Every command with its options, by Typer's documentation generator, but with complete summaries."""
+    text = _output("-m", "typer", "sm120kit.cli", "utils", "docs", "--name", "sm120kit", "--title", "Command line")
+    summaries = dict(re.findall(r"^#+ `(.+)`\n\n(.+)", text, re.MULTILINE))
+    lines, group = [], "sm120kit"
+    for line in text.splitlines():
+        if heading := re.match(r"#+ `(.+)`", line):
+            group = heading[1]
+        if entry := re.fullmatch(r"\* `([a-z-]+)`: .*\.\.\.", line):
+            line = f"* `{entry[1]}`: {summaries[f'{group} {entry[1]}']}"
+        lines.append(f"{line}\n")
+    return "".join(lines)
+
+
+def _errors() -> str:
+    """Every exit code, from the classes of errors."""
+
+    def every(kind: type[Sm120kitError]) -> Iterator[type[Sm120kitError]]:
+        for below in kind.__subclasses__():
+            yield below
+            yield from every(below)
+
+    rows = {
+        kind.exit_code: f"| {kind.exit_code} | `{kind.__name__}` | {_line(kind.__doc__)} |\n" for kind in every(Sm120kitError)
+    }
+    return ERRORS + "".join(row for _, row in sorted(rows.items())) + ENDINGS
+
+
+ERRORS = """# Exit codes
+
+Errors are printed to standard error: `error:` with the problem, `hint:` with the remedy. Each has its own exit code.
+
+| exit code | error | meaning |
+|---|---|---|
+| 0 | | success |
+| 1 | | a check failed: the command ran, and its result is negative |
+| 2 | | an invalid command line, such as an unknown option or a missing argument |
+"""
+ENDINGS = """| 128 + n | | ended by signal n: 130 is Ctrl-C |
+
+A Python traceback is a bug of sm120kit; please report it.
+"""
+
+
+def _schema(title: str, summary: str, schema: Mapping[str, Any]) -> str:
+    """A JSON Schema as tables: the record itself first, then the records in it."""
+    definitions = dict(schema.get("$defs", {}))
+    top = {schema["title"]: schema} if "properties" in schema else {}
+    parts = [f"# {title}\n\n{summary}\n"]
+    for name, record in {**top, **definitions}.items():
+        parts.append(f"\n## {name}\n\n{record.get('description', '').replace('``', '`')}\n")
+        if "enum" in record:
+            parts.append("\nOne of " + ", ".join(f"`{value}`" for value in record["enum"]) + ".\n")
+        if "properties" in record:
+            parts.append("\n| key | type | required |\n|---|---|---|\n")
+        for key, value in record.get("properties", {}).items():
+            parts.append(f"| `{key}` | {_type(value)} | {'yes' if key in record.get('required', []) else 'no'} |\n")
+    return "".join(parts)
+
+
+def _type(value: Mapping[str, Any]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in value:
+        return " or ".join(_type(part) for part in value["anyOf"])
+    if "enum" in value or "const" in value:
+        return ", ".join(f"`{json.dumps(part)}`" for part in value.get("enum", [value.get("const")]))
+    if value.get("type") == "array":
+        return f"list of {_type(value['items'])}" if "items" in value else "list"
+    if value.get("type") == "object" and isinstance(value.get("additionalProperties"), dict):
+        return f"table of {_type(value['additionalProperties'])}"
+    pattern = f", `{value['pattern']}`" if "pattern" in value else ""
+    return str(value.get("type", "any")) + pattern.replace("|", "\\|")
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("``", "`")
+
+
+if __name__ == "__main__":
+    main()

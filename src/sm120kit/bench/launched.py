@@ -1,0 +1,58 @@
+"""Launch a configuration, measure its server and stop it; again for each restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from sm120kit import bench, serving
+from sm120kit.bench import MeasuredServer, Measurement, circumstances
+from sm120kit.bench.receipt import Receipt
+from sm120kit.core.urls import Endpoint
+from sm120kit.recipes import configurations
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import Run, launch
+from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
+
+Start = Callable[[Callable[[Run], None]], object]
+"""Starts a server, calls its argument with the record of the healthy server, and stops the server."""
+
+
+def run(
+    prepared: PreparedLaunch, options: LaunchOptions, measurements: Sequence[Measurement], restarts: int = 0
+) -> tuple[Receipt, ...]:
+    """Launch a configuration and measure it; again after each of ``restarts`` restarts. One receipt per measurement.
+
+    Raises:
+        Sm120kitError: see :func:`launch.run` and :func:`bench.run`; receipts of what was measured before were saved.
+    """
+
+    def start(work: Callable[[Run], None]) -> None:
+        launch.run(prepared, options, work)
+
+    return measure(start, prepared.configuration, measurements, restarts)
+
+
+def measure(
+    start: Start, configuration: Configuration, measurements: Sequence[Measurement], restarts: int = 0
+) -> tuple[Receipt, ...]:
+    """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One receipt per measurement."""
+    receipts: list[Receipt | None] = [None] * len(measurements)
+
+    def work(run: Run, last_start: bool) -> None:
+        endpoint = Endpoint.parse(run.url, serving.api_key(configuration))
+        model = bench.choose_model(endpoint, None, configuration.model.repository)
+        served = circumstances.with_values(circumstances.served_from(run), _public_environment(configuration))
+        server = MeasuredServer(endpoint, model, served)
+        for index, measurement in enumerate(measurements):
+            receipts[index] = bench.run(server, measurement, receipts[index], last_start=last_start)
+
+    for number in range(restarts + 1):
+        start(partial(work, last_start=number == restarts))
+    return tuple(receipt for receipt in receipts if receipt)
+
+
+def _public_environment(configuration: Configuration) -> dict[str, str]:
+    """The variables of a configuration that comes with sm120kit. Values of any other may be secret."""
+    name = configuration.name
+    return configuration.environment if name in configurations.names() and configuration == configurations.load(name) else {}

@@ -1,0 +1,294 @@
+"""Judge published figures by receipts: ``(Configuration, receipts) -> ReproductionReport``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from sm120kit.bench import roofline
+from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
+from sm120kit.bench.reproduce import differences
+from sm120kit.bench.reproduce.differences import SetupDifference
+from sm120kit.bench.roofline import RooflineModel, Work
+from sm120kit.hosts.doctor import Finding, Impact
+from sm120kit.recipes.configurations import Configuration, Reference
+
+REAL_PROMPTS = "real-prompts-thinking-off"
+"""The workload for comparing machines: prompts from daily work, no thinking."""
+RESTARTS = 0.15
+"""Share by which a server's rate changes after a restart with empty JIT caches: its autotuner chooses other tactics.
+
+Source: github.com/Visual-Synthesizer/rtx6kpro benchmarks/inference-throughput/b650d4u-2gpu.md."""
+SLOWED = 0.05
+"""Share of clock samples from which a reason for lower clocks is reported."""
+WITHOUT_RATE = ("method", "workload", "users", "requests", "tokens")
+"""Fields whose difference explains a missing rate."""
+SERIOUS = (Impact.BREAKS, Impact.SLOWS)
+
+
+class ReproductionVerdict(StrEnum):
+    """Result of comparing a published figure with receipts."""
+
+    REPRODUCED = "REPRODUCED"
+    WITHIN = "WITHIN"
+    BELOW = "BELOW"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second of all users together: median over starts of the server, with the lowest and the highest.
+
+    With one start, lowest and highest are those of its requests if there is one user. ``acceptance`` is None if the server has
+    no counters for it.
+    """
+
+    tok_s: float
+    lowest: float
+    highest: float
+    starts: int
+    acceptance: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The roofline of a figure. ``acceptance`` was measured; None assumes that every draft is accepted.
+
+    ``needs`` is the number of tokens per step and user that the published figure requires, of at most ``at_most``.
+    """
+
+    roofline: float
+    ceiling: float
+    acceptance: float | None
+    needs: float
+    at_most: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A published figure, judged by a receipt. ``share`` is measured over published.
+
+    ``differences`` are the reasons why it is not comparable; ``honest`` is the rate of :data:`REAL_PROMPTS` with as many users.
+    """
+
+    reference: Reference
+    verdict: ReproductionVerdict
+    measured: Rate | None
+    share: float | None
+    differences: tuple[SetupDifference, ...]
+    honest: Rate | None
+    bound: Bound | None
+    reasons: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The verdict with its percentage or the fields that differ."""
+        if self.verdict is ReproductionVerdict.NOT_COMPARABLE:
+            fields = ", ".join(dict.fromkeys(difference.field for difference in self.differences))
+            return f"{self.verdict}: {fields}"
+        if self.verdict in (ReproductionVerdict.WITHIN, ReproductionVerdict.BELOW) and self.share is not None:
+            return f"{self.verdict} {'by ' if self.verdict is ReproductionVerdict.BELOW else ''}{1 - self.share:.1%}"
+        return str(self.verdict)
+
+
+@dataclass(frozen=True)
+class ReproductionReport:
+    """All published figures of a configuration. ``host`` are doctor's findings, ``caveats`` deviations from the publication."""
+
+    configuration: str
+    judgements: tuple[Judgement, ...]
+    host: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    @property
+    def verdict(self) -> ReproductionVerdict:
+        """The verdict on all figures: BELOW if any is. Figures that are not comparable count only if all are."""
+        verdicts = {judgement.verdict for judgement in self.judgements}
+        order = (
+            ReproductionVerdict.BELOW,
+            ReproductionVerdict.WITHIN,
+            ReproductionVerdict.REPRODUCED,
+            ReproductionVerdict.NOT_MEASURED,
+            ReproductionVerdict.NOT_COMPARABLE,
+        )
+        return next(verdict for verdict in order if verdict in verdicts)
+
+
+@dataclass(frozen=True)
+class RooflineInputs:
+    """Inputs of the roofline: the served model, None for that of the configuration; for ``all_reduce_us`` see :class:`Work`."""
+
+    model: RooflineModel | None = None
+    all_reduce_us: float | None = None
+
+
+def judge(
+    configuration: Configuration,
+    receipts: Sequence[Receipt],
+    findings: Sequence[Finding] = (),
+    known: RooflineInputs = RooflineInputs(),
+) -> ReproductionReport:
+    """Judge every published figure by the receipts. Without receipts the report has what is known before a measurement."""
+    real_prompts = [receipt for receipt in receipts if receipt.circumstances.workload == REAL_PROMPTS]
+    judgements = tuple(
+        _judgement(configuration, reference, receipt, real_prompts, known)
+        for reference in configuration.reference
+        for receipt in _candidates(reference, receipts)
+    )
+    host = tuple(
+        f"{finding.check}: {finding.verdict.fact}; {finding.verdict.consequence}"
+        for finding in findings
+        if finding.verdict.impact in SERIOUS
+    )
+    return ReproductionReport(configuration.name, judgements, host, tuple(_caveats(configuration)))
+
+
+def _candidates(reference: Reference, receipts: Sequence[Receipt]) -> Sequence[Receipt | None]:
+    """The receipts of the figure's workload; else one of another workload, whose differences are the reasons."""
+    own = [receipt for receipt in receipts if receipt.circumstances.workload == reference.workload]
+    return own or receipts[:1] or [None]
+
+
+def _judgement(
+    configuration: Configuration,
+    reference: Reference,
+    receipt: Receipt | None,
+    real_prompts: Sequence[Receipt],
+    known: RooflineInputs,
+) -> Judgement:
+    differing = list(differences.of_reference(configuration, reference))
+    measured: Rate | None = None
+    reasons: list[str] = []
+    honest = next((rate for other in real_prompts if (rate := _rate(_cells(reference, other), "decode"))), None)
+    bound = _bound(configuration, reference, receipt, None, known)
+    if receipt is not None:
+        cells = _cells(reference, receipt)
+        differing += differences.of_receipt(configuration, reference, receipt)
+        differing += differences.of_cells(reference, receipt, cells)
+        if receipt.circumstances.workload == reference.workload:
+            measured = _rate(cells, reference.figure)
+            reasons += _reasons(cells)
+        bound = _bound(configuration, reference, receipt, measured.acceptance if measured else None, known)
+        if measured is None and not any(difference.field in WITHOUT_RATE for difference in differing):
+            differing.append(
+                SetupDifference(
+                    "rate", f"{reference.value:g} tok/s", "none: too few chunks, or the users never decoded at the same time"
+                )
+            )
+        if measured and bound and measured.tok_s > bound.ceiling:
+            allowed = f"at most {bound.ceiling:.0f} tok/s by the memory bandwidth"
+            differing.append(
+                SetupDifference("roofline", allowed, f"{measured.tok_s:.0f} tok/s, above what the memory bandwidth allows")
+            )
+    if bound and reference.value > bound.ceiling:
+        reasons.append(f"published is more than {bound.ceiling:.0f} tok/s: above what the memory bandwidth allows")
+    if differing:
+        verdict = ReproductionVerdict.NOT_COMPARABLE
+    elif measured is None:
+        verdict = ReproductionVerdict.NOT_MEASURED
+    elif measured.tok_s >= reference.value - (reference.spread or 0):
+        verdict = ReproductionVerdict.REPRODUCED
+    else:
+        verdict = (
+            ReproductionVerdict.WITHIN if measured.tok_s >= reference.value * (1 - RESTARTS) else ReproductionVerdict.BELOW
+        )
+    share = measured.tok_s / reference.value if measured else None
+    return Judgement(reference, verdict, measured, share, tuple(differing), honest, bound, tuple(reasons))
+
+
+def _cells(reference: Reference, receipt: Receipt) -> tuple[MeasuredCell, ...]:
+    """The complete cells with the published number of users, one for each start of the server."""
+    return tuple(cell for cell in receipt.cells if cell.complete and cell.users == reference.users)
+
+
+def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
+    """The rate of cells. ``decode``: after the first token, of all users together; ``wall``: all tokens over the whole time."""
+    rates: list[float] = []
+    lowest: list[float] = []
+    highest: list[float] = []
+    for cell in cells:
+        figures = summary(cell)
+        alone = figure == "decode" and cell.users == 1
+        rate = figures.output_tok_s if figure == "wall" else figures.decode_tok_s if alone else figures.total_tok_s
+        if rate is not None:
+            rates.append(rate)
+            lowest.append(figures.decode_lowest or rate if alone else rate)
+            highest.append(figures.decode_highest or rate if alone else rate)
+    if not rates:
+        return None
+    if len(rates) > 1:
+        lowest, highest = rates, rates
+    drafted = sum(cell.acceptance.drafted for cell in cells if cell.acceptance)
+    accepted = sum(cell.acceptance.accepted for cell in cells if cell.acceptance)
+    return Rate(median(rates), min(lowest), max(highest), len(rates), accepted / drafted if drafted else None)
+
+
+def _bound(
+    configuration: Configuration, reference: Reference, receipt: Receipt | None, acceptance: float | None, known: RooflineInputs
+) -> Bound | None:
+    """The roofline of the configuration with the figure's users; None if the model or the GPU is unknown."""
+    model = None if reference.differs else known.model or roofline.model_of(configuration.model.repository)
+    detected = next(
+        (gpu for name in (receipt and differences.gpu_names(receipt)) or () if (gpu := roofline.gpu_kind(name))), None
+    )
+    gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
+    if model is None or gpu is None:
+        return None
+    cells = _cells(reference, receipt) if receipt else ()
+    # On average, half of the answer is in the context.
+    context = cells[0].context_tokens + cells[0].output_tokens // 2 if cells else 0
+    drafts = drafts_per_step(configuration)
+    work = Work(reference.users, context, drafts, configuration.hardware.gpus, _cache_bytes(configuration), known.all_reduce_us)
+    return Bound(
+        roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
+        ceiling=roofline.ceiling(model, gpu, work),
+        acceptance=acceptance,
+        needs=reference.value / reference.users * roofline.step(model, gpu, work).seconds,
+        at_most=1 + drafts,
+    )
+
+
+def drafts_per_step(configuration: Configuration) -> int:
+    """Draft tokens per step. SGLang's number of draft tokens includes the verified token, its number of steps does not."""
+    arguments = configuration.arguments
+    if "--speculative-num-steps" in arguments:
+        return int(arguments[arguments.index("--speculative-num-steps") + 1])
+    return configuration.speculation.draft_tokens if configuration.speculation else 0
+
+
+def _cache_bytes(configuration: Configuration) -> float:
+    arguments = configuration.arguments
+    dtype = arguments[arguments.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in arguments else ""
+    return 1.0 if dtype.startswith("fp8") else 2.0
+
+
+def _reasons(cells: Sequence[MeasuredCell]) -> Iterator[str]:
+    """Reasons for a low figure in the receipt itself."""
+    samples = [sample for cell in cells for sample in cell.samples]
+    errors = [sample.error for sample in samples if sample.error]
+    if errors:
+        yield f"{len(errors)} of {len(samples)} requests failed; the first: {errors[0]}"
+    counts = [sample.completion_tokens for sample in samples if sample.completion_tokens is not None and not sample.error]
+    if counts and median(counts) < cells[0].output_tokens:
+        yield f"answers ended after {median(counts):.0f} of {cells[0].output_tokens} tokens"
+    if any(sample.cached_tokens for sample in samples):
+        yield "a prefix cache answered part of the prompts"
+    for cell in cells:
+        for clock in cell.clocks or ():
+            for reason, share in (clock.slowed or {}).items():
+                if share >= SLOWED:
+                    yield f"GPU {clock.gpu} was slowed by {reason} in {share:.0%} of the samples"
+
+
+def _caveats(configuration: Configuration) -> Iterator[str]:
+    """Deviations of the configuration from the publication."""
+    yield f"originally: {configuration.original}"
+    if configuration.model.why_unpinned:
+        yield f"the model's revision is not pinned: {configuration.model.why_unpinned}"
+    if configuration.unreleased:
+        yield f"no released engine accepts {', '.join(configuration.unreleased.arguments)}: {configuration.unreleased.reason}"
+    for ours in configuration.ours:
+        yield f"ours, not published: {ours.field}: {ours.reason}"

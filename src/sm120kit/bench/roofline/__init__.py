@@ -1,0 +1,110 @@
+"""Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/roofline.md.
+
+In a decode step each GPU reads its share of the weights and of every user's KV cache, reads and writes every user's state of
+linear attention, and reads the MTP head once for each draft token; two all-reduces follow in each layer. No constant is fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sm120kit.bench.roofline.architecture import Pass, RooflineModel, load, model, model_of, names
+from sm120kit.bench.roofline.folder import model_in
+from sm120kit.bench.roofline.hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
+
+__all__ = [
+    "GPUS",
+    "DecodeStep",
+    "GpuKind",
+    "Pass",
+    "RooflineModel",
+    "Work",
+    "ceiling",
+    "gpu_kind",
+    "load",
+    "model",
+    "model_of",
+    "names",
+]
+__all__ += ["all_reduce_seconds", "model_in", "roofline", "step", "tokens_per_step"]
+
+ALL_REDUCES = 2
+"""All-reduces per layer of a tensor parallel model: after attention and after the MLP."""
+ACTIVATION_BYTES = 2
+"""Bytes of a hidden element in an all-reduce: BF16."""
+FLOPS_PER_PARAMETER = 2
+"""A multiplication and an addition."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A decoding load: ``users`` concurrently after ``context_tokens`` each, ``drafts`` draft tokens per step, on ``gpus``.
+
+    ``cache_bytes`` are per element of the KV cache. ``all_reduce_us`` is the measured time of 16 KiB; None: as published.
+    """
+
+    users: int
+    context_tokens: int
+    drafts: int
+    gpus: int
+    cache_bytes: float = 2.0
+    all_reduce_us: float | None = None
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """Seconds of a decode step by cause. ``arithmetic`` overlaps with memory traffic, ``all_reduces`` do not."""
+
+    weights: float
+    cache: float
+    states: float
+    drafting: float
+    arithmetic: float
+    all_reduces: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return max(self.weights + self.cache + self.states + self.drafting, self.arithmetic) + self.all_reduces
+
+
+def step(model: RooflineModel, gpu: GpuKind, work: Work, *, favourable: bool = False) -> DecodeStep:
+    """A decode step. ``favourable``: all tokens select the same experts, and all-reduces take no time."""
+    tokens = work.users * (1 + work.drafts)
+    lane = gpu.bandwidth * work.gpus
+    cached = work.users * work.context_tokens * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
+    drafting, flops = 0.0, model.main.parameters * tokens
+    reduces = ALL_REDUCES * model.layers * all_reduce_seconds(_message(model, tokens), work.gpus, work.all_reduce_us)
+    if model.draft and work.drafts:
+        share = model.draft_layers / model.cache_layers
+        drafting = work.drafts * (model.draft.bytes(work.users, alike=favourable) / lane + cached * share)
+        flops += model.draft.parameters * work.users * work.drafts
+        small = all_reduce_seconds(_message(model, work.users), work.gpus, work.all_reduce_us)
+        reduces += work.drafts * ALL_REDUCES * model.draft_layers * small
+    return DecodeStep(
+        weights=model.main.bytes(tokens, alike=favourable) / lane,
+        cache=cached,
+        states=2 * work.users * model.state_bytes / lane,
+        drafting=drafting,
+        arithmetic=FLOPS_PER_PARAMETER * flops / (gpu.fp4_flops * work.gpus),
+        all_reduces=0.0 if favourable else reduces,
+    )
+
+
+def _message(model: RooflineModel, tokens: float) -> float:
+    return tokens * model.hidden * ACTIVATION_BYTES
+
+
+def tokens_per_step(drafts: int, acceptance: float) -> float:
+    """Tokens per step and user: the verified token, and the share ``acceptance`` of the draft tokens."""
+    return 1 + drafts * acceptance
+
+
+def roofline(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) -> float:
+    """Tokens per second of all users together."""
+    return work.users * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work).seconds
+
+
+def ceiling(model: RooflineModel, gpu: GpuKind, work: Work) -> float:
+    """Maximum tokens per second: every draft accepted, and the step favourable. A figure above it is wrong."""
+    return work.users * (1 + work.drafts) / step(model, gpu, work, favourable=True).seconds

@@ -1,0 +1,289 @@
+"""Model architectures in ``recipes/models/``: parameters that a pass reads, and their bytes in each checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import data_root
+from sm120kit.recipes.load import problems_message, read_toml, validate
+from sm120kit.recipes.schema import Name, Strict
+from sm120kit.serving.checkpoint import Attention
+
+Count = Annotated[int, Field(ge=1)]
+Bits = Annotated[float, Field(gt=0, le=32)]
+MATRICES = 3
+"""Matrices of a gated MLP: gate, up, down."""
+
+
+class Grouped(Strict):
+    """Attention with a KV cache in ``layers`` of the layers; ``gated``: q_proj also produces an output gate."""
+
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    gated: bool = False
+
+
+class Latent(Strict):
+    """Multi-head latent attention: the cache has ``kv_rank`` + ``rope`` elements per token and layer, on every GPU."""
+
+    layers: Count
+    heads: Count
+    q_rank: Count
+    kv_rank: Count
+    nope: Count
+    rope: Count
+    v_dim: Count
+
+
+class Linear(Strict):
+    """Gated DeltaNet: a state of ``value_heads`` x ``head_dim`` x ``head_dim`` per layer and sequence, no cache."""
+
+    layers: Count
+    key_heads: Count
+    value_heads: Count
+    head_dim: Count
+    state_bytes: Count
+
+
+class Dense(Strict):
+    """A gated MLP in ``layers`` of the layers."""
+
+    layers: Count
+    width: Count
+
+
+class Experts(Strict):
+    """``count`` routed experts in ``layers`` of the layers, ``active`` of them per token; ``shared_width``: of a shared one."""
+
+    layers: Count
+    count: Count
+    active: Count
+    width: Count
+    shared_width: Annotated[int, Field(ge=0)] = 0
+
+
+class PartBits(Strict):
+    """Bits per parameter including scales: NVFP4 has 4 + 8/16. The default is BF16."""
+
+    attention: Bits = 16
+    linear_attention: Bits = 16
+    experts: Bits = 16
+    shared: Bits = 16
+    dense: Bits = 16
+    head: Bits = 16
+    mtp: Bits = 16
+
+
+class PublishedCheckpoint(Strict):
+    """A repository with this architecture. ``gigabytes`` (10^9 bytes) is its published size; ``source`` of bits and size."""
+
+    repository: str
+    bits: PartBits
+    gigabytes: Annotated[float, Field(gt=0)] | None = None
+    source: str
+
+
+class Architecture(Strict):
+    """The contents of a file. ``mtp_layers`` are layers like the model's own that draft tokens, with its output head."""
+
+    edition: Literal[1]
+    name: Name
+    source: str
+    hidden: Count
+    vocabulary: Count
+    layers: Count
+    attention: Grouped | None = None
+    latent_attention: Latent | None = None
+    linear_attention: Linear | None = None
+    mlp: Dense | None = None
+    experts: Experts | None = None
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    checkpoint: Annotated[tuple[PublishedCheckpoint, ...], Field(strict=False, min_length=1)]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The weights that a pass of the model reads, of all GPUs together.
+
+    ``fixed_bytes`` are read for any number of tokens. Each token selects ``active`` of the ``experts`` of each of ``layers``
+    layers; an expert has ``expert_bytes``. ``parameters`` is the number of parameters in the arithmetic of a token.
+    """
+
+    fixed_bytes: float
+    expert_bytes: float
+    layers: int
+    experts: int
+    active: int
+    parameters: float
+
+    def distinct(self, tokens: float) -> float:
+        """Expected number of experts per layer that ``tokens`` select, each uniformly and independently."""
+        return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 0.0
+
+    def bytes(self, tokens: float, *, alike: bool = False) -> float:
+        """Bytes read for ``tokens``; ``alike``: all select the same experts, which is the minimum."""
+        return self.fixed_bytes + self.layers * self.expert_bytes * (self.active if alike else self.distinct(tokens))
+
+
+@dataclass(frozen=True)
+class RooflineModel:
+    """The sizes of a checkpoint that decide its roofline.
+
+    ``state_bytes`` is per sequence, of all GPUs; ``draft`` is a pass of the MTP head. ``weight_bytes`` is the text model's size
+    on disk, for comparison with the published size.
+    """
+
+    name: str
+    repository: str
+    source: str
+    hidden: int
+    layers: int
+    main: Pass
+    draft: Pass | None
+    draft_layers: int
+    cache: Attention | int
+    cache_layers: int
+    state_bytes: float
+    weight_bytes: float
+
+    def cache_elements(self, gpus: int) -> int:
+        """Elements per token in the KV cache of one GPU."""
+        return self.cache if isinstance(self.cache, int) else self.cache.elements(gpus)
+
+
+def names() -> tuple[str, ...]:
+    """The architectures that come with sm120kit."""
+    return tuple(sorted(path.stem for path in (data_root() / "recipes" / "models").glob("*.toml")))
+
+
+def load(name: str) -> Architecture:
+    """Load an architecture by name.
+
+    Raises:
+        BadRecipe: the file is not well-formed; the message has every problem.
+    """
+    path = data_root() / "recipes" / "models" / f"{name}.toml"
+    architecture = validate(Architecture, read_toml(path), path)
+    if (architecture.attention is None) == (architecture.latent_attention is None):
+        raise BadRecipe(problems_message(path, ["exactly one of attention and latent_attention is required"]))
+    return architecture
+
+
+def model_of(repository: str) -> RooflineModel | None:
+    """The model in a repository; None if no architecture lists it."""
+    for name in names():
+        architecture = load(name)
+        for checkpoint in architecture.checkpoint:
+            if checkpoint.repository == repository:
+                return model(architecture, checkpoint)
+    return None
+
+
+def parameters(a: Architecture) -> dict[str, int]:
+    """Parameters of each part of :class:`PartBits`, with all experts of all layers."""
+    attention, attention_layers = _attention(a)
+    moe_layers = a.experts.layers if a.experts else 0
+    expert = MATRICES * a.hidden * a.experts.width if a.experts else 0
+    shared = MATRICES * a.hidden * a.experts.shared_width if a.experts else 0
+    dense = MATRICES * a.hidden * a.mlp.width if a.mlp else 0
+    count = a.experts.count if a.experts else 0
+    joins = 2 * a.hidden * a.hidden  # MTP joins the hidden state and the last token's embedding
+    drafting = attention + joins + (count * expert + shared + _router(a) if a.experts else dense)
+    return {
+        "attention": attention * attention_layers,
+        "linear_attention": _linear(a) * a.linear_attention.layers if a.linear_attention else 0,
+        "experts": count * expert * moe_layers,
+        "shared": shared * moe_layers,
+        "dense": dense * (a.mlp.layers if a.mlp else 0),
+        "head": a.hidden * a.vocabulary,
+        "mtp": drafting * a.mtp_layers,
+    }
+
+
+def model(a: Architecture, checkpoint: PublishedCheckpoint) -> RooflineModel:
+    """The model with the architecture's parameters and the checkpoint's bits per parameter."""
+    bits, counts = checkpoint.bits, parameters(a)
+    experts = a.experts
+    moe_layers, count, active = (experts.layers, experts.count, experts.active) if experts else (0, 0, 0)
+    expert = MATRICES * a.hidden * experts.width if experts else 0
+    routers = _router(a) * moe_layers
+    always = {name: number for name, number in counts.items() if name not in ("experts", "mtp")}
+    main = Pass(
+        fixed_bytes=sum(number * getattr(bits, name) / 8 for name, number in always.items()) + routers * 2,
+        expert_bytes=expert * bits.experts / 8,
+        layers=moe_layers,
+        experts=count,
+        active=active,
+        parameters=sum(always.values()) + routers + expert * active * moe_layers,
+    )
+    draft = None
+    if a.mtp_layers:
+        own = counts["mtp"] - count * expert * a.mtp_layers
+        draft = Pass(
+            fixed_bytes=own * bits.mtp / 8 + counts["head"] * bits.head / 8,
+            expert_bytes=expert * bits.mtp / 8,
+            layers=a.mtp_layers if experts else 0,
+            experts=count,
+            active=active,
+            parameters=own + counts["head"] + expert * active * a.mtp_layers,
+        )
+    embedding = counts["head"] * 2
+    return RooflineModel(
+        name=a.name,
+        repository=checkpoint.repository,
+        source=f"{a.source}; {checkpoint.source}",
+        hidden=a.hidden,
+        layers=a.layers,
+        main=main,
+        draft=draft,
+        draft_layers=a.mtp_layers,
+        cache=_cache(a),
+        cache_layers=_attention(a)[1],
+        state_bytes=_state_bytes(a),
+        weight_bytes=sum(number * getattr(bits, name) / 8 for name, number in counts.items()) + routers * 2 + embedding,
+    )
+
+
+def _router(a: Architecture) -> int:
+    """Parameters of the router of a layer, which is BF16."""
+    return a.hidden * a.experts.count if a.experts else 0
+
+
+def _attention(a: Architecture) -> tuple[int, int]:
+    """Parameters of an attention layer, and the number of these layers."""
+    if a.latent_attention:
+        m = a.latent_attention
+        down = a.hidden * (m.q_rank + m.kv_rank + m.rope)
+        up = m.heads * (m.q_rank * (m.nope + m.rope) + m.kv_rank * (m.nope + m.v_dim))
+        return down + up + m.heads * m.v_dim * a.hidden, m.layers
+    g = a.attention
+    assert g
+    queries = g.heads * g.head_dim * (2 if g.gated else 1)
+    return a.hidden * (queries + 2 * g.kv_heads * g.head_dim + g.heads * g.head_dim), g.layers
+
+
+def _linear(a: Architecture) -> int:
+    """Parameters of a layer of gated DeltaNet: queries, keys, values, gate, two scalars per head, output."""
+    if a.linear_attention is None:
+        return 0
+    d = a.linear_attention
+    keys, values = d.key_heads * d.head_dim, d.value_heads * d.head_dim
+    return a.hidden * (2 * keys + 3 * values + 2 * d.value_heads)
+
+
+def _cache(a: Architecture) -> Attention | int:
+    if a.latent_attention:
+        return a.latent_attention.layers * (a.latent_attention.kv_rank + a.latent_attention.rope)
+    assert a.attention
+    return Attention(a.attention.layers, a.attention.kv_heads, a.attention.head_dim)
+
+
+def _state_bytes(a: Architecture) -> float:
+    d = a.linear_attention
+    return d.layers * d.value_heads * d.head_dim**2 * d.state_bytes if d else 0.0

@@ -1,0 +1,157 @@
+"""Print what ``sm120kit build`` planned and built, and build and check the image of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from sm120kit.core.state import Workspace
+    from sm120kit.images.delivery import ImageRequest
+    from sm120kit.sources.context import Options
+    from sm120kit.wheels.engines import EngineBuild
+    from sm120kit.wheels.records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
+
+
+def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, workspace: Workspace, *, json: bool) -> None:
+    """Print the result of a build that stopped before the wheel: its plan, if that is the stage."""
+    from sm120kit.wheels.records import Stage, WheelBuild
+
+    engine, wheel = (None, result) if isinstance(result, WheelBuild) else (result, result.flashinfer)
+    if json:
+        console.json_data(wheel.plan or wheel.tree)
+    elif engine is not None and stage is Stage.PLAN:
+        _show_engine_plan(engine, workspace)
+    elif wheel.plan is not None and stage is Stage.PLAN:
+        _show_wheel_plan(wheel.plan)
+    else:
+        console.info(f"{stage} of {wheel.name} done in {seconds:.1f} s")
+
+
+def _show_wheel_plan(plan: BuildPlan) -> None:
+    console.data(f"{plan.recipe} for {' '.join(plan.archs)}: plan {plan.digest}")
+    console.data(f"tree {plan.tree}; nvcc {plan.toolchain.nvcc_version}, {plan.toolchain.host_version}\n")
+    _show_units(plan.modules)
+    console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
+
+
+def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
+    console.table(
+        ("module", "unit", "expected memory", "expected time"),
+        (
+            (
+                module.name,
+                unit.source if full_path else Path(unit.source).name,
+                f"{unit.estimate_bytes / 2**30:.1f} GiB",
+                f"{unit.estimate_seconds:.0f} s",
+            )
+            for module in modules
+            for unit in module.units
+        ),
+    )
+
+
+def _show_engine_plan(build: EngineBuild, workspace: Workspace) -> None:
+    """Every wheel of the image, the patches, and the reason for each official part."""
+    recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
+    console.data(f"{recipe.name} ({recipe.state}): build id {build.build_id}")
+    console.data(f"Python {closure.python} on {closure.platform}; base image {build.lock.base_image}")
+    console.data(f"uses {build.lock.rests_on}\n")
+    paths = {wheel: workspace.downloads / wheel.sha256 / wheel.filename for wheel in closure.wheels}
+    sizes = {wheel: path.stat().st_size for wheel, path in paths.items() if path.is_file()}
+    console.table(
+        ("wheel", "version", "MB", "sha256"),
+        (
+            (wheel.name, wheel.version, f"{sizes[wheel] / 1e6:.1f}" if wheel in sizes else "", wheel.sha256[:12])
+            for wheel in closure.wheels
+        ),
+    )
+    console.data(
+        f"{len(closure.wheels)} wheels; {len(sizes)} are cached, {sum(sizes.values()) / 1e6:.1f} MB; "
+        "the index does not state the size of the others\n"
+    )
+    console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
+    console.table(("stays official", "reason"), ((part.what, part.reason) for part in recipe.official))
+    if recipe.environment.overrides:
+        console.table(
+            ("overridden", "version", "reason"),
+            ((name, override.version, override.reason) for name, override in recipe.environment.overrides.items()),
+        )
+    console.table(
+        ("source", "version", "tree", "patched tree"),
+        ((source.project, source.version, source.tree, source.patched_tree) for source in build.lock.sources),
+    )
+    console.table(("patch", "sha256"), ((patch.path, patch.sha256) for patch in build.lock.patches))
+    if plan is not None:
+        units = [unit for module in plan.modules for unit in module.units]
+        console.data(
+            f"FlashInfer plan {plan.digest}: {len(plan.modules)} modules, {len(units)} units, "
+            f"about {sum(unit.estimate_seconds for unit in units) / 60:.0f} CPU-minutes, "
+            f"at most {max((unit.estimate_bytes for unit in units), default=0) / 2**30:.1f} GiB for one unit"
+        )
+        console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
+    if build.engine is not None:
+        _show_repacked_wheel(build.engine)
+    console.data("unverified on SM120: no kernel was run")
+
+
+def _show_repacked_wheel(wheel: RepackedWheel) -> None:
+    """The replaced files of an engine's own wheel, and the modules that are built from source."""
+    plan = wheel.plan
+    console.data(
+        f"\n{plan.engine} {plan.version}+sm120kit.{plan.digest[:12]}: the official wheel packed again, tree {plan.tree}"
+    )
+    console.table(
+        ("replaced in it", "patch"),
+        ((path, f"{patch.project}/{patch.slug}") for path, patches in wheel.patched_members.items() for patch in patches),
+    )
+    if plan.modules:
+        console.data(f"from source for {' '.join(plan.archs)}:")
+        _show_units(plan.modules, full_path=True)
+        console.table(("stand-in for", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
+
+
+def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:
+    """Print what was built; ``paths`` are the copies of the wheels."""
+    from sm120kit.wheels.records import WheelBuild
+
+    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
+    assert wheel.artifacts is not None
+    for entry in wheel.artifacts.left_out:
+        console.info(f"left out  {entry.what}: {entry.reason}")
+    console.info(f"{_built(wheel.ran)} {wheel.name} in {seconds:.1f} s")
+    console.info(f"{len(wheel.artifacts.modules)} modules packed, {wheel.artifacts.kernels} kernels in their device code")
+    console.info("unverified on SM120: no kernel was run")
+    console.info(f"records and logs: {wheel.directory}")
+    if isinstance(result, WheelBuild):
+        return
+    recipe = result.recipe
+    console.info(f"lockfile of {recipe.name} verified: build id {result.build_id}")
+    console.info(f"{paths[0].name} replaces the official FlashInfer beside {len(result.closure.wheels)} locked wheels")
+    if result.engine is not None and result.engine.artifacts is not None:
+        own = result.engine
+        console.info(f"{_built(own.ran)} {own.wheel.name}; records and logs: {own.directory}")
+        console.info(f"it replaces the official {recipe.engine} {recipe.version}")
+
+
+def _built(ran: bool) -> str:
+    return "built" if ran else "nothing to do for"
+
+
+def deliver(build: EngineBuild, request: ImageRequest, options: Options, *, json: bool) -> None:
+    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails."""
+    from sm120kit.cli.image import show_context, show_report
+    from sm120kit.images import delivery
+
+    started = time.monotonic()
+    result = delivery.engine_image(build, request, options)
+    if result.image is None:
+        show_context(result.context)
+        return
+    seconds = time.monotonic() - started
+    console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
+    show_report(delivery.verify_once(result.image, options.workspace), json=json)

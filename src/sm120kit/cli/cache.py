@@ -1,0 +1,212 @@
+"""``sm120kit cache``: the size of the state directory, and the removal of entries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, State
+from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sm120kit.core.state import Workspace
+    from sm120kit.images.cache import StateEntry
+    from sm120kit.recipes.target import Target
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the entries that would be removed; remove nothing.")]
+HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+def info(state: State = None, json: Json = False) -> None:
+    """Print the size of the state directory by kind.
+
+    "unreferenced" is what `sm120kit cache gc` would remove. Sizes are disk usage; a file that two entries share counts once.
+    """
+    from sm120kit.core.errors import Sm120kitError, UnknownName
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import cache
+
+    workspace = Workspace.at(state)
+    if workspace.root.exists() and not workspace.root.is_dir():
+        raise UnknownName(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
+    referred = None
+    try:
+        referred = cache.references(workspace, _targets(workspace, ()))
+    except Sm120kitError as failure:
+        console.info(f"unreferenced entries are unknown: {failure.message}")
+    kinds = cache.usage(cache.entries(workspace.root, referred))
+    total = sum(usage.bytes for usage in kinds)
+    if json:
+        rows = [
+            {"kind": usage.kind.name, "what": usage.kind.description, "entries": usage.entries, "bytes": usage.bytes}
+            | {"unreferenced_bytes": usage.unreferenced_bytes if usage.kind.tracked and referred is not None else None}
+            | {"last_used": usage.last_used}
+            for usage in kinds
+        ]
+        console.json_data({"state": workspace.root, "bytes": total, "kinds": rows})
+        return
+    console.table(
+        ("kind", "what", "entries", "size", "unreferenced", "last used"),
+        (
+            (
+                usage.kind.name,
+                usage.kind.description,
+                usage.entries,
+                size(usage.bytes),
+                size(usage.unreferenced_bytes) if usage.kind.tracked and referred is not None else "",
+                _ago(usage.last_used),
+            )
+            for usage in kinds
+            if usage.entries
+        ),
+    )
+    console.data(f"{size(total)} in {workspace.root}")
+
+
+def clean(
+    kinds: Annotated[
+        list[str] | None, typer.Argument(metavar="KIND", help="Kinds as `sm120kit cache` lists them; default: all but records.")
+    ] = None,
+    older: Annotated[
+        str, typer.Option("--older", metavar="AGE", help="Only entries not used for this long, such as 12h, 30d or 8w.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False,
+    dry_run: DryRun = False,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Remove entries of the state directory by kind and age.
+
+    Records are removed only if KIND names them: they cannot be created again. Waits until no other command uses the directory.
+    """
+    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import cache
+    from sm120kit.recipes.load import did_you_mean
+
+    if not (kinds or older or everything):
+        raise typer.BadParameter("nothing to remove: give a KIND, --older AGE or --all")
+    if everything and (kinds or older):
+        raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
+    seconds = _seconds(older) if older else -1.0
+    known = [kind.name for kind in cache.KINDS]
+    for name in kinds or ():
+        if name not in known:
+            raise UnknownName(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
+    chosen = kinds or [kind.name for kind in cache.KINDS if kind.reproducible]
+    workspace = Workspace.at(state)
+
+    def find() -> list[StateEntry]:
+        return cache.older_than((entry for entry in cache.entries(workspace.root) if entry.kind in chosen), seconds)
+
+    if dry_run:
+        _show(find(), dry_run=True, json=json)
+        return
+    with workspace.maintenance():
+        _remove(find(), json=json)
+
+
+def gc(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="FILE", help="Also keep entries that this recipe file refers to; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Remove entries that no recipe, lockfile, patch series or built image refers to.
+
+    Waits until no other command uses the directory. Kinds without an unreferenced size in `sm120kit cache` are kept: `sm120kit
+    cache clean --older` removes those.
+    """
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import cache
+
+    workspace = Workspace.at(state)
+
+    def find() -> list[StateEntry]:
+        referred = cache.references(workspace, _targets(workspace, recipes or ()))
+        return [entry for entry in cache.entries(workspace.root, referred) if entry.unreferenced]
+
+    if dry_run:
+        _show(find(), dry_run=True, json=json)
+        return
+    with workspace.maintenance():
+        _remove(find(), json=json)
+
+
+def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:
+    """The recipes that come with sm120kit, and those of ``files``."""
+    from sm120kit import recipes
+    from sm120kit.recipes.target import resolve_each
+    from sm120kit.sources.context import Options
+
+    return resolve_each((*recipes.names(), *files), Options(workspace))
+
+
+def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
+    from sm120kit.images import cache
+
+    bytes_ = cache.freed(removed)
+    with console.progress() as progress:
+        task = progress.add_task("removing", total=len(removed))
+        for entry in removed:
+            cache.remove(entry)
+            progress.advance(task)
+    _show(removed, dry_run=False, json=json, bytes_=bytes_)
+
+
+def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: int | None = None) -> None:
+    """Print entries and the disk space that removing them frees: ``bytes_``, where the files are removed already."""
+    from sm120kit.images import cache
+
+    total = cache.freed(removed) if bytes_ is None else bytes_
+    if json:
+        rows = [asdict(entry) | {"paths": list(map(str, entry.paths))} for entry in removed]
+        console.json_data({"dry_run": dry_run, "bytes": total, "entries": rows})
+        return
+    if dry_run:
+        console.table(
+            ("kind", "entry", "size", "last used", "reason"),
+            (
+                (entry.kind, entry.name, size(taken), _ago(entry.used), entry.unreferenced)
+                for entry, taken in zip(removed, cache.sizes(removed), strict=True)
+            ),
+        )
+    count = f"{len(removed)} entr{'y' if len(removed) == 1 else 'ies'}"
+    console.data(f"{'would remove' if dry_run else 'removed'} {count}, {size(total)}")
+
+
+def size(bytes_: int) -> str:
+    """A number of bytes with its unit: ``5.2 GB``."""
+    value, unit = float(bytes_), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit in ("B", "kB") or value >= 99.95 else f"{value:.1f} {unit}"
+
+
+def _ago(used: float | None) -> str:
+    """The time since ``used``, in hours or days."""
+    import time
+
+    if used is None:
+        return ""
+    hours = max(0.0, time.time() - used) / 3600
+    if hours < 1:
+        return "within the hour"
+    return f"{hours:.0f} hours ago" if hours < 48 else f"{hours / 24:.0f} days ago"
+
+
+def _seconds(age: str) -> float:
+    match = re.fullmatch(r"(\d{1,9})([hdw])", age)
+    if not match:
+        raise typer.BadParameter(f"{age!r} is not an age, such as 12h, 30d or 8w", param_hint="--older")
+    return float(match[1]) * HOURS[match[2]] * 3600

@@ -1,0 +1,91 @@
+"""Every command with its function and its summary, which is also the first line of the function's docstring."""
+
+from __future__ import annotations
+
+from sm120kit.cli.tree import Branch, Leaf
+
+COMMANDS = Branch(
+    "Patch and build vLLM, SGLang and FlashInfer for NVIDIA SM12x GPUs",
+    {
+        "build": Leaf("build:build", "Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it"),
+        "doctor": Leaf("doctor:doctor", "Diagnose why an SM12x host hangs, is slow or gives wrong results"),
+        "explain": Leaf("explain:explain_", "Explain known errors in a log"),
+        "inspect": Leaf("inspect:inspect_", "List the device code in a file"),
+        "kld": Leaf("kld:kld", "Measure the KL divergence of a model from a reference"),
+        "launch": Leaf("launch:launch_", "Serve a model as a configuration describes"),
+        "publish": Leaf("image:publish", "Push a verified image and list it in the index"),
+        "pull": Leaf("image:pull", "Pull a verified image by its digest in the index"),
+        "reproduce": Leaf("reproduce:reproduce_", "Compare a configuration's published figures with this machine"),
+        "tiles": Leaf("tiles:tiles_", "List the CTA tiles of an engine and whether SM120 can launch them"),
+        "bench": Branch(
+            "Measure a server and keep receipts",
+            {
+                "run": Leaf("bench:run_", "Measure a server over HTTP and write a receipt"),
+                "show": Leaf("receipts:show", "Show the figures of receipts"),
+                "compare": Leaf("receipts:compare", "Compare two receipts cell by cell"),
+                "workloads": Leaf("bench:workloads", "List the workloads"),
+                "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
+            },
+        ),
+        "cache": Branch(
+            "Show and free the disk space of the state directory",
+            {
+                "info": Leaf("cache:info", "Print the size of the state directory by kind"),
+                "clean": Leaf("cache:clean", "Remove entries of the state directory by kind and age"),
+                "gc": Leaf("cache:gc", "Remove entries that no recipe, lockfile, patch series or built image refers to"),
+            },
+            default="info",
+            alone=True,
+        ),
+        "config": Branch(
+            "List, show and check configurations",
+            {
+                "list": Leaf("config:list_", "List the configurations"),
+                "show": Leaf("config:show", "Show a configuration and its published figures"),
+                "check": Leaf("config:check", "Validate configurations"),
+            },
+        ),
+        "image": Branch(
+            "Build, list and compare images",
+            {
+                "build": Leaf("image:image_", "Build an image of an engine"),
+                "list": Leaf("image_list:list_", "List images with their size, digest and checks"),
+                "diff": Leaf("image_diff:diff_", "Show the differences between two images and their causes"),
+            },
+            default="build",
+        ),
+        "patch": Branch(
+            "List, check, prove, apply and edit the patch series",
+            {
+                "list": Leaf("patch:list_", "List the patches"),
+                "status": Leaf("patch:status", "Show the state of each patch on each recipe's version"),
+                "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
+                "apply": Leaf("patch:apply", "Write a recipe's patched source tree to a directory"),
+                "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
+                "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
+                "prove": Leaf("patch_proof:prove", "Show the effects of a patch: compile its probes with and without it"),
+                "ablate": Leaf("patch_proof:ablate", "Show the effect of leaving out each patch of a series"),
+            },
+        ),
+        "recipe": Branch(
+            "List, show, check and lock recipes",
+            {
+                "list": Leaf("recipe:list_", "List the recipes"),
+                "show": Leaf("recipe:show", "Show a recipe"),
+                "check": Leaf("recipe:check", "Validate recipes"),
+                "lock": Leaf("recipe:lock", "Lock sources, patches and wheels of recipes by hash"),
+                "requirements": Leaf("recipe:requirements", "Print the locked wheels as a requirements file with hashes"),
+                "schema": Leaf("recipe:schema", "Print the JSON Schema of a recipe"),
+            },
+        ),
+        "verify": Branch(
+            "Verify built images and kernels",
+            {
+                "image": Leaf("image:verify_image", "Run the checks of an image and tag it if all pass"),
+                "kernels": Leaf(
+                    "verify_kernels:verify_kernels", "Compare kernels on a GPU with an integer reference, bit for bit"
+                ),
+            },
+        ),
+    },
+)

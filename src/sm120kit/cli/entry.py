@@ -1,0 +1,164 @@
+"""Run a command and turn its result, errors and signals into an exit code and a message."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from sm120kit.core import console, signals
+from sm120kit.core.errors import NotEnoughDisk, OutputLost, Sm120kitError, SystemRefused, Unreadable
+from sm120kit.core.urls import redacted
+
+TRACEBACK = "SM120KIT_TRACEBACK"
+"""The environment variable that keeps the traceback of an operating system error."""
+
+
+def run(command: Callable[[], object]) -> int:
+    """Run ``command`` and return its exit code: 128 + n after signal n, the error's own code, else the code it exits with.
+
+    When the reader of standard output has ended, as ``head`` does, the command ends silently, as if by SIGPIPE.
+    """
+    signals.handle()
+    with _streams():
+        try:
+            with console.heartbeat():
+                return _exit_code(command)
+        except _StdoutFailed as failure:
+            if failure.reason.errno == errno.EPIPE:
+                return 128 + signal.SIGPIPE
+            error: Sm120kitError = OutputLost(
+                f"cannot write to standard output: {failure.reason.strerror}", "the printed output is incomplete"
+            )
+        except Sm120kitError as failure:
+            error = failure
+        except (OSError, UnicodeError, RecursionError) as failure:
+            if os.environ.get(TRACEBACK):
+                raise
+            error = explained(failure)
+        except signals.Interrupted as stop:
+            message = "interrupted" if stop.signal is signal.SIGINT else f"ended by {stop.signal.name}"
+            console.error(message, "finished work is kept; run the same command again to resume")
+            return 128 + stop.signal
+        console.error(error.message, error.hint)
+        return error.exit_code
+
+
+def _exit_code(command: Callable[[], object]) -> int:
+    try:
+        command()
+    except SystemExit as exit_:
+        if exit_.code is not None and not isinstance(exit_.code, int):
+            raise
+        return exit_.code or 0
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def explained(failure: OSError | UnicodeError | RecursionError) -> Sm120kitError:
+    """The error for a failure of the operating system or of Python that no other code has handled."""
+    trace = f"set {TRACEBACK}=1 to print the traceback"
+    if isinstance(failure, RecursionError):
+        return Unreadable("input is nested too deeply", trace)
+    if isinstance(failure, UnicodeError):
+        return Unreadable(
+            f"text cannot be converted: {failure}", f"use a UTF-8 locale (LC_ALL=C.UTF-8) and UTF-8 file names; {trace}"
+        )
+    reason = failure.strerror or str(failure) or type(failure).__name__
+    files = ", ".join(_name(path) for path in (failure.filename, failure.filename2) if path is not None)
+    message = f"{files}: {reason}" if files else reason
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NotEnoughDisk(message, "free some space")
+    if isinstance(failure, FileNotFoundError) and not files and not _has_current_directory():
+        return SystemRefused("the current directory no longer exists", "change to another directory")
+    if isinstance(failure, PermissionError):
+        return SystemRefused(message, f"check its owner and permissions; {trace}")
+    return SystemRefused(message, trace)
+
+
+def _name(path: str | bytes | int) -> str:
+    return f"file descriptor {path}" if isinstance(path, int) else os.fsdecode(path)
+
+
+def _has_current_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class _StdoutFailed(BaseException):
+    """A write to standard output failed. Not an OSError: typer and rich turn a broken pipe into exit code 1."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class _Stdout(io.FileIO):
+    """Standard output whose first failed write ends the command; writes during its cleanup are dropped."""
+
+    _lost = False
+
+    def write(self, data: object, /) -> int:
+        try:
+            return super().write(data) if not self._lost else len(memoryview(data))  # type: ignore[arg-type]
+        except OSError as error:
+            self._lost = True
+            raise _StdoutFailed(error) from error
+
+
+class _Stderr(io.FileIO):
+    """Standard error; failed writes are ignored, as they cannot be reported anywhere."""
+
+    def write(self, data: object, /) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:
+            return len(memoryview(data))  # type: ignore[arg-type]
+
+
+class _StderrText(io.TextIOWrapper):
+    """Standard error as text without credentials: usage errors, which bypass :mod:`sm120kit.core.console`, may repeat a URL."""
+
+    def write(self, text: str, /) -> int:
+        super().write(redacted(text))
+        return len(text)
+
+
+@contextmanager
+def _streams() -> Iterator[None]:
+    """Replace standard output and error by streams whose failures are distinct from others, unless a caller replaced them."""
+    before = sys.stdout, sys.stderr
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _stream(_Stdout, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _stream(_Stderr, sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _stream(kind: type[io.FileIO], original: TextIO | None) -> TextIO:
+    """Open a stream anew. Characters that its encoding lacks, such as the ± of a table in ASCII, are printed as escapes."""
+    if original is None:  # closed: every write fails, as to a file that is open for reading only
+        return io.TextIOWrapper(io.BufferedWriter(kind(os.open(os.devnull, os.O_RDONLY), "w")), "utf-8")
+    original.flush()
+    raw = kind(original.fileno(), "w", closefd=False)
+    assert isinstance(original, io.TextIOWrapper)
+    return (_StderrText if kind is _Stderr else io.TextIOWrapper)(
+        io.BufferedWriter(raw),
+        original.encoding,
+        "backslashreplace" if original.errors == "strict" else original.errors,
+        line_buffering=original.line_buffering,
+        write_through=original.write_through,
+    )

@@ -1,0 +1,86 @@
+"""``sm120kit image list``: local images, and those in an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sm120kit.cli.options import Index, Json, State
+from sm120kit.core import console
+
+
+def list_(
+    remote: Annotated[bool, typer.Option("--remote", help="List the images in the index, for `sm120kit pull`.")] = False,
+    index: Index = Path("images.json"),
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """List images with their size, digest and checks.
+
+    Without --remote, list all images of sm120kit in the container daemon. Unverified images have no tag.
+    """
+    if remote:
+        _show_remote(index, json=json)
+    else:
+        _show_local(state, json=json)
+
+
+def _show_local(state: Path | None, *, json: bool) -> None:
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import inventory
+    from sm120kit.images.docker import Daemon
+
+    images = inventory.local_images(Daemon(), Workspace.open(state))
+    if json:
+        console.json_data(images)
+        return
+    console.table(
+        ("image", "id", "recipe", "platform", "size", "checks"),
+        (
+            (
+                "\n".join(local.tags) or "(no tag)",
+                _short(local.image.id),
+                local.image.labels.get("sm120kit.recipe"),
+                local.image.platform,
+                _size(local.image.bytes),
+                local.standing + (f": {inventory.check_summary(local.checks)}" if local.checks else ""),
+            )
+            for local in images
+        ),
+    )
+
+
+def _show_remote(index: Path, *, json: bool) -> None:
+    from sm120kit.images import inventory
+    from sm120kit.images.index import read_index
+
+    entries = read_index(index).images
+    if json:
+        console.json_data(entries)
+        return
+    console.table(
+        ("image", "digest", "recipe", "platform", "size", "published", "checks", "signed"),
+        (
+            (
+                f"{entry.repository}:{entry.tag}",
+                _short(entry.digest),
+                entry.recipe,
+                entry.verified.image.platform,
+                _size(entry.verified.image.bytes),
+                entry.published,
+                inventory.check_summary(entry.verified.checks),
+                "yes" if entry.attested and entry.attested.signed else "no",
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:12]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

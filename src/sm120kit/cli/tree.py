@@ -1,0 +1,207 @@
+"""Command classes: groups that import a command when it is chosen, and the options and settings that all commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from sm120kit.cli import config_file, help_text
+from sm120kit.cli.options import SHARED, expand_groups
+from sm120kit.core import console
+from sm120kit.core.errors import BadConfigFile
+
+PREFIX = "SM120KIT"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A command: its function as ``module:function`` below ``sm120kit.cli``, and its line in its group's help."""
+
+    target: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A group of commands.
+
+    ``default`` names the command that runs when the first argument is not a command; with ``alone`` also without arguments.
+    """
+
+    summary: str
+    commands: Mapping[str, Leaf | Branch]
+    default: str = ""
+    alone: bool = False
+
+
+def key(option: Any) -> str:
+    """The name of an option in variables and in the configuration file: its first long form without the dashes."""
+    return str(next(text for text in option.opts if text.startswith("--"))[2:])
+
+
+def variables(path: tuple[str, ...], name: str) -> list[str]:
+    """The environment variables of an option, the most specific first: ``SM120KIT_BUILD_JOBS``, ``SM120KIT_JOBS``.
+
+    ``path`` is the command's: ``("build",)``.
+    """
+    scopes = [(*path, name), (name,)] if name in SHARED else [(*path, name)]
+    return ["_".join((PREFIX, *scope)).upper().replace("-", "_") for scope in scopes]
+
+
+class Command(TyperCommand):
+    """A command whose options can also be set by environment variables and in the configuration file."""
+
+    path: tuple[str, ...]
+    """The names that lead to the command: ``("patch", "prove")``."""
+
+    def __init__(self, name: str | None, **attrs: Any) -> None:
+        super().__init__(name, **attrs)
+        self.params += _verbosity()
+
+    def set_path(self, path: tuple[str, ...]) -> None:
+        """Set the command's path, from which the names of its environment variables follow."""
+        self.path = path
+        for name, option in self.settable().items():
+            option.envvar, option.show_envvar = variables(path, name), False
+
+    def settable(self) -> dict[str, Any]:
+        """The options that environment variables and the configuration file can set, by name."""
+        return {key(param): param for param in self.params if param.param_type_name == "option"}
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if parent is not None and not parent.resilient_parsing:
+            extra["default_map"] = config_file.Defaults(parent.find_root().command, self)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. An invalid value is reported with the environment variable or file that sets it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            details: Any = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
+            if details:
+                error.message = f"{details()[0]['input']!r}: {error.message}"
+            option: Any = error.param
+            source = ctx.get_parameter_source(option.name) if option is not None and option.name else None
+            if source is not None and source.name == "ENVIRONMENT":
+                error.message += f" (from {_variable(option)})"
+            if source is not None and source.name == "DEFAULT_MAP":
+                problem = f"{key(option)!r} for `sm120kit {' '.join(self.path)}`: {error.message}"
+                raise BadConfigFile(f"{config_file.path()}: {problem}", config_file.HINT) from error
+            raise
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(help_text.usage(self, ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(help_text.page(self, ctx))
+
+
+class Group(TyperGroup):
+    """A group that imports a command's module when the command is chosen."""
+
+    def __init__(self, *, branch: Branch, path: tuple[str, ...], **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.params += _verbosity()
+        self.branch = branch
+        self.commands: Any = _Commands(branch.commands, path)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for option in self.get_params(ctx):  # typer's own, such as --help: it would load pydantic to convert None
+            option.default = option.default or False
+        default = self.branch.default
+        if default and (args or self.branch.alone) and [*args, ""][0] not in (*self.commands, *ctx.help_option_names):
+            args = [default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(help_text.usage(self, ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        summaries = {name: entry.summary for name, entry in self.branch.commands.items()}
+        formatter.write(help_text.page(self, ctx, summaries))
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands of a group by name, each loaded when it is looked up."""
+
+    def __init__(self, entries: Mapping[str, Leaf | Branch], path: tuple[str, ...]) -> None:
+        self._entries, self._path, self._loaded = entries, path, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(self._entries[name], (*self._path, name))
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
+    if isinstance(entry, Branch):
+        default = f" The default COMMAND is {entry.default}." if entry.default else ""
+        return Group(
+            branch=entry,
+            path=path,
+            name=path[-1],
+            help=f"{entry.summary}.{default}",
+            no_args_is_help=True,
+            rich_markup_mode=None,
+        )
+    module, _, function = entry.target.partition(":")
+    command = _command(getattr(import_module(f"sm120kit.cli.{module}"), function), path[-1], Command)
+    command.set_path(path)
+    return command
+
+
+def _command(function: Any, name: str, cls: type[TyperCommand]) -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=cls)(expand_groups(function))
+    return typer.main.get_command(app)
+
+
+def _verbosity() -> list[Any]:
+    """``-v`` and ``-q`` of every command and group; they set how much the console prints."""
+
+    def options(
+        verbose: Annotated[
+            bool,
+            typer.Option(
+                "--verbose",
+                "-v",
+                callback=_set_verbose,
+                expose_value=False,
+                help="Also print downloads and the programs that run.",
+            ),
+        ] = False,
+        quiet: Annotated[
+            bool, typer.Option("--quiet", "-q", callback=_set_quiet, expose_value=False, help="Print results and errors only.")
+        ] = False,
+    ) -> None: ...
+
+    return list(_command(options, "options", TyperCommand).params)
+
+
+def _set_verbose(value: bool) -> None:
+    console.verbose |= value
+
+
+def _set_quiet(value: bool) -> None:
+    console.quiet |= value
+
+
+def _variable(option: Any) -> str:
+    import os
+
+    return next((name for name in option.envvar if os.environ.get(name)), "")

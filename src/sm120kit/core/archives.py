@@ -1,0 +1,65 @@
+"""Size limits of archives, and reading of wheels within them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sm120kit.core.errors import BadArtifact
+
+MAX_RATIO = 100
+MAX_FREE_BYTES = 2**30
+"""An archive may unpack to ``MAX_FREE_BYTES``, beyond that to ``MAX_RATIO`` times its packed size (FlashInfer's: 8 times)."""
+MAX_MEMBERS = 100_000
+"""Limit for members of an archive; the largest wheels and sdists have some 20,000."""
+
+SOURCE_DATE_EPOCH = 315532800
+"""1980-01-01T00:00:00Z in seconds since 1970: the earliest time of a member of a zip file, and so of a wheel.
+
+Commits, wheels and images that have no date of their own get it, so that their content does not depend on when they are made.
+"""
+
+_CHUNK = 2**20
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def max_unpacked_bytes(packed: int) -> int:
+    """Limit in bytes for the unpacked size of an archive of ``packed`` bytes."""
+    return max(MAX_FREE_BYTES, MAX_RATIO * packed)
+
+
+@contextmanager
+def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a wheel and check its list of members. Read them with :func:`read_chunks` or :func:`read_member`.
+
+    Raises:
+        BadArtifact: it has too many members, is too large unpacked, or uses a compression that wheels may not use.
+        OSError, zipfile.BadZipFile and others: it is damaged.
+    """
+    with zipfile.ZipFile(path) as wheel:
+        members = wheel.infolist()
+        limit, total = max_unpacked_bytes(path.stat().st_size), sum(member.file_size for member in members)
+        problem = ""
+        if len(members) > MAX_MEMBERS:
+            problem = f"has {len(members)} members; the limit is {MAX_MEMBERS}"
+        elif total > limit:
+            problem = f"unpacks to {total / 2**20:.0f} MiB; the limit for its size is {limit / 2**20:.0f} MiB"
+        elif unsupported := [member.filename for member in members if member.compress_type not in _COMPRESSIONS]:
+            problem = f"has a member with a compression that wheels may not use: {unsupported[0]}"
+        if problem:
+            raise BadArtifact(f"{path} {problem}", "fetch or build it again, or use another wheel")
+        yield wheel
+
+
+def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterator[bytes]:
+    """A member's bytes in chunks of 1 MiB: it may be larger than its header states."""
+    with wheel.open(member) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
+    """All of a member's bytes."""
+    return b"".join(read_chunks(wheel, member))

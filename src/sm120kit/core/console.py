@@ -1,0 +1,289 @@
+"""Terminal output of the command line: results on stdout, messages on stderr. The only module that imports rich.
+
+A text may come from a server, an archive, a log, git or a recipe, and may contain URLs with credentials. So every text is
+passed through :func:`printable`, here and nowhere else. JSON escapes control characters itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from sm120kit.core.heartbeat import Heartbeat
+from sm120kit.core.reporting import Advance
+from sm120kit.core.urls import redacted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, Task
+
+
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor, erase
+    r"|(?:\x1b[P\]X^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # strings: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]"
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters except tab and newline, and those that change the direction of text."""
+
+
+def printable(text: str, *, credentials: bool = False) -> str:
+    """A text without escape sequences (ECMA-48), control characters and Unicode bidirectional controls.
+
+    Credentials in URLs are removed as well, unless ``credentials`` is set.
+    """
+    text = _CONTROLS.sub("", _SEQUENCES.sub("", text))
+    return text if credentials else redacted(text)
+
+
+verbose = False
+"""Whether :func:`detail` prints."""
+quiet = False
+"""Whether only results and errors are printed."""
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def info(message: str) -> None:
+    """Print a message; not with ``--quiet``."""
+    _heartbeat.printed(message)
+    if not quiet:
+        print(printable(message), file=sys.stderr, flush=True)
+
+
+def detail(message: str) -> None:
+    """Print a message only with ``--verbose``."""
+    if verbose:
+        info(message)
+
+
+def error(message: str, hint: str = "") -> None:
+    """Print an error and its remedy."""
+    console = _stderr()
+    console.print("[bold red]error:[/] ", end="")
+    console.print(printable(message), markup=False)
+    if hint:
+        console.print("[bold cyan]hint:[/] ", end="")
+        console.print(printable(hint), markup=False)
+
+
+def warn(message: str) -> None:
+    """Print a risk that does not end the command; also with ``--quiet``."""
+    console = _stderr()
+    console.print("[bold yellow]warning:[/] ", end="")
+    console.print(printable(message), markup=False)
+
+
+def data(text: str, *, credentials: bool = False) -> None:
+    """Print a line of the result. ``credentials`` keeps those in URLs, for a command that is to be pasted."""
+    print(printable(text, credentials=credentials), flush=True)
+
+
+def json_data(value: Any) -> None:
+    """Print a result as JSON; records become objects."""
+    from sm120kit.core.records import json_default
+
+    print(redacted(json.dumps(value, indent=2, default=json_default)), flush=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table on stdout. In a pipe without COLUMNS no line is wrapped.
+
+    On a terminal, cells are wrapped between words; where a word is too long for its column, each row is printed as a list of
+    its cells.
+    """
+    lines = [[printable(name) for name in columns]]
+    lines += [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        _plain_table(lines)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    available = Console().width
+    widths = _widths(lines, available - _EDGE - _GAP * (len(columns) - 1))
+    if widths is None:
+        _lists(lines[0], lines[1:], available)
+        return
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for name, width in zip(lines[0], widths, strict=True):
+        grid.add_column(Text(name), width=width)
+    for line in lines[1:]:
+        grid.add_row(*map(Text, line))
+    Console(width=sum(widths) + _EDGE + _GAP * len(columns), highlight=False).print(grid)
+
+
+def _plain_table(lines: Sequence[Sequence[str]]) -> None:
+    """Print a table without limit of width: the same text as rich prints, in a fraction of the time."""
+    widths = [max(_width(text, str.splitlines) for text in column) for column in zip(*lines, strict=True)]
+    rows = []
+    for line in lines:
+        for cells in zip_longest(*(text.splitlines() or [""] for text in line), fillvalue=""):
+            padded = (text + " " * (width - _cell_len(text)) for text, width in zip(cells, widths, strict=True))
+            rows.append(f" {(' ' * _GAP).join(padded)} ")
+    width = sum(widths) + _GAP * (len(widths) - 1)
+    print(" " * (width + _EDGE), rows[0], f" {'─' * width} ", *rows[1:], " " * (width + _EDGE), sep="\n", flush=True)
+
+
+_EDGE, _GAP = 2, 2
+"""Characters of a table beside its cells: at both edges, and between two cells."""
+
+
+def _widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
+    """Width of each column in characters: at most ``available`` together, no word cut; None if that is impossible."""
+    natural = [max(_width(text, str.splitlines) for text in column) for column in zip(*lines, strict=True)]
+    least = [max(_width(text, str.split) for text in column) for column in zip(*lines, strict=True)]
+    if sum(least) > available:
+        return None
+    most = max(natural)
+    while sum(widths := [max(low, min(high, most)) for low, high in zip(least, natural, strict=True)]) > available:
+        most -= 1
+    return widths
+
+
+def _width(text: str, parts: Callable[[str], list[str]]) -> int:
+    return max(map(_cell_len, parts(text)), default=0)
+
+
+def _cell_len(text: str) -> int:
+    """Width of a text on a terminal, where some characters take two columns and some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _lists(columns: Sequence[str], rows: Sequence[Sequence[str]], available: int) -> None:
+    """Print each row as lines with a column's name and the cell, without empty cells."""
+    import textwrap
+
+    margin = max(map(len, columns)) + 2
+    for row in rows:
+        print()
+        for name, cell in zip(columns, row, strict=True):
+            for number, text in enumerate(cell.splitlines()):
+                lead = f"{'' if number else name:<{margin}}"
+                print(textwrap.fill(text, available, initial_indent=lead, subsequent_indent=" " * margin, **_WHOLE_WORDS))
+    print(flush=True)
+
+
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
+_heartbeat = Heartbeat()
+
+
+@contextmanager
+def heartbeat() -> Iterator[None]:
+    """Print a line about the current activity whenever nothing was printed for a while, unless stderr is a terminal."""
+    if sys.stderr.isatty():
+        yield
+        return
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.5):
+            if not quiet and (line := _heartbeat.line()):
+                print(printable(line), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def step(message: str) -> Iterator[None]:
+    """A step that may take long and has no display: on a terminal nothing is printed, else a line, repeated with the time."""
+    _heartbeat.printed(message)
+    if not (quiet or sys.stderr.isatty()):
+        print(printable(message), file=sys.stderr, flush=True)
+    with _heartbeat.during():
+        yield
+
+
+def working(activity: str = "") -> AbstractContextManager[None]:
+    """A program or wait that is printed only when it takes long; without a name it belongs to the last message."""
+    since = time.monotonic()
+    return _heartbeat.during(lambda: f"{activity}: {time.monotonic() - since:.0f} s" if activity else "")
+
+
+@contextmanager
+def progress(*, transfer: bool = False) -> Iterator[Progress]:
+    """A progress display on stderr: bytes with ``transfer``, else steps and time. In a pipe see :func:`heartbeat`."""
+    from rich import progress as bars
+    from rich.text import Text
+
+    class Description(bars.ProgressColumn):
+        def render(self, task: bars.Task) -> Text:
+            return Text(printable(task.description))
+
+    columns: list[bars.ProgressColumn] = [Description(), bars.BarColumn()]
+    columns += (
+        [bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()]
+        if transfer
+        else [bars.MofNCompleteColumn(), bars.TimeElapsedColumn()]
+    )
+    with bars.Progress(*columns, console=_stderr(), transient=True, disable=quiet or not sys.stderr.isatty()) as display:
+
+        def states() -> str:
+            return "; ".join(_state(task, transfer) for task in display.tasks if not task.finished)
+
+        with _heartbeat.during(states):
+            yield display
+
+
+@contextmanager
+def task(description: str, total: int | None, *, transfer: bool = False) -> Iterator[Advance]:
+    """A progress display with one task; see :func:`sm120kit.core.reporting.task`."""
+    with progress(transfer=transfer) as display:
+        key = display.add_task(description, total=total)
+        yield lambda amount=1: display.advance(key, amount)
+
+
+def _state(task: Task, transfer: bool) -> str:
+    unit, name = (1e6, " MB") if transfer else (1, "")
+    of = "" if task.total is None else f" of {task.total / unit:,.0f}"
+    return f"{task.description}: {task.completed / unit:,.0f}{of}{name}, {task.elapsed or 0:.0f} s"
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is replaced by the next line. In a pipe see :func:`heartbeat`."""
+    if quiet or not sys.stderr.isatty():
+        text = printed = ""
+
+        def show(line: str) -> None:
+            nonlocal text
+            text = line
+
+        def changed() -> str | None:
+            nonlocal printed
+            line, printed = text if text != printed else None, text
+            return line
+
+        with _heartbeat.during(changed):
+            yield show
+        return
+    from rich.text import Text
+
+    with _stderr().status("") as display:
+        yield lambda text: display.update(Text(printable(text)))

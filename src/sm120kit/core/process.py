@@ -1,0 +1,260 @@
+"""Run other programs: lists of arguments, never shell strings. The only module that imports subprocess.
+
+Every program is a process group of its own, which is ended when this process is interrupted, so that Ctrl-C leaves no compiler
+behind. With ``tied`` it is ended even when this process is killed, at the price of a slower start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import CommandFailed, ToolchainMissing
+from sm120kit.core.urls import redacted
+
+Environment = Mapping[str, str | None]
+"""Variables added to this process's environment; None removes one."""
+
+
+class Stopped(Exception):
+    """A program was ended because another thread set its stop event."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Exit code and output of a program. ``raw`` is stdout as bytes, for programs that print files."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    raw: bytes = field(default=b"", repr=False)
+
+
+def own_python_path() -> str:
+    """``PYTHONPATH`` with which another Python imports this package."""
+    import sm120kit
+
+    return os.pathsep.join(filter(None, [str(Path(sm120kit.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+
+def shell_line(argv: Sequence[str | Path], env: Environment | None = None, cwd: Path | None = None) -> str:
+    """A command as one line that can be pasted into a shell."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted((env or {}).items()) if value is not None]
+    words += [shlex.quote(str(argument)) for argument in argv]
+    line = " ".join(words)
+    return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Environment | None = None,
+    stdin: bytes | Iterable[bytes] | None = None,
+    logfile: Path | None = None,
+    check: bool = True,
+    tied: bool = False,
+) -> Completed:
+    """Run a program to its end and return its output.
+
+    A ``stdin`` in pieces is written piece by piece, for input that should not be in memory as a whole; the program must not
+    print more than a pipe holds (64 KiB) before it has read all of it. With ``logfile``, the command line and all output are
+    appended to that file, without credentials in URLs.
+
+    Raises:
+        ToolchainMissing: the program does not exist.
+        CommandFailed: its exit code is not 0 and ``check`` is true.
+    """
+    with _child(argv, cwd=cwd, env=env, stdin=stdin is not None, tied=tied) as child:
+        if stdin is not None and not isinstance(stdin, bytes):
+            _feed(child, stdin)
+            stdin = None
+        out, err = child.communicate(stdin)
+    completed = _completed(argv, child, out, err)
+    if logfile is not None:
+        logfile.parent.mkdir(parents=True, exist_ok=True)
+        with logfile.open("a") as log:
+            output = f"{completed.stdout}{completed.stderr}"
+            log.write(redacted(f"$ {shell_line(argv, env, cwd)}\n{output}\n[exit {child.returncode}]\n"))
+    if check:
+        _require_success(completed, f"log: {logfile}" if logfile else f"command: {shell_line(argv, env, cwd)}")
+    return completed
+
+
+def run_lines(argv: Sequence[str | Path], on_line: Callable[[str], None], *, env: Environment | None = None) -> None:
+    """Run a program to its end and pass each line of its output, stderr included, to ``on_line`` as soon as it is printed.
+
+    Raises:
+        ToolchainMissing: the program does not exist.
+        CommandFailed: its exit code is not 0.
+    """
+    lines = []
+    with _child(argv, env=env, stderr=subprocess.STDOUT) as child:
+        assert child.stdout is not None
+        for raw in child.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            lines.append(line)
+            on_line(line)
+        child.wait()
+    _require_success(_completed(argv, child, "\n".join(lines).encode(), b""), f"command: {shell_line(argv, env)}")
+
+
+def run_until(
+    argv: Sequence[str | Path], stop: threading.Event | None, *, env: Environment | None = None, tied: bool = False
+) -> Completed:
+    """Run a program to its end, whatever its exit code, or until another thread sets ``stop``.
+
+    Ctrl-C reaches only the main thread, so a program that another thread waits for is ended this way.
+
+    Raises:
+        ToolchainMissing: the program does not exist.
+        Stopped: ``stop`` was set; the program was ended.
+    """
+    with _child(argv, env=env, tied=tied) as child:
+        while True:
+            try:
+                out, err = child.communicate(timeout=None if stop is None else 0.2)
+                return _completed(argv, child, out, err)
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.is_set():
+                    raise Stopped from None
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[threading.Event]:
+    """An event for :func:`run_until` that is set after ``seconds``, also for a program that cannot be killed."""
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.start()
+    try:
+        yield stop
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def background(
+    argv: Sequence[str | Path], log: Path, *, env: Environment | None = None, patience: float = 5
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program while the block runs, with its output appended to ``log``.
+
+    Its process group ends with the block: SIGTERM, and SIGKILL after ``patience`` seconds, also for processes that it left
+    behind. When this process is killed, the program itself gets SIGTERM.
+
+    Raises:
+        ToolchainMissing: the program does not exist.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        child = _spawn(argv, env=env, stdout=file, stderr=subprocess.STDOUT, tied=True)
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            _end_group(child, patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _child(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Environment | None = None,
+    stdin: bool = False,
+    stderr: int = subprocess.PIPE,
+    tied: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program whose output is read in the block; an exception in the block ends it."""
+    child = _spawn(argv, cwd=cwd, env=env, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, stderr=stderr, tied=tied)
+    try:
+        with reporting.working():
+            yield child
+    except BaseException:
+        _end_group(child)
+        raise
+
+
+def _spawn(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Environment | None = None,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+    tied: bool = False,
+) -> subprocess.Popen[bytes]:
+    # Its environment may hold passwords and is not printed.
+    reporting.detail(f"running {shell_line(argv, cwd=cwd)}")
+    variables = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
+    try:
+        return subprocess.Popen(
+            [str(argument) for argument in argv],
+            cwd=cwd,
+            env=variables,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if tied else None,
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise
+        raise ToolchainMissing(f"program not found: {argv[0]}", "install it or put it on PATH") from error
+
+
+def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
+    """Write ``pieces`` to a child; a child that ends early is judged by its exit code, not by the broken pipe."""
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        for piece in pieces:
+            child.stdin.write(piece)
+        child.stdin.flush()
+
+
+def _completed(argv: Sequence[str | Path], child: subprocess.Popen[bytes], out: bytes, err: bytes | None) -> Completed:
+    stderr = (err or b"").decode(errors="replace")
+    return Completed(tuple(map(str, argv)), child.returncode, out.decode(errors="replace"), stderr, out)
+
+
+def _require_success(completed: Completed, hint: str) -> None:
+    if completed.returncode != 0:
+        tail = "\n".join((completed.stderr or completed.stdout).strip().splitlines()[-8:])
+        raise CommandFailed(f"{completed.argv[0]} failed with exit code {completed.returncode}\n{tail}", hint)
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: request SIGTERM when the parent dies, even by SIGKILL, so that no compiler outlives its build."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end_group(child: subprocess.Popen[bytes], patience: float = 5) -> None:
+    """End a child and everything it started: SIGTERM, then SIGKILL after ``patience`` seconds."""
+    for sig, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(child.pid, sig)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            continue
+        break

@@ -1,0 +1,44 @@
+"""Records that several packages share: CUDA targets, compilers, and omissions of plans."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Arch(StrEnum):
+    """CUDA targets whose code runs on SM12x GPUs."""
+
+    SM_120A = "sm_120a"
+    SM_120F = "sm_120f"
+    SM_121A = "sm_121a"
+
+    @property
+    def number(self) -> str:
+        """The notation of FlashInfer and torch: ``12.0f``."""
+        return f"{self[3:5]}.{self[5:]}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An element that a plan does not contain, with the reason."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers of a build. ``cuda_home`` contains ``bin/nvcc`` and ``include``."""
+
+    cuda_home: Path
+    nvcc_version: str
+    host_compiler: str
+    host_version: str
+
+
+def json_default(value: object) -> Any:
+    """The ``default`` function for ``json.dumps``: records become objects, other types text."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

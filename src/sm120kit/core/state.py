@@ -1,0 +1,565 @@
+"""The state directory: paths, locks, digests, records, and atomic writes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import grp
+import hashlib
+import json
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused, UnknownName
+from sm120kit.core.records import json_default
+
+T = TypeVar("T")
+
+UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
+
+
+def data_root() -> Path:
+    """The directory that holds ``recipes/``, ``patches/`` and ``cutlass_overrides/``.
+
+    The directory in ``SM120KIT_DATA``, else the data in the installed wheel, else the top level of a checkout.
+
+    Raises:
+        DataMissing: ``SM120KIT_DATA`` names a directory without recipes.
+    """
+    named = os.environ.get("SM120KIT_DATA")
+    if named:
+        root = Path(os.path.realpath(named))
+        if not (root / "recipes").is_dir():
+            problem = "has no recipes/" if root.is_dir() else "is not a directory"
+            raise DataMissing(f"SM120KIT_DATA names {root}, which {problem}", "unset it, or name a copy of sm120kit's data")
+        return root
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "data"
+    return installed if (installed / "recipes").is_dir() else package.parents[1]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A state directory: ``downloads/``, ``checkouts/``, ``work/``, ``cache/`` and finished results in ``build/``."""
+
+    root: Path
+    use: UseLock | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, root: Path | None = None) -> Workspace:
+        """Open the state directory: ``root``, else ``SM120KIT_STATE``, else the user's default; created if it does not exist.
+
+        A new directory is private to its owner, because files in it are run and delivered. While the returned object exists,
+        :meth:`maintenance` of other processes waits.
+
+        Raises:
+            StateUnwritable: it cannot be created or written.
+            StateUnsafe: it belongs to another user, or others can write it.
+        """
+        root = cls.at(root).root
+        try:
+            with disk_errors(root):
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=root):
+                    pass
+        except OSError as error:  # file systems such as /proc have other error codes
+            raise StateUnwritable(f"cannot write below {root}: {error.strerror}", UNWRITABLE_HINT) from error
+        _require_own(root)
+        use = UseLock(root)
+        use.shared()
+        for parent, prefix in ((root / "scratch", ""), (root / "cache" / "tiles", ".work-")):
+            remove_abandoned(parent, prefix)
+        return cls(root, use)
+
+    @classmethod
+    def at(cls, root: Path | None = None) -> Workspace:
+        """The state directory that :meth:`open` would open, without opening it: to inspect, or for :meth:`maintenance`.
+
+        Raises:
+            StateUnwritable: the user has no home directory.
+        """
+        if root is None:
+            named = os.environ.get("SM120KIT_STATE")
+            if named:
+                root = Path(named)
+            else:
+                import platformdirs
+
+                try:
+                    root = platformdirs.user_state_path("sm120kit")
+                except RuntimeError as error:
+                    message = "the state directory is unknown: this user has no home directory, and HOME is not set"
+                    raise StateUnwritable(message, UNWRITABLE_HINT) from error
+        return cls(Path(os.path.realpath(root)))  # Path.resolve raises no OSError for circular links
+
+    @contextmanager
+    def maintenance(self) -> Iterator[None]:
+        """Exclude all other commands while the block runs. Waits for commands that use the directory, and reports them.
+
+        Raises:
+            UnknownName: it is not a state directory.
+            SystemRefused: its file system has no locks, so that its users cannot be detected.
+        """
+        if not (self.root / "locks").is_dir():
+            raise UnknownName(f"{self.root} is not a state directory", "name one with --state or SM120KIT_STATE")
+        use = UseLock(self.root)
+        use.exclusive()
+        try:
+            yield
+        finally:
+            use.close()
+
+    @property
+    def downloads(self) -> Path:
+        """Fetched sdists and wheels, each in a directory named by its sha256."""
+        return self.root / "downloads"
+
+    @property
+    def checkouts(self) -> Path:
+        """Git repositories, one per pin."""
+        return self.root / "checkouts"
+
+    @property
+    def cache(self) -> Path:
+        """Results that can be computed again: tile facts, memory of compiled units."""
+        return self.root / "cache"
+
+    def work(self, name: str) -> Path:
+        """The build directory of a recipe, kept for incremental builds."""
+        return self.root / "work" / name
+
+    def build(self, engine: str, digest: str) -> Path:
+        """The directory of the finished result of a plan."""
+        return self.root / "build" / engine / digest
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A temporary directory, removed with the block; if this process is killed, by the next command."""
+        parent = self.root / "scratch"
+        with disk_errors(parent):
+            parent.mkdir(exist_ok=True)
+            with owned_directory(parent, "") as directory:
+                yield directory
+
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[None]:
+        """Exclude other processes from work on ``name``; see :func:`exclusive`."""
+        with exclusive(self.root / "locks" / f"{name.replace('/', '-')}.lock", name):
+            yield
+
+
+class UseLock:
+    """The flock(2) on ``locks/in-use.lock`` of a state directory: shared by commands that use it, exclusive for removals.
+
+    The kernel releases it when the process ends; :meth:`close` and deletion of the object release it too.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with disk_errors(root):
+            (root / "locks").mkdir(exist_ok=True)
+            self.file: int | None = os.open(root / "locks" / "in-use.lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+    def shared(self) -> None:
+        """Wait until no removal runs. Does nothing on a file system without locks."""
+        with suppress(SystemRefused):
+            self._acquire(fcntl.LOCK_SH, f"waiting for `sm120kit cache`, which removes files in {self.root}")
+
+    def exclusive(self) -> None:
+        """Wait until no other process uses the directory.
+
+        Raises:
+            SystemRefused: the file system has no locks.
+        """
+        self._acquire(fcntl.LOCK_EX, f"waiting for other commands that use {self.root}")
+
+    def _acquire(self, kind: int, waiting: str) -> None:
+        assert self.file is not None
+        reported = False
+        while True:
+            try:
+                fcntl.flock(self.file, kind | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not reported:
+                    holders = ", ".join(map(str, self._holders()))
+                    reporting.info(waiting + f" (process {holders})" * bool(holders))
+                    reported = True
+                time.sleep(0.2)
+            except OSError as error:
+                message = f"the file system of {self.root} cannot lock: {error.strerror}"
+                raise SystemRefused(message, "make sure that no command uses it, and remove files by hand") from error
+
+    def _holders(self) -> list[int]:
+        """Ids of the other processes that have the lock, from /proc/locks."""
+        assert self.file is not None
+        inode = str(os.fstat(self.file).st_ino)
+        try:
+            lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        except OSError:
+            return []
+        holders = {int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode}
+        return sorted(holders - {os.getpid()})
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # __init__ failed
+            self.close()
+
+
+def _require_own(root: Path) -> None:
+    """Require that the state directory and its entries belong to this user or root, and that others cannot write them.
+
+    Modes of entries do not matter if others cannot enter the directory. For links, their targets are checked.
+
+    Raises:
+        StateUnsafe: with the first path that violates this.
+    """
+    accessible = root.stat().st_mode & 0o011
+    for path in (root, *sorted(root.iterdir())):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # removed by another sm120kit, or a dangling link
+            continue
+        if status.st_uid not in (os.geteuid(), 0):
+            raise StateUnsafe(
+                f"{path} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}: its files are run and delivered",
+                f"work as that user (containers: --user {status.st_uid}), or choose another with --state or SM120KIT_STATE; "
+                f"if you trust all files in it: chown -R {os.geteuid()} {root}",
+            )
+        writable = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _private(status.st_gid))
+        if writable and stat.S_ISDIR(status.st_mode) and (path == root or accessible):
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            raise StateUnsafe(
+                f"{path} can be written by others (mode {mode}): its files are run and delivered",
+                f"if nobody else wrote into it: chmod 700 {root}",
+            )
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"user {uid}"
+
+
+def _private(gid: int) -> bool:
+    """Whether a group is the user's own; many distributions create a group for each user."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+
+
+@contextmanager
+def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Iterator[None]:
+    """Exclude other processes from work on ``name`` with a lock on ``path``; a process that must wait reports it.
+
+    The kernel releases the lock when the process ends.
+
+    Raises:
+        Stopped: another thread set ``stop`` while this thread waited.
+    """
+    from filelock import FileLock, Timeout
+
+    from sm120kit.core.process import Stopped
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        reporting.info(f"waiting for another sm120kit that works on {name} ({path})")
+        with reporting.working():
+            while not lock.is_locked:
+                if stop is not None and stop.is_set():
+                    raise Stopped from None
+                with suppress(Timeout):
+                    lock.acquire(timeout=1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError for a write below ``path`` into NotEnoughDisk or StateUnwritable, which have a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(_existing(path)).free
+            raise NotEnoughDisk(
+                f"no space left on the file system of {path} ({free // 2**20} MiB free)",
+                "free some space or name another directory with --state or SM120KIT_STATE",
+            ) from error
+        if isinstance(error, PermissionError | NotADirectoryError) or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise StateUnwritable(
+                f"cannot write below {path}: {error.strerror}",
+                UNWRITABLE_HINT,
+            ) from error
+        raise
+
+
+def require_disk(path: Path, needed_bytes: int, work: str) -> None:
+    """Require free space for ``work`` on the file system of ``path``.
+
+    Raises:
+        NotEnoughDisk: fewer than ``needed_bytes`` are free.
+    """
+    free = shutil.disk_usage(_existing(path)).free
+    if free < needed_bytes:
+        raise NotEnoughDisk(
+            f"{work} needs {needed_bytes / 2**30:.1f} GiB; the file system of {path} has {free / 2**30:.1f} GiB free",
+            "free some space or name another directory with --state or SM120KIT_STATE",
+        )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def digest_of(value: object) -> str:
+    """sha256 of a JSON-like value in canonical form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=json_default)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def record_json(record: object) -> str:
+    """A record in its form on disk: sorted, indented, with a trailing newline."""
+    return json.dumps(record, sort_keys=True, indent=2, default=json_default) + "\n"
+
+
+def write_record(path: Path, record: object) -> None:
+    """Write a record atomically."""
+    write_atomic(path, record_json(record).encode())
+
+
+def read_record(kind: type[T], path: Path, name: str = "") -> T:
+    """Read a record as its dataclass. Errors call it ``name`` instead of the name of the class.
+
+    Raises:
+        BadRecord: it is damaged, or was written by another version.
+        OSError: it cannot be read.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise BadRecord(
+            f"{path} is not {name or f'a {kind.__name__} record'}: {key}{': ' * bool(key)}{first['msg']}",
+            "it is damaged or of another version: remove it, and the work that it records is done again",
+        ) from error
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse a JSON document that sm120kit did not write.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, or nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def file_problem(path: Path) -> str:
+    """Why ``path`` is not a readable file, such as "is a directory"; empty if it is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    if stat.S_ISREG(mode):
+        return ""
+    return "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
+
+
+def mark_used(path: Path) -> None:
+    """Set the time of last use of a path in the state, for ``cache clean --older``."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def mark_tree_used(directory: Path, tree: str) -> None:
+    """Record that a directory of results was used for a tree: ``cache gc`` keeps it while a recipe produces that tree."""
+    with suppress(OSError):
+        (directory / f"{tree}.tree").touch()
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
+    if path.is_dir():
+        raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
+    with disk_errors(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as device:
+                device.write(content)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_together(files: Mapping[Path, bytes | None]) -> None:
+    """Replace several files, or remove those whose content is None: all of them, or none if an error occurs.
+
+    All contents are on disk before the first rename. Each file is complete at any time; a process that is killed between
+    two renames leaves some files old and some new.
+    """
+    staged: dict[Path, tuple[Path | None, Path | None]] = {}
+    replaced: list[Path] = []
+    temporary: list[Path] = []
+
+    def stage(path: Path, content: bytes) -> Path:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+            temporary.append(Path(name))
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(name).chmod(0o644)
+        return Path(name)
+
+    try:
+        for path, content in files.items():
+            before = stage(path, path.read_bytes()) if path.exists() else None
+            staged[path] = (before, None if content is None else stage(path, content))
+        for path, (_, after) in staged.items():
+            with disk_errors(path):
+                replaced.append(path)
+                if after:
+                    after.replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+    except BaseException:
+        for path in reversed(replaced):
+            before = staged[path][0]
+            with suppress(OSError):  # restore the rest
+                if before:
+                    before.replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+        raise
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def publish_directory(target: Path) -> Iterator[Path]:
+    """Yield a new directory, which is renamed to ``target`` when the block succeeds and removed when it fails.
+
+    Requires a lock on ``target``. Directories of killed runs are removed first.
+    """
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with owned_directory(target.parent, f".{target.name}.") as directory:
+            directory.chmod(0o755)
+            yield directory
+            directory.rename(target)
+
+
+@contextmanager
+def owned_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """A temporary directory in ``parent``, removed with the block unless it was renamed.
+
+    Its owner has a flock(2) on it, which the kernel releases when the process ends. Directories whose owner was killed are
+    removed first; on a file system without locks they remain.
+    """
+    remove_abandoned(parent, prefix)
+    directory, lock = _create_owned(parent, prefix)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove directories of :func:`owned_directory` whose process has ended."""
+    if not parent.is_dir():
+        return
+    for directory in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+        with suppress(OSError):  # removed meanwhile, another user's, not a directory, or its owner runs
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def is_owned(directory: Path) -> bool:
+    """Whether the process that owns a directory of :func:`owned_directory` runs."""
+    try:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def _create_owned(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Create and lock a directory. Repeated if another process removes it as abandoned before it is locked."""
+    while True:
+        directory = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        except OSError:  # the file system has no locks
+            return directory, lock
+        if directory.is_dir():
+            return directory, lock
+        os.close(lock)

@@ -1,0 +1,106 @@
+"""Find nvcc and the host C++ compiler, and check that they meet the requirements of a build."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from packaging.version import Version
+
+from sm120kit.core import process
+from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.records import Arch, Toolchain
+
+PLACEHOLDERS = Path(__file__).with_name("absent")
+"""Directory with placeholders for headers that a toolkit may lack (cuBLAS): FlashInfer's headers only name one type of them."""
+
+FIRST_NVCC = {Arch.SM_120A: Version("12.8"), Arch.SM_120F: Version("12.9"), Arch.SM_121A: Version("12.9")}
+"""The first CUDA release whose nvcc supports a target (CUDA Toolkit release notes 12.8 and 12.9)."""
+
+INSTALL_HINT = "install the compiler as wheels: pip install 'sm120kit[cuda]'"
+
+
+def find(archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
+    """The first suitable CUDA toolkit of: ``CUDA_HOME``, nvcc on PATH, the wheels of extra ``cuda``.
+
+    A toolkit is suitable if it is new enough for all ``archs`` and its include directory has all ``headers``.
+
+    Raises:
+        ToolchainMissing: no nvcc or no C++ compiler is installed.
+        ToolchainUnsuitable: no installed toolkit is suitable; the message has the reasons for each.
+    """
+    host, host_version = host_compiler()
+    rejected = []
+    for home, origin in _homes():
+        version = _nvcc_version(home / "bin" / "nvcc")
+        reasons = [
+            f"nvcc {version} is older than {FIRST_NVCC[arch]}, the first for {arch}"
+            for arch in archs
+            if version < FIRST_NVCC[arch]
+        ]
+        absent = [name for name in headers if not (home / "include" / name).is_file()]
+        if absent:
+            reasons.append(f"no {', '.join(absent)} in {home / 'include'}")
+        if not reasons:
+            return Toolchain(home, str(version), host, host_version)
+        rejected.append(f"{origin} ({home}): {'; '.join(reasons)}")
+    if not rejected:
+        raise ToolchainMissing(
+            "no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", INSTALL_HINT
+        )
+    raise ToolchainUnsuitable("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in rejected), INSTALL_HINT)
+
+
+def host_compiler() -> tuple[str, str]:
+    """The C++ compiler (``CXX``, else ``c++``, else ``g++``) and its version line.
+
+    Raises:
+        ToolchainMissing: none of them is a program.
+    """
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++")):
+        path = shutil.which(name)
+        if path:
+            return path, process.run([path, "--version"]).stdout.splitlines()[0]
+    raise ToolchainMissing("no C++ compiler: neither CXX nor c++ nor g++ names a program", "install one: apt-get install g++")
+
+
+def installed_version(distribution: str) -> str:
+    """The version of a distribution in this environment; ``absent`` when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _homes() -> Iterator[tuple[Path, str]]:
+    """CUDA toolkits in the order in which they are tried, each with its origin."""
+    named = os.environ.get("CUDA_HOME")
+    if named:
+        if not (Path(named) / "bin" / "nvcc").is_file():
+            raise ToolchainMissing(f"CUDA_HOME={named} has no bin/nvcc", "correct or unset CUDA_HOME")
+        yield Path(named), "CUDA_HOME"
+    on_path = shutil.which("nvcc")
+    if on_path:
+        # nvcc on PATH may be a script or a link; its own output has the directory of the toolkit.
+        dry = process.run([on_path, "--dryrun", "-x", "cu", "-c", "/dev/null"], check=False).stderr
+        directory = re.search(r"^#\$ _HERE_=(.+)$", dry, re.MULTILINE)
+        if directory:
+            yield Path(directory[1]).resolve().parent, "nvcc on PATH"
+    spec = importlib.util.find_spec("nvidia")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        for home in sorted(Path(location).glob("cu*"), reverse=True):
+            if (home / "bin" / "nvcc").is_file():
+                yield home, "CUDA wheels"
+
+
+def _nvcc_version(nvcc: Path) -> Version:
+    text = process.run([nvcc, "--version"]).stdout
+    release = re.search(r"release [\d.]+, V([\d.]+)", text)
+    if not release:
+        raise ToolchainUnsuitable(f"{nvcc} --version does not state a release: {text.strip()[:200]!r}", INSTALL_HINT)
+    return Version(release[1])

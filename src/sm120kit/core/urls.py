@@ -1,0 +1,93 @@
+"""URLs with credentials: the part that can be shown and stored, and the part that only requests contain."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from sm120kit.core.errors import BadUrl
+
+REDACTED = "***"
+
+_USER = re.compile(
+    r"(://|https?:/)(?:"  # a path library makes one slash of two
+    r"[^\s/?#@\"'<>\\]{0,512}+@"  # up to the last @ before the path
+    r"|[^\s/:@\[\"'<>\\]{1,128}+:(?!\d{1,5}(?:[/?#\"'<>\\\s]|$))[^\s@\"'<>\\]{1,512}+@"  # a password with a bare / ? or #
+    r")+"
+)
+_PARAMETER = re.compile(r"([?&;#])([^\s=&;#?\"'<>\\]{1,64}+)=([^\s&;#\"'<>\\]+)")
+_GRANTS_ACCESS = re.compile(r"token|key|secret|sig|pass|pwd|auth|cred|session|jwt|code", re.IGNORECASE)
+"""In the name of a query parameter, such as ``X-Amz-Signature`` or ``access_token``."""
+
+
+def redacted(text: str) -> str:
+    """A URL, or a text with URLs, without user names, passwords and values of query parameters that grant access.
+
+    No other function decides which parts of a URL are credentials. It is applied to printed text in
+    :mod:`sm120kit.core.console`, and to stored text where it is stored.
+    """
+    return _PARAMETER.sub(_parameter, _USER.sub(r"\1", text))
+
+
+def _parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}={REDACTED}" if _GRANTS_ACCESS.search(match[2]) else match[0]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The root of an HTTP server. ``url`` can be shown and stored; ``query`` and ``headers`` are only for requests."""
+
+    url: str
+    query: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, api_key: str = "") -> Endpoint:
+        """Separate a URL from its credentials. A trailing ``/v1`` belongs to the API and is removed.
+
+        ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``.
+
+        Raises:
+            BadUrl: it is not an http(s) URL with a host, or has a user name in addition to an API key.
+        """
+        shown = redacted(text) if "://" in text else text.rpartition("@")[2]
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:
+            # The reason may quote a password.
+            raise BadUrl(f"{shown} is not a URL with a host and a port", _FORM) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadUrl(f"{shown} is not an http(s) URL with a host", _FORM)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        user = parts.netloc.rpartition("@")[0]
+        if user and api_key:
+            raise BadUrl(
+                f"{shown} has a user name, and an API key is given: a request can have only one of them",
+                "remove the user name from the URL, or unset the API key",
+            )
+        if user:
+            name, _, password = user.partition(":")
+            pair = f"{unquote(name)}:{unquote(password)}".encode()
+            headers = {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        root = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/').removesuffix('/v1')}"
+        return cls(root, parts.query, headers)
+
+    def request_url(self, path: str) -> str:
+        """The URL of a request. It contains credentials and must not be shown."""
+        return f"{self.url}{path}{f'?{self.query}' if self.query else ''}"
+
+    def without_secrets(self, text: str) -> str:
+        """A text of the server without the credentials of the request, which servers may repeat."""
+        for header in self.headers.values():
+            text = text.replace(header.partition(" ")[2], REDACTED)
+        if self.query:
+            text = text.replace(self.query, REDACTED)
+        return redacted(text)
+
+
+_FORM = "the root of a server looks like http://127.0.0.1:8000"

@@ -1,0 +1,149 @@
+"""Checks of NCCL and custom all-reduce: variables, tuning for AMD Turin, the PyTorch allocator, and stale caches."""
+
+from __future__ import annotations
+
+from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem
+from sm120kit.hosts.doctor.machine import TURIN_FAMILY
+from sm120kit.hosts.facts import Host
+from sm120kit.hosts.facts.records import PeerCache
+
+WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
+DISTANCE = ("PIX", "PXB", "PHB", "NODE", "SYS")
+LEVEL_FOR = {"NODE": "PHB"}
+"""Topology class -> value of NCCL_P2P_LEVEL where the names differ: NCCL's PHB includes one NUMA node."""
+TURIN_GPUS = 8
+
+
+@check(
+    "nccl-p2p-level",
+    "NCCL_P2P_LEVEL is a name, not a number",
+    Scope.PAIR,
+    "NCCL manual, environment variables (its integers changed in 2.4.7); " + WIKI,
+)
+def p2p_level(host: Host) -> Diagnosis:
+    level = host.environment.get("NCCL_P2P_LEVEL")
+    if level is None:
+        return ok("not set: NCCL's default applies")
+    if level.isdigit():
+        kinds = [pair.kind for pair in host.pairs if pair.kind]
+        farthest = max(kinds, key=DISTANCE.index, default="SYS")
+        return problem(
+            Impact.BREAKS,
+            f"NCCL_P2P_LEVEL={level}",
+            cause="the meaning of the numbers differs between versions of the table: 4 is SYS in one, one NUMA node in another",
+            consequence="NCCL does not use P2P, or uses it where it deadlocks: no progress, GPUs at 100 % and 140 W",
+            fix=f"NCCL_P2P_LEVEL={LEVEL_FOR.get(farthest, farthest)}, the name for this host's most distant pair ({farthest})",
+        )
+    return ok(f"NCCL_P2P_LEVEL={level}")
+
+
+@check("nccl-p2p-disable", "P2P is not disabled in NCCL", Scope.PAIR, f"{WIKI} optimization/nccl-tuning.md")
+def p2p_disable(host: Host) -> Diagnosis:
+    if host.environment.get("NCCL_P2P_DISABLE", "0") == "0":
+        return ok("NCCL_P2P_DISABLE is not set")
+    if any(pair.granted not in ("OK", None) for pair in host.pairs):
+        return ok("NCCL_P2P_DISABLE is set, and the driver refuses P2P on this host")
+    return problem(
+        Impact.SLOWS,
+        "NCCL_P2P_DISABLE is set",
+        cause="a workaround for hangs that was not removed",
+        consequence="70 instead of 90 tok/s for a single stream; large prefills and many streams may be faster with it",
+        fix="unset NCCL_P2P_DISABLE; the findings iommu, acs and hmm list causes of such hangs",
+    )
+
+
+@check(
+    "turin-graph",
+    "NCCL is tuned for dual-socket AMD Turin",
+    Scope.PAIR,
+    f"NVIDIA/nccl#2127, #2113; {WIKI} optimization/nccl-tuning.md",
+)
+def turin_graph(host: Host) -> Diagnosis:
+    if host.cpu.family != TURIN_FAMILY or (host.cpu.sockets or 1) < 2 or len(host.gpus) < TURIN_GPUS:
+        return not_applicable("applies to 8 GPUs on dual-socket AMD Turin")
+    tuning = [name for name in ("NCCL_GRAPH_FILE", "NCCL_PROTO") if name in host.names]
+    if tuning:
+        return ok(f"{' and '.join(tuning)} set")
+    return problem(
+        Impact.SLOWS,
+        f"{len(host.gpus)} GPUs on {host.cpu.sockets} x {host.cpu.model}; neither NCCL_GRAPH_FILE nor NCCL_PROTO is set",
+        cause="NCCL underestimates the links between Turin sockets and selects a ring of 2 channels without protocol LL",
+        consequence="all-reduce of 32 to 256 KB takes 1.5 to 1.9 times as long; TTFT at 8K tokens is 9.1 instead of 1.1 s",
+        fix="one of: NCCL_P2P_LEVEL=SYS NCCL_PROTO=LL,LL128,Simple (simplest; LL alone for decode only); NCCL_GRAPH_FILE with "
+        "a graph for this board (not with DCP subgroups or 16 ranks, and gpu-memory-utilization at most 0.93); an NCCL with "
+        "pull request 2127, which this check cannot detect",
+    )
+
+
+@check(
+    "allocator",
+    "the PyTorch allocator is compatible with custom all-reduce",
+    Scope.PAIR,
+    f"local-inference-lab/rtx6kpro models/glm47.md; {WIKI}",
+)
+def allocator(host: Host) -> Diagnosis:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    expandable = [name for name in names if "expandable_segments:true" in host.environment.get(name, "").lower()]
+    if expandable:
+        return problem(
+            Impact.BREAKS,
+            f"{expandable[0]}: expandable_segments:True",
+            cause="memory in expandable segments has no handle that another process can open",
+            consequence="custom and one-shot all-reduce fail: invalid argument (custom_all_reduce.cuh, pcie_allreduce.cu)",
+            fix=f"unset {expandable[0]}, or serve with --disable-custom-all-reduce",
+        )
+    return ok("no expandable segments")
+
+
+@check(
+    "peer-cache",
+    "vLLM's cached P2P results agree with the driver",
+    Scope.PAIR,
+    "noonghunna/club-3090 docs/PCIE_P2P.md §7; vLLM's gpu_p2p_access_check",
+)
+def peer_cache(host: Host) -> Diagnosis:
+    if not host.peer_caches:
+        return not_applicable("no cached P2P results")
+    stale = [cache.path for cache in host.peer_caches if _stale(cache, host)]
+    if stale:
+        return problem(
+            Impact.BREAKS,
+            ", ".join(stale),
+            cause="written before the hardware or the driver changed: contradicts what the driver reports now",
+            consequence="vLLM uses P2P that does not exist, or does not use P2P that does",
+            fix=f"rm {' '.join(stale)}",
+        )
+    return ok("agrees with the driver")
+
+
+def _stale(cache: PeerCache, host: Host) -> bool:
+    """Whether a cache is unreadable, names GPUs that do not exist, or contradicts the driver."""
+    if cache.verdicts is None:
+        return True
+    if any(int(gpu) >= len(host.gpus) for pair in cache.verdicts for gpu in pair.split("->")):
+        return True
+    peers = [allowed for pair, allowed in cache.verdicts.items() if len(set(pair.split("->"))) == 2]
+    refused = any(pair.granted not in ("OK", None) for pair in host.pairs)
+    granted = all(pair.granted == "OK" for pair in host.pairs)
+    return (refused and any(peers)) or (granted and not all(peers))
+
+
+@check(
+    "kernel-cache", "cached FlashInfer kernels are of one version", Scope.GPU, f"{WIKI} daily-summaries 2026-03-17, 2026-05-03"
+)
+def kernel_cache(host: Host) -> Diagnosis:
+    if not host.kernel_caches:
+        return not_applicable("no cached FlashInfer kernels")
+    versions = sorted({cache.partition("/")[0] for cache in host.kernel_caches})
+    if len(versions) > 1:
+        return problem(
+            Impact.MINOR,
+            f"FlashInfer kernels of {', '.join(versions)}",
+            cause="an upgrade does not remove the old kernels",
+            consequence="startup may wait for a stale lock file or load kernels of another build; disk space",
+            fix="remove unused versions from ~/.cache/flashinfer/",
+        )
+    return ok(f"FlashInfer kernels of {versions[0]}")
+
+
+CHECKS: tuple[HostCheck, ...] = (p2p_level, p2p_disable, turin_graph, allocator, peer_cache, kernel_cache)

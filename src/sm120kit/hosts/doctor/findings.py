@@ -1,0 +1,152 @@
+"""Checks and findings of doctor: a check diagnoses one property of a host as ok, problem, unknown or not applicable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sm120kit.hosts.facts import Host
+
+
+class Status(StrEnum):
+    """Result of a check."""
+
+    OK = "ok"
+    PROBLEM = "problem"
+    NOT_APPLICABLE = "not applicable"
+    UNKNOWN = "unknown"
+
+
+class Impact(StrEnum):
+    """Effect of a problem: hangs, crashes or wrong results; lower speed; a few percent at most, or on some boards only."""
+
+    BREAKS = "breaks"
+    SLOWS = "slows"
+    MINOR = "minor"
+
+
+class Scope(StrEnum):
+    """Hosts that a check applies to."""
+
+    ANY = "any host"
+    GPU = "an SM12x GPU"
+    DISCRETE = "a discrete GPU"
+    PAIR = "two or more discrete GPUs"
+    BARE_PAIR = "two or more discrete GPUs on bare metal"
+    UNIFIED = "a GPU with unified memory (GB10)"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of one check on one host.
+
+    ``fact`` is the observed value. A problem also has cause, consequence and fix; for an unknown fact, ``fix`` is a command
+    that shows it.
+    """
+
+    status: Status
+    fact: str
+    impact: Impact | None = None
+    cause: str = ""
+    consequence: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A diagnosis with the check's name and title, and the source of the check's knowledge."""
+
+    check: str
+    title: str
+    verdict: Diagnosis
+    source: str
+
+    @property
+    def status(self) -> Status:
+        """ok, problem, not applicable or unknown."""
+        return self.verdict.status
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """One check. ``diagnose`` is called for hosts within ``scope`` only; ``title`` states the expected condition."""
+
+    name: str
+    title: str
+    scope: Scope
+    source: str
+    diagnose: Callable[[Host], Diagnosis]
+
+
+def check(name: str, title: str, scope: Scope, source: str) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
+    """Decorator that turns a function ``Host -> Diagnosis`` into a check."""
+    return lambda diagnose: HostCheck(name, title, scope, source, diagnose)
+
+
+def ok(fact: str) -> Diagnosis:
+    """The expected condition holds."""
+    return Diagnosis(Status.OK, fact)
+
+
+def problem(impact: Impact, fact: str, *, cause: str, consequence: str, fix: str) -> Diagnosis:
+    """The expected condition does not hold; ``fix`` is the exact remedy."""
+    return Diagnosis(Status.PROBLEM, fact, impact, cause, consequence, fix)
+
+
+def not_applicable(reason: str) -> Diagnosis:
+    """The check does not apply to this host."""
+    return Diagnosis(Status.NOT_APPLICABLE, reason)
+
+
+def unknown(reason: str, command: str) -> Diagnosis:
+    """A fact could not be read; ``command`` shows it."""
+    return Diagnosis(Status.UNKNOWN, reason, fix=command)
+
+
+def by_device(facts: Iterable[tuple[str, str]]) -> str:
+    """Facts of several devices on one line: (address, fact) pairs, devices with the same fact grouped."""
+    buses: dict[str, list[str]] = {}
+    for bus, fact in facts:
+        buses.setdefault(fact, []).append(bus)
+    if len(buses) == 1:
+        (fact,) = buses
+        return fact
+    return "; ".join(f"{', '.join(devices)}: {fact}" for fact, devices in buses.items())
+
+
+def only_sm12x(host: Host) -> Host:
+    """The host without GPUs that are known not to be SM12x, and without the ports and pairs that belong to those only."""
+    gpus = tuple(gpu for gpu in host.gpus if gpu.capability is None or gpu.capability.startswith("12."))
+    buses = {gpu.bus for gpu in gpus}
+    ports = {bus for gpu in gpus for bus in gpu.bridges}
+    return replace(
+        host,
+        gpus=gpus,
+        bridges=tuple(port for port in host.bridges if port.bus in ports),
+        pairs=tuple(pair for pair in host.pairs if {pair.first, pair.second} <= buses),
+    )
+
+
+def out_of_scope(host: Host, scope: Scope) -> str:
+    """The reason why a scope excludes a host; "" when it does not."""
+    discrete = [gpu for gpu in host.gpus if not gpu.unified]
+    if scope is Scope.ANY:
+        return ""
+    if not host.gpus:
+        return "no SM12x GPU detected"
+    if scope is Scope.UNIFIED:
+        return "" if len(discrete) < len(host.gpus) else "the GPUs are discrete"
+    if scope is Scope.GPU:
+        return ""
+    if not discrete:
+        return "GB10 has unified memory and no peer GPU on PCIe"
+    if scope is Scope.DISCRETE:
+        return ""
+    if len(discrete) < 2:
+        return "only one GPU"
+    if scope is Scope.BARE_PAIR and host.wsl:
+        return "WSL2 hides the PCIe tree"
+    if scope is Scope.BARE_PAIR and host.virtual:
+        return f"a virtual machine ({host.virtual}) has an emulated PCIe tree; run doctor on its host instead"
+    return ""

@@ -1,0 +1,185 @@
+"""Checks of a configuration's requirements: GPUs, memory, /dev/shm, limits, and the checks listed under its ``host``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sm120kit.core.errors import UnknownName
+from sm120kit.hosts.doctor.findings import (
+    Diagnosis,
+    HostCheck,
+    Impact,
+    Scope,
+    Status,
+    by_device,
+    not_applicable,
+    ok,
+    out_of_scope,
+    problem,
+    unknown,
+)
+from sm120kit.hosts.facts import Gpu, Host
+from sm120kit.recipes.configurations import Configuration
+
+UNIFIED_SHARE = 0.93
+"""MemTotal is at least this share of the nominal unified memory; firmware and display reserve the rest."""
+
+_PAIRS = (Scope.PAIR, Scope.BARE_PAIR)
+
+
+def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
+    """The ``general`` checks, as far as they apply to a configuration, then one for each of its requirements.
+
+    Raises:
+        UnknownName: the configuration lists a check that does not exist.
+    """
+    by_name = {check.name: check for check in general}
+    missing = [name for name in configuration.host if name not in by_name]
+    if missing:
+        raise UnknownName(
+            f"{configuration.name}: host: no check named {', '.join(map(repr, missing))}", f"checks: {', '.join(by_name)}"
+        )
+    single = configuration.hardware.gpus == 1
+    applying = [_without_peers(check) if single and check.scope in _PAIRS else check for check in general]
+    source = f"recipes/configurations/{configuration.name}.toml"
+    required = [by_name[name] for name in configuration.host]
+    return (
+        *applying,
+        HostCheck("config-gpus", "enough GPUs", Scope.ANY, source, lambda host: _gpus(host, configuration)),
+        HostCheck("config-memory", "enough memory on each GPU", Scope.GPU, source, lambda host: _memory(host, configuration)),
+        HostCheck("config-shm", "enough space in /dev/shm", Scope.ANY, source, lambda host: _shm(host, configuration)),
+        HostCheck("config-ulimits", "sufficient limits", Scope.ANY, source, lambda host: _ulimits(host, configuration)),
+        HostCheck("config-host", "the required checks are ok", Scope.GPU, source, lambda host: _required(host, required)),
+    )
+
+
+def suitable(host: Host, configuration: Configuration) -> tuple[tuple[int, Gpu], ...]:
+    """GPUs with the kind of memory that a configuration requires, with their numbers in nvidia-smi's order."""
+    return tuple(
+        (number, gpu)
+        for number, gpu in enumerate(host.gpus)
+        if gpu.unified == configuration.hardware.unified and (gpu.capability is None or gpu.capability.startswith("12."))
+    )
+
+
+def memory_bytes(host: Host, gpu: Gpu) -> int | None:
+    """A GPU's memory in bytes; for unified memory, the host's."""
+    if gpu.unified:
+        return host.memory_total
+    return None if gpu.memory_mib is None else gpu.memory_mib << 20
+
+
+def _without_peers(check: HostCheck) -> HostCheck:
+    return replace(check, scope=Scope.ANY, diagnose=lambda host: not_applicable("the configuration uses one GPU"))
+
+
+def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
+    hardware = configuration.hardware
+    candidates = suitable(host, configuration)
+    kind = "GPUs with unified memory" if hardware.unified else "discrete SM12x GPUs"
+    if len(candidates) < hardware.gpus:
+        return problem(
+            Impact.BREAKS,
+            f"{len(candidates)} {kind}; {configuration.name} requires {hardware.gpus}",
+            cause="the configuration is for other hardware, or not all GPUs were detected",
+            consequence="the engine cannot start: the model is divided among that many GPUs",
+            fix="choose another configuration: sm120kit config list; compare nvidia-smi -L with lspci -d 10de:",
+        )
+    model = re.split(r"[,(]", hardware.gpu)[0].strip()
+    different = [(gpu.bus, gpu.name or "unnamed GPU") for _, gpu in candidates if model not in (gpu.name or model)]
+    if len(candidates) - len(different) < hardware.gpus:
+        return problem(
+            Impact.MINOR,
+            by_device(different),
+            cause=f"the configuration was published for {hardware.gpu}",
+            consequence="its figures do not apply to this GPU",
+            fix="measure with sm120kit bench run URL, and do not compare with the configuration's reference figures",
+        )
+    return ok(f"{len(candidates)} x {model}; {configuration.name} requires {hardware.gpus}")
+
+
+def _memory(host: Host, configuration: Configuration) -> Diagnosis:
+    hardware = configuration.hardware
+    required = hardware.memory_gb * 1e9 * (UNIFIED_SHARE if hardware.unified else 1)
+    sizes = [(gpu.bus, memory_bytes(host, gpu)) for _, gpu in suitable(host, configuration)]
+    known = [(bus, size) for bus, size in sizes if size is not None]
+    enough = [size for _, size in known if size >= required]
+    if not sizes:
+        return not_applicable("no GPU of the kind that the configuration requires")
+    if len(known) < len(sizes) and len(enough) < hardware.gpus:
+        return unknown(host.missing_reason("nvidia-smi-q.xml"), "nvidia-smi --query-gpu=memory.total --format=csv")
+    if len(enough) == len(known) or len(enough) >= hardware.gpus:
+        return ok(f"{min(enough) / 1e9:.1f} GB")
+    return problem(
+        Impact.BREAKS,
+        by_device((bus, f"{size / 1e9:.1f} GB") for bus, size in known if size < required),
+        cause=f"the configuration is for GPUs with {hardware.memory_gb:g} GB",
+        consequence="weights or KV cache do not fit: out of memory at startup",
+        fix="choose a configuration for less memory or more GPUs: sm120kit config list",
+    )
+
+
+def _shm(host: Host, configuration: Configuration) -> Diagnosis:
+    required = configuration.container.shm_gib << 30
+    if not host.container.inside and not configuration.container.ipc_host:
+        return not_applicable("sm120kit launch sets the container's /dev/shm")
+    size = host.container.shm_bytes
+    if size is None:
+        return unknown(host.missing_reason("/proc/self/mounts"), "df -h /dev/shm")
+    if size < required:
+        gib = configuration.container.shm_gib
+        return problem(
+            Impact.BREAKS,
+            f"/dev/shm has {size >> 20} MiB; {configuration.name} requires {gib} GiB",
+            cause="the default is 64 MiB in a Docker container, and half of the memory on a host",
+            consequence="NCCL and the engine's workers exhaust it: a crash or a hang at startup",
+            fix=f"in a container: docker run --shm-size={gib}g; on a host: sudo mount -o remount,size={gib}G /dev/shm",
+        )
+    return ok(f"/dev/shm has {size >> 30} GiB")
+
+
+def _ulimits(host: Host, configuration: Configuration) -> Diagnosis:
+    required = configuration.container.ulimits
+    if not required:
+        return not_applicable("the configuration requires no limits")
+    if not host.container.inside:
+        return not_applicable("sm120kit launch sets the container's limits")
+    current = {"memlock": host.container.memlock, "stack": host.container.stack}
+    unread = [name for name in required if current.get(name) is None]
+    if unread:
+        return unknown(f"{', '.join(unread)}: {host.missing_reason('/proc/self/limits')}", "ulimit -a")
+    limits = [(name, current[name] or 0, minimum) for name, minimum in required.items()]
+    low = [(name, limit, minimum) for name, limit, minimum in limits if limit != -1 and (minimum == -1 or limit < minimum)]
+    if low:
+        return problem(
+            Impact.BREAKS,
+            ", ".join(f"{name} {limit}; requires {minimum}" for name, limit, minimum in low),
+            cause="Docker's defaults",
+            consequence="pinned host buffers cannot be allocated; deep recursion while compiling crashes",
+            fix="docker run " + " ".join(f"--ulimit {name}={minimum}" for name, _, minimum in low),
+        )
+    return ok(", ".join(f"{name} {limit}" for name, limit, _ in limits))
+
+
+def _required(host: Host, required: Sequence[HostCheck]) -> Diagnosis:
+    """The worst diagnosis of the checks that a configuration lists; checks that do not apply to this host are no problem."""
+    if not required:
+        return not_applicable("the configuration lists no checks")
+    diagnoses = [(check, check.diagnose(host)) for check in required if not out_of_scope(host, check.scope)]
+    problems = [(check, diagnosis) for check, diagnosis in diagnoses if diagnosis.status is Status.PROBLEM]
+    if problems:
+        breaks = any(diagnosis.impact is Impact.BREAKS for _, diagnosis in problems)
+        return problem(
+            Impact.BREAKS if breaks else Impact.SLOWS,
+            "; ".join(f"{check.name}: {diagnosis.fact}" for check, diagnosis in problems),
+            cause="the configuration's figures depend on these checks: " + ", ".join(check.name for check in required),
+            consequence="; ".join(diagnosis.consequence for _, diagnosis in problems),
+            fix="see the findings of these checks: " + ", ".join(check.name for check, _ in problems),
+        )
+    unclear = [(check.name, diagnosis) for check, diagnosis in diagnoses if diagnosis.status is Status.UNKNOWN]
+    if unclear:
+        return unknown("; ".join(f"{name}: {diagnosis.fact}" for name, diagnosis in unclear), unclear[0][1].fix)
+    passed = [check.name for check, diagnosis in diagnoses if diagnosis.status is Status.OK]
+    return ok(", ".join(passed) or "none of the checks applies to this host")

@@ -1,0 +1,53 @@
+"""Checks of GB10 (DGX Spark), whose memory CPU and GPU share."""
+
+from __future__ import annotations
+
+from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, ok, problem, unknown
+from sm120kit.hosts.facts import Host
+
+FREE_SHARE = 0.9
+
+
+@check(
+    "unified-headroom",
+    "90 % of the unified memory is available",
+    Scope.UNIFIED,
+    "vllm-project/vllm#46307, #56824; eugr/spark-vllm-docker#321",
+)
+def headroom(host: Host) -> Diagnosis:
+    total, available = host.memory_total, host.memory_available
+    if total is None or available is None:
+        return unknown(host.missing_reason("/proc/meminfo"), "free -h")
+    fact = f"{available >> 30} of {total >> 30} GiB available"
+    if available < FREE_SHARE * total:
+        return problem(
+            Impact.SLOWS,
+            fact,
+            cause="other programs or the page cache occupy memory that CPU and GPU share",
+            consequence="gpu-memory-utilization is a share of the total: at 0.85 the host swaps or freezes",
+            fix="stop the desktop and other servers; sync; echo 3 | sudo tee /proc/sys/vm/drop_caches; start with 0.70",
+        )
+    return ok(fact)
+
+
+@check(
+    "unified-guard",
+    "a daemon that prevents memory exhaustion is running",
+    Scope.UNIFIED,
+    "vllm-project/vllm#46307; NVIDIA/dgx-spark-playbooks#97",
+)
+def guard(host: Host) -> Diagnosis:
+    if host.guards is None:
+        return unknown("systemd's control groups are not visible", "systemctl is-active earlyoom systemd-oomd")
+    if not host.guards:
+        return problem(
+            Impact.SLOWS,
+            "none of earlyoom, systemd-oomd and nohang is running",
+            cause="the kernel's OOM killer acts only when no memory is left, and it cannot reclaim the GPU's share",
+            consequence="an engine that allocates too much freezes the whole machine until it is switched off",
+            fix="sudo apt install earlyoom && sudo systemctl enable --now earlyoom",
+        )
+    return ok(f"{', '.join(host.guards)} is running")
+
+
+CHECKS: tuple[HostCheck, ...] = (headroom, guard)

@@ -1,0 +1,167 @@
+"""Facts about a machine, without judgement: ``probe(root) -> Host``.
+
+All files are read below a root directory, so that a recorded host can be examined on another machine. For the real root, ``/``,
+nvidia-smi and docker are run as well.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import combinations
+from pathlib import Path
+
+from sm120kit.core.errors import HostUnreadable
+from sm120kit.hosts.facts import nvidia, pci, system
+from sm120kit.hosts.facts.reader import COMMANDS, HostReader
+from sm120kit.hosts.facts.records import (
+    Bridge,
+    ContainerFacts,
+    Cpu,
+    Driver,
+    ErrorCounters,
+    Gpu,
+    GpuPair,
+    Host,
+    LaunchedContainer,
+    Link,
+    PeerCache,
+)
+from sm120kit.hosts.facts.system import launcher_label
+
+__all__ = [
+    "COMMANDS",
+    "Bridge",
+    "ContainerFacts",
+    "Cpu",
+    "Driver",
+    "ErrorCounters",
+    "Gpu",
+    "GpuPair",
+    "Host",
+    "LaunchedContainer",
+    "Link",
+    "PeerCache",
+    "launcher_label",
+    "probe",
+]
+
+
+def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
+    """Read all facts of the host below ``root``; everything that is read is also written to the new directory ``record``.
+
+    Raises:
+        HostUnreadable: /proc or /sys does not exist, or ``record`` cannot be created.
+    """
+    for directory in ("proc", "sys"):
+        if not (root / directory).is_dir():
+            raise HostUnreadable(
+                f"{root / directory} does not exist or is not readable",
+                "mount /proc and /sys, or pass a recorded host with --root",
+            )
+    if record is not None:
+        try:
+            record.mkdir(parents=True)
+        except OSError as error:
+            raise HostUnreadable(
+                f"cannot record to {record}: {error.strerror}", "pass a directory that does not exist yet"
+            ) from error
+    reader = HostReader(Path(os.path.realpath(root)), record)
+    smi_gpus, version, cuda = nvidia.gpus(reader)
+    values, names, home = system.environment(reader)
+    total, available = system.memory(reader)
+    gpus = _gpus(reader, smi_gpus)
+    system_version = reader.text("/proc/version") or ""
+    ports = sorted({bus for gpu in gpus for bus in gpu.bridges})
+    groups = reader.names("/sys/class/iommu")
+    return Host(
+        kernel=reader.text("/proc/sys/kernel/osrelease"),
+        command_line=system.command_line(reader),
+        wsl="microsoft" in system_version.lower(),
+        virtual=system.virtual(reader),
+        passthrough=pci.passthrough(reader),
+        iommu_active=None if groups is None else bool(groups),
+        aspm_policy=reader.text("/sys/module/pcie_aspm/parameters/policy"),
+        memory_total=total,
+        memory_available=available,
+        cpu=system.cpu(reader),
+        gpus=gpus,
+        bridges=tuple(pci.bridge(reader, bus) for bus in ports),
+        pairs=_pairs(reader, gpus, list(smi_gpus)),
+        driver=nvidia.driver(reader, version, cuda),
+        container=system.container(reader, total),
+        launched=system.launched(reader),
+        environment=values,
+        names=names,
+        settings={name: value for name, path in system.SETTINGS.items() if (value := reader.text(path)) is not None},
+        file_systems=system.file_systems(reader),
+        raids=system.raids(reader),
+        guards=system.guards(reader),
+        peer_caches=system.peer_caches(reader, home),
+        kernel_caches=system.kernel_caches(reader, home),
+        unread=reader.unread,
+    )
+
+
+def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.SmiGpu]) -> tuple[Gpu, ...]:
+    """GPUs in nvidia-smi's order, then those that only the PCI bus lists."""
+    on_bus = pci.nvidia_gpus(reader)
+    unlisted = nvidia.SmiGpu(*[None] * 11)
+    gpus = []
+    for bus in [*smi_gpus, *(bus for bus in on_bus if bus not in smi_gpus)]:
+        smi = smi_gpus.get(bus, unlisted)
+        present = bus in on_bus
+        root, bridges = pci.ancestry(reader, bus) if present else ("", ())
+        directory = f"{pci.DEVICES}/{bus}"
+        node = reader.number(f"{directory}/numa_node") if present else None
+        aperture = smi.aperture_mib
+        if aperture is None and present:
+            aperture = pci.aperture_mib(reader, bus)
+        gpus.append(
+            Gpu(
+                bus=bus,
+                name=smi.name or _model(reader, bus),
+                capability=smi.capability,
+                driver=reader.target(f"{directory}/driver"),
+                root_complex=root,
+                bridges=bridges,
+                numa_node=None if node is None or node < 0 else int(node),
+                link=pci.link(reader, bus) if present else Link(None, None, None, None, None),
+                iommu=pci.iommu_type(reader, bus) if present else None,
+                aperture_mib=aperture,
+                memory_mib=smi.memory_mib,
+                power_limit=smi.power_limit,
+                power_max=smi.power_max,
+                persistence=smi.persistence,
+                state=smi.state,
+                temperature=smi.temperature,
+                active=smi.active,
+                processes=smi.processes,
+                errors=pci.errors(reader, bus) if present else None,
+            )
+        )
+    return tuple(gpus)
+
+
+def _model(reader: HostReader, bus: str) -> str | None:
+    """The driver's name for a GPU, which is available even when nvidia-smi fails."""
+    path = f"/proc/driver/nvidia/gpus/{bus}/information"
+    lines = (reader.text(path) or "").splitlines() if reader.exists(path) else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), None)
+
+
+def _pairs(reader: HostReader, gpus: tuple[Gpu, ...], order: list[str]) -> tuple[GpuPair, ...]:
+    """All pairs of GPUs. ``order`` has the addresses in the order of nvidia-smi's matrices."""
+    if len(gpus) < 2:
+        return ()
+    classes = nvidia.matrix(reader.command_output("nvidia-smi-topo-m.txt"))
+    grants = nvidia.matrix(reader.command_output("nvidia-smi-topo-p2p-r.txt"))
+    nodes = reader.text("/sys/devices/system/node/online")
+    pairs = []
+    for first, second in combinations(gpus, 2):
+        listed = first.bus in order and second.bus in order
+        cell = (order.index(first.bus), order.index(second.bus)) if listed else (-1, -1)
+        # On a machine with a single NUMA node, the numa_node of devices may be -1.
+        positions = [(gpu.root_complex, gpu.bridges, 0 if nodes == "0" else gpu.numa_node) for gpu in (first, second)]
+        kind = pci.topology(positions[0], positions[1]) if first.root_complex and second.root_complex else None
+        pairs.append(GpuPair(first.bus, second.bus, kind, classes.get(cell), grants.get(cell)))
+    return tuple(pairs)

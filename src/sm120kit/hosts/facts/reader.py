@@ -1,0 +1,161 @@
+"""Read the files of a host below a root directory, and the output of a few programs.
+
+Below ``/`` the programs run. Below any other root, their output is read from ``commands/`` there. With ``record``, everything
+that is read is also written below that directory, which can then serve as a root. A fact that cannot be read never raises: it
+is None, and ``unread`` has the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from sm120kit.core.errors import Sm120kitError
+from sm120kit.core.process import Stopped, deadline, run_until
+from sm120kit.hosts.facts.redact import REDACTIONS
+
+COMMANDS = {
+    "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
+    "nvidia-smi-compute-cap.csv": ("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
+    "nvidia-smi-topo-m.txt": ("nvidia-smi", "topo", "-m"),
+    "nvidia-smi-topo-p2p-r.txt": ("nvidia-smi", "topo", "-p2p", "r"),
+    "docker-ps.txt": (
+        "docker",
+        "ps",
+        "--filter=label=sm120kit.launcher",
+        '--format={{.Names}}\t{{.Label "sm120kit.configuration"}}\t{{.Label "sm120kit.gpus"}}\t{{.Label "sm120kit.launcher"}}',
+    ),
+}
+COMMAND_SECONDS = 30
+"""Time limit: nvidia-smi never returns when a GPU is wedged, docker does not when its daemon hangs."""
+CHUNK_BYTES, MAX_BYTES = 16 << 10, 4 << 20
+
+
+@dataclass
+class HostReader:
+    """Reads below ``root``. ``unread`` maps each path or command that could not be read to the reason."""
+
+    root: Path
+    record: Path | None = None
+    unread: dict[str, str] = field(default_factory=dict)
+    timed_out: set[str] = field(default_factory=set)
+    """Programs that exceeded the time limit; they are not run again."""
+
+    def real(self, path: str) -> Path:
+        """The location of a host's path below the root. Symbolic links in recorded trees must be relative."""
+        return self.root / path.lstrip("/")
+
+    def raw(self, path: str) -> bytes | None:
+        """A file's bytes, redacted; None when it cannot be read."""
+        try:
+            with self.real(path).open("rb") as file:
+                # For files of /proc/sys the kernel allocates as much memory as a read requests, and fails when it cannot.
+                content = b"".join(islice(iter(lambda: file.read1(CHUNK_BYTES), b""), MAX_BYTES // CHUNK_BYTES))
+        except OSError as error:
+            self.unread[path] = error.strerror or type(error).__name__
+            return None
+        if path in REDACTIONS:
+            content = REDACTIONS[path](content.decode(errors="replace")).encode()
+        self._record(path, content)
+        return content
+
+    def text(self, path: str) -> str | None:
+        """A file's text without surrounding white space."""
+        content = self.raw(path)
+        return None if content is None else content.decode(errors="replace").strip()
+
+    def number(self, path: str) -> float | None:
+        """The number at the start of a file; a unit may follow."""
+        match = re.match(r"-?\d+(\.\d+)?", self.text(path) or "")
+        return float(match[0]) if match else None
+
+    def names(self, path: str) -> tuple[str, ...] | None:
+        """Names of a directory's entries, sorted."""
+        try:
+            entries = tuple(sorted(entry.name for entry in self.real(path).iterdir()))
+        except OSError as error:
+            self.unread[path] = error.strerror or type(error).__name__
+            return None
+        self._record(path)
+        for name in entries:
+            self._record(f"{path}/{name}")
+        return entries
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        """Existing paths that match a pattern, as absolute paths of the host, sorted."""
+        paths = sorted("/" + path.relative_to(self.root).as_posix() for path in self.root.glob(pattern.lstrip("/")))
+        for path in paths:
+            self._record(path)
+        return tuple(paths)
+
+    def exists(self, path: str) -> bool:
+        """Whether a path exists and is visible to this user."""
+        try:
+            exists = self.real(path).exists()
+        except OSError:
+            return False
+        if exists:
+            self._record(path)
+        return exists
+
+    def target(self, path: str) -> str | None:
+        """The file name that a symbolic link resolves to."""
+        return self.real(path).resolve().name if self.exists(path) else None
+
+    def command_output(self, name: str) -> str | None:
+        """Redacted standard output of a command of ``COMMANDS``; None when it fails or exceeds the time limit."""
+        recorded = f"commands/{name}"
+        if self.root != Path("/"):
+            text = self.text(recorded)
+            if text is None:
+                self.unread[name] = self.unread.pop(recorded)
+            return text
+        argv = COMMANDS[name]
+        if argv[0] in self.timed_out:
+            self.unread[name] = f"{argv[0]} exceeded its time limit before"
+            return None
+        try:
+            with deadline(COMMAND_SECONDS) as stop:
+                process = run_until(argv, stop)
+        except Stopped:
+            self.timed_out.add(argv[0])
+            self.unread[name] = f"no result within {COMMAND_SECONDS} s"
+            return None
+        except Sm120kitError as error:
+            self.unread[name] = error.message
+            return None
+        if process.returncode:
+            message = " ".join((process.stdout + process.stderr).split())[:200]
+            self.unread[name] = f"exit code {process.returncode}: {message}"
+            return None
+        text = REDACTIONS[recorded](process.stdout) if recorded in REDACTIONS else process.stdout
+        self._record(recorded, text.encode())
+        return text
+
+    def _record(self, path: str, content: bytes | None = None) -> None:
+        """Write a path to the recording, with the symbolic links on its way; without ``content``, only that it exists."""
+        if self.record is None:
+            return
+        current, rest, followed = Path(), path.strip("/").split("/"), set[Path]()
+        while rest:
+            current /= rest.pop(0)
+            current = Path(os.path.normpath(f"/{current}")).relative_to("/")
+            real = self.root / current
+            if real.is_symlink() and not (link := real.readlink()).is_absolute():
+                if current in followed:
+                    return  # a cycle of links
+                followed.add(current)
+                copy = self.record / current
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if not copy.is_symlink():
+                    copy.symlink_to(link)
+                current, rest = current.parent, [*link.parts, *rest]
+        copy = self.record / current
+        if content is None and (self.root / current).is_dir():
+            copy.mkdir(parents=True, exist_ok=True)
+        elif content is not None or not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content or b"")

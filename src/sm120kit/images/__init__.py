@@ -1,0 +1,1 @@
+"""Container images: contents, build, checks, publishing and comparison."""

@@ -1,0 +1,167 @@
+"""SBOM of an image in CycloneDX 1.6. It has no date, so that the same records give the same bytes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sm120kit import __version__
+from sm120kit.core.state import data_root, digest_of, record_json
+from sm120kit.images.attestation import purls
+from sm120kit.images.records import BuiltWheel, Image, ImageContext
+from sm120kit.sources.records import LockedWheel
+
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component, Patch, Pedigree
+
+_NAMESPACE = uuid.UUID("6f1c2a0e-3b5d-5c1e-9a57-5d1b8c0f1204")
+"""Namespace of serial numbers that follow from the content (RFC 9562, version 5)."""
+
+
+def document(context: ImageContext, image: Image, digest: str) -> bytes:
+    """The SBOM of the image with manifest ``digest``, as JSON.
+
+    It lists each installed wheel with its sha256; each wheel of ours with the pinned source as ancestor and the patches on it,
+    and the projects inside that source with their patches; and the base by digest. The contents of the base are not listed.
+
+    Raises:
+        ToolchainMissing: the SBOM library is not installed.
+    """
+    purl = purls.image_purl(context.reference.partition(":")[0].rpartition("/")[2], digest)
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.tool import ToolRepository
+    from cyclonedx.output.json import JsonV1Dot6
+
+    tool = Component(type=ComponentType.APPLICATION, name="sm120kit", version=__version__)
+    root = Component(
+        type=ComponentType.CONTAINER,
+        name=context.reference,
+        version=context.labels["org.opencontainers.image.version"],
+        bom_ref=str(purl),
+        purl=purl,
+        properties=_properties({"content": image.content, "platform": image.platform, "context": context.digest}),
+    )
+    parts = [_base(context), *map(_wheel, context.locked), *map(_ours, context.ours)]
+    bom = Bom(components=parts, metadata=BomMetaData(component=root, tools=ToolRepository(components=[tool])))
+    bom.register_dependency(root, parts)
+    written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    del written["metadata"]["timestamp"], written["serialNumber"]
+    written["serialNumber"] = uuid.uuid5(_NAMESPACE, digest_of(written)).urn
+    return record_json(written).encode()
+
+
+def _base(context: ImageContext) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    purl = purls.base_purl(context.base)
+    return Component(
+        type=ComponentType.CONTAINER,
+        name=context.base.rpartition("@")[0] or "a local image",
+        version=f"sha256:{context.base.rpartition('sha256:')[2]}",
+        bom_ref="base",
+        purl=purl,
+        description="the base image" if purl else "the base image; its version is the id that its daemon gave it",
+    )
+
+
+def _wheel(wheel: LockedWheel) -> Component:
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+
+    purl = purls.wheel_purl(wheel)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=wheel.name,
+        version=wheel.version,
+        bom_ref=str(purl),
+        purl=purl,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=wheel.sha256)],
+    )
+
+
+def _ours(built: BuiltWheel) -> Component:
+    """A wheel that sm120kit built, with its pedigree, and the projects inside its source with theirs."""
+    part, origin, pin = _wheel(built.wheel), built.origin, built.origin["pin"]
+    ours = [patch for patch in origin["patches"] if patch["project"] == pin["project"]]
+    ancestors = [_source(pin), *map(_wheel, purls.official_wheel(built))]
+    part.pedigree = _pedigree(ancestors, ours, f"git tree {origin['tree']} is the patched source, with headers of our own")
+    part.properties = _properties(
+        {key: _text(origin[key]) for key in ("recipe", "plan", "commit", "tree", "archs", "modules")} | _hashes(ours)
+    )
+    part.components = [_inside(project, built) for project in origin["inside"]]
+    return part
+
+
+def _inside(project: Mapping[str, str], built: BuiltWheel) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    purl = purls.purl("generic", project["project"], project["version"])
+    patches = [patch for patch in built.origin["patches"] if patch["project"] == project["project"]]
+    ancestor = Component(type=ComponentType.LIBRARY, name=project["project"], version=project["version"], purl=purl)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=project["project"],
+        version=project["version"],
+        bom_ref=f"{project['path']} of {built.wheel.filename}",
+        purl=purl,
+        description=f"carried by the source at {project['path']}",
+        pedigree=_pedigree([ancestor], patches, "as it lies in the pinned source, with these patches"),
+        properties=_properties(_hashes(patches)),
+    )
+
+
+def _source(pin: dict[str, str]) -> Component:
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=pin.get("distribution", pin["project"]),
+        version=pin["version"],
+        purl=purls.source_purl(pin),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=pin["sha256"])] if "sha256" in pin else (),
+    )
+
+
+def _pedigree(ancestors: Sequence[Component], patches: Sequence[Mapping[str, str]], notes: str) -> Pedigree:
+    from cyclonedx.model.component import Pedigree
+
+    return Pedigree(ancestors=ancestors, patches=map(_patch, patches), notes=notes)
+
+
+def _patch(patch: Mapping[str, str]) -> Patch:
+    """A patch with its text in base64 if the installed file is the one that was applied; otherwise by name only."""
+    from cyclonedx.model import AttachedText, Encoding, XsUri
+    from cyclonedx.model.component import Diff, Patch, PatchClassification
+
+    path = data_root() / _path(patch)
+    content = path.read_bytes() if path.is_file() else b""
+    text = None
+    if hashlib.sha256(content).hexdigest() == patch["sha256"]:
+        encoded = base64.b64encode(content).decode()
+        text = AttachedText(content=encoded, content_type="text/x-patch", encoding=Encoding.BASE_64)
+    return Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(text=text, url=XsUri(_path(patch))))
+
+
+def _path(patch: Mapping[str, str]) -> str:
+    return f"patches/{patch['project']}/{patch['slug']}.patch"
+
+
+def _hashes(patches: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Properties with the sha256 of patches: CycloneDX has no field for it."""
+    return {f"sha256:{_path(patch)}": patch["sha256"] for patch in patches}
+
+
+def _properties(values: Mapping[str, str]) -> Any:
+    from cyclonedx.model import Property
+
+    return [Property(name=f"sm120kit:{name}", value=value) for name, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,377 @@
+"""Entries of the state directory (``sm120kit cache``): disk usage, references to them, removal.
+
+Only names that sm120kit creates are considered, so that files of other programs are never removed. An entry is renamed before
+it is removed: it never exists in part, and the next `gc` completes an interrupted removal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm120kit import recipes, sources
+from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
+from sm120kit.images.context import INSTALLER, LABEL
+from sm120kit.images.records import ImageContext
+from sm120kit.patches import checkout, index_file
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.records import Lock
+from sm120kit.recipes.target import Target
+from sm120kit.sources.records import SdistPin
+
+_SHA256 = r"[0-9a-f]{64}"
+_RECORD = rf"{_SHA256}\.json"
+
+
+@dataclass(frozen=True)
+class EntryKind:
+    """A kind of entries of the state directory.
+
+    ``parents`` are globs of the directories that contain the entries; ``names`` is a regular expression of their names.
+    ``tracked``: references to an entry can be determined. ``reproducible``: an entry can be created again.
+    """
+
+    name: str
+    description: str
+    parents: tuple[str, ...]
+    names: str
+    tracked: bool = False
+    reproducible: bool = True
+
+
+KINDS = (
+    EntryKind("downloads", "sdists and wheels", ("downloads",), _SHA256, tracked=True),
+    EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}", tracked=True),
+    EntryKind("trees", "patched sources", ("cache/trees",), rf"[0-9a-f]{{40}}|{_RECORD}", tracked=True),
+    EntryKind("generated", "lists of generated kernels", ("cache/generated",), _RECORD, tracked=True),
+    EntryKind(
+        "work",
+        "build directories, reused by the next build",
+        ("work",),
+        r"kernels-[0-9a-f]{12}|.+-((from-source|overlay)-[0-9a-f]{12}|sm_12\w+(-sm_12\w+)*)",
+        tracked=True,
+    ),
+    EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256, tracked=True),
+    EntryKind("images", "build contexts of images", ("images",), _SHA256, tracked=True),
+    EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
+    EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
+    EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),
+    EntryKind("verification", "programs of `verify kernels`", ("cache/verify/programs",), _SHA256, tracked=True),
+    EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),
+    EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
+    EntryKind(
+        "records",
+        "runs with their logs, verified and pulled images",
+        ("runs", "images/verified", "images/pulled"),
+        r".+\.(json|log)",
+        reproducible=False,
+    ),
+    EntryKind("temporary", "files of running or killed commands", ("scratch",), r"[^.].*", tracked=True),
+)
+"""All kinds. A file that several entries share is counted for the first of them."""
+
+_PARENTS = tuple(sorted({parent for kind in KINDS for parent in kind.parents} | {"cache/tiles", "cache/prove", "cache/verify"}))
+"""Directories in which hidden names are temporary."""
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """Files that are kept or removed together: ``paths``, named by the first. ``used`` is in seconds since 1970.
+
+    ``unreferenced`` is the reason why nothing refers to the entry; empty if it is referenced or references are not tracked.
+    """
+
+    kind: str
+    name: str
+    paths: tuple[Path, ...]
+    used: float
+    unreferenced: str = ""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The entries of a kind: number, disk usage in bytes, and the part of it that is unreferenced."""
+
+    kind: EntryKind
+    entries: int
+    bytes: int
+    unreferenced_bytes: int
+    last_used: float | None
+
+
+@dataclass(frozen=True)
+class References:
+    """References of recipes, their locks and series, and built images."""
+
+    recipes: frozenset[str] = frozenset()
+    checkouts: frozenset[str] = frozenset()
+    downloads: frozenset[str] = frozenset()
+    trees: frozenset[str] = frozenset()
+    without_tree: frozenset[str] = frozenset()
+    build_ids: frozenset[str] = frozenset()
+    plans: frozenset[str] = frozenset()
+    images: Mapping[str, ImageContext] = field(default_factory=dict)
+
+
+def references(workspace: Workspace, targets: Iterable[Target]) -> References:
+    """Collect the references of recipes and of the images that were built with this state directory.
+
+    Raises:
+        Sm120kitError: a recipe, lock or record cannot be read, so that the references are incomplete.
+    """
+    by_name: dict[str, recipes.Recipe] = {}
+    locks: dict[str, Lock] = {}
+    files: Mapping[str, str] = {}
+    for target in targets:
+        recipe, files = target.recipe, target.flashinfer.files
+        by_name[recipe.name] = recipe
+        if target.lock_path.is_file():
+            locks[recipe.name] = lockfile.read(target.lock_path)
+    pins = {
+        name: recipe.pin if isinstance(recipe, recipes.FlashInferRecipe) else recipe.source for name, recipe in by_name.items()
+    }
+    inside = {name: recipe.inside if isinstance(recipe, recipes.FlashInferRecipe) else () for name, recipe in by_name.items()}
+    trees = {name: checkout.cached_tree(pin, inside[name], workspace, files) for name, pin in pins.items() if pin is not None}
+    wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
+    locked = {tree for lock in locks.values() for source in lock.sources for tree in (source.tree, source.patched_tree)}
+    images = dict(_built_images(workspace))
+    return References(
+        recipes=frozenset(by_name),
+        checkouts=frozenset(sources.checkout_name(pin) for pin in pins.values() if pin is not None),
+        downloads=frozenset(
+            {INSTALLER.sha256}
+            | {pin.sha256 for pin in pins.values() if isinstance(pin, SdistPin)}
+            | wheels
+            | {wheel.sha256 for context in images.values() for wheel in context.locked}
+        ),
+        trees=frozenset(locked | {id_ for tree in trees.values() if tree for id_ in (tree.tree, tree.checkout.tree)}),
+        without_tree=frozenset(name for name, tree in trees.items() if tree is None and name not in locks),
+        build_ids=frozenset(map(lockfile.build_id, locks.values())),
+        plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
+        images=images,
+    )
+
+
+def _built_images(workspace: Workspace) -> Iterator[tuple[str, ImageContext]]:
+    """The build contexts from which an image was built, by digest."""
+    for record in (workspace.root / "images").glob("*/image.json"):
+        yield record.parent.name, read_record(ImageContext, record.with_name("context.json"))
+
+
+def entries(root: Path, referenced: References | None = None) -> list[StateEntry]:
+    """List all entries of a state directory; with ``referenced``, mark those that are unreferenced."""
+    result = []
+    for kind in KINDS:
+        for parent in (parent for pattern in kind.parents for parent in _directories(root, pattern)):
+            for path in sorted(parent.iterdir()):
+                if re.fullmatch(kind.names, path.name) and not path.is_symlink():
+                    result.append(_entry(kind, path, referenced))
+    temporary = KINDS[-1]
+    for parent in (parent for pattern in _PARENTS for parent in _directories(root, pattern)):
+        for path in sorted(parent.iterdir()):
+            of_tree = path.name.endswith((".index", ".index.lock")) and _tree_of(path).is_dir()
+            if path.name.startswith(".") and not of_tree and not path.is_symlink():
+                result.append(_entry(temporary, path, referenced))
+    return result
+
+
+def _directories(root: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(root.glob(pattern)) if path.is_dir()]
+
+
+def _tree_of(index: Path) -> Path:
+    """The exported tree that belongs to the index file ``.<tree>.index``."""
+    return index.with_name(index.name.removeprefix(".").removesuffix(".lock").removesuffix(".index"))
+
+
+def _entry(kind: EntryKind, path: Path, referenced: References | None) -> StateEntry:
+    name = f"{path.parent.name}/{path.name}" if kind.name == "builds" else path.name
+    paths = (path, index_file(path)) if kind.name == "trees" and path.is_dir() else (path,)
+    reason = _unreferenced(kind, path, referenced) if referenced is not None and kind.tracked else ""
+    return StateEntry(kind.name, name, tuple(path for path in paths if path.exists()), _used(path), reason)
+
+
+def _used(path: Path) -> float:
+    """Time of the last creation, change or use of an entry: commands update the time of what they use."""
+    try:
+        members = [member.stat(follow_symlinks=False).st_mtime for member in os.scandir(path)] if path.is_dir() else []
+        return max([path.stat().st_mtime, *members])
+    except OSError:  # removed by another command
+        return time.time()
+
+
+def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
+    """Why nothing refers to an entry; empty if something does."""
+    match kind.name:
+        case "downloads":
+            return "" if path.name in references.downloads else "no recipe or lock has this hash"
+        case "checkouts":
+            return "" if path.name in references.checkouts else "no recipe pins this source"
+        case "trees":
+            return _of_tree(references, _record(path).get("tree", "") if path.suffix else path.name)
+        case "generated":
+            return _of_tree(references, _record(path).get("tree", ""))
+        case "builds":
+            return "" if path.name in references.plans else _of_plan(references, path / "plan.json")
+        case "work":
+            return _of_work(references, path)
+        case "images":
+            return _of_image(references, path)
+        case "emulations" | "verification":
+            return _of_results(references, path)
+        case _:
+            return "" if is_owned(path) else "left by a command that was killed"
+
+
+def _record(path: Path) -> dict[str, str]:
+    """The text values of a JSON object; empty if it cannot be read."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in content.items() if isinstance(value, str)} if isinstance(content, dict) else {}
+
+
+def _of_tree(references: References, tree: str, name: str = "") -> str:
+    if tree in references.trees or (name in references.without_tree):
+        return ""
+    return f"no recipe's series produces tree {tree[:12]}" if tree else "written by an earlier version"
+
+
+def _of_plan(references: References, record: Path) -> str:
+    """A build is referenced while its recipe exists and its series produces the tree of the build."""
+    plan = _record(record)
+    name = plan.get("recipe", "").partition("@")[2] or plan.get("recipe", "")
+    if name and name not in references.recipes:
+        return f"there is no recipe {name}"
+    return _of_tree(references, plan.get("tree", ""), name)
+
+
+def _of_work(references: References, path: Path) -> str:
+    """A build directory is referenced by its recipe, whatever its tree, or by a plan."""
+    if re.fullmatch(r"kernels-[0-9a-f]{12}|.+-(from-source|overlay)-[0-9a-f]{12}", path.name):
+        return _of_plan(references, path / "plan.json")
+    recipe = re.sub(r"(-sm_12[01][af]?)+$", "", path.name)
+    return "" if recipe in references.recipes else f"there is no recipe {recipe}"
+
+
+def _of_results(references: References, path: Path) -> str:
+    """Results are referenced by the trees that used them; without such marks, or if a recipe's tree is unknown, by all."""
+    trees = {mark.stem for mark in path.glob("*.tree")}
+    if not trees or trees & references.trees or references.without_tree:
+        return ""
+    return "no recipe's series produces a tree that used it"
+
+
+def _of_image(references: References, path: Path) -> str:
+    """A build context is referenced by an image that was built from it, or by the lock that produces it."""
+    if path.name in references.images:
+        return ""
+    try:
+        labels = read_record(ImageContext, path / "context.json").labels
+    except (OSError, ValueError):
+        return "without a record, or with one of an earlier version"
+    build_id = labels.get(f"{LABEL}build-id")
+    if build_id and build_id not in references.build_ids:
+        return "no image was built from it, and its lock has changed"
+    return _of_tree(references, labels.get(f"{LABEL}tree", "")) and "no image was built from it, and its series has changed"
+
+
+# ---- sizes
+
+
+def _files(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Status of every file and directory; those that another command removes are skipped."""
+    pending = [str(path) for path in paths]
+    while pending:
+        path = pending.pop()
+        try:
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                pending += [entry.path for entry in os.scandir(path)]
+        except OSError:
+            continue
+        yield status
+
+
+def sizes(entries: Sequence[StateEntry]) -> list[int]:
+    """Disk usage of each entry in bytes. A file that several entries share by hard links counts for the first."""
+    counted: set[tuple[int, int]] = set()
+    result = []
+    for entry in entries:
+        bytes_ = 0
+        for file in _files(entry.paths):
+            if (file.st_dev, file.st_ino) not in counted:
+                counted.add((file.st_dev, file.st_ino))
+                bytes_ += file.st_blocks * 512
+        result.append(bytes_)
+    return result
+
+
+def freed(entries: Iterable[StateEntry]) -> int:
+    """Bytes that the removal of all these entries frees. A file with hard links elsewhere frees nothing."""
+    links: Counter[tuple[int, int]] = Counter()
+    files = {}
+    for file in _files(path for entry in entries for path in entry.paths):
+        links[file.st_dev, file.st_ino] += 1
+        files[file.st_dev, file.st_ino] = file
+    return sum(file.st_blocks * 512 for key, file in files.items() if stat.S_ISDIR(file.st_mode) or links[key] >= file.st_nlink)
+
+
+def usage(entries: Sequence[StateEntry]) -> list[Usage]:
+    """Disk usage by kind, in the order of :data:`KINDS`."""
+    sized = list(zip(entries, sizes(entries), strict=True))
+    of_kind = {kind.name: [(entry, size) for entry, size in sized if entry.kind == kind.name] for kind in KINDS}
+    return [
+        Usage(
+            kind,
+            len(members),
+            sum(size for _, size in members),
+            sum(size for entry, size in members if entry.unreferenced),
+            max((entry.used for entry, _ in members), default=None),
+        )
+        for kind in KINDS
+        for members in [of_kind[kind.name]]
+    ]
+
+
+# ---- removal
+
+
+def older_than(entries: Iterable[StateEntry], seconds: float) -> list[StateEntry]:
+    """Entries whose last use is longer ago than ``seconds``."""
+    now = time.time()
+    return [entry for entry in entries if now - entry.used > seconds]
+
+
+def remove(entry: StateEntry) -> None:
+    """Remove an entry. It is renamed first, so that no command uses a part of it.
+
+    Call it only while no other command uses the state, see :meth:`Workspace.maintenance`.
+
+    Raises:
+        StateUnwritable: a file in it belongs to another user, such as one that a container wrote.
+    """
+    for path in entry.paths:
+        hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            if path != hidden:
+                path.rename(hidden)
+            if hidden.is_dir():
+                shutil.rmtree(hidden)
+            else:
+                hidden.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            message = f"cannot remove {error.filename or hidden}: {error.strerror}"
+            raise StateUnwritable(message, f"as a user with permission: rm -r {shlex.quote(str(hidden))}") from error

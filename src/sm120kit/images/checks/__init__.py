@@ -1,0 +1,283 @@
+"""Verify images (``Image -> VerifiedImage``): run their checks, and tag an image only if none fails.
+
+The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network; an image must pass
+the checks of its parent kinds too. Checks that a container cannot run on itself are in this module: size, history, base, and
+the device code of the modules, which are read from a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core.errors import NotVerified, UnknownName
+from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
+from sm120kit.images.docker import Daemon
+from sm120kit.images.records import Check, CheckResult, Image, VerifiedImage
+from sm120kit.kernels.cubin import matching, read
+
+PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
+"""Parent of each kind of image. An image must pass the checks of its parents too."""
+
+SIZE_LIMIT_BYTES = {"flashinfer": 3 * 2**30, "vllm": 16 * 2**30, "sglang": 18 * 2**30}
+"""Unpacked, base included. A larger image contains something that its recipe does not list."""
+
+NEEDS_GPU = {
+    "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
+    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit launch` serves a model; unverified on SM120"),
+}
+"""Checks that are not run, because the container has no GPU: by suite, name and reason."""
+
+_SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
+
+
+@dataclass(frozen=True)
+class ExpectedImage:
+    """Required properties of an image, from its labels and recipe. The checks compare them with the installed files.
+
+    ``generators`` are FlashInfer's generator functions of the compiled modules; ``kernels`` the patterns of ``expect_kernels``
+    with the minimum count per module; ``left_out`` distributions that are required by others and deliberately absent;
+    ``overridden`` those whose version the recipe sets against the requirements of others.
+
+    For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
+    each configuration after ``serve``, without those that it lists as ``unreleased``.
+    """
+
+    kind: str
+    recipe: str
+    version: str
+    commit: str
+    tree: str
+    plan: str
+    archs: tuple[str, ...]
+    modules: tuple[str, ...]
+    patches: tuple[str, ...]
+    distributions: dict[str, str]
+    generators: tuple[str, ...] = ()
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    overridden: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    serve: tuple[str, ...] = ()
+    arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unreleased: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Results of the checks of an image; ``said`` are the facts that they reported. ``verified`` is set if none failed."""
+
+    image: Image
+    checks: tuple[Check, ...]
+    said: dict[str, str]
+    verified: VerifiedImage | None
+
+
+def suites(kind: str) -> tuple[str, ...]:
+    """Names of the suites that an image of a kind must pass, parents first.
+
+    Raises:
+        UnknownName: no such kind of image.
+    """
+    chain = [kind]
+    while chain[0] in PARENT:
+        chain.insert(0, PARENT[chain[0]])
+    for name in chain:
+        if not (_root() / name / "checks.py").is_file():
+            raise UnknownName(f"there are no checks for images of kind {name!r}", f"in {_root()}")
+    return tuple(chain)
+
+
+def suite_digest(kind: str) -> str:
+    """sha256 of the programs of the checks for a kind of image."""
+    return digest_of([[path, file_sha256(_root() / path)] for path in _files(kind)])
+
+
+def record_path(workspace: Workspace, image: Image) -> Path:
+    """Path of the record of a verified image. It is keyed by content, so that it applies to no other image."""
+    return workspace.root / "images" / "verified" / f"{image.content}.json"
+
+
+def verify(
+    image: Image,
+    reference: str,
+    expected: ExpectedImage,
+    daemon: Daemon,
+    workspace: Workspace,
+    report: Callable[[str], None] = lambda line: None,
+) -> CheckReport:
+    """Run the checks of an image. If none fails, write its record, then tag it as ``reference``."""
+    names, suite = suites(expected.kind), suite_digest(expected.kind)
+    checks: list[Check] = []
+    facts: dict[str, str] = {}
+    for check, reported in [*_inside(image, names, expected, daemon), *_outside(image, expected, daemon, workspace)]:
+        report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
+        checks.append(check)
+        facts |= reported
+    verified = None
+    if not any(check.verdict is CheckResult.FAILED for check in checks):
+        verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
+        write_record(record_path(workspace, image), verified)
+        daemon.tag(image.id, reference)
+    else:
+        record_path(workspace, image).unlink(missing_ok=True)
+    return CheckReport(image, tuple(checks), facts, verified)
+
+
+def require_verified(reference: str, daemon: Daemon, workspace: Workspace) -> VerifiedImage:
+    """The record of a local image that passed the current checks.
+
+    Raises:
+        NoSuchImage: the daemon has no such image.
+        NotVerified: it was never verified, or the image or its checks changed since.
+    """
+    image = daemon.find(reference)
+    record = record_path(workspace, image)
+    if not record.is_file():
+        raise NotVerified(
+            f"{reference} is not an image that passed its checks: its content is {image.content}",
+            f"sm120kit verify image {reference}",
+        )
+    verified = read_record(VerifiedImage, record)
+    kind = image.labels.get("sm120kit.kind", "")
+    if verified.suite != suite_digest(kind):
+        message = f"the checks for {kind} images changed since {reference} passed them"
+        raise NotVerified(message, f"sm120kit verify image {reference}")
+    return verified
+
+
+def _inside(
+    image: Image, names: tuple[str, ...], expected: ExpectedImage, daemon: Daemon
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Run the checks inside a container. Yields each with the facts that it reported."""
+    files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
+    files["checks/expected.json"] = json.dumps(expected.__dict__).encode()
+    result = daemon.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+    for text in result.stdout.splitlines():
+        try:
+            line: dict[str, Any] = parse_json(text)
+            yield Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["said"]
+        except (ValueError, KeyError, TypeError):
+            yield _failed("output", f"unexpected output: {text}"), {}
+    messages = result.stderr.strip().splitlines()
+    if result.code != 0:
+        last = messages[-1] if messages else "no message"
+        yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
+    yield (_failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED)), {}
+
+
+def _outside(
+    image: Image, expected: ExpectedImage, daemon: Daemon, workspace: Workspace
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Run the checks that a container cannot run on itself: size, history, base, device code."""
+    limit = SIZE_LIMIT_BYTES.get(expected.kind, 0)
+    size = f"{image.bytes / 2**20:.0f} MiB"
+    yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
+    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"  # names of wheels such as tokenizers match _SECRET
+    leaks = [step for step in daemon.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
+    yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
+    base = daemon.base_of(image)
+    if base is None:
+        yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not in the daemon"), {}
+    else:
+        same = image.layers[: len(base.layers)] == base.layers
+        yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
+    site = daemon.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
+    with workspace.scratch() as directory:
+        yield from _device_code(image, site, expected, daemon, directory)
+    with workspace.scratch() as directory:
+        yield from _rebuilt(image, site, expected, daemon, directory)
+    for suite, (name, reason) in NEEDS_GPU.items():
+        if suite in suites(expected.kind):
+            yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def _device_code(
+    image: Image, site: str, expected: ExpectedImage, daemon: Daemon, directory: Path
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check archs and kernels of all FlashInfer modules compiled ahead, read from their cubins."""
+    if not expected.modules:
+        return
+    problems: list[str] = []
+    archs: set[str] = set()
+    count = 0
+    if not daemon.fetch(image.id, f"{site}/flashinfer/data/aot", directory):
+        problems.append("flashinfer/data/aot is missing")
+    for library in sorted(directory.rglob("*.so")):
+        cubins = read(library)
+        archs |= {cubin.arch for cubin in cubins}
+        count += sum(len(cubin.kernels) for cubin in cubins)
+        for pattern, least in expected.kernels.get(library.stem, {}).items():
+            matches = len(matching(pattern, cubins))
+            if matches < least:
+                problems.append(f"{library.stem}: {matches} kernels match {pattern}, at least {least} are expected")
+    missing = sorted({*expected.modules} - {library.stem for library in directory.rglob("*.so")})
+    problems += [f"{name} is missing" for name in missing]
+    problems += _foreign(archs, expected)
+    yield (
+        Check("flashinfer", "device_code", CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems)),
+        {"archs": ", ".join(sorted(archs)), "kernels": str(count)},
+    )
+
+
+def _rebuilt(
+    image: Image, site: str, expected: ExpectedImage, daemon: Daemon, directory: Path
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check the modules of the engine's wheel that were built from source: sha256 as recorded, device code for SM12x only."""
+    version = expected.distributions.get(expected.kind, "")
+    if "+sm120kit." not in version:
+        return
+    if not daemon.fetch(image.id, f"{site}/{expected.kind}-{version}.dist-info/sm120kit.json", directory):
+        yield (
+            Check("engine", "rebuilt", CheckResult.FAILED, f"{expected.kind} {version} does not record its replaced files"),
+            {},
+        )
+        return
+    replaced: dict[str, dict[str, str]] = parse_json((directory / "sm120kit.json").read_text())["replaced"]
+    modules = {member: hashes["here"] for member, hashes in sorted(replaced.items()) if member.endswith(".so")}
+    problems: list[str] = []
+    count = 0
+    for member, sha256 in modules.items():
+        library = directory / Path(member).name
+        if not daemon.fetch(image.id, f"{site}/{member}", directory) or file_sha256(library) != sha256:
+            problems.append(f"{member} is not the file that was built")
+            continue
+        cubins = read(library)
+        count += sum(len(cubin.kernels) for cubin in cubins)
+        problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
+    if modules:
+        result = CheckResult.FAILED if problems else CheckResult.PASSED
+        yield (
+            Check("engine", "rebuilt", result, "; ".join(problems)),
+            {"rebuilt": ", ".join(modules), "kernels rebuilt": str(count)},
+        )
+
+
+def _foreign(archs: set[str], expected: ExpectedImage) -> list[str]:
+    """Problems with the archs of device code: each that was not requested."""
+    # A family target is listed without its letter by some toolkits, see sm120kit.kernels.cubin.
+    requested = {arch.rstrip("af") for arch in expected.archs}
+    foreign = sorted(arch for arch in archs if arch.rstrip("af") not in requested and not arch.startswith("compute_"))
+    return [f"device code for {arch}, which was not requested" for arch in foreign]
+
+
+def _check(name: str, passed: bool, problem: str) -> Check:
+    return Check("base", name, CheckResult.PASSED) if passed else _failed(name, problem)
+
+
+def _failed(name: str, detail: str) -> Check:
+    return Check("base", name, CheckResult.FAILED, detail)
+
+
+def _root() -> Path:
+    return Path(__file__).parent / "suites"
+
+
+def _files(kind: str) -> list[str]:
+    directories = [_root() / name for name in suites(kind)]
+    files = [path for suite in directories for path in (suite / "checks.py", suite / "allowed.toml") if path.is_file()]
+    return ["run.py", "driver_stub.py", *(str(path.relative_to(_root())) for path in files)]

@@ -1,0 +1,187 @@
+"""Checks of every image: user, owners, installed distributions and files, and files that must be absent."""
+
+import base64
+import csv
+import fnmatch
+import hashlib
+import os
+import pwd
+import re
+import stat
+import sys
+from importlib import metadata
+from pathlib import Path
+
+PREFIX = Path(sys.prefix)
+SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
+OPT, ETC, HOMES = Path("/opt"), Path("/etc"), (Path.home(), Path("/root"))
+TOOLKIT, BUILD = Path("/usr/local/cuda"), (Path("/context"), Path("/overlay"))
+TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
+SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
+SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
+COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
+VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
+
+
+def normal(name):
+    """The normalized name of a distribution, as in locks (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def check_user(expected):
+    """The container runs as a named user other than root, with a home directory of its own."""
+    user = pwd.getpwuid(os.getuid())
+    assert user.pw_uid != 0 and os.getgid() != 0, f"runs as uid {user.pw_uid}, gid {os.getgid()}"
+    home = Path(user.pw_dir)
+    assert os.access(home, os.W_OK) and home.stat().st_uid == user.pw_uid, f"{home} is not the user's, or not writable"
+    return {"user": f"{user.pw_name} ({user.pw_uid})"}
+
+
+def check_owners(expected):
+    """Installed files belong to root, and the user cannot change them."""
+    count = 0
+    for parent, directories, files in os.walk(OPT if PREFIX.is_relative_to(OPT) else PREFIX):
+        for name in [*directories, *files]:
+            path = Path(parent, name)
+            status = path.lstat()
+            assert status.st_uid == 0 and status.st_gid == 0, f"{path} belongs to {status.st_uid}:{status.st_gid}"
+            assert stat.S_ISLNK(status.st_mode) or not status.st_mode & 0o7022, f"{path} has mode {status.st_mode:o}"
+            count += 1
+    assert not os.access(PREFIX, os.W_OK), f"{PREFIX} is writable"
+    return {"files": str(count)}
+
+
+def check_versions(expected):
+    """Exactly the distributions of the lock and of the build are installed, in these versions."""
+    installed = {normal(d.metadata["Name"]): d.version for d in metadata.distributions(path=[str(SITE)])}
+    locked = {normal(name): version for name, version in expected["distributions"].items()}
+    differ = [name for name, version in locked.items() if installed.get(name) != version]
+    problems = [f"{name} {installed.get(name, 'absent')}, not {locked[name]}" for name in differ]
+    problems += [f"{name} {version} is not in the lock" for name, version in installed.items() if name not in locked]
+    assert not problems, "; ".join(sorted(problems))
+    return {"python": sys.version.split()[0], "distributions": str(len(installed))}
+
+
+def recorded(distribution):
+    """All paths of a distribution's RECORD, missing files included, each with its algorithm and hash, or None.
+
+    Since Python 3.12 ``Distribution.files`` leaves out missing files.
+    """
+    for path, hash_, _ in csv.reader(distribution.read_text("RECORD").splitlines()):
+        algorithm, _, value = hash_.partition("=")
+        yield path, (algorithm, value) if value else None
+
+
+def check_files(expected):
+    """Every installed file has the hash in the RECORD of its wheel, and every file belongs to a wheel.
+
+    If unrelated wheels contain the same path, the file must be that of one of them and is reported. If a wheel requires
+    another, the file must be that of the wheel that requires.
+    """
+    claims, needs = {}, {}
+    for distribution in metadata.distributions(path=[str(SITE)]):
+        always = [text for text in distribution.requires or () if "extra ==" not in text]
+        needs[normal(distribution.metadata["Name"])] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
+        for file, hash_ in recorded(distribution):
+            claims.setdefault(Path(os.path.normpath(SITE / file)), []).append((distribution, hash_))
+    problems, shared = [], []
+    for path, wheels in claims.items():
+        required = set().union(*(needs[normal(wheel.metadata["Name"])] for wheel, _ in wheels))
+        wheels = [(wheel, hash_) for wheel, hash_ in wheels if normal(wheel.metadata["Name"]) not in required] or wheels
+        # The build compiles bytecode again, also that of a wheel; check_bytecode compares it with its source instead.
+        hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "__pycache__" not in path.parts]
+        owners = " and ".join(f"{wheel.metadata['Name']} {wheel.version}" for wheel, _ in wheels)
+        try:
+            digests = [hashlib.new(algorithm, path.read_bytes()).digest() for algorithm, _ in hashes]
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        encoded = [base64.urlsafe_b64encode(digest).rstrip(b"=").decode() for digest in digests]
+        same = [value == text for (_, value), text in zip(hashes, encoded, strict=True)]
+        if same and not any(same):
+            problems.append(f"{path} is not the file of {owners}")
+        elif not all(same):
+            shared.append(f"{path.name} of {owners}")
+    for parent, directories, files in os.walk(PREFIX):
+        directories[:] = [name for name in directories if name != "__pycache__"]
+        for name in files:
+            path = Path(parent, name)
+            if path not in claims and not VENV_FILES.match(str(path.relative_to(PREFIX))):
+                problems.append(f"{path} belongs to no wheel")
+    assert not problems, f"{len(problems)}: " + "; ".join(problems[:5])
+    return {"checked files": str(len(claims)), "several wheels bring": "; ".join(shared) or "nothing"}
+
+
+def check_bytecode(expected):
+    """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based."""
+    import importlib.util
+
+    count, problems = 0, []
+    for path in SITE.rglob("__pycache__/*.pyc"):
+        source = path.parents[1] / COMPILED.sub(".py", path.name)
+        head = path.read_bytes()[:16]
+        if not source.is_file() or head[8:16] != importlib.util.source_hash(source.read_bytes()):
+            problems.append(str(path))
+        count += 1
+    assert not problems, f"{len(problems)} do not belong to their source: " + "; ".join(problems[:5])
+    return {"bytecode files": str(count)}
+
+
+def check_requirements(expected):
+    """Every requirement of every distribution is satisfied, except those that the recipe leaves out or overrides."""
+    from packaging.requirements import Requirement
+
+    problems = []
+    left_out = {normal(name) for name in expected["left_out"]}
+    overridden = {normal(name) for name in expected["overridden"]}
+    for distribution in metadata.distributions(path=[str(SITE)]):
+        for text in distribution.requires or ():
+            requirement = Requirement(text)
+            name, marker = normal(requirement.name), requirement.marker
+            if name in left_out or (marker and not marker.evaluate({"extra": ""})):
+                continue
+            try:
+                version = metadata.version(requirement.name)
+            except metadata.PackageNotFoundError:
+                problems.append(f"{distribution.metadata['Name']} requires {requirement}, which is absent")
+                continue
+            if name not in overridden and not requirement.specifier.contains(version, prereleases=True):
+                problems.append(f"{distribution.metadata['Name']} requires {requirement}, installed is {version}")
+    assert not problems, "; ".join(sorted(problems))
+    return {"left out": ", ".join(sorted(left_out)) or "nothing", "overridden": ", ".join(sorted(overridden)) or "nothing"}
+
+
+def check_no_toolchain(expected):
+    """No compiler is installed, except those that a suite allows with a reason; no toolkit or build directory is left."""
+    directories = [*os.environ["PATH"].split(":"), TOOLKIT / "bin", *SITE.glob("nvidia/**/bin")]
+    compilers = {str(Path(parent).resolve() / tool) for parent in directories for tool in TOOLS if Path(parent, tool).exists()}
+    reasons = {
+        path: entry["reason"]
+        for path in compilers
+        for entry in expected["allowed"]["tools"]
+        for pattern in entry["paths"]
+        if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), pattern)
+    }
+    assert compilers == set(reasons), ", ".join(sorted(compilers - set(reasons)))
+    left = [path for path in (TOOLKIT, *BUILD) if path.exists()]
+    assert not left, ", ".join(map(str, left))
+    return {f"compiler {path}": reason for path, reason in sorted(reasons.items())}
+
+
+def check_no_secrets(expected):
+    """No index setting, credential or proxy is in the environment or in files that programs read them from."""
+    names = [name for name in os.environ if SECRET.search(name)]
+    assert not names, f"environment: {', '.join(names)}"
+    directories = [ETC, *HOMES, PREFIX]
+    files = [str(parent / name) for parent in directories for name in SETTINGS if os.path.lexists(parent / name)]
+    files += [
+        str(path)
+        for home in HOMES
+        for name in (".docker", ".ssh", ".config", ".cache")
+        if os.access(home, os.X_OK)
+        for path in [home / name, *(home / name).rglob("*")]
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
+    ]
+    assert not files, ", ".join(files)
+    origins = [str(path) for path in SITE.glob("*.dist-info/direct_url.json")]
+    assert not origins, f"these record the origin of a wheel: {', '.join(origins)}"

@@ -1,0 +1,117 @@
+"""Checks of the patched FlashInfer and of its modules that were compiled ahead."""
+
+import ctypes
+import importlib
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+
+
+def origin():
+    """The content of the installed wheel's ``sm120kit.json``: recipe, sources, patches, modules."""
+    return json.loads(metadata.distribution("flashinfer-python").read_text("sm120kit.json"))
+
+
+def check_patched(expected):
+    """Commit, tree, plan, patches and modules of the installed package are those in the labels of the image."""
+    installed = origin()
+    for key in ("recipe", "commit", "tree", "plan"):
+        assert installed[key] == expected[key], f"{key} is {installed[key]}, the label is {expected[key]}"
+    patches = [f"{patch['project']}/{patch['slug']}@{patch['sha256'][:12]}" for patch in installed["patches"]]
+    assert patches == expected["patches"], f"patches {patches}, the label is {expected['patches']}"
+    assert installed["modules"] == expected["modules"], f"modules {installed['modules']}, the label is {expected['modules']}"
+    return {"commit": installed["commit"], "tree": installed["tree"], "patches": str(len(patches))}
+
+
+def check_import(expected):
+    """FlashInfer imports without a warning and has the expected version."""
+    import flashinfer
+
+    assert flashinfer.__version__ == expected["version"], f"{flashinfer.__version__}, not {expected['version']}"
+    return {"flashinfer": flashinfer.__version__}
+
+
+def check_driver(expected):
+    """Report which CUDA driver the following checks use: the host's, or a stub without a GPU."""
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    if "SM120KIT_DRIVER_STUB" in os.environ:
+        assert code == 100, f"the stub's cuInit returns {code}, not CUDA_ERROR_NO_DEVICE"
+        return {"driver": "a stub: every call returns CUDA_ERROR_NO_DEVICE"}
+    return {"driver": f"the host's; cuInit returns {code}"}
+
+
+def specs(expected):
+    """Yield FlashInfer's JIT specification of every module compiled ahead. From then on FlashInfer must not compile."""
+    import torch
+
+    if torch.version.cuda is None:  # a CPU build of torch: set what a CUDA build has and load its libraries
+        torch.version.cuda = "13.0"
+        site = Path(torch.__file__).parents[1]
+        for library in sorted(site.glob("nvidia/**/lib/libcudart.so.*")) + sorted(site.glob("nvidia/**/lib/libnvrtc.so.*")):
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    os.environ["FLASHINFER_DISABLE_JIT"] = "1"
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "12.0f")
+    for generator in expected["generators"]:
+        module, _, function = generator.partition(":")
+        yield getattr(importlib.import_module(module), function)()
+
+
+def check_compiled_ahead(expected):
+    """FlashInfer finds every module of ours among its compiled ones, and would not compile it."""
+    assert expected["allowed"]["tools"] or os.environ.get("FLASHINFER_DISABLE_JIT") == "1", "FLASHINFER_DISABLE_JIT is not set"
+    names = []
+    for spec in specs(expected):
+        assert spec.is_aot, f"{spec.name} would be compiled at first use: {spec.aot_path} is missing"
+        names.append(spec.name)
+    assert sorted(names) == sorted(expected["modules"]), f"modules {names}, the label is {expected['modules']}"
+    return {"compiled ahead": ", ".join(names)}
+
+
+def check_modules_load(expected):
+    """Every module of ours loads without being compiled."""
+    before = set(Path.home().rglob("*"))
+    loaded = []
+    for spec in specs(expected):
+        spec.build_and_load()
+        loaded.append(spec.name)
+    new = [str(path) for path in set(Path.home().rglob("*")) - before if path.suffix in (".so", ".o", ".ninja", ".cu")]
+    assert not new, f"was compiled: {', '.join(new)}"
+    return {"loaded": ", ".join(loaded)}
+
+
+def module(expected, name):
+    """Load a module of ours."""
+    if name not in expected["modules"]:
+        raise NotRun(f"{name} is not in this image")  # noqa: F821 - the runner provides it
+    return next(spec for spec in specs(expected) if spec.name == name).build_and_load()
+
+
+def check_tactics(expected):
+    """The FP4 GEMM offers half as many tactics as it has kernels: each tactic is compiled for two output types."""
+    name = "fp4_gemm_cutlass_sm120"
+    tactics = module(expected, name).fp4_gemm_tactic_num()
+    kernels = sum(expected["kernels"].get(name, {}).values())
+    if not kernels:
+        raise NotRun(f"it offers {tactics} tactics; the recipe states no number of kernels for {name}")  # noqa: F821
+    assert 2 * tactics == kernels, f"{tactics} tactics, and the recipe expects {kernels} kernels"
+    return {"FP4 GEMM tactics": str(tactics)}
+
+
+def check_answer(expected):
+    """A host function of a compiled module returns the values of the e2m1 table."""
+    quantization = module(expected, "fp4_quantization_120f")
+    import torch
+
+    codes = torch.arange(256, dtype=torch.uint8).reshape(2, 128)
+    scales = torch.arange(120, 136, dtype=torch.uint8).reshape(2, 8)
+    out = torch.empty(2, 256, dtype=torch.float32)
+    quantization.mxfp4_dequantize_host(codes, scales, out, 32)
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for row in range(2):
+        for column in range(256):
+            code = int(codes[row, column // 2]) >> (4 * (column % 2)) & 15
+            exact = values[code & 7] * (-1.0 if code & 8 else 1.0) * 2.0 ** (int(scales[row, column // 32]) - 127)
+            result = float(out[row, column])
+            assert result == exact, f"row {row}, column {column}: {result}, not {exact}"
+    return {"answers compared": "512"}

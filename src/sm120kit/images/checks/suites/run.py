@@ -1,0 +1,151 @@
+"""Run the checks of an image inside its container, using only the image's Python. Prints one JSON line per check to stdout.
+
+Usage: ``run.py expected.json SUITE...``. Each function ``check_*`` of ``SUITE/checks.py`` takes the content of expected.json
+and returns the facts that it established, as a mapping of texts. It fails by raising; a warning of any kind is a failure as
+well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason, which is
+reported as a fact.
+
+Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import tomllib
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import driver_stub
+
+STUB_VARIABLE = "SM120KIT_DRIVER_STUB"
+"""Environment variable that is set while the checks run with a stub: the directory of the stub."""
+
+
+class NotRun(Exception):
+    """Raised by a check that cannot be run in this container, with the reason."""
+
+
+def load_suite(path):
+    """Load a suite's module from its file. Later suites can import it as ``checks_<name>``."""
+    name = f"checks_{path.parent.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module.NotRun = NotRun
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_exemptions(directories):
+    """Exemptions of all suites: ``tools`` by path and ``messages`` by pattern, each with its reason."""
+    exemptions = {"tools": [], "messages": []}
+    for directory in directories:
+        with contextlib.suppress(FileNotFoundError):
+            for key, entries in tomllib.loads((directory / "allowed.toml").read_text()).items():
+                exemptions[key] += entries
+    return exemptions
+
+
+@contextlib.contextmanager
+def captured_output():
+    """Capture stdout and stderr of this process and its children. The yielded list has the lines when the context ends."""
+    lines = []
+    with tempfile.TemporaryFile("w+", errors="replace") as capture:
+        originals = [os.dup(1), os.dup(2)]
+        for number in (1, 2):
+            os.dup2(capture.fileno(), number)
+        try:
+            yield lines
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, original in enumerate(originals, 1):
+                os.dup2(original, number)
+                os.close(original)
+        capture.seek(0)
+        lines += [text for text in capture.read().splitlines() if text.strip()]
+
+
+def split_messages(lines, exemptions):
+    """Split lines into a list of unexpected lines and a count of exempt lines by reason. A pattern must match a whole line."""
+    unexpected, exempt = [], Counter()
+    for line in lines:
+        reason = next((entry["reason"] for entry in exemptions if re.fullmatch(entry["pattern"], line, re.DOTALL)), None)
+        if reason is None:
+            unexpected.append(line)
+        else:
+            exempt[reason] += 1
+    return unexpected, exempt
+
+
+def run(suite, check, expected):
+    """Run a check. Returns its JSON line and its unexpected messages."""
+    line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "said": {}}
+    caught = []
+    with captured_output() as output:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                line["said"] = check(expected) or {}
+        except NotRun as reason:
+            line["verdict"], line["detail"] = "not run", str(reason)
+        except BaseException as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            line["verdict"] = "failed"
+            line["detail"] = (
+                f"{error or type(error).__name__}"
+                if isinstance(error, AssertionError)
+                else (f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+            )
+    exemptions = expected["allowed"]["messages"]
+    origins = {f"{w.category.__name__}: {w.message}": f"{w.filename}:{w.lineno}" for w in caught}
+    unexpected, exempt = split_messages(origins, exemptions)
+    if unexpected and line["verdict"] == "passed":
+        line["verdict"] = "failed"
+        line["detail"] = "; ".join(f"{text} ({origins[text]})" for text in unexpected[:3])
+    unexpected, more = split_messages(output, exemptions)
+    if exempt := exempt + more:
+        line["said"][f"exempt in {suite}/{line['name']}"] = "; ".join(f"{count} x {reason}" for reason, count in exempt.items())
+    return line, unexpected
+
+
+def require_driver():
+    """Return if a CUDA driver's library can be loaded; otherwise restart this program with a stub last in the loader's path."""
+    try:
+        ctypes.CDLL(driver_stub.SONAME)
+        return
+    except OSError:
+        if STUB_VARIABLE in os.environ:
+            raise
+    directory = tempfile.mkdtemp()
+    libraries = (path for path in Path(sys.prefix).rglob("*.so*") if path.is_file())
+    Path(directory, driver_stub.SONAME).write_bytes(driver_stub.library(driver_stub.imported_names(libraries)))
+    paths = [os.environ.get("LD_LIBRARY_PATH", ""), directory]
+    os.environ |= {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), STUB_VARIABLE: directory}
+    os.execv(sys.executable, [sys.executable, "-B", *sys.argv])
+
+
+def main():
+    """Run all checks of the suites in the arguments, parents first."""
+    require_driver()
+    expected = json.loads(Path(sys.argv[1]).read_text())
+    directories = [Path(__file__).parent / name for name in sys.argv[2:]]
+    expected["allowed"] = load_exemptions(directories)
+    for directory in directories:
+        module = load_suite(directory / "checks.py")
+        for check in [value for key, value in vars(module).items() if key.startswith("check_")]:
+            line, unexpected = run(directory.name, check, expected)
+            print(json.dumps(line), flush=True)
+            for message in unexpected:
+                print(f"{directory.name}/{line['name']}: {message}", file=sys.stderr, flush=True)
+    os._exit(0)  # messages of extension modules at interpreter shutdown belong to no check
+
+
+if __name__ == "__main__":
+    main()

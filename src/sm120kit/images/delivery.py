@@ -1,0 +1,252 @@
+"""Deliver wheels as an image: build context, image, verification, publishing; the stages after :mod:`sm120kit.wheels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit import recipes, sources
+from sm120kit.core import reporting
+from sm120kit.core.errors import BadRecipe, BadRecord, NoSuchImage, NotVerified
+from sm120kit.core.state import Workspace, digest_of, read_record
+from sm120kit.images import attestation, checks, registry
+from sm120kit.images import context as contexts
+from sm120kit.images.docker import Daemon
+from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
+from sm120kit.recipes import arguments, configurations
+from sm120kit.recipes.records import Closure
+from sm120kit.sources.context import Options
+from sm120kit.wheels.engines import EngineBuild
+from sm120kit.wheels.records import WheelBuild
+
+LEFT_OUT = {
+    "nvidia-cutlass-dsl": "its kernels are compiled at run time; an image of compiled modules has no use for it",
+    "nvidia-cudnn-frontend": "drives cuDNN, which the image does not bring",
+}
+"""Requirements of FlashInfer that an image of kind ``flashinfer`` may lack, with the reason."""
+
+CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "ours", "context", "reference")
+"""Labels of every image that sm120kit builds."""
+
+PORTS = {"vllm": "8000", "sglang": "30000"}
+"""Default ports of the engines (``vllm serve --help``, SGLang's ServerArgs)."""
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """How to build an image.
+
+    ``base`` is the base image, by digest or local id; by default that of the engine's recipe. ``network`` is the network of
+    the build steps, which fetch nothing. With ``context_only``, only the build context is written.
+    """
+
+    base: str = ""
+    network: str = "none"
+    context_only: bool = False
+
+    def require_base(self) -> None:
+        """Require a base, by digest or id.
+
+        Raises:
+            NoSuchImage: there is none, or it is a tag.
+        """
+        contexts.require_pinned(self.base)
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    """A build context and its image; ``image`` is None if only the context was requested.
+
+    ``ran`` is false if the image was built before.
+    """
+
+    context: ImageContext
+    image: Image | None = None
+    ran: bool = False
+
+
+def read_closure(path: Path) -> Closure:
+    """Read a closure from a file, in the form that it has in a lockfile.
+
+    Raises:
+        BadRecipe: it is not a closure, or its wheels were edited.
+    """
+    try:
+        closure = read_record(Closure, path)
+    except (OSError, BadRecord) as error:
+        raise BadRecipe(
+            f"{path} is not a closure of locked wheels: {error}", "`closures` of a lockfile shows the form"
+        ) from error
+    if closure.sha256 != digest_of(closure.wheels):
+        raise BadRecipe(f"{path}: its sha256 is not that of its wheels: they were edited", "resolve it again")
+    return closure
+
+
+def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest, options: Options) -> ImageBuild:
+    """Build an image of a FlashInfer wheel with the wheels of ``closure``.
+
+    No daemon is needed until the build context is complete.
+
+    Raises:
+        NoSuchImage: the base is not given by digest, or does not exist.
+        DaemonUnreachable: no daemon answers; wheel and context are kept.
+        ImageBuildFailed: a step failed.
+    """
+    assert build.plan is not None
+    setup = contexts.ImageSetup(
+        kind="flashinfer",
+        recipe=build.name,
+        labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
+        env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in build.plan.archs)},
+    )
+    return _build(setup, [build.wheel], closure, request, options)
+
+
+def engine_image(build: EngineBuild, request: ImageRequest, options: Options) -> ImageBuild:
+    """Build the image of an engine from the wheels of ``build`` and the official wheels of its lockfile.
+
+    See :func:`flashinfer_image`; the base of the request replaces the one in the recipe.
+
+    Raises:
+        NoSuchImage: also if neither names a base.
+    """
+    recipe, closure = build.recipe, build.closure
+    base = request.base or recipe.base_image
+    if not base:
+        raise NoSuchImage(
+            f"the wheel of {recipe.name} is ready, but no image is built: neither the recipe nor --base names a base image",
+            f"run the same command with --base name@sha256:<digest> or the id of a local image, which must have Python "
+            f"{closure.python} and a C++ compiler; --to pack builds only the wheel",
+        )
+    setup = contexts.ImageSetup(
+        kind=recipe.engine,
+        recipe=recipe.name,
+        version=recipe.version,
+        labels={"sm120kit.build-id": build.build_id, "sm120kit.python": closure.python},
+        env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
+        serve=recipe.serve,
+    )
+    return _build(setup, build.wheels, closure, replace(request, base=base), options)
+
+
+def _build(
+    setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, request: ImageRequest, options: Options
+) -> ImageBuild:
+    """Build an image of our wheels and those of a closure."""
+    request.require_base()
+    *locked, installer = sources.wheelhouse((*closure.wheels, contexts.INSTALLER), options.workspace, options.origin)
+    pairs = list(zip(closure.wheels, locked, strict=True))
+    context = contexts.make_context(setup, request.base, ours, pairs, installer, options.workspace)
+    reporting.info(f"the build context is complete: {context.directory}")
+    if request.context_only:
+        return ImageBuild(context)
+    image, ran = contexts.build(context, Daemon(), options.workspace, network=request.network, report=reporting.info)
+    return ImageBuild(context, image, ran)
+
+
+def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
+    """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs."""
+    daemon = Daemon()
+    try:
+        verified = checks.require_verified(image.id, daemon, workspace)
+    except NotVerified:
+        return verify(image.id, workspace, reporting.info)
+    daemon.tag(image.id, verified.reference)
+    return checks.CheckReport(image, verified.checks, verified.said, verified)
+
+
+def verify(reference: str, workspace: Workspace, report: Callable[[str], None] = lambda line: None) -> checks.CheckReport:
+    """Run the checks of an image, built here or pulled, against the properties that its labels and its recipe require."""
+    daemon = Daemon()
+    image = daemon.find(reference)
+    return checks.verify(image, image.canonical_name, expected(image), daemon, workspace, report)
+
+
+def expected(image: Image) -> checks.ExpectedImage:
+    """Required properties of an image, from its labels and from the recipe that they name.
+
+    Properties that are compared with the record in its FlashInfer wheel are those of the FlashInfer recipe.
+
+    Raises:
+        NotVerified: it is not an image that sm120kit built.
+        UnknownName: there is no recipe of that name.
+    """
+    prefix = contexts.LABEL
+    labels = {key.removeprefix(prefix): value for key, value in image.labels.items() if key.startswith(prefix)}
+    missing = [key for key in CLAIMS if key not in labels]
+    if missing:
+        raise NotVerified(
+            f"the image {image.id} was not built by sm120kit: it has no label {prefix}{missing[0]}",
+            "only images that `sm120kit image` built can be verified",
+        )
+    if not image.canonical_name:
+        raise NotVerified(
+            f"the image {image.id} has the label {labels['reference']}, which does not fit its kind, version and context",
+            "its labels were edited; build it again",
+        )
+    recipe = recipes.load(labels["recipe"])
+    engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
+    flashinfer = recipes.load_flashinfer(recipe.flashinfer) if isinstance(recipe, recipes.EngineRecipe) else recipe
+    modules = tuple(filter(None, labels["modules"].split(",")))
+    built = [name for name in modules if name in flashinfer.modules]
+    wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
+    of_engine = _configurations(engine) if engine else []
+    return checks.ExpectedImage(
+        kind=labels["kind"],
+        recipe=flashinfer.name,
+        version=f"{flashinfer.version}+sm120kit.{labels['plan'][:12]}",
+        commit=labels["commit"],
+        tree=labels["tree"],
+        plan=labels["plan"],
+        archs=tuple(labels["archs"].split(",")),
+        modules=modules,
+        patches=tuple(filter(None, labels["patches"].split(","))),
+        distributions={**wheels, **ours},
+        generators=tuple(flashinfer.modules[name].generator for name in built),
+        kernels={name: flashinfer.modules[name].expect_kernels for name in built},
+        left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
+        overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
+        env=dict(engine.env) if engine else {},
+        serve=engine.serve if engine else (),
+        arguments={configuration.name: _released(configuration, engine) for configuration in of_engine if engine},
+        unreleased={
+            configuration.name: configuration.unreleased.arguments for configuration in of_engine if configuration.unreleased
+        },
+    )
+
+
+def _released(configuration: configurations.Configuration, engine: recipes.EngineRecipe) -> tuple[str, ...]:
+    """The arguments of a configuration after ``serve``, without those that no release of the engine accepts."""
+    released = configuration.model_copy(update={"arguments": arguments.released_arguments(configuration)})
+    return arguments.serve_arguments(released, engine)
+
+
+def _configurations(engine: recipes.EngineRecipe) -> list[configurations.Configuration]:
+    """The configurations for an engine's recipe."""
+    every = map(configurations.load, configurations.names())
+    return [configuration for configuration in every if configuration.engine == engine.name]
+
+
+def publish(
+    reference: str,
+    repository: str,
+    index: Path,
+    workspace: Workspace,
+    report: Callable[[str], None] = lambda line: None,
+    *,
+    sign: attestation.Signer | None = None,
+) -> PublishedImage:
+    """Publish a verified image, with SBOM and provenance beside the index, signed if ``sign`` is given.
+
+    See :func:`sm120kit.images.registry.publish` and :func:`sm120kit.images.attestation.write`. An entry of the index that has
+    a statement keeps it unless ``sign`` is given.
+    """
+    daemon = Daemon()
+    verified = checks.require_verified(reference, daemon, workspace)
+    context = contexts.context_of(verified.image, workspace)
+
+    def attest(entry: PublishedImage) -> Attestation:
+        return entry.attested if entry.attested and not sign else attestation.write(entry, context, index.parent, sign)
+
+    return registry.publish(verified, repository, index, daemon, attest, report)

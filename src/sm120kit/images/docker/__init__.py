@@ -1,0 +1,324 @@
+"""The container daemon: images, containers, builds and registries. The only package that imports ``docker``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
+from sm120kit.core.state import digest_of
+from sm120kit.images.docker import builders
+from sm120kit.images.docker.calls import daemon_call, registry_call, report_status
+from sm120kit.images.docker.unpacking import unpack
+from sm120kit.images.records import Image, ImageContext
+
+_START_SETTINGS = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "Labels",
+    "Shell",
+    "StopSignal",
+    "User",
+    "Volumes",
+)
+_TIMEOUT_SECONDS = 600
+
+EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+"""Digest of an empty tar file, 1024 zero bytes. BuildKit creates such a layer for WORKDIR, the classic builder does not."""
+DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
+"""Paths that a daemon adds to each container in place of the image's, with everything below them."""
+
+
+@dataclass(frozen=True)
+class ContainerResult:
+    """Exit code and output of a container."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Daemon:
+    """A connection to the container daemon at ``DOCKER_HOST`` or the default socket."""
+
+    def __init__(self) -> None:
+        """Connect.
+
+        Raises:
+            DaemonUnreachable: the daemon does not respond.
+            ToolchainMissing: the Docker SDK is not installed.
+        """
+        try:
+            import docker
+        except ModuleNotFoundError as error:
+            raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
+        with daemon_call("connecting"):
+            self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)  # queries the daemon's version
+
+    def inspect(self, reference: str) -> Image | None:
+        """Look up an image by id, tag or digest; None if the daemon does not have it."""
+        from docker.errors import ImageNotFound
+
+        with daemon_call(f"inspecting {reference}"):
+            try:
+                image = self._client.api.inspect_image(reference)
+            except ImageNotFound:
+                return None
+        config = image["Config"]
+        layers = tuple(image["RootFS"].get("Layers") or ())
+        nonempty = [layer for layer in layers if layer != EMPTY_LAYER]
+        return Image(
+            id=image["Id"],
+            content=digest_of([nonempty, image["Os"], image["Architecture"], _settings(config)]),
+            platform=f"{image['Os']}/{image['Architecture']}",
+            layers=layers,
+            labels=config.get("Labels") or {},
+            user=config.get("User") or "",
+            bytes=image["Size"],
+        )
+
+    def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
+        """All images with a label, each with its tags."""
+        with daemon_call("listing images"):
+            listed = self._client.api.images(filters={"label": label})
+        tags = {
+            entry["Id"]: tuple(sorted(tag for tag in entry["RepoTags"] or () if tag != "<none>:<none>")) for entry in listed
+        }
+        images = ((self.inspect(id_), names) for id_, names in tags.items())
+        return [(image, names) for image, names in images if image is not None]
+
+    def base_of(self, image: Image) -> Image | None:
+        """The base in an image's labels; None if they have none or the daemon does not have it."""
+        digest, name = (image.labels.get(f"org.opencontainers.image.base.{key}", "") for key in ("digest", "name"))
+        return self.inspect(f"{name}@{digest}" if name else digest) if digest else None
+
+    def settings(self, reference: str) -> dict[str, Any]:
+        """The settings with which a container of an image starts, by their names in Docker's API.
+
+        Raises:
+            NoSuchImage: the daemon does not have it.
+        """
+        with daemon_call(f"inspecting {reference}"):
+            return _settings(self._client.api.inspect_image(reference)["Config"])
+
+    def find(self, reference: str) -> Image:
+        """Look up an image that must exist.
+
+        Raises:
+            NoSuchImage: the daemon does not have it.
+        """
+        image = self.inspect(reference)
+        if image is None:
+            raise NoSuchImage(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+        return image
+
+    def history(self, reference: str) -> tuple[str, ...]:
+        """The build commands in the history of an image, newest first."""
+        with daemon_call(f"inspecting {reference}"):
+            return tuple(step["CreatedBy"] for step in self._client.api.history(reference))
+
+    def build(self, context: ImageContext, network: str, report: Callable[[str], None]) -> str:
+        """Build the ``Dockerfile`` of a context and return the image's id.
+
+        BuildKit is used if the ``docker`` program supports it (buildx, or a version before 23), else the classic builder; both
+        produce the same content. Buildx attaches provenance and SBOM if the daemon can store them, that is with the containerd
+        image store. BuildKit cannot use a base by the id of a local image; such builds always use the classic builder.
+
+        Raises:
+            ImageBuildFailed: a step failed.
+            DaemonUnreachable, NotEnoughDisk: see :func:`sm120kit.images.docker.calls.daemon_call`.
+        """
+        return builders.build(self._client, context, network, report)
+
+    def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes], *, network: str = "none") -> ContainerResult:
+        """Run a program in a new container of ``image`` in place of its entrypoint; ``files`` are copied below ``/tmp`` first.
+
+        The container has no capabilities, by default no network, and is removed afterwards.
+        """
+        with self._container(image, argv, network) as container:
+            with daemon_call(f"starting {image}"):
+                container.put_archive("/tmp", _packed(files))
+                container.start()
+                code = container.wait()["StatusCode"]
+                out, err = (container.logs(stdout=first, stderr=not first).decode(errors="replace") for first in (True, False))
+            return ContainerResult(int(code), out, err)
+
+    def fetch(self, image: str, path: str, into: Path) -> bool:
+        """Unpack a file or directory of an image below ``into``; false if the image does not have it.
+
+        Raises:
+            UnsafeArchive: see :func:`sm120kit.images.docker.unpacking.unpack`.
+        """
+        from docker.errors import NotFound
+
+        with self._container(image, ["true"], "none") as container, daemon_call(f"reading {image}"):
+            try:
+                chunks, _ = container.get_archive(path)
+            except NotFound:
+                return False
+            with tempfile.TemporaryFile() as packed:
+                for chunk in chunks:
+                    packed.write(chunk)
+                packed.seek(0)
+                unpack(packed, into, image)
+        return True
+
+    @contextlib.contextmanager
+    def filesystem(self, image: str) -> Iterator[tarfile.TarFile]:
+        """All files of an image as a tar stream that can be read once, front to back; nothing is written to disk.
+
+        It includes the paths that the daemon adds, see :data:`DAEMON_PATHS`.
+
+        Raises:
+            DaemonUnreachable: the stream is truncated.
+        """
+        with self._container(image, ["true"], "none") as container, daemon_call(f"reading {image}"):
+            try:
+                stream = io.BufferedReader(_ChunkReader(container.export()), 2**20)
+                with tarfile.open(fileobj=stream, mode="r|", bufsize=2**20) as archive:
+                    yield archive
+            except tarfile.ReadError as error:
+                raise DaemonUnreachable(
+                    f"reading {image}: the daemon's stream is truncated: {error}", "run the same command again"
+                ) from error
+
+    @contextlib.contextmanager
+    def _container(self, image: str, argv: Sequence[str], network: str) -> Iterator[Any]:
+        with daemon_call(f"starting {image}"):
+            container = self._client.containers.create(
+                image,
+                list(argv[1:]),
+                entrypoint=[argv[0]],
+                network_mode=network,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+            )
+        try:
+            yield container
+        finally:
+            with contextlib.suppress(Exception):  # without the daemon there is no container either
+                container.remove(force=True)
+
+    def tag(self, image: str, reference: str) -> None:
+        """Tag an image. The tag moves if another image has it."""
+        repository, _, tag = reference.rpartition(":")
+        with daemon_call(f"tagging {reference}"):
+            self._client.api.tag(image, repository, tag)
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag or digest, and with the last of them the image."""
+        from docker.errors import ImageNotFound
+
+        with daemon_call(f"removing {reference}"), contextlib.suppress(ImageNotFound):
+            self._client.api.remove_image(reference)
+
+    def in_registry(self, reference: str) -> str | None:
+        """The digest of ``repository:tag`` or ``repository@digest`` in its registry; None if the registry does not have it.
+
+        Raises:
+            RegistryFailed: the registry does not respond, or refuses the request.
+        """
+        from docker.errors import APIError, NotFound
+
+        def request() -> str | None:
+            try:
+                return str(self._client.images.get_registry_data(reference).id)
+            except NotFound:
+                return None
+            except APIError as error:
+                if "manifest unknown" in str(error).lower():
+                    return None
+                raise
+
+        return registry_call(f"looking up {reference}", request)
+
+    def push(self, reference: str, report: Callable[[str], None]) -> str:
+        """Push ``repository:tag`` and return its digest in the registry.
+
+        Raises:
+            RegistryFailed: the registry does not respond, or refuses the request.
+        """
+        repository, _, tag = reference.rpartition(":")
+
+        def push() -> str:
+            digest = ""
+            for event in self._client.api.push(repository, tag=tag, stream=True, decode=True):
+                report_status(event, report)
+                digest = event.get("aux", {}).get("Digest", digest)
+            return digest
+
+        return registry_call(f"pushing {reference}", push)
+
+    def pull(self, reference: str, report: Callable[[str], None]) -> Image:
+        """Pull ``repository@digest``.
+
+        Raises:
+            NoSuchImage: the registry does not have it.
+            HashMismatch: it delivers other content.
+            RegistryFailed: it does not respond, or refuses the request.
+        """
+
+        def pull() -> None:
+            for event in self._client.api.pull(reference, stream=True, decode=True):
+                report_status(event, report)
+
+        registry_call(f"pulling {reference}", pull)
+        image = self.inspect(reference)
+        if image is None:
+            raise DaemonUnreachable(f"the daemon pulled {reference} and does not have it", "look at its log")
+        return image
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: config[key] for key in (*_START_SETTINGS, "WorkingDir") if config.get(key)}
+
+
+class _ChunkReader(io.RawIOBase):
+    """A readable file over chunks of bytes."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = chunk
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in _with_directories(files.items()):
+            member = tarfile.TarInfo(name)
+            member.mode, member.size = (0o755, 0) if content is None else (0o644, len(content))
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            archive.addfile(member, None if content is None else io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _with_directories(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes | None]]:
+    seen: set[str] = set()
+    for name, content in files:
+        for parent in reversed([str(parent) for parent in Path(name).parents if str(parent) != "."]):
+            if parent not in seen:
+                seen.add(parent)
+                yield parent, None
+        yield name, content

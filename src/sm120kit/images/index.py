@@ -1,0 +1,75 @@
+"""The index of published images, ``images.json``: read it strictly and find an image in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core.errors import BadIndex, BadRecord
+from sm120kit.core.state import file_problem, read_record
+from sm120kit.images.records import PublishedImage
+
+FORMAT = 1
+
+REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*")
+"""A registry's host and port, and lower-case names (https://distribution.github.io/distribution/spec/api/)."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_TIME = re.compile(r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?")
+
+
+@dataclass(frozen=True)
+class PublishedIndex:
+    """All published images, sorted by recipe, build id and platform."""
+
+    format: int
+    images: tuple[PublishedImage, ...]
+
+
+def read_index(path: Path) -> PublishedIndex:
+    """Read an index from its file.
+
+    Raises:
+        BadIndex: the file is missing, not an index, or of another format.
+    """
+    if why := file_problem(path):
+        raise BadIndex(f"the index {path} {why}", "publish writes it; --index names another")
+    try:
+        index = read_record(PublishedIndex, path, "an index of images")
+    except BadRecord as error:
+        raise BadIndex(error.message, "restore it; publish writes it") from error
+    if index.format != FORMAT:
+        raise BadIndex(f"{path} has format {index.format}, this version reads {FORMAT}", "use the version that wrote it")
+    for image in index.images:
+        for field, value, pattern in (
+            ("repository", image.repository, REPOSITORY),
+            ("digest", image.digest, _DIGEST),
+            ("time of publishing", image.published, _TIME),
+        ):
+            if not pattern.fullmatch(value):
+                raise BadIndex(f"{path}: {image.tag}: {value!r} is not a {field}", "restore the index; publish writes it")
+    return index
+
+
+def find_image(name: str, path: Path, platform: str) -> PublishedImage:
+    """Find the image for ``platform`` in an index by recipe name, tag, or the first 8 or more digits of its build id.
+
+    Raises:
+        BadIndex: there is none, or more than one.
+    """
+    images = read_index(path).images
+    recipe_or_tag = name.replace("@", "-")
+    matches = [
+        image
+        for image in images
+        if image.verified.image.platform == platform
+        and (recipe_or_tag in (image.recipe, image.tag) or (len(name) >= 8 and image.build_id.startswith(name)))
+    ]
+    if not matches:
+        recipes = ", ".join(sorted({image.recipe for image in images})) or "nothing"
+        raise BadIndex(f"{path} has no image {name!r} for {platform}", f"it lists {recipes}")
+    if len(matches) > 1:
+        tags = ", ".join(image.tag for image in matches)
+        raise BadIndex(f"{path} has {len(matches)} images {name!r} for {platform}", f"select by tag: {tags}")
+    return matches[0]

@@ -1,0 +1,141 @@
+"""Records of images: build context, local image, check results, published entry."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels.records import Artifact
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """A wheel that sm120kit built. ``origin`` is the content of its ``sm120kit.json``: recipe, sources, patches, plan."""
+
+    wheel: LockedWheel
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ImageContext:
+    """A complete build context. ``digest`` covers all inputs (files, arguments and labels) and identifies the image.
+
+    ``kind`` names the Dockerfile and the suite of checks; ``reference`` is the name and tag that the image gets once verified.
+    The wheels ``locked`` and ``ours`` are installed by ``installer``, which is not installed itself.
+    """
+
+    directory: Path
+    digest: str
+    kind: str
+    base: str
+    reference: str
+    arguments: dict[str, str]
+    labels: dict[str, str]
+    installer: LockedWheel
+    locked: tuple[LockedWheel, ...]
+    ours: tuple[BuiltWheel, ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in a daemon.
+
+    ``id`` is assigned by the daemon and differs between kinds of daemons. ``content`` is the sha256 of the unpacked layers,
+    empty ones excluded, and of the settings with which a container starts: equal in every daemon and registry and with either
+    builder. ``bytes`` is the unpacked size.
+    """
+
+    id: str
+    content: str
+    platform: str
+    layers: tuple[str, ...]
+    labels: dict[str, str]
+    user: str
+    bytes: int
+
+    @property
+    def canonical_name(self) -> str:
+        """The name and tag in its labels, or "" unless they follow from kind, version and context in its other labels.
+
+        Labels alone prove nothing: an image can claim any name, also that of a foreign image.
+        """
+        kind, version, context = (
+            self.labels.get(label, "") for label in ("sm120kit.kind", "org.opencontainers.image.version", "sm120kit.context")
+        )
+        name = image_name(kind, version, context)
+        matches = _NAME.fullmatch(name) and _DIGEST.fullmatch(context) and self.labels.get("sm120kit.reference") == name
+        return name if matches else ""
+
+
+_NAME = re.compile(r"sm120kit/[a-z0-9]+(?:[._-][a-z0-9]+)*:[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def image_name(kind: str, version: str, context: str) -> str:
+    """Name and tag of an image that sm120kit builds; ``context`` is the digest of its build context."""
+    return f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{context[:12]}"
+
+
+class CheckResult(StrEnum):
+    """Result of a check of an image."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of an image with its result; ``detail`` is why it failed or was not run."""
+
+    suite: str
+    name: str
+    verdict: CheckResult
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class VerifiedImage:
+    """An image that passed its checks. Only :func:`sm120kit.images.checks.verify` creates one.
+
+    ``suite`` is the sha256 of the programs of the checks; ``said`` are the facts that the checks reported, by name.
+    """
+
+    image: Image
+    reference: str
+    suite: str
+    checks: tuple[Check, ...]
+    said: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """Contents and origin of a published image, in two files beside the index: a CycloneDX SBOM and an in-toto statement.
+
+    ``statement`` is a DSSE envelope or a Sigstore bundle if it is ``signed``, else the bare statement.
+    """
+
+    sbom: Artifact
+    statement: Artifact
+    signed: bool
+
+
+@dataclass(frozen=True)
+class PublishedImage:
+    """An entry of ``images.json``: a verified image and its location, ``repository@digest``.
+
+    ``published`` is the time of its first listing, ``YYYY-MM-DDTHH:MM:SSZ``; "" in an index of an older sm120kit.
+    """
+
+    repository: str
+    tag: str
+    digest: str
+    recipe: str
+    build_id: str
+    verified: VerifiedImage
+    attested: Attestation | None = None
+    published: str = ""

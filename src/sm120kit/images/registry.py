@@ -1,0 +1,165 @@
+"""Push verified images to a registry and pull them by digest.
+
+Tags are never moved: a tag that exists in the registry with another image is refused. A pulled image must have the content that
+was verified, byte for byte; the digest alone only identifies the registry's copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sm120kit.core.errors import NotVerified, RegistryFailed, TagTaken
+from sm120kit.core.state import write_record
+from sm120kit.images.docker import Daemon
+from sm120kit.images.index import FORMAT, REPOSITORY, PublishedIndex, read_index
+from sm120kit.images.records import Attestation, CheckResult, Image, PublishedImage, VerifiedImage
+
+
+def publish(
+    image: VerifiedImage,
+    repository: str,
+    index: Path,
+    daemon: Daemon,
+    attest: Callable[[PublishedImage], Attestation],
+    report: Callable[[str], None] = lambda line: None,
+) -> PublishedImage:
+    """Push a verified image to ``repository`` and list it in ``index``, unless it is already listed and in the registry.
+
+    ``attest`` writes SBOM and statement of the entry, new or already listed, and returns their record.
+
+    Raises:
+        NotVerified: the local image with that name is not the one that was verified, or a check failed.
+        TagTaken: the registry has that tag with another image.
+        RegistryFailed: the registry does not respond, or refuses the request.
+    """
+    if not REPOSITORY.fullmatch(repository):
+        raise RegistryFailed(
+            f"{repository!r} is not a repository",
+            "REGISTRY/NAME, without scheme, user name and tag; docker login keeps the credentials of a registry",
+        )
+    require_passed(image)
+    local = daemon.inspect(image.reference)
+    if local is None or local.content != image.image.content:
+        raise NotVerified(
+            f"{image.reference} is {'gone' if local is None else 'another image now'}: it was verified with content "
+            f"{image.image.content}",
+            f"sm120kit verify image {image.reference}",
+        )
+    published = read_index(index) if index.exists() else PublishedIndex(FORMAT, ())
+    tag = image.reference.rpartition(":")[2]
+    target = f"{repository}:{tag}"
+    remote = daemon.in_registry(target)
+    listed = [entry for entry in published.images if (entry.repository, entry.tag) == (repository, tag)]
+    if remote is not None and listed and listed[0].digest == remote and listed[0].verified.image.content == local.content:
+        entry = listed[0]
+    else:
+        if remote is not None and not _has_content(daemon, f"{repository}@{remote}", local.content, report):
+            raise TagTaken(
+                f"{target} exists in the registry with another image: {remote}", "tags are never moved; build another image"
+            )
+        entry = PublishedImage(
+            repository,
+            tag,
+            remote or _push(local, repository, tag, daemon, report),
+            local.labels.get("sm120kit.recipe", ""),
+            local.labels.get("sm120kit.build-id", ""),
+            image,
+            published=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+    entry = replace(entry, attested=attest(entry))
+    if listed != [entry]:
+        unchanged = [other for other in published.images if other not in listed]
+        write_record(index, PublishedIndex(FORMAT, tuple(sorted([*unchanged, entry], key=_order))))
+    return entry
+
+
+def _push(local: Image, repository: str, tag: str, daemon: Daemon, report: Callable[[str], None]) -> str:
+    """Push a local image and return its digest in the registry."""
+    target = f"{repository}:{tag}"
+    daemon.tag(local.id, target)
+    try:
+        digest = daemon.push(target, report)
+    finally:
+        daemon.remove(target)
+    if daemon.in_registry(f"{repository}@{digest}") is None:
+        raise RegistryFailed(f"{repository} does not have {digest} after a push", "look at the registry's log")
+    return digest
+
+
+def pull(entry: PublishedImage, daemon: Daemon, report: Callable[[str], None] = lambda line: None) -> VerifiedImage:
+    """Pull an image by digest and tag it if it is the image that was verified; otherwise remove it.
+
+    Raises:
+        NotVerified: the index lists it without passed checks or with a foreign name, or its content is not what was verified.
+        TagTaken: another local image has its name.
+        NoSuchImage, HashMismatch, RegistryFailed: the registry does not deliver the listed image.
+    """
+    require_passed(entry.verified)
+    require_canonical_name(entry.verified)
+    local = daemon.inspect(entry.verified.reference)
+    if local is not None and local.content != entry.verified.image.content:
+        raise TagTaken(
+            f"{entry.verified.reference} is another local image, with content {local.content}",
+            f"docker rmi {entry.verified.reference} if it is not needed; tags are never moved",
+        )
+    reference = f"{entry.repository}@{entry.digest}"
+    pulled = daemon.pull(reference, report)
+    expected = entry.verified.image
+    if pulled.content != expected.content or pulled.labels != expected.labels:
+        daemon.remove(reference)
+        labels = {**pulled.labels, **expected.labels}
+        differ = [key for key in labels if pulled.labels.get(key) != expected.labels.get(key)]
+        raise NotVerified(
+            f"{reference} is not the image that was verified: its content is {pulled.content}, not {expected.content}"
+            + (f"; labels that differ: {', '.join(sorted(differ))}" if differ else ""),
+            "the pulled image was removed; report it to the publisher of the index",
+        )
+    daemon.tag(pulled.id, entry.verified.reference)
+    return entry.verified
+
+
+def unresolved(images: Sequence[PublishedImage], daemon: Daemon) -> tuple[PublishedImage, ...]:
+    """Entries whose digest their registry no longer has."""
+    return tuple(entry for entry in images if daemon.in_registry(f"{entry.repository}@{entry.digest}") is None)
+
+
+def require_passed(image: VerifiedImage) -> None:
+    """Require that a record has passed checks and no failed ones.
+
+    Raises:
+        NotVerified: it has none, or a check failed.
+    """
+    failed = [f"{check.suite}/{check.name}" for check in image.checks if check.verdict is CheckResult.FAILED]
+    if failed or not any(check.verdict is CheckResult.PASSED for check in image.checks):
+        raise NotVerified(
+            f"{image.reference} did not pass its checks: {', '.join(failed) or 'none was run'}",
+            f"sm120kit verify image {image.reference}",
+        )
+
+
+def require_canonical_name(image: VerifiedImage) -> None:
+    """Require that the name of an image follows from kind, version and context in its labels.
+
+    Raises:
+        NotVerified: the record has another name, such as that of a foreign image.
+    """
+    name = image.image.canonical_name
+    if not name or image.reference != name:
+        raise NotVerified(
+            f"the index lists an image as {image.reference!r}; its labels give the name {name or 'of no image of sm120kit'}",
+            "it was not pulled; report it to the publisher of the index",
+        )
+
+
+def _has_content(daemon: Daemon, reference: str, content: str, report: Callable[[str], None]) -> bool:
+    """Whether the image in a registry has this content: an earlier publish was interrupted before it wrote the index."""
+    pulled = daemon.pull(reference, report)
+    daemon.remove(reference)
+    return pulled.content == content
+
+
+def _order(entry: PublishedImage) -> tuple[str, str, str, str]:
+    return entry.recipe, entry.build_id, entry.verified.image.platform, entry.tag

@@ -1,0 +1,125 @@
+"""Inspect device code: archs and kernels of a wheel, shared object, fatbin or cubin, in pure Python.
+
+A cubin does not contain the number of spills; ptxas only prints it. It contains the stack size, the local memory per thread,
+which includes spilled registers and arrays with run-time indices.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from sm120kit.core import archives, process
+from sm120kit.core.errors import BadArtifact, ToolchainMissing
+from sm120kit.core.state import file_problem
+from sm120kit.kernels.cubin import device, elf, fatbin
+from sm120kit.kernels.cubin.records import Cubin, Kernel
+
+_MEMBER = re.compile(r"\.(so(\.\d+)*|o|cubin|fatbin)$")
+_ZIP = b"PK\x03\x04"
+_KINDS = "a wheel, ELF, fatbin or cubin"
+_DAMAGED = "fetch or build it again; undamaged files of a newer toolkit may need a newer sm120kit"
+
+
+def read(path: Path) -> tuple[Cubin, ...]:
+    """The device images in a file, in file order.
+
+    PTX and LTO code are listed without kernels, as ``compute_120a`` and ``lto_120a``. ``where`` numbers the images of a file or
+    wheel member from 1.
+
+    Raises:
+        BadArtifact: the file does not exist, is not a wheel, ELF, fatbin or cubin, is damaged, or has no device code.
+    """
+    if why := file_problem(path):
+        raise BadArtifact(f"{path} {why}", f"name {_KINDS}")
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise BadArtifact(f"{path} is empty", f"name {_KINDS}")
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise BadArtifact(f"{path} cannot be read: {error.strerror}") from error
+    images = tuple(_wheel(path)) if data[:4] == _ZIP else tuple(_cubins(path.name, data))
+    if not images:
+        raise BadArtifact(f"{path} has no device code", "was it built for the CPU only, or its device code stripped?")
+    return images
+
+
+def matching(pattern: str, cubins: Sequence[Cubin]) -> tuple[Kernel, ...]:
+    """The kernels that match a recipe's ``expect_kernels`` pattern.
+
+    The pattern is a shell-style glob for the complete mangled name, optionally with ``@`` and a glob for the arch:
+    ``*GemmUniversal*Sm120*@sm_120*``. It is case-sensitive; without ``@`` it matches any arch.
+    """
+    name, _, arch = pattern.partition("@")
+    kernels = (kernel for cubin in cubins for kernel in cubin.kernels)
+    return tuple(kernel for kernel in kernels if fnmatchcase(kernel.name, name) and fnmatchcase(kernel.arch, arch or "*"))
+
+
+def demangle(names: Sequence[str]) -> tuple[str, ...]:
+    """The demangled names without parameters; unchanged if ``c++filt`` is missing or fails."""
+    try:
+        # The default recursion limit rejects names above 1,024 characters; CUTLASS's are longer.
+        done = process.run(["c++filt", "--no-recurse-limit", "--no-params"], stdin="\n".join(names).encode(), check=False)
+    except ToolchainMissing:
+        return tuple(names)
+    plain = done.stdout.splitlines()
+    return tuple(plain) if done.returncode == 0 and len(plain) == len(names) else tuple(names)
+
+
+def _cubins(where: str, data: memoryview) -> Iterator[Cubin]:
+    """The images of a file; errors name the file."""
+    try:
+        yield from _images(where, data)
+    except BadArtifact as error:
+        raise BadArtifact(f"{where}: {error.message}", error.hint or _DAMAGED) from error
+
+
+def _images(where: str, data: memoryview) -> Iterator[Cubin]:
+    if data[:4] == fatbin.MAGIC:
+        sections = [data]
+    elif data[:4] != elf.MAGIC:
+        raise BadArtifact(f"not {_KINDS}: it starts with {bytes(data[:4]).hex(' ')}", f"name {_KINDS}")
+    else:
+        host = elf.Elf(data)
+        if host.machine == elf.MACHINE_CUDA:
+            yield _cubin(f"{where}#1", device.arch(host), host)
+            return
+        # After a device link, __nv_relfatbin still contains the linked code, which is unused.
+        sections = [host.bytes_of(".nv_fatbin") or host.bytes_of("__nv_relfatbin")]
+    for number, image in enumerate((image for section in sections for image in fatbin.images(section)), start=1):
+        if not image.is_cubin:
+            yield Cubin(f"{where}#{number}", image.arch, image.bytes, ())
+            continue
+        inner = device.cubin(image.unpacked())
+        own = device.arch(inner)
+        if own.rstrip("af") != image.arch.rstrip("af"):
+            raise BadArtifact(f"image {number} is listed for {image.arch} but contains code for {own}")
+        # In every toolkit, the f of a family target is only in the listing, and the a is only in the code.
+        yield _cubin(f"{where}#{number}", image.arch if image.arch[-1] in "af" else own, inner)
+
+
+def _cubin(where: str, arch: str, code: elf.Elf) -> Cubin:
+    return Cubin(where, arch, len(code.data), device.kernels(code, arch))
+
+
+def _wheel(path: Path) -> Iterator[Cubin]:
+    """The images of every member that can contain device code."""
+    for name, data in _members(path):
+        yield from _cubins(name, data)
+
+
+def _members(path: Path) -> Iterator[tuple[str, memoryview]]:
+    try:
+        with archives.open_wheel(path) as wheel:
+            for member in wheel.infolist():
+                if _MEMBER.search(member.filename):
+                    yield member.filename, memoryview(archives.read_member(wheel, member))
+    # zipfile raises one of these for a damaged archive, depending on the position of the damage.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError) as error:
+        raise BadArtifact(f"{path} is a damaged archive: {error}", _DAMAGED) from error

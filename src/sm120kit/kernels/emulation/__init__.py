@@ -1,0 +1,246 @@
+"""Emulate a tile's mainloop and epilogue on the CPU and compare with integers, bit for bit; needs neither GPU nor nvcc.
+
+``cpp/`` compiles CUTLASS's own SM120 block-scaled collectives for the host, the mainloop's ``load()`` and ``mma()`` and the
+epilogue's ``load()`` and ``store()`` unchanged, on top of an emulated machine: tensor maps with the rules of the driver's
+documentation, bulk copies in both directions, mbarriers with transaction bytes, named barriers, ldmatrix, stmatrix and the
+block-scaled mma by the fragment tables of the PTX ISA. One CTA computes three GEMMs (stages wrap around, ragged edges, a
+partial k tile, a single row), each with the producer ahead, behind, and at random. The epilogue is alpha A B + beta C in bf16;
+a grouped kernel has an alpha and tensor maps per group. Outputs are poisoned before the run and lie between guard bytes.
+
+With ``whole_kernel``, the ``operator()`` of the grouped cooperative kernel runs instead, with its scheduler, as one to three
+persistent CTAs.
+
+Not covered: FlashInfer's finalize epilogue (g++ 12 rejects its header), f16 outputs, the schedulers of dense kernels (stream-K
+among them), clusters, timing, memory ordering between the generic and the async proxy, and the instructions themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
+from sm120kit.core.memory import max_parallel, ran_out_of_memory
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import (
+    digest_of,
+    exclusive,
+    file_sha256,
+    mark_tree_used,
+    mark_used,
+    publish_directory,
+    read_record,
+    write_record,
+)
+from sm120kit.kernels.records import Emulation, EmulationFinding, Tile
+
+SOURCES = Path(__file__).with_name("cpp")
+UNIT_BYTES = 2_000_000_000
+"""Memory in bytes that the compiler of one emulation needs."""
+
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-w",
+    "-fpermissive",
+    "-DNDEBUG",
+    "-ftrivial-auto-var-init=zero",
+    "-DCUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED=1",
+    "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
+)
+
+DTYPES = ("nvfp4", "mxfp4", "mxfp8", "fp8xmxfp4")
+FAULTS = (
+    "stage-off-by-one",
+    "bytes-too-few",
+    "bytes-too-many",
+    "scales-swapped",
+    "scale-stride",
+    "box-too-small",
+    "box-too-big",
+    "modes-swapped",
+    "group-offset-a",
+    "group-offset-b",
+    "group-offset-sfa",
+    "group-offset-sfb",
+    "group-offset-output",
+    "no-store-wait",
+    "no-named-barrier",
+)
+"""Faults that an emulation can seed (cpp/cta.hpp), each of which must be detected. Faults of groups need a grouped tile."""
+
+
+@dataclass(frozen=True)
+class Mainloop:
+    """The properties of a tile that its emulation depends on; tiles with equal properties share an emulation.
+
+    The emulated epilogue is a plain one in bf16, whatever the tile's. ``stages`` 0 stands for the pipeline stages that this
+    epilogue leaves; the tile's own epilogue may leave fewer. ``whole_kernel`` runs the kernel itself, which must be grouped and
+    cooperative: its stored outputs are compared, its accumulators are not.
+    """
+
+    family: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    swap: bool
+    pingpong: bool
+    stages: int
+    whole_kernel: bool = False
+
+    @classmethod
+    def of(cls, tile: Tile, *, pingpong: bool = False, stages: int = 0, whole_kernel: bool = False) -> Mainloop:
+        """The mainloop of a tile."""
+        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages, whole_kernel)
+
+    @property
+    def tile(self) -> Tile:
+        """A tile with this mainloop."""
+        return Tile(self.family, self.dtype, self.m, self.n, self.k, "none", self.swap, "bf16")
+
+    def definitions(self) -> tuple[str, ...]:
+        """Compiler flags that configure the C++ sources."""
+        return (
+            f"-DDTYPE={self.dtype}",
+            *(f"-DTILE_{letter}={extent}" for letter, extent in zip("MNK", (self.m, self.n, self.k), strict=True)),
+            f"-DSWAP={int(self.swap)}",
+            f"-DGROUPED={int(self.family == 'grouped')}",
+            f"-DPINGPONG={int(self.pingpong)}",
+            f"-DSTAGES={self.stages}",
+            f"-DKERNEL={int(self.whole_kernel)}",
+        )
+
+
+class Emulator:
+    """Emulations with the CUTLASS whose include directory is ``cutlass``. Its files are read once and must not change.
+
+    A compiled emulation and its results are stored in ``cache``, keyed by the digest of headers, sources, flags and compiler.
+    Processes can share a cache: the first compiles and runs an emulation while the rest wait for its result. ``tree`` is
+    the git tree id of the engine; ``sm120kit cache gc`` keeps the emulations of trees that are in use.
+    """
+
+    def __init__(self, cutlass: Path, toolchain: Toolchain, cache: Path, tree: str = "") -> None:
+        self.cutlass, self.toolchain, self.cache, self.tree = cutlass, toolchain, cache / "emulate", tree
+        major, minor = toolchain.nvcc_version.split(".")[:2]
+        self.flags = (*FLAGS, f"-D__CUDACC_VER_MAJOR__={major}", f"-D__CUDACC_VER_MINOR__={minor}")
+        compiler = (toolchain.host_compiler, toolchain.host_version, toolchain.nvcc_version)
+        self.base = digest_of([compiler, self.flags, _content(SOURCES), _content(cutlass)])
+
+    def cached(self, mainloop: Mainloop, fault: str = "none") -> Emulation | None:
+        """The stored result of an emulation; None if it has not run yet."""
+        record = self._directory(mainloop) / f"{fault}.json"
+        if not record.is_file():
+            return None
+        self._use(record.parent)
+        return read_record(Emulation, record)
+
+    def run(self, mainloop: Mainloop, fault: str = "none", stop: threading.Event | None = None) -> Emulation:
+        """The result of an emulation; one that is not cached is compiled (most of a minute) and run.
+
+        ``fault`` is one of :data:`FAULTS` to seed, or ``none``. ``stop`` ends compiler and emulation from another thread.
+
+        Raises:
+            CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.
+            NotEnoughMemory: the compiler ran out of memory.
+            ExpectationFailed: the emulation ended without a result.
+        """
+        directory = self._directory(mainloop)
+        name = f"the emulation of {mainloop.dtype} {mainloop.tile.shape}"
+        with exclusive(self.cache / "locks" / f"{directory.name}.lock", name, stop):
+            cached = self.cached(mainloop, fault)
+            if cached:
+                return cached
+            if not directory.is_dir():
+                with publish_directory(directory) as fresh:
+                    self._compile(mainloop.definitions(), fresh / "program", stop)
+            emulation = _result(mainloop.tile, fault, process.run_until([directory / "program", fault], stop))
+            write_record(directory / f"{fault}.json", emulation)
+            self._use(directory)
+            return emulation
+
+    def run_all(
+        self, mainloops: Iterable[Mainloop], advance: Callable[[], None] = lambda: None
+    ) -> dict[Mainloop, Emulation | CompileFailed]:
+        """Run emulations in parallel, as cores and memory allow; the result of one that does not compile is its error.
+
+        ``advance`` is called after each. An interrupt ends the compilers that run; finished results stay in the cache.
+        """
+        results: dict[Mainloop, Emulation | CompileFailed] = {}
+        stop = threading.Event()
+        with ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
+            try:
+                waiting = {pool.submit(self.run, mainloop, stop=stop): mainloop for mainloop in dict.fromkeys(mainloops)}
+                for done in as_completed(waiting):
+                    try:
+                        results[waiting[done]] = done.result()
+                    except CompileFailed as failure:
+                        results[waiting[done]] = failure
+                    advance()
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return results
+
+    def _use(self, directory: Path) -> None:
+        if self.tree:
+            mark_tree_used(directory, self.tree)
+        else:
+            mark_used(directory)
+
+    def _directory(self, mainloop: Mainloop) -> Path:
+        return self.cache / digest_of([self.base, mainloop.definitions()])
+
+    def _compile(self, definitions: tuple[str, ...], output: Path, stop: threading.Event | None) -> None:
+        cuda = self.toolchain.cuda_home / "include"
+        includes = [f"-I{SOURCES}", *(f"-isystem{path}" for path in (self.cutlass, cuda, cuda / "cccl"))]
+        done = process.run_until(
+            [
+                self.toolchain.host_compiler,
+                *self.flags,
+                *definitions,
+                *includes,
+                "-s",
+                SOURCES / "collective.cpp",
+                "-o",
+                output,
+            ],
+            stop,
+            env={"LC_ALL": "C"},  # the first error is parsed
+        )
+        if done.returncode != 0:
+            if ran_out_of_memory(done.returncode, done.stderr):
+                raise NotEnoughMemory(
+                    "the compiler ran out of memory: an emulation needs 2 GB to compile",
+                    "end other programs, or use a machine with more memory",
+                )
+            errors = [line for line in done.stderr.splitlines() if "error: " in line]
+            raise CompileFailed(
+                f"no mainloop to emulate: {errors[0] if errors else done.stderr.strip()[-300:]}",
+                f"command: {process.shell_line(done.argv, {'LC_ALL': 'C'})}",
+            )
+
+
+def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:
+    """The record of an emulation, from the JSON that it printed."""
+    if done.returncode not in (0, 1):
+        raise ExpectationFailed(
+            f"emulating {tile.dtype} {tile.shape} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+            f"command: {process.shell_line(done.argv)}",
+        )
+    fields = json.loads(done.stdout)
+    findings = tuple(
+        EmulationFinding(kind, finding["count"], tuple(finding["first"])) for kind, finding in fields.pop("findings").items()
+    )
+    return Emulation(tile=tile, fault=fault, findings=findings, **fields)
+
+
+def _content(directory: Path) -> list[list[str]]:
+    """Every file below a directory, by relative path, with its sha256."""
+    return [[str(path.relative_to(directory)), file_sha256(path)] for path in sorted(directory.rglob("*")) if path.is_file()]

@@ -1,0 +1,38 @@
+"""Run the kernels of a patched tree on a GPU and compare them with integers, bit for bit.
+
+``verify`` compiles the SM120 collectives unchanged: for an SM12x GPU, or for a Hopper GPU with the instructions that it lacks
+in software. Every tile runs with adversarial data, shapes and timing. Faults are seeded, and each must be detected.
+"""
+
+from sm120kit.kernels.gpu_tests.faults import SeededFault, mutants, stock_fault
+from sm120kit.kernels.gpu_tests.gpu import Backend, CudaDevice, arch, probe, require
+from sm120kit.kernels.gpu_tests.matrix import Matrix, VerificationScope, matrix_of
+from sm120kit.kernels.gpu_tests.programs import HEADERS, Compiler, EngineTree, sources_digest
+from sm120kit.kernels.gpu_tests.receipt import receipt_name, record, stale
+from sm120kit.kernels.gpu_tests.running import RunOutcome
+from sm120kit.kernels.gpu_tests.verification import VerificationReport, compile_only, verify
+
+__all__ = [
+    "HEADERS",
+    "Backend",
+    "Compiler",
+    "CudaDevice",
+    "EngineTree",
+    "Matrix",
+    "RunOutcome",
+    "SeededFault",
+    "VerificationReport",
+    "VerificationScope",
+    "arch",
+    "compile_only",
+    "matrix_of",
+    "mutants",
+    "probe",
+    "receipt_name",
+    "record",
+    "require",
+    "sources_digest",
+    "stale",
+    "stock_fault",
+    "verify",
+]

@@ -1,0 +1,61 @@
+"""Verify a recipe's kernels on this machine's GPU, from the patched tree to the receipt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.errors import CompileFailed
+from sm120kit.core.records import Arch
+from sm120kit.kernels import gpu_tests
+from sm120kit.kernels.gpu_tests.matrix import VerificationScope
+from sm120kit.kernels.tables import export_tree, tile_table
+from sm120kit.recipes.target import FlashInferTarget
+
+
+def verify_kernels(
+    target: FlashInferTarget, scope: VerificationScope
+) -> tuple[gpu_tests.VerificationReport, dict[str, Any], str]:
+    """Run a recipe's kernels on this machine's GPU; returns the report, the receipt, and the receipt's file name.
+
+    Raises:
+        NoGpu: CUDA programs see no GPU.
+        WrongGpu: the GPU cannot run ``scope.backend``.
+    """
+    recipe = target.recipe
+    gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
+    compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
+    reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
+    report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick)
+    receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
+    return report, receipt, gpu_tests.receipt_name(recipe.name, gpu)
+
+
+def compile_verification(target: FlashInferTarget, scope: VerificationScope) -> list[tuple[str, CompileFailed | None]]:
+    """Compile the programs of ``verify_kernels`` without a GPU; returns each program's name and compile error, if any."""
+    compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, None))
+    return gpu_tests.compile_only(matrix, seeded, tree, compiler)
+
+
+def _programs(
+    target: FlashInferTarget, scope: VerificationScope, arch: str
+) -> tuple[gpu_tests.Compiler, gpu_tests.EngineTree, gpu_tests.Matrix, list[gpu_tests.SeededFault]]:
+    """The compiler, the patched tree, the kernels to run, and the seeded faults with programs of their own."""
+    recipe, options = target.recipe, target.options
+    workspace = options.workspace
+    native = scope.backend is gpu_tests.Backend.NATIVE
+    tools = toolchain.find([Arch(arch)] if native else [], gpu_tests.HEADERS)
+    patched = target.tree
+    (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
+    tree, stock = (
+        gpu_tests.EngineTree(export_tree(source, workspace), source.tree, cutlass.path)
+        for source in (patched, target.unpatched_tree)
+    )
+    matrix = gpu_tests.matrix_of(tile_table(recipe, patched, tools, workspace), pattern=scope.only, quick=scope.quick)
+    seeded = [gpu_tests.stock_fault(stock)]
+    if scope.complete:
+        seeded += gpu_tests.mutants(tree, workspace.cache / "verify" / "mutants", scope.backend)
+    compiler = gpu_tests.Compiler(
+        arch, not native, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes
+    )
+    return compiler, tree, matrix, seeded

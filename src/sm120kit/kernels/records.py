@@ -1,0 +1,123 @@
+"""Records of CTA tiles: their shape, properties of their kernels, and results of their emulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SMEM_CAPACITY_BYTES = 101_376
+"""Limit of dynamic shared memory per CTA on SM120 and SM121 (99 KiB; CUDA C++ Programming Guide, compute capability 12.x)."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A CTA tile that an engine instantiates for SM120: ``m`` x ``n`` x ``k`` in elements.
+
+    ``family`` is grouped (fused MoE) or dense; ``dtype`` nvfp4, mxfp4, mxfp8 or fp8xmxfp4 (activations x weights); ``epilogue``
+    none or finalize; ``swap`` whether A and B change places; ``output`` bf16 or f16.
+    """
+
+    family: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    epilogue: str
+    swap: bool
+    output: str
+
+    @property
+    def shape(self) -> str:
+        """The tile as text: ``128x128x64``."""
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+class NumericStatus(StrEnum):
+    """Whether a tile computes correct numbers."""
+
+    PROVEN = "proven"
+    WRONG = "wrong"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True)
+class NumericResult:
+    """Whether a tile computes correct numbers, by its emulation on the CPU; ``why`` is the reason unless they are proven.
+
+    ``outputs`` counts values that were compared with integers, bit for bit; ``mismatches`` those that differ.
+    """
+
+    proof: NumericStatus = NumericStatus.NOT_CHECKED
+    why: str = ""
+    outputs: int = 0
+    mismatches: int = 0
+
+
+@dataclass(frozen=True)
+class TileFacts:
+    """Properties of a tile's kernel, evaluated by the engine's templates; ``numbers`` is the result of its emulation.
+
+    ``generated`` is false for a tile that the engine could instantiate but does not. A tile that does not compile has the
+    reason in plain English (``why_not``), the compiler's message (``error``) and its file:line in the tree (``where``). A tile
+    that compiles has the schedule (cooperative or pingpong), the tile scheduler (persistent or stream-k), pipeline ``stages``,
+    dynamic shared memory per CTA in bytes, and ``k_blocks``, the MMA steps along K in one tile.
+    """
+
+    tile: Tile
+    generated: bool
+    compiles: bool
+    why_not: str = ""
+    error: str = ""
+    where: str = ""
+    schedule: str = ""
+    scheduler: str = ""
+    stages: int = 0
+    smem_bytes: int = 0
+    k_blocks: int = 0
+    numbers: NumericResult = NumericResult()
+
+    @property
+    def fits(self) -> bool:
+        """Whether SM120 and SM121 can launch it."""
+        return self.compiles and self.smem_bytes <= SMEM_CAPACITY_BYTES
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """Unused shared memory in bytes; negative if the tile is too big, None if it does not compile."""
+        return SMEM_CAPACITY_BYTES - self.smem_bytes if self.compiles else None
+
+
+@dataclass(frozen=True)
+class EmulationFinding:
+    """A kind of error in an emulation, such as a rejected tensor map: its count and the first few messages."""
+
+    kind: str
+    count: int
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """The result of emulating a tile's mainloop and epilogue on the CPU.
+
+    ``passed`` means that every accumulator (``outputs``) and every bf16 value that the epilogue ``stored`` has the bits of the
+    integer reference, and that there is no finding. ``max_error`` is None if an accumulator was NaN or there was no output.
+    ``signature`` names a known kind of error that explains every mismatch.
+    ``expected_bytes`` and ``delivered_bytes`` are per pipeline stage; -1 if no stage was completed.
+    """
+
+    tile: Tile
+    fault: str
+    passed: bool
+    outputs: int = 0
+    mismatches: int = 0
+    max_error: float | None = None
+    signature: str = ""
+    stored: int = 0
+    stored_mismatches: int = 0
+    stages: int = 0
+    tensor_bytes: int = 0
+    mma_count: int = 0
+    expected_bytes: int = -1
+    delivered_bytes: int = -1
+    findings: tuple[EmulationFinding, ...] = ()

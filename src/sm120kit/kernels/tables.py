@@ -1,0 +1,103 @@
+"""The tile table of an engine, without and with the patches: properties of each kernel, and results of its emulation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sm120kit import patches, recipes
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.errors import CompileFailed
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import Workspace, mark_used
+from sm120kit.kernels import emulation
+from sm120kit.kernels import tiles as tile_facts
+from sm120kit.kernels.records import Emulation, NumericResult, NumericStatus, TileFacts
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes.target import FlashInferTarget
+
+
+def tiles(target: FlashInferTarget, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
+    """The tiles of a recipe's engine, with or without its series, and with cached results of their emulation.
+
+    ``emulated`` runs the emulations that are not cached, most of a minute each.
+    """
+    recipe, workspace = target.recipe, target.options.workspace
+    tools = toolchain.find(headers=recipe.headers)
+    tree = target.tree if patched else target.unpatched_tree
+    facts = tile_table(recipe, tree, tools, workspace)
+    (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
+    headers = export_tree(tree, workspace) / cutlass.path / "include"
+    emulator = emulation.Emulator(headers, tools, workspace.cache, tree.tree)
+    return with_numbers(facts, emulator, f"{recipe.name}, {'patched' if patched else 'unpatched'}", emulated)
+
+
+def tile_table(
+    recipe: recipes.FlashInferRecipe, tree: PatchedTree, tools: Toolchain, workspace: Workspace
+) -> tuple[TileFacts, ...]:
+    """What each tile of a tree compiles to; the tree is exported only if that is not cached."""
+    with workspace.exclusive(f"tiles-{tree.tree}"):
+        cached = tile_facts.cached_table(tree.tree, recipe.name, tools, workspace.cache)
+        return cached or tile_facts.table(export_tree(tree, workspace), tree.tree, recipe.name, tools, workspace.cache)
+
+
+def export_tree(tree: PatchedTree, workspace: Workspace) -> Path:
+    """Write a tree's files to the cache, for reading only; files with other content are written again."""
+    directory = workspace.cache / "trees" / tree.tree
+    with workspace.exclusive(f"tree-{tree.tree}"):
+        if directory.is_dir() and not patches.index_file(directory).is_file():  # of a version that did not check files again
+            shutil.rmtree(directory)
+        patches.materialise(tree, directory)
+        mark_used(directory)
+    return directory
+
+
+def with_numbers(facts: Sequence[TileFacts], emulator: emulation.Emulator, what: str, emulated: bool) -> tuple[TileFacts, ...]:
+    """Each tile with the result of its emulation; tiles with the same mainloop share a result.
+
+    ``what`` names the table in messages; ``emulated`` runs the emulations that are not cached.
+    """
+    mainloops = {fact: _mainloop(fact) for fact in facts}
+    distinct = [mainloop for mainloop in dict.fromkeys(mainloops.values()) if isinstance(mainloop, emulation.Mainloop)]
+    results: dict[emulation.Mainloop, Emulation | CompileFailed | None] = {
+        mainloop: emulator.cached(mainloop) for mainloop in distinct
+    }
+    if emulated:
+        missing = [mainloop for mainloop in distinct if not results[mainloop]]
+        if missing:
+            reporting.info(f"emulating {len(missing)} mainloops of {what}, most of a minute each")
+        with reporting.task(f"emulating {what}", len(missing)) as advance:
+            results |= emulator.run_all(missing, advance)
+    return tuple(
+        replace(
+            fact,
+            numbers=_numbers(results[mainloop]) if isinstance(mainloop, emulation.Mainloop) else NumericResult(why=mainloop),
+        )
+        for fact, mainloop in mainloops.items()
+    )
+
+
+def _mainloop(fact: TileFacts) -> emulation.Mainloop | str:
+    """The mainloop to emulate for a tile, or the reason why there is none."""
+    if not fact.compiles:
+        return "does not compile"
+    if fact.scheduler == "stream-k":
+        return "its scheduler, which divides K among CTAs, is not emulated"
+    if fact.tile.dtype not in emulation.DTYPES:
+        return f"{fact.tile.dtype} is not emulated"
+    return emulation.Mainloop.of(fact.tile, pingpong=fact.schedule == "pingpong", stages=fact.stages)
+
+
+def _numbers(result: Emulation | CompileFailed | None) -> NumericResult:
+    """The result of an emulation, for the tiles that share it."""
+    if result is None:
+        return NumericResult(why="not emulated yet")
+    if isinstance(result, CompileFailed):
+        return NumericResult(why=f"the emulation does not compile: {result.message}")
+    if result.passed:
+        return NumericResult(NumericStatus.PROVEN, "", result.outputs)
+    first = next((f"{finding.kind}: {finding.first[0]}" for finding in result.findings), "")
+    differ = f"{result.mismatches:,} of {result.outputs:,} outputs differ"
+    return NumericResult(NumericStatus.WRONG, result.signature or first or differ, result.outputs, result.mismatches)

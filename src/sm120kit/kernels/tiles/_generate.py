@@ -1,0 +1,25 @@
+"""Run FlashInfer's own kernel generator for SM120: ``python _generate.py TREE OUTPUT_DIRECTORY``.
+
+A separate program that loads only the generator, because FlashInfer's packages import torch. The one function that the
+generator imports from them compares the CUDA version; every supported toolchain (12.8 or newer) passes the comparison.
+"""
+
+import importlib
+import sys
+import types
+
+
+def main(tree: str, output: str) -> None:
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.gemm", "flashinfer.jit.gemm.cutlass"):
+        package = types.ModuleType(name)
+        package.__path__ = [f"{tree}/{name.replace('.', '/')}"]
+        sys.modules[name] = package
+    cpp_ext = types.ModuleType("flashinfer.jit.cpp_ext")
+    cpp_ext.__dict__["is_cuda_version_at_least"] = lambda version: True
+    sys.modules[cpp_ext.__name__] = cpp_ext
+    sys.dont_write_bytecode = True
+    importlib.import_module("flashinfer.jit.gemm.cutlass.generate_kernels").generate_gemm_operations(output, "120;120-real")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,281 @@
+"""Compile launcher calls with the host compiler, up to the kernel type, and cache the probe's reports.
+
+All calls of a dtype share a translation unit, because they share most of their templates: 32 calls take twice the time of one.
+A unit that does not compile is split, by shape and then into single calls, so that each call has its own result.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.memory import max_parallel, ran_out_of_memory
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import digest_of, file_sha256, owned_directory, read_record, write_record
+from sm120kit.core.toolchain import PLACEHOLDERS
+from sm120kit.kernels.records import TileFacts
+from sm120kit.kernels.tiles import diagnostics
+from sm120kit.kernels.tiles.listing import Instantiation
+
+PROBE = Path(__file__).with_name("probe")
+UNIT_BYTES = 2_000_000_000
+"""Memory in bytes per compile; the largest measured is 1.8 GB, for the 64 NVFP4 calls of 0.7.2.post1 in one unit."""
+
+INCLUDES = (
+    "csrc/nv_internal",
+    "csrc/nv_internal/include",
+    "csrc/nv_internal/tensorrt_llm/cutlass_extensions/include",
+    "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels/include",
+    "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels",
+    "csrc",
+    "include",
+    "3rdparty/cutlass/include",
+    "3rdparty/cutlass/tools/util/include",
+    "3rdparty/spdlog/include",
+    "3rdparty/cccl/cub",
+    "3rdparty/cccl/libcudacxx/include",
+    "3rdparty/cccl/thrust",
+)
+"""FlashInfer's include directories below its source tree (flashinfer/jit/env.py, flashinfer/jit/fused_moe.py)."""
+
+FLAGS = ("-std=c++17", "-fpermissive", "-DNDEBUG", "-DFLASHINFER_ENABLE_F16", "-DFLASHINFER_ENABLE_BF16")
+LANGUAGE = {"LC_ALL": "C"}  # the messages are parsed
+
+
+@dataclass(frozen=True)
+class TileFactsRecord:
+    """The facts of one call or of a table, as a file in the cache."""
+
+    facts: tuple[TileFacts, ...]
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """The host compiler with the probe's and one module's flags. ``stop`` ends it from another thread."""
+
+    program: str
+    flags: tuple[str, ...]
+    tree: Path
+    stop: threading.Event | None = None
+
+    @classmethod
+    def of(
+        cls, toolchain: Toolchain, tree: Path, definitions: Sequence[str], stop: threading.Event | None = None
+    ) -> HostCompiler:
+        """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last."""
+        major, minor = toolchain.nvcc_version.split(".")[:2]
+        cuda = toolchain.cuda_home / "include"
+        system = [path for path in (*(tree / name for name in INCLUDES), cuda, cuda / "cccl") if path.is_dir()]
+        return cls(
+            toolchain.host_compiler,
+            (
+                *FLAGS,
+                *definitions,
+                f"-D__CUDACC_VER_MAJOR__={major}",
+                f"-D__CUDACC_VER_MINOR__={minor}",
+                f"-I{PROBE}",
+                *(f"-isystem{path}" for path in system),
+                f"-idirafter{PLACEHOLDERS}",
+            ),
+            tree,
+            stop,
+        )
+
+    def run(self, *arguments: str | Path) -> process.Completed:
+        """Run the compiler; the caller checks the exit code.
+
+        Raises:
+            NotEnoughMemory: the compiler ran out of memory.
+            CompileFailed: the compiler crashed.
+        """
+        done = process.run_until([self.program, *self.flags, *arguments], self.stop, env=LANGUAGE)
+        if not done.returncode:
+            return done
+        command = f"command: {process.shell_line(done.argv, LANGUAGE)}"
+        if ran_out_of_memory(done.returncode, done.stderr):
+            raise NotEnoughMemory("the host compiler ran out of memory: a group of tiles needs 2 GB to compile", command)
+        broken = f"signal {-done.returncode}" if done.returncode < 0 else diagnostics.breakdown(done.stderr)
+        if broken:
+            raise CompileFailed(f"the host compiler crashed: {broken}", command)
+        return done
+
+    def prefix(self, head: str, directory: Path) -> Path:
+        """Write a header with the probe and the includes of a module; :meth:`precompile` makes it faster to read."""
+        directory.mkdir()
+        path = directory / "prefix.hpp"
+        path.write_text('#include "sm120kit_probe.hpp"\n' + "\n".join(re.findall(r"^#include .*$", head, re.MULTILINE)) + "\n")
+        return path
+
+    def headers(self, prefix: Path) -> str:
+        """sha256 of the content of every header that ``prefix`` reaches."""
+        listed = self._checked(prefix, "-x", "c++", "-M", prefix).stdout
+        names = re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ").split(": ", 1)[1].strip())
+        paths = {Path(name.replace("\\ ", " ")) for name in names} - {prefix}
+        return digest_of(sorted([self._name(path), file_sha256(path)] for path in paths))
+
+    def precompile(self, prefix: Path) -> None:
+        """Compile ``prefix`` once for all translation units that include it."""
+        self._checked(prefix, "-x", "c++-header", prefix, "-o", prefix.with_name(prefix.name + ".gch"))
+
+    def messages(self, calls: Sequence[Instantiation], prefix: Path, unit: Path) -> str:
+        """The compiler's messages for a translation unit with these calls, numbered from 0."""
+        unit.write_text(translation_unit(calls))
+        return self.run("-fsyntax-only", "-include", prefix, "-x", "c++", unit).stderr
+
+    def _checked(self, prefix: Path, *arguments: str | Path) -> process.Completed:
+        done = self.run(*arguments)
+        if done.returncode:
+            reason = diagnostics.first_reason(done.stderr, self.tree)
+            message = f"{reason.text} ({reason.where})" if reason else done.stderr.strip()[-500:]
+            raise CompileFailed(
+                f"the engine's launcher headers do not compile with {self.program}: {message}",
+                f"command: {process.shell_line(done.argv, LANGUAGE)}; the header: {prefix.read_text().split()}",
+            )
+        return done
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.tree)) if path.is_relative_to(self.tree) else path.name
+
+
+def translation_unit(calls: Sequence[Instantiation]) -> str:
+    """C++ text in which call number i reports its kernel as line i of the probe."""
+    lines = [calls[0].head]
+    for number, call in enumerate(calls):
+        lines += [
+            f"#define GemmUniversalAdapter Line{number}",
+            call.call,
+            "#undef GemmUniversalAdapter",
+        ]
+    aliases = "".join(f"template <class K> using Line{i} = sm120kit_probe::Adapter<K, {i}>;\n" for i in range(len(calls)))
+    return "\n".join(["namespace cutlass::gemm::device {", aliases + "}", *lines, calls[0].tail])
+
+
+class LauncherModule:
+    """The calls that share includes and flags: one precompiled header, and one translation unit per group of calls."""
+
+    def __init__(
+        self, calls: Sequence[Instantiation], compiler: HostCompiler, directory: Path, cache: Path, toolchain: Toolchain
+    ):
+        self.calls, self.compiler, self.cache = calls, compiler, cache
+        self.prefix = compiler.prefix(calls[0].head, directory)
+        self.base = [own_sources(), toolchain_key(toolchain), calls[0].definitions]
+        self.measured: dict[Instantiation, tuple[TileFacts, ...]] = {}
+
+    def look_up(self) -> None:
+        """Read the cached facts of calls that were measured with these headers, flags and compiler."""
+        self.base.append(self.compiler.headers(self.prefix))
+        for call in self.calls:
+            if self.record(call).is_file():
+                self.measured[call] = read_record(TileFactsRecord, self.record(call)).facts
+
+    def record(self, call: Instantiation) -> Path:
+        """The cache file of a call's facts."""
+        return self.cache / f"{digest_of([self.base, call.tile, call.head, call.call, call.tail])}.json"
+
+    def groups(self) -> list[list[Instantiation]]:
+        """The calls that are not measured yet, grouped by dtype; candidates, which may not compile, by shape as well."""
+        missing = [call for call in self.calls if call not in self.measured]
+        return _split(missing, lambda call: f"{call.tile.dtype} {'' if call.generated else call.tile.shape}")
+
+    def precompile(self) -> None:
+        """Precompile the header if at least two translation units include it."""
+        if len(self.groups()) > 1:
+            self.compiler.precompile(self.prefix)
+
+    def compile(self, calls: Sequence[Instantiation]) -> None:
+        """Measure a group of calls and cache the facts of each."""
+        unit = self.prefix.with_name(f"{digest_of([call.call for call in calls])[:16]}.cpp")
+        messages = self.compiler.messages(calls, self.prefix, unit)
+        reason = diagnostics.first_reason(messages, self.compiler.tree)
+        if reason and len(calls) > 1:
+            shapes = _split(calls, lambda call: call.tile.shape)
+            for part in shapes if len(shapes) > 1 else [[call] for call in calls]:
+                self.compile(part)
+            return
+        reports = diagnostics.reports(messages)
+        for number, call in enumerate(calls):
+            if reason and reason.about_tile and "sm120kit_probe::Adapter" not in reason.text:
+                why = diagnostics.plain(reason.text, call.tile)
+                facts = [TileFacts(call.tile, call.generated, False, why, reason.text, reason.where)]
+            elif reason:
+                facts = []
+            else:
+                facts = [
+                    TileFacts(
+                        call.tile,
+                        call.generated,
+                        True,
+                        schedule=report.schedule,
+                        scheduler=report.scheduler,
+                        stages=report.stages,
+                        smem_bytes=report.smem_bytes,
+                        k_blocks=report.k_blocks,
+                    )
+                    for report in reports
+                    if report.line == number
+                ]
+            if not facts:
+                cause = f"{reason.text} ({reason.where})" if reason else "the probe reported nothing"
+                raise CompileFailed(
+                    f"the compiler made no kernel of {call.call}: {cause}",
+                    "sm120kit tiles does not support the launcher of this engine version",
+                )
+            self.measured[call] = tuple(facts)
+            write_record(self.record(call), TileFactsRecord(tuple(facts)))
+
+
+def measure(
+    calls: Sequence[Instantiation], tree: Path, toolchain: Toolchain, cache: Path, advance: Callable[[int], None]
+) -> dict[Instantiation, tuple[TileFacts, ...]]:
+    """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged."""
+    tree, stop = tree.resolve(), threading.Event()
+    cache.mkdir(parents=True, exist_ok=True)
+    with owned_directory(cache, ".work-") as directory, ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
+        try:
+            modules = [
+                LauncherModule(
+                    group,
+                    HostCompiler.of(toolchain, tree, group[0].definitions, stop),
+                    directory / group[0].module,
+                    cache / "units",
+                    toolchain,
+                )
+                for group in _split(calls, lambda call: call.module)
+            ]
+            list(pool.map(LauncherModule.look_up, modules))
+            advance(sum(len(module.measured) for module in modules))
+            list(pool.map(LauncherModule.precompile, modules))
+            waiting = {pool.submit(module.compile, group): len(group) for module in modules for group in module.groups()}
+            for done in as_completed(waiting):
+                done.result()
+                advance(waiting[done])
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {call: facts for module in modules for call, facts in module.measured.items()}
+
+
+def _split(calls: Sequence[Instantiation], key: Callable[[Instantiation], str]) -> list[list[Instantiation]]:
+    parts: dict[str, list[Instantiation]] = {}
+    for call in calls:
+        parts.setdefault(key(call), []).append(call)
+    return list(parts.values())
+
+
+def toolchain_key(toolchain: Toolchain) -> list[str]:
+    """The parts of a toolchain that a kernel type depends on: host compiler and CUDA headers, independent of their paths."""
+    version = toolchain.cuda_home / "include" / "cuda_runtime_api.h"
+    return [toolchain.host_version, toolchain.nvcc_version, file_sha256(version) if version.is_file() else "absent"]
+
+
+def own_sources() -> list[str]:
+    """The sha256 of every file that a measurement depends on: this package with its probe, and the placeholder headers."""
+    files = [path for base in (Path(__file__).parent, PLACEHOLDERS) for path in sorted(base.rglob("*"))]
+    return [file_sha256(path) for path in files if path.suffix in (".py", ".h", ".hpp")]

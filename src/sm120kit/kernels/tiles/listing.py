@@ -1,0 +1,190 @@
+"""List the kernels that an engine instantiates for SM120, from its own generators, each as C++ text."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import process
+from sm120kit.core.errors import ExpectationFailed
+from sm120kit.kernels.records import Tile
+
+GROUPED = "INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM"
+ARGUMENTS = {
+    GROUPED: "arch act weight output epilogue_schedule epilogue_tag fusion m n k cga_m cga_n cga_k mxfpx dynamic_cga bias swap",
+    "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER": "output m n k cga_m cga_n cga_k sm swap",
+    "INSTANTIATE_MXFP8_GEMM_KERNEL_LAUNCHER_SM120": "output m n k swap",
+}
+"""The launcher macros whose kernels use CUTLASS's GemmUniversalAdapter, with the names of their arguments in order."""
+
+DENSE_DTYPE = {"INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER": "nvfp4", "INSTANTIATE_MXFP8_GEMM_KERNEL_LAUNCHER_SM120": "mxfp8"}
+GROUPED_DTYPE = {
+    ("SafeFP4", "SafeFP4", "false"): "nvfp4",
+    ("SafeFP4", "SafeFP4", "true"): "mxfp4",
+    ("__nv_fp8_e4m3", "__nv_fp8_e4m3", "true"): "mxfp8",
+    ("__nv_fp8_e4m3", "SafeFP4", "true"): "fp8xmxfp4",
+}
+OUTPUT = {"half": "f16", "__nv_bfloat16": "bf16"}
+
+CANDIDATES = (
+    ("grouped", "nvfp4", 128, 128, 64),
+    ("grouped", "nvfp4", 256, 128, 64),
+    ("grouped", "nvfp4", 128, 256, 64),
+    ("grouped", "fp8xmxfp4", 128, 128, 64),
+    ("dense", "nvfp4", 128, 128, 64),
+)
+"""Tiles that are measured even if the engine does not generate them: those of the K=64 question (patches/README.md)."""
+
+LISTED_ONCE = "fp8xmxfp4"
+"""The dtype whose candidates are listed once, with bf16 and without swap: each tile that does not compile takes seconds."""
+
+
+UNSUPPORTED = "sm120kit tiles does not support this engine version"
+
+
+@dataclass(frozen=True)
+class Instantiation:
+    """A launcher macro call. ``head`` and ``tail`` are the C++ text around it, common to the calls of a ``module``."""
+
+    tile: Tile
+    module: str
+    head: str
+    call: str
+    tail: str
+    definitions: tuple[str, ...]
+    generated: bool = True
+
+
+def instantiations(tree: Path) -> list[Instantiation]:
+    """All calls that the engine generates for SM120, then the candidates that it does not generate.
+
+    Raises:
+        ExpectationFailed: the generators differ from those of the supported engine versions.
+    """
+    generated = [*_grouped(tree), *_dense(tree)]
+    tiles = {call.tile for call in generated}
+    return generated + [call for call in _candidates(generated) if call.tile not in tiles]
+
+
+def _grouped(tree: Path) -> Iterator[Instantiation]:
+    definitions = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", "gen_cutlass_fused_moe_sm120_module"))
+    with tempfile.TemporaryDirectory(prefix="sm120kit-tiles-") as directory:
+        process.run([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree, directory])
+        for path in sorted(Path(directory, "gemm_grouped", "120").glob("*.cu")):
+            yield from parse(path.read_text(), "fused_moe", definitions)
+
+
+def _dense(tree: Path) -> Iterator[Instantiation]:
+    source = "flashinfer/jit/gemm/core.py"
+    for node in _module(tree, source).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("gen_gemm_sm120_module_cutlass_"):
+            template, lists = _dense_lists(node)
+            text = (tree / "csrc" / template).read_text()
+            for m, n, k in lists["cta_m_n_k_list"]:
+                for dtype in lists["dtype_list"]:
+                    values = {"type": dtype, "cta_m": m, "cta_n": n, "cta_k": k}
+                    yield from parse(_render(text, values), template.removesuffix(".jinja"), _definitions(node))
+
+
+def parse(source: str, module: str, definitions: tuple[str, ...]) -> list[Instantiation]:
+    """The launcher calls of one generated source file. Preprocessor conditions around them are assumed true."""
+    source = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
+    source = re.sub(r"^#(if|endif)\b.*\n?", "", source, flags=re.MULTILINE)
+    calls = list(re.finditer(r"\b(INSTANTIATE_\w+)\s*\(([^()]*)\)\s*;?", source))
+    unknown = {call[1] for call in calls} - ARGUMENTS.keys()
+    if unknown or not calls:
+        problem = f"calls {', '.join(sorted(unknown))}" if unknown else "has no launcher call"
+        raise ExpectationFailed(f"a generated source of {module} {problem}", UNSUPPORTED)
+    head, tail = source[: calls[0].start()].strip() + "\n", source[calls[-1].end() :].strip() + "\n"
+    return [
+        Instantiation(_tile(call[1], call[2]), module, head, f"{call[1]}({_normalized(call[2])});", tail, definitions)
+        for call in calls
+    ]
+
+
+def _normalized(arguments: str) -> str:
+    return ", ".join(argument.strip() for argument in arguments.split(","))
+
+
+def _tile(macro: str, arguments: str) -> Tile:
+    values = dict(zip(ARGUMENTS[macro].split(), _normalized(arguments).split(", "), strict=False))
+    kind = (values.get("act", ""), values.get("weight", ""), values.get("mxfpx", ""))
+    return Tile(
+        family="grouped" if macro == GROUPED else "dense",
+        dtype=DENSE_DTYPE.get(macro) or GROUPED_DTYPE.get(kind) or "x".join(kind[:2]),
+        m=int(values["m"]),
+        n=int(values["n"]),
+        k=int(values["k"]),
+        epilogue=values.get("fusion", "none").lower(),
+        swap=values.get("swap") == "true",
+        output=OUTPUT.get(values["output"], values["output"]),
+    )
+
+
+def _candidates(generated: list[Instantiation]) -> Iterator[Instantiation]:
+    """The candidate tiles: the engine's calls for a family and dtype, with another tile shape."""
+    listed = set()
+    for family, dtype, m, n, k in CANDIDATES:
+        for call in generated:
+            tile = replace(call.tile, m=m, n=n, k=k)
+            required = dtype != LISTED_ONCE or (tile.output, tile.swap) == ("bf16", False)
+            if (tile.family, tile.dtype) == (family, dtype) and required and tile not in listed:
+                listed.add(tile)
+                shape = f"{call.tile.m}, {call.tile.n}, {call.tile.k}"
+                yield replace(call, tile=tile, call=call.call.replace(shape, f"{m}, {n}, {k}", 1), generated=False)
+
+
+def _module(tree: Path, source: str) -> ast.Module:
+    try:
+        return ast.parse((tree / source).read_text())
+    except OSError as error:
+        raise ExpectationFailed(f"{tree} has no {source}", "sm120kit tiles supports FlashInfer source trees") from error
+
+
+def _function(tree: Path, source: str, name: str) -> ast.FunctionDef:
+    for node in _module(tree, source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise ExpectationFailed(f"{source} has no function {name}", UNSUPPORTED)
+
+
+def _definitions(function: ast.FunctionDef) -> tuple[str, ...]:
+    """The ``-D`` flags that a module's function passes to nvcc; ``extra_cflags`` are for the C++ compiler only."""
+    for_host = {
+        inner
+        for node in ast.walk(function)
+        if isinstance(node, ast.keyword) and node.arg == "extra_cflags"
+        for inner in ast.walk(node)
+    }
+    constants = (node.value for node in ast.walk(function) if isinstance(node, ast.Constant) and node not in for_host)
+    return tuple(sorted({value for value in constants if isinstance(value, str) and value.startswith("-D")}))
+
+
+def _dense_lists(function: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
+    """A dense module's template file and its literal lists."""
+    strings = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    templates = [value for value in strings if value.endswith(".jinja")]
+    lists = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("cta_m_n_k_list", "dtype_list")
+    }
+    if len(templates) != 1 or len(lists) != 2:
+        raise ExpectationFailed(
+            f"{function.name} does not have one template, a cta_m_n_k_list and a dtype_list",
+            UNSUPPORTED,
+        )
+    return templates[0], lists
+
+
+def _render(template: str, values: Mapping[str, object]) -> str:
+    """Replace ``{{ name }}``, the only form that the launcher templates use."""
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name: str(values[name[1]]), template)

@@ -1,0 +1,109 @@
+"""Apply series to a checkout: commits with the same ids on every machine.
+
+First our headers from ``cutlass_overrides/``, then a commit per patch that applies. No working directory is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict
+from sm120kit.patches.drift import Step, steps
+from sm120kit.patches.format import Patch
+from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
+from sm120kit.patches.series import load_for_tree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, VendoredProject
+
+REFS = "refs/sm120kit/patched"
+"""Below it, each patched commit has a ref named after its id, so that git does not collect it."""
+
+OVERRIDES_MESSAGE = """\
+overrides: add the headers of cutlass_overrides
+
+They lie before CUTLASS's own on the include path. The patches above hook into them.
+"""
+
+
+def apply(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path, overrides: Path) -> PatchedTree:
+    """Apply our headers and every patch for these versions to a checkout, as reproducible commits.
+
+    All or nothing: if a patch conflicts or is already upstream, no ref of the repository changes.
+
+    Raises:
+        BadPatch: a series is not well-formed, a patch leaves its project, or an override would hide an upstream header.
+        PatchConflict: patches do not apply; the message has file, line and hunk of each conflict.
+        PatchAlreadyUpstream: the checkout already contains what a patch changes.
+    """
+    repository = Repository(checkout.repository)
+    commit, tree = checkout.commit, _with_overrides(repository, checkout, inside, overrides)
+    if tree != checkout.tree:
+        commit = repository.commit_tree(tree, commit, OVERRIDES_MESSAGE)
+    tried = list(steps(checkout, inside, load_for_tree(checkout.pin, inside, root), tree))
+    _require_all_apply(tried)
+    applied = []
+    for step in tried:
+        if step.status.state is PatchState.APPLIES:
+            patch, tree = step.patch, step.tree
+            date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
+            commit = repository.commit_tree(tree, commit, commit_message(patch), author=patch.author, date=date)
+            applied.append(AppliedPatch(patch.project, patch.slug, patch.sha256, commit))
+    repository.set_ref(f"{REFS}/{commit}", commit)
+    return PatchedTree(checkout, inside, commit, tree, tuple(applied))
+
+
+def compose(
+    checkout: Checkout, inside: tuple[VendoredProject, ...], chosen: Sequence[Patch], overrides: Path | None
+) -> tuple[str, tuple[Step, ...]]:
+    """The git tree id below some patches, and a step for each of them. No commit is made.
+
+    The tree contains our headers unless ``overrides`` is None. ``chosen`` is in the order in which a series is applied.
+    """
+    tree = _with_overrides(Repository(checkout.repository), checkout, inside, overrides) if overrides else checkout.tree
+    return tree, tuple(steps(checkout, inside, chosen, tree))
+
+
+def commit_message(patch: Patch) -> str:
+    """The message of a patch's commit: its own, and a last trailer ``Patch`` with the name of its file."""
+    return f"{patch.subject}\n\n{patch.body}\nPatch: {patch.name}\n"
+
+
+def _require_all_apply(tried: list[Step]) -> None:
+    conflicts = [step.status for step in tried if step.status.state is PatchState.CONFLICTS]
+    if conflicts:
+        lines = [f"{s.project}/{s.slug} does not apply to {s.project} {s.version}:\n{s.detail}" for s in conflicts]
+        raise PatchConflict(
+            "\n".join(lines),
+            "tighten its Applies-To and add a variant <slug>--<name>.patch for this version",
+        )
+    upstream = [step for step in tried if step.status.state is PatchState.ALREADY_UPSTREAM]
+    if upstream:
+        lines = [
+            f"{step.patch.name} is already in {step.status.project} {step.status.version}"
+            f" (Applies-To: {step.patch.trailer('Applies-To')}; Drop-When: {step.patch.trailer('Drop-When')})"
+            for step in upstream
+        ]
+        raise PatchAlreadyUpstream(
+            "\n".join(lines), "end its Applies-To below this version, or drop it if its Drop-When is fulfilled"
+        )
+
+
+def _with_overrides(repository: Repository, checkout: Checkout, inside: tuple[VendoredProject, ...], overrides: Path) -> str:
+    """The git tree id of a checkout with our headers among those of CUTLASS; unchanged if it does not contain CUTLASS."""
+    base = overrides / "include"
+    files = sorted(path for path in base.rglob("*") if path.is_file() and not path.name.startswith("."))
+    cutlass = next((p for p in projects_in_tree(checkout.pin, inside) if p.project == "cutlass"), None)
+    if cutlass is None or not files:
+        return checkout.tree
+    upstream = set(repository.paths(checkout.tree, f"{cutlass.prefix}include"))
+    with repository.index(checkout.tree) as index:
+        for file in files:
+            path = f"{cutlass.prefix}include/{file.relative_to(base).as_posix()}"
+            if path in upstream:
+                raise BadPatch(
+                    f"{file} would hide {path} of {cutlass.project} {cutlass.version}",
+                    "give it a name of its own below include/sm120kit and let a patch hook into it",
+                )
+            index.add(path, file.read_bytes())
+        return index.write_tree()

@@ -1,0 +1,64 @@
+"""Fetch a source and apply its patch series; both are skipped when a record of the same pin and series exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sm120kit import sources
+from sm120kit.core import reporting
+from sm120kit.core.state import Workspace, data_root, digest_of, file_sha256, read_record, write_record
+from sm120kit.patches.apply import apply
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import Pin, VendoredProject
+
+_FORMAT = 2
+"""Part of a record's key: raised when more is checked than before, so that existing trees are patched again."""
+
+PATCHES, OVERRIDES = "patches", "cutlass_overrides"
+"""Directories below the data directory."""
+
+
+def series_files() -> dict[str, str]:
+    """The sha256 of every file of the patch series and of the CUTLASS overrides, by path below the data directory."""
+    root = data_root()
+    files = [path for name in (PATCHES, OVERRIDES) for path in sorted((root / name).rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): file_sha256(path) for path in files}
+
+
+def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Options, files: Mapping[str, str]) -> PatchedTree:
+    """Fetch a source, apply the series of its project and of the projects inside it, and record the result.
+
+    ``files`` is from :func:`series_files`.
+
+    Raises:
+        WrongSource: the source, or a project inside it, is not the project or version that the recipe names.
+        PatchConflict, PatchAlreadyUpstream, BadPatch: see :func:`sm120kit.patches.apply`.
+    """
+    cached = cached_tree(pin, inside, options.workspace, files)
+    if cached is not None:
+        return cached
+    checkout = sources.fetch(pin, options.workspace, options.origin)
+    with reporting.step(f"applying the patches for {pin.project} {pin.version}"):
+        tree = apply(checkout, inside, data_root() / PATCHES, data_root() / OVERRIDES)
+    write_record(record_path(pin, inside, options.workspace, files), tree)
+    return tree
+
+
+def cached_tree(
+    pin: Pin, inside: tuple[VendoredProject, ...], workspace: Workspace, files: Mapping[str, str]
+) -> PatchedTree | None:
+    """The recorded tree of a source with the present series, or None. Needs no network."""
+    record = record_path(pin, inside, workspace, files)
+    if not record.is_file():
+        return None
+    tree = read_record(PatchedTree, record)
+    repository = workspace.checkouts / sources.checkout_name(pin)
+    return tree if tree.checkout.repository == repository and repository.is_dir() else None
+
+
+def record_path(pin: Pin, inside: tuple[VendoredProject, ...], workspace: Workspace, files: Mapping[str, str]) -> Path:
+    """Path of the record of a source's tree. Its name is a digest of the pin, every patch file and every override."""
+    key = digest_of([_FORMAT, pin, inside, [list(file) for file in files.items()]])
+    return workspace.cache / "trees" / f"{key}.json"

@@ -1,0 +1,250 @@
+"""How each patch of a series fits a version: applies, conflicts, already upstream, or not for this version.
+
+git applies each patch to a temporary index; no working directory is involved. There is no fuzz: every context line must match
+exactly. A hunk may apply some lines away from the line it was written for if it fits nowhere else; its
+status reports the offset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from sm120kit.core.errors import BadPatch, BadRecipe, WrongSource
+from sm120kit.core.process import Completed
+from sm120kit.patches.diff import FILE_MODES, Hunk
+from sm120kit.patches.format import Patch
+from sm120kit.patches.locate import ambiguities
+from sm120kit.patches.records import PatchState, PatchStatus, TreeProject, projects_in_tree
+from sm120kit.patches.series import load_for_tree
+from sm120kit.sources.git import GitIndex, Repository
+from sm120kit.sources.records import Checkout, VendoredProject
+
+MAX_PLACES = 20
+"""Limit for the lines that an ambiguous hunk is reported for."""
+
+_OFFSET = re.compile(r"Hunk #(\d+) succeeded at \d+ \(offset (-?\d+) lines?\)\.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A patch, its status on the tree below it, and the git tree id above it: unchanged if the patch was not applied."""
+
+    patch: Patch
+    status: PatchStatus
+    tree: str
+
+
+def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) -> tuple[PatchStatus, ...]:
+    """The status of each patch of each project in a checkout, on top of the patches before it that apply.
+
+    Raises:
+        BadPatch: a series is not well-formed.
+    """
+    patches = load_for_tree(checkout.pin, inside, root)
+    return tuple(step.status for step in steps(checkout, inside, patches, checkout.tree))
+
+
+def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequence[Patch], tree: str) -> Iterator[Step]:
+    """Try patches in order, each on ``tree`` with the patches before it that apply.
+
+    Raises:
+        BadPatch: a patch changes files outside its project, or git rejects it.
+        BadRecipe: the checkout has no directory at the path of a project inside it.
+        WrongSource: the checkout contains another version of CUTLASS than the recipe names.
+    """
+    repository = Repository(checkout.repository)
+    projects = projects_in_tree(checkout.pin, inside)
+    by_name = {project.project: project for project in projects}
+    _require_projects(repository, tree, projects)
+    with repository.index(tree) as index:
+        for patch in patches:
+            project = by_name[patch.project]
+            state, detail = _try_patch(index, patch, project)
+            if state is PatchState.APPLIES:
+                before, tree = tree, index.write_tree()
+                _require_own_files(repository, (before, tree), patch, project, projects)
+            yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail), tree)
+
+
+def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str]:
+    """Apply a patch to an index if it applies; its state and the detail of it."""
+    if not patch.is_for(project.version):
+        return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}"
+    check = _git_apply(index, patch, project, "--check")
+    offsets = _offsets(check.stderr, project)
+    ambiguous = list(_ambiguous(index, patch, project, offsets)) if check.returncode == 0 else []
+    applies = check.returncode == 0
+    # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
+    if (not applies or offsets) and _git_apply(index, patch, project, "--check", "--reverse").returncode == 0:
+        return PatchState.ALREADY_UPSTREAM, f"Drop-When: {patch.trailer('Drop-When')}"
+    if not applies:
+        return PatchState.CONFLICTS, "\n".join(_conflicts(index, check.stderr, patch, project))
+    if ambiguous:
+        return PatchState.CONFLICTS, "\n".join(ambiguous)
+    result = _git_apply(index, patch, project)
+    if result.returncode != 0:
+        raise BadPatch(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
+    return PatchState.APPLIES, "; ".join(_describe(offsets))
+
+
+def _git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
+    directory = [f"--directory={project.prefix}"] if project.prefix else []
+    arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-p1", *directory, *options, "-"]
+    return index.git(*arguments, stdin=patch.diff, check=False)
+
+
+def _offsets(output: str, project: TreeProject) -> dict[str, dict[int, int]]:
+    """By path and number, the hunks that apply at another line than the patch gives: by how many lines, from ``git apply``."""
+    offsets: dict[str, dict[int, int]] = {}
+    path = ""
+    for line in output.splitlines():
+        match = _OFFSET.match(line)
+        if line.startswith("Checking patch "):
+            path = line.removeprefix("Checking patch ").removesuffix("...").removeprefix(project.prefix)
+        elif match:
+            offsets.setdefault(path, {})[int(match[1])] = int(match[2])
+    return offsets
+
+
+def _describe(offsets: dict[str, dict[int, int]]) -> Iterator[str]:
+    """A line per file and offset."""
+    for path, by_number in offsets.items():
+        hunks_at: dict[int, list[str]] = {}
+        for number, offset in by_number.items():
+            hunks_at.setdefault(offset, []).append(str(number))
+        for offset, hunks in hunks_at.items():
+            plural = len(hunks) > 1
+            yield (
+                f"{path}: {'hunks' if plural else 'hunk'} {', '.join(hunks)} {'lie' if plural else 'lies'}"
+                f" {abs(offset)} lines further {'down' if offset > 0 else 'up'}"
+            )
+
+
+def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, offsets: dict[str, dict[int, int]]) -> Iterator[str]:
+    """A line per hunk that git would apply at another line than its own although it fits elsewhere too."""
+    for path, by_number in offsets.items():
+        content = index.git("cat-file", "blob", f":0:{project.prefix}{path}").raw
+        hunks = [hunk for hunk in patch.hunks if hunk.path == path]
+        for hunk, starts in ambiguities(hunks, by_number, content):
+            places = ", ".join(map(str, starts[:MAX_PLACES])) + (", ..." if len(starts) > MAX_PLACES else "")
+            applied = hunk.start + by_number[hunk.number]
+            yield (
+                f"  {path}:{hunk.start}: {_hunk_name(hunk, patch)} does not fit there and is ambiguous: git would apply it"
+                f" at line {applied}; it fits at {f'lines {places}' if starts else 'no line in the order of the hunks'}"
+            )
+
+
+def _conflicts(index: GitIndex, output: str, patch: Patch, project: TreeProject) -> list[str]:
+    """Conflicts of a patch from the output of ``git apply``: a line per file with its path, line and hunk."""
+    conflicts, paths = [], set()
+    for line in output.splitlines():
+        if not line.startswith("error: ") or line.endswith(("patch does not apply", "while searching for:")):
+            continue
+        text = line.removeprefix("error: ").removeprefix("patch failed: ").removeprefix(project.prefix)
+        path, _, reason = text.partition(":")
+        paths.add(path)
+        hunks = [hunk for hunk in patch.hunks if hunk.path == path]
+        if reason.isdigit():
+            hunk = next((hunk for hunk in hunks if hunk.start == int(reason)), None)
+            conflicts.append(f"  {path}:{reason}: {_hunk_name(hunk, patch) if hunk else 'a hunk'} does not fit")
+        elif hunks and reason == " does not exist in index":
+            conflicts.append(f"  {path}:{hunks[0].start}: {_hunk_name(hunks[0], patch)}: there is no such file")
+        elif hunks and reason == " already exists in index":
+            conflicts.append(f"  {path}:1: {_hunk_name(hunks[0], patch)}: the file exists already, with other content")
+        else:
+            conflicts.append(f"  {text}")
+    return conflicts + _made_for(index, patch, project, paths)
+
+
+def _made_for(index: GitIndex, patch: Patch, project: TreeProject, paths: set[str]) -> list[str]:
+    """The versions of the conflicting files: per file, the blob that its diff was made from and the tree's."""
+    lines = []
+    for file in patch.files:
+        if file.path in paths and file.old.strip("0"):
+            entry = index.git("ls-files", "--stage", "-z", "--", f":(literal){project.prefix}{file.path}").stdout
+            blob = entry.split()[1] if entry else ""
+            made_for = f"  {file.path}: the patch was made for the version with blob {file.old[:12]}"
+            if blob == file.old:
+                lines.append(f"{made_for}, which is that of the tree: its hunks or its index line are corrupt")
+            else:
+                lines.append(
+                    f"{made_for}; {project.project} {project.version} has {f'blob {blob[:12]}' if blob else 'no such file'}"
+                )
+    return lines
+
+
+def _hunk_name(hunk: Hunk, patch: Patch) -> str:
+    return f"hunk {hunk.number} {hunk.header} (line {hunk.line} of {patch.slug}.patch)"
+
+
+def _require_projects(repository: Repository, tree: str, projects: list[TreeProject]) -> None:
+    """Require a directory for each project inside a tree, and CUTLASS to have the version of the recipe."""
+    for project in projects:
+        if project.path:
+            try:
+                repository.subtree(tree, project.path)
+            except FileNotFoundError:
+                own = projects[-1]
+                raise BadRecipe(
+                    f"{own.project} {own.version} has no directory {project.path}, where {project.project} should be",
+                    f"correct the path of [sources.{project.project}] in the recipe",
+                ) from None
+        if project.project == "cutlass":
+            _require_cutlass(repository, tree, project)
+
+
+def _require_cutlass(repository: Repository, tree: str, cutlass: TreeProject) -> None:
+    """Require the version that CUTLASS's ``version.h`` states. No other project with a series lies inside another."""
+    path = f"{cutlass.prefix}include/cutlass/version.h"
+    try:
+        text = repository.read(tree, path).decode(errors="replace")
+    except FileNotFoundError:
+        text = ""
+    defines = dict(re.findall(r"^#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)$", text, re.MULTILINE))
+    version = ".".join(defines.get(name, "") for name in ("MAJOR", "MINOR", "PATCH"))
+    complete = len(defines) == 3
+    if not complete or Version(version) != Version(cutlass.version):
+        raise WrongSource(
+            f"{path} states {f'version {version}' if complete else 'no version'}; the recipe has cutlass {cutlass.version}",
+            "correct version or path of [sources.cutlass] in the recipe",
+        )
+
+
+def _require_own_files(
+    repository: Repository, trees: tuple[str, str], patch: Patch, project: TreeProject, projects: list[TreeProject]
+) -> None:
+    """Require that a patch changed only plain files of its project, and into the blobs of its index lines.
+
+    ``trees`` are the trees before and after it. If a file is not the version that the patch was made for, its blob ids differ
+    on both sides.
+    """
+    problems = []
+    made_for = {f"{project.prefix}{file.path}": file for file in patch.files if file.old}
+    raw = repository.git("diff-tree", "-r", "-z", "--raw", "--numstat", "--no-renames", *trees).raw.split(b"\0")
+    pairs = sum(token.startswith(b":") for token in raw[::2])
+    for modes, name in zip(raw[: 2 * pairs : 2], raw[1 : 2 * pairs : 2], strict=True):
+        path = name.decode(errors="replace")
+        old_mode, new_mode, *blobs, _ = modes.decode().removeprefix(":").split()
+        owner = max((p for p in projects if path.startswith(p.prefix)), key=lambda p: len(p.prefix), default=None)
+        if owner != project:
+            problems.append(f"  {path} is not a file of {project.project}" + (f" but of {owner.project}" if owner else ""))
+        if not {old_mode, new_mode} <= {"000000", *FILE_MODES}:
+            problems.append(f"  {path} is a link or submodule, not a plain file")
+        file = made_for.get(path)
+        if file and (file.old == blobs[0]) != (file.new == blobs[1]):
+            problems.append(
+                f"  {path}: the index line (line {file.line} of {patch.slug}.patch) was made for the version with blob"
+                f" {file.old} and gives {file.new}; applied to {blobs[0]}, the patch gives {blobs[1]}:"
+                " the index line or a hunk is corrupt"
+            )
+    binary = [token.removeprefix(b"-\t-\t").decode(errors="replace") for token in raw[2 * pairs :] if token[:4] == b"-\t-\t"]
+    problems += [f"  {path} is a binary file: only text can be reviewed" for path in binary]
+    if not raw[:-1]:
+        problems.append("  it changes nothing")
+    if problems:
+        raise BadPatch("\n".join([f"{patch.name} on {project.project} {project.version}:", *problems]))

@@ -1,0 +1,192 @@
+"""Edit a series: a directory with a commit per patch, whose commits become the patch files again.
+
+The git configuration of the directory records what it was created from: recipe, pin, and the patches of the series.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core.errors import BadPatch, EditMismatch, StateUnwritable
+from sm120kit.core.state import digest_of, disk_errors, write_atomic
+from sm120kit.patches.apply import REFS
+from sm120kit.patches.export import export, write_back
+from sm120kit.patches.records import PatchedTree, projects_in_tree
+from sm120kit.patches.series import load_for_tree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Pin, VendoredProject
+
+_BASE = "refs/sm120kit/base"
+"""In a repository that :func:`edit` made: the commit below the series."""
+
+SERIES = "refs/heads/series"
+"""In a repository that :func:`edit` made: the branch with a commit per patch."""
+
+_SECTION = "sm120kit"
+"""Section of the git configuration with an :class:`EditRecord`."""
+
+
+@dataclass(frozen=True)
+class EditRecord:
+    """The origin of a directory that :func:`edit` made.
+
+    ``pin`` is the digest of the recipe's pins, ``series`` that of ``patches``: the sha256 of each applied patch by name, in
+    order. ``commits`` are the commits of the series.
+    """
+
+    recipe: str
+    pin: str
+    series: str
+    patches: dict[str, str]
+    commits: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, recipe: str, pin: Pin, inside: tuple[VendoredProject, ...], patches: dict[str, str], commits: Sequence[str]
+    ) -> EditRecord:
+        """The record of a recipe with these patches."""
+        return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits))
+
+    def section(self) -> str:
+        """The record as a section of git's configuration."""
+        values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
+        values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
+        values += [("commit", commit) for commit in self.commits]
+        escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+        return "".join([f"[{_SECTION}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+
+    @classmethod
+    def read(cls, repository: Repository, config: Path) -> EditRecord | None:
+        """Read the record in a configuration file, or None if there is none.
+
+        git, which works on ``repository``, parses the file; it includes no other file and applies no setting of it.
+        """
+        if config.is_symlink() or not config.is_file():
+            return None
+        keys = rf"^{_SECTION}\.(recipe|pin|series|patch|commit)$"
+        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", keys, check=False)
+        values: dict[str, list[str]] = {}
+        for entry in listed.raw.decode(errors="replace").split("\0"):
+            key, _, value = entry.partition("\n")
+            values.setdefault(key.removeprefix(f"{_SECTION}."), []).append(value)
+        single = [values.get(key, []) for key in ("recipe", "pin", "series")]
+        if any(len(value) != 1 for value in single):
+            return None
+        patches = {name: sha256 for name, _, sha256 in (value.partition(" ") for value in values.get("patch", []))}
+        recipe, pin, series = (value[0] for value in single)
+        return cls(recipe, pin, series, patches, tuple(values.get("commit", [])))
+
+
+def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
+    """Create a git repository in ``directory`` with the series as commits on branch ``series``, for a developer to edit.
+
+    ``recipe`` is the recipe of the tree as an argument of commands.
+
+    Raises:
+        StateUnwritable: the directory is not empty.
+    """
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
+    repository = Repository.init(directory / ".git")
+    base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
+    repository.git("fetch", "--quiet", "--", tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
+    repository.git("update-ref", _BASE, base)
+    repository.git("symbolic-ref", "HEAD", SERIES)
+    repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
+    repository.make_worktree()
+    patches = {f"{patch.project}/{patch.slug}": patch.sha256 for patch in tree.patches}
+    commits = [patch.commit for patch in tree.patches]
+    record = EditRecord.of(recipe, tree.checkout.pin, tree.inside, patches, commits)
+    config = directory / ".git/config"
+    write_atomic(config, config.read_bytes() + record.section().encode())
+
+
+def export_edits(
+    directory: Path,
+    recipe: str,
+    pin: Pin,
+    inside: tuple[VendoredProject, ...],
+    root: Path,
+    overwrite: Collection[str] = (),
+) -> list[Path]:
+    """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
+
+    ``pin`` and ``inside`` are those of ``recipe``; for ``overwrite`` see :func:`write_back`.
+
+    Raises:
+        EditMismatch: ``edit`` did not make the directory, or made it from other pins, or the series changed since.
+        BadPatch: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
+        PatchOverwritten: see :func:`write_back`.
+    """
+    edited = directory.absolute() / ".git"
+    with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
+        # The configuration of the edited repository may name programs to run, so git works on a copy.
+        repository = Repository.init(Path(scratch) / "repository")
+        record = EditRecord.read(repository, edited / "config")
+        fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--"]
+        result = repository.git(*fetch, edited, f"{_BASE}:{_BASE}", f"HEAD:{SERIES}", check=False) if record else None
+        if record is None or result is None or result.returncode != 0:
+            reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
+            raise EditMismatch(
+                f"{directory} was not made by `sm120kit patch edit`{reason}",
+                "start with `sm120kit patch edit RECIPE --into DIR`",
+            )
+        repository.git("symbolic-ref", "HEAD", SERIES)
+        commits = repository.git("rev-list", "--reverse", f"{_BASE}..{SERIES}").stdout.split()
+        present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, root), commits)
+        _require_same_origin(directory, record, present)
+        if (edited / "HEAD").read_text(errors="replace").strip() != f"ref: {SERIES}":
+            raise BadPatch(
+                f"HEAD of {directory} is not branch series: a rebase is not finished, or another branch is checked out",
+                "finish with `git rebase --continue`, or `git switch series`; `git branch -f series` moves series to HEAD",
+            )
+        with repository.index(SERIES) as index:
+            if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
+                raise BadPatch(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
+        projects = projects_in_tree(pin, inside)
+        changed = write_back(repository, export(repository, _BASE, SERIES, projects), projects, root, overwrite)
+        if changed:
+            after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, root), commits)
+            config = Path(scratch) / "config"
+            config.write_bytes((edited / "config").read_bytes())
+            repository.git("config", "--file", config, "--remove-section", _SECTION)
+            write_atomic(edited / "config", config.read_bytes() + after.section().encode())
+        return changed
+
+
+def _applied(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> dict[str, str]:
+    """The sha256 of each patch below ``root`` that is for a tree, by name, in order."""
+    versions = {project.project: project.version for project in projects_in_tree(pin, inside)}
+    patches = load_for_tree(pin, inside, root)
+    return {patch.name: patch.sha256 for patch in patches if patch.is_for(versions[patch.project])}
+
+
+def _require_same_origin(directory: Path, record: EditRecord, present: EditRecord) -> None:
+    """Require that a directory was made from the pins and the series that are ``present``."""
+    if record.pin != present.pin:
+        raise EditMismatch(
+            f"{directory} was made from recipe {record.recipe}, not from {present.recipe}"
+            if record.recipe != present.recipe
+            else f"{directory} was made from other sources than those that recipe {present.recipe} pins",
+            f"sm120kit patch export {record.recipe} --from {directory}"
+            if record.recipe != present.recipe
+            else f"start with `sm120kit patch edit {present.recipe} --into DIR` and cherry-pick your commits",
+        )
+    if record.series == present.series:
+        return
+    added = [f"  {name} was added" for name in present.patches if name not in record.patches]
+    removed = [f"  {name} was removed" for name in record.patches if name not in present.patches]
+    both = [name for name in present.patches if name in record.patches]
+    edited = [f"  {name} was changed" for name in both if record.patches[name] != present.patches[name]]
+    changes = added + removed + edited or ["  the order of the patches was changed"]
+    own = [commit[:12] for commit in present.commits if commit not in record.commits]
+    steps = f"; in NEW: git fetch {directory.absolute()} && git cherry-pick {' '.join(own)}; export from NEW" if own else ""
+    raise EditMismatch(
+        "\n".join([f"the series changed since {directory} was made; an export would undo that:", *changes]),
+        f"sm120kit patch edit {present.recipe} --into NEW{steps}",
+    )

@@ -1,0 +1,28 @@
+"""Prove the effects of a patch: compile its probes on the tree without it and on the tree with it, and compare the results.
+
+The results of a probe on one tree are the types and properties that the host compiler reports, the numbers of the emulation,
+and the machine code of nvcc. No GPU is used: the effect of a patch on speed is unverified on SM120.
+"""
+
+from __future__ import annotations
+
+from sm120kit.proofs.code import TranslationUnit, compile_unit
+from sm120kit.proofs.collective import HEADERS, own_sources, reported_types, translation_unit
+from sm120kit.proofs.effects import compare, effects
+from sm120kit.proofs.evidence import differences, path_of, read, text, with_stored_code
+
+__all__ = [
+    "HEADERS",
+    "TranslationUnit",
+    "compare",
+    "compile_unit",
+    "differences",
+    "effects",
+    "own_sources",
+    "path_of",
+    "read",
+    "reported_types",
+    "text",
+    "translation_unit",
+    "with_stored_code",
+]

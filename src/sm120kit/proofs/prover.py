@@ -1,0 +1,178 @@
+"""Prove a patch: determine the trees without and with it, run its probes on both, and compare the results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit import patches, proofs, recipes
+from sm120kit.core import toolchain
+from sm120kit.core.errors import PatchAlreadyUpstream, PatchConflict, UnknownName
+from sm120kit.core.records import Arch
+from sm120kit.core.state import data_root, write_atomic
+from sm120kit.patches.records import PatchState, Probe
+from sm120kit.proofs.ablation import ablate
+from sm120kit.proofs.records import PatchProof
+from sm120kit.proofs.side import Side
+from sm120kit.recipes.target import FlashInferTarget, resolve_flashinfer
+from sm120kit.sources.context import Options
+
+__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "store"]
+
+_REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
+
+
+@dataclass(frozen=True)
+class PatchTrees:
+    """A patch and its recipe, with the git tree ids of the recipe's source without (``below``) and with (``above``) it."""
+
+    patch: patches.Patch
+    target: FlashInferTarget
+    below: str
+    above: str
+
+
+def find_patch(name: str) -> tuple[patches.Patch, bool]:
+    """Find a patch by ``project/slug``, by a unique slug, or by path; also returns whether a series contains it.
+
+    Raises:
+        UnknownName: no series has the patch, or several projects have a patch of that name.
+        BadPatch: the file is not a patch.
+    """
+    root = data_root() / "patches"
+    if name.endswith((".patch", ".diff")) or Path(name).is_file():
+        path = Path(os.path.realpath(name))
+        inside = path.is_relative_to(root) and path.parent.parent == root and path.parent.name in patches.projects(root)
+        if not inside:
+            return patches.read_foreign(Path(name)), False
+        name = f"{path.parent.name}/{path.stem}"
+    every = [patch for project in patches.projects(root) for patch in patches.load(root, project)]
+    matches = [patch for patch in every if name in (patch.name, patch.slug)]
+    if len(matches) > 1:
+        names = ", ".join(patch.name for patch in matches)
+        raise UnknownName(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
+    if not matches:
+        raise UnknownName(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
+    return matches[0], True
+
+
+def patch_trees(name: str, options: Options, target: FlashInferTarget | None = None) -> PatchTrees:
+    """The trees without and with a patch, of ``target`` or of the first recipe that the patch is for.
+
+    A patch of a series is applied on top of those before it; any other patch alone, to the unpatched source.
+
+    Raises:
+        PatchConflict: the patch does not apply, or is for the version of no recipe.
+    """
+    patch, in_series = find_patch(name)
+    target = target or _first_for(patch, options)
+    recipe = target.recipe
+    versions = {part.project: part.version for part in patches.projects_in_tree(recipe.pin, recipe.inside)}
+    other_recipe = "choose another recipe with --recipe"
+    if patch.project and patch.project not in versions:
+        raise PatchConflict(f"{patch.name} is for {patch.project}; {recipe.name} has {', '.join(versions)}", other_recipe)
+    if patch.project and not patch.is_for(versions[patch.project]):
+        applies_to = patch.trailer("Applies-To")
+        raise PatchConflict(f"{patch.name} is for {applies_to}; {recipe.name} has {versions[patch.project]}", other_recipe)
+    checkout = target.checkout
+    root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
+    if in_series:
+        series = patches.load_for_tree(recipe.pin, recipe.inside, root)
+        series = series[: series.index(patch) + 1] if patch in series else [*series, patch]
+        tree, steps = patches.compose(checkout, recipe.inside, series, overrides)
+    else:
+        for project in [patch.project] if patch.project else versions:
+            tree, steps = patches.compose(checkout, recipe.inside, [replace(patch, project=project)], None)
+            if steps[-1].status.state is PatchState.APPLIES:
+                break
+    last = steps[-1]
+    failed = next((step for step in steps if step.status.state in _REFUSED), None)
+    if failed:
+        raise _REFUSED[failed.status.state](
+            f"{failed.patch.name} does not apply to {recipe.name}: {failed.status.state}\n{failed.status.detail}".rstrip(),
+            f"{other_recipe}; `sm120kit patch status` lists the status of each patch by recipe",
+        )
+    return PatchTrees(last.patch, target, steps[-2].tree if len(steps) > 1 else tree, last.tree)
+
+
+def _first_for(patch: patches.Patch, options: Options) -> FlashInferTarget:
+    names = recipes.names(recipes.FlashInferRecipe)
+    for name in names:
+        target = resolve_flashinfer(name, options)
+        parts = patches.projects_in_tree(target.recipe.pin, target.recipe.inside)
+        if not patch.project or any(part.project == patch.project and patch.is_for(part.version) for part in parts):
+            return target
+    raise PatchConflict(
+        f"{patch.name} is for {patch.trailer('Applies-To')}, which no recipe has", f"recipes: {', '.join(names)}"
+    )
+
+
+def prove_patch(
+    name: str,
+    options: Options,
+    *,
+    target: FlashInferTarget | None = None,
+    dtype: str | None = None,
+    arch: Arch | None = None,
+    code: bool = False,
+    probes: Sequence[Probe] = (),
+) -> PatchProof:
+    """The effects of a patch on each of its probes, or on ``probes``.
+
+    ``dtype`` limits the probes; with ``code``, nvcc compiles those that request it, for ``arch`` or the archs of the recipe.
+
+    Raises:
+        UnknownName: the patch does not exist, or has no probe of that dtype.
+        PatchConflict: the patch does not apply.
+    """
+    trees = patch_trees(name, options, target)
+    patch, recipe = trees.patch, trees.target.recipe
+    tools = toolchain.find([arch] if arch else [], recipe.headers)
+    archs = ([arch] if arch else list(recipe.archs)) if code else []
+    candidates = list(probes) or list(patch.probes)
+    if not candidates:
+        raise UnknownName(f"{patch.name} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
+    selected = [probe for probe in candidates if dtype in (None, probe.dtype)]
+    if not selected:
+        dtypes = ", ".join(sorted({probe.dtype for probe in candidates} - {""})) or "no dtype in particular"
+        raise UnknownName(f"{patch.name} has no probe for {dtype}", f"its probes are for {dtypes}")
+    with options.workspace.scratch() as scratch:
+        sides = [Side(recipe, trees.target.checkout, tree, tools, options, scratch) for tree in (trees.below, trees.above)]
+        concrete = list(dict.fromkeys(expanded for probe in selected for expanded in _expand(probe, sides)))
+        below, above = (side.inspect(concrete, archs) for side in sides)
+    return PatchProof(
+        patch=patch.name,
+        hunks_sha256=patch.hunks_sha256,
+        recipe=recipe.name,
+        tree_below=trees.below,
+        tree_above=trees.above,
+        host_compiler=tools.host_version,
+        nvcc=tools.nvcc_version,
+        results=tuple(proofs.compare(probe, below[probe], above[probe]) for probe in concrete),
+    )
+
+
+def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:
+    """Write a proof to ``patches/evidence``, or beside a patch file of no series; stored machine code is retained."""
+    _, in_series = find_patch(name)
+    path = proofs.path_of(data_root() / "patches", proof.patch) if in_series else Path(name).with_suffix(".json")
+    complete = proofs.with_stored_code(proof, proofs.read(path))
+    write_atomic(path, proofs.text(complete).encode())
+    return complete, path
+
+
+def _expand(probe: Probe, sides: Iterable[Side]) -> list[Probe]:
+    """The probe itself, or for ``generated`` a probe for each shape that the engine generates on either tree."""
+    if probe.kind == "flags" or probe.m:
+        return [probe]
+    shapes = {
+        (call.tile.m, call.tile.n, call.tile.k)
+        for side in sides
+        for call in side.instantiations
+        if call.generated and (call.tile.family, call.tile.dtype) == (probe.family, probe.dtype)
+    }
+    return [
+        replace(probe, m=m, n=n, k=k, text=probe.text.replace(" generated", f" {m}x{n}x{k}", 1)) for m, n, k in sorted(shapes)
+    ]

@@ -1,0 +1,126 @@
+"""Records of proofs: the results of a patch's probes without and with it, and a series without each of its patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
+from sm120kit.patches.records import Probe
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """The machine code of a kernel for one arch.
+
+    ``name_sha256`` is of its name without hashes of files; ``grid_waits`` and ``grid_launches`` count its griddepcontrol
+    instructions in PTX. The other fields are those of :class:`sm120kit.kernels.cubin.records.Kernel`.
+    """
+
+    name_sha256: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    text_bytes: int
+    text_sha256: str
+    grid_waits: int
+    grid_launches: int
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The results of a probe on one tree.
+
+    ``error`` and ``where`` are the compiler's first error, empty if the probe compiles. ``facts`` are properties that the host
+    compiler or the generator reports, such as stages; ``types`` are C++ types as text. ``numbers`` is the result of emulating
+    the mainloop, ``why`` the reason if they are wrong. ``code`` has the archs for which the probe was compiled.
+    """
+
+    error: str = ""
+    where: str = ""
+    facts: dict[str, str | int] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    numbers: NumericStatus = NumericStatus.NOT_CHECKED
+    why: str = ""
+    code: dict[str, tuple[KernelCode, ...]] = field(default_factory=dict)
+
+
+class Effect(StrEnum):
+    """The effect of a patch on a probe."""
+
+    FIXES_COMPILE_ERROR = "fixes a compile error"
+    REFUSES = "makes it a compile error"
+    OTHER_ERROR = "changes a compile error"
+    FIXES_NUMBERS = "fixes numbers"
+    BREAKS_NUMBERS = "breaks numbers"
+    CHANGES_FACTS = "changes facts"
+    CHANGES_CODE = "changes code"
+    CHANGES_TYPE = "changes a layout type only"
+    NOT_COMPARED = "no effect seen, code not compared"
+    NONE = "no effect"
+
+
+@dataclass(frozen=True)
+class ProbeComparison:
+    """The results of a probe without (``below``) and with (``above``) a patch."""
+
+    probe: Probe
+    below: ProbeResult
+    above: ProbeResult
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True)
+class PatchProof:
+    """The effects of a patch on each of its probes.
+
+    ``tree_below`` is the git tree id of the recipe's tree with the patches before this one in the series, ``tree_above`` the id
+    with the patch as well; ``hunks_sha256`` is of the patch's diff.
+    """
+
+    patch: str
+    hunks_sha256: str
+    recipe: str
+    tree_below: str
+    tree_above: str
+    host_compiler: str
+    nvcc: str
+    results: tuple[ProbeComparison, ...]
+
+
+@dataclass(frozen=True)
+class TileChange:
+    """A tile that differs between a series without one patch and the full series; None on a side without the tile.
+
+    ``tile.output`` lists all output types with the same difference.
+    """
+
+    tile: Tile
+    without: TileFacts | None
+    full: TileFacts | None
+
+
+@dataclass(frozen=True)
+class PatchAblation:
+    """A series without one patch, compared with the full series.
+
+    ``dependents`` are patches that do not apply without it and are left out as well. ``flags`` are compiler flags of launcher
+    modules that only the full series has. ``failure`` is the reason if nothing could be compared.
+    """
+
+    patch: str
+    tree: str
+    dependents: tuple[str, ...]
+    flags: tuple[str, ...]
+    changes: tuple[TileChange, ...]
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A recipe's series without each of its patches, by the host compiler; ``tree`` is the git tree id of the full series."""
+
+    recipe: str
+    tree: str
+    tiles: int
+    without: tuple[PatchAblation, ...]

@@ -1,0 +1,218 @@
+"""Recipes by name: find, load and validate ``recipes/engines/<name>.toml``.
+
+A :class:`FlashInferRecipe` (engine ``flashinfer``) lists the kernels that are compiled and the source they come from. An
+:class:`EngineRecipe` (``vllm``, ``sglang``) lists the locked wheels of an image and names the FlashInfer recipe whose kernels
+the image contains.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm120kit.core.errors import UnknownName
+from sm120kit.core.records import Arch
+from sm120kit.core.state import data_root, file_problem
+from sm120kit.recipes.load import did_you_mean, json_schema, read
+from sm120kit.recipes.schema import (
+    KINDS,
+    EngineRecipe,
+    EnvironmentTable,
+    FlashInferRecipe,
+    FromSourceTable,
+    GroupTable,
+    KnownBad,
+    ModuleTable,
+    Recipe,
+    TargetTable,
+)
+
+__all__ = [
+    "DEFAULT_RECIPES",
+    "EngineRecipe",
+    "EnvironmentTable",
+    "FlashInferRecipe",
+    "FromSourceTable",
+    "GroupTable",
+    "KnownBad",
+    "ModuleTable",
+    "Recipe",
+    "TargetTable",
+    "directory",
+    "group",
+    "json_schema",
+    "load",
+    "load_engine",
+    "load_flashinfer",
+    "load_with_path",
+    "locate",
+    "lock_path",
+    "names",
+    "parse_arch",
+    "read",
+    "require_flashinfer",
+]
+
+DEFAULT_RECIPES = {"flashinfer": "flashinfer-0.6.6"}
+"""The recipe for a bare engine name: of FlashInfer, the release whose kernels were compiled and checked most."""
+
+
+def directory() -> Path:
+    """Directory of the recipes of engines."""
+    return data_root() / "recipes" / "engines"
+
+
+def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> list[str]:
+    """All recipe names, or those of one kind: sorted by engine, oldest version first."""
+    from packaging.version import Version
+
+    def order(name: str) -> tuple[str, Version, str]:
+        engine, version, variant = _split_name(name)
+        return engine, Version(version), variant
+
+    stems = [path.stem for path in directory().glob("*.toml") if path.stem.count("-")]
+    return sorted((name for name in stems if kind is None or KINDS.get(_split_name(name)[0]) is kind), key=order)
+
+
+def _split_name(name: str) -> tuple[str, str, str]:
+    """Engine, version and variant of a recipe name such as ``sglang-0.5.23-spark``."""
+    engine, _, rest = name.partition("-")
+    version, _, variant = rest.partition("-")
+    return engine, version, variant
+
+
+def locate(name: str) -> Path:
+    """Find the file of a recipe by name (``flashinfer-0.6.6``), as ``engine@version``, by engine alone, or by path.
+
+    ``flashinfer`` alone is the recipe in ``DEFAULT_RECIPES``; any other engine alone is its newest verified recipe.
+
+    Raises:
+        UnknownName: no such recipe; the hint lists the recipes.
+        BadRecipe: a recipe of that engine is not well-formed.
+    """
+    return _locate(name)[0]
+
+
+def _locate(name: str) -> tuple[Path, Recipe | None]:
+    """The file of a recipe, and the recipe if the file had to be read to choose it."""
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+        if why := file_problem(path):
+            hint = "name a recipe that `sm120kit recipe list` shows, or an existing file"
+            raise UnknownName(f"no recipe file {name}: it {why}", hint)
+        return path, None
+    known = names()
+    stem = name.replace("@", "-")
+    if stem not in known:
+        of_engine = [candidate for candidate in known if _split_name(candidate)[0] == stem]
+        if not of_engine:
+            raise UnknownName(
+                f"unknown recipe {name!r}{did_you_mean(stem, known)}",
+                f"recipes: {', '.join(known) or 'none'} (in {directory()})",
+            )
+        if stem not in DEFAULT_RECIPES:
+            return _newest_verified(stem, of_engine)
+        stem = DEFAULT_RECIPES[stem]
+    return directory() / f"{stem}.toml", None
+
+
+def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
+    for name in reversed(of_engine):
+        path = directory() / f"{name}.toml"
+        recipe = read(path)
+        if not isinstance(recipe, EngineRecipe) or recipe.state == "verified":
+            return path, recipe
+    choices = ", ".join(name.replace("-", "@", 1) for name in of_engine)
+    raise UnknownName(
+        f"{engine!r} means its newest verified recipe, and none is verified yet",
+        f"name one with its version: {choices}",
+    )
+
+
+def lock_path(name: str) -> Path:
+    """Path of a recipe's lockfile, ``<recipe>.lock.json`` beside the recipe. See :func:`locate` for errors."""
+    return locate(name).with_suffix(".lock.json")
+
+
+def load_with_path(name: str) -> tuple[Path, Recipe]:
+    """Load a recipe of either kind, and return its file as well. See :func:`locate` for the forms of a name.
+
+    Raises:
+        UnknownName: no such recipe; the hint lists the recipes.
+        BadRecipe: the file is not well-formed; the message lists every problem.
+    """
+    path, recipe = _locate(name)
+    return path, recipe or read(path)
+
+
+def load(name: str) -> Recipe:
+    """Load a recipe of either kind. See :func:`load_with_path`."""
+    return load_with_path(name)[1]
+
+
+def load_flashinfer(name: str) -> FlashInferRecipe:
+    """Load a FlashInfer recipe. See :func:`load_with_path` for errors.
+
+    Raises:
+        UnknownName: also for the recipe of an engine; see :func:`require_flashinfer`.
+    """
+    return require_flashinfer(load(name))
+
+
+def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
+    """Return ``recipe`` if it is a FlashInfer recipe.
+
+    Raises:
+        UnknownName: it is the recipe of an engine; the hint names the FlashInfer recipe that it uses.
+    """
+    if isinstance(recipe, EngineRecipe):
+        raise UnknownName(
+            f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels", f"it uses those of {recipe.flashinfer}"
+        )
+    return recipe
+
+
+def load_engine(name: str) -> EngineRecipe:
+    """Load a recipe of vLLM or SGLang. See :func:`load` for errors.
+
+    Raises:
+        UnknownName: also for a FlashInfer recipe.
+    """
+    recipe = load(name)
+    if isinstance(recipe, FlashInferRecipe):
+        raise UnknownName(
+            f"{recipe.name} is a FlashInfer recipe, not a recipe of an engine", f"engines: {', '.join(names(EngineRecipe))}"
+        )
+    return recipe
+
+
+def group(recipe: FlashInferRecipe, name: str | None) -> GroupTable:
+    """A kernel group of a recipe; its default group when ``name`` is None.
+
+    Raises:
+        UnknownName: no such group; the hint lists the groups.
+    """
+    name = name or recipe.default_group
+    if name not in recipe.groups:
+        raise UnknownName(
+            f"recipe {recipe.name} has no kernel group {name!r}{did_you_mean(name, recipe.groups)}",
+            "groups: " + "; ".join(f"{key} ({table.summary})" for key, table in recipe.groups.items()),
+        )
+    return recipe.groups[name]
+
+
+def parse_arch(text: str) -> Arch:
+    """Parse ``sm_120a``, ``sm_120f`` or ``sm_121a``.
+
+    Raises:
+        UnknownName: not an arch that SM12x can run.
+    """
+    try:
+        return Arch(text)
+    except ValueError:
+        known = [str(arch) for arch in Arch]
+        plain = re.sub(r"^(compute_|sm_?)?12\.?([01])", r"sm_12\2", text)
+        raise UnknownName(
+            f"unknown arch {text!r}{did_you_mean(plain, known)}",
+            f"archs: {', '.join(known)} (plain sm_120 lacks the block-scaled MMA instructions)",
+        ) from None

@@ -1,0 +1,168 @@
+"""Check a configuration's arguments against the options of its engine, without the engine.
+
+``tests/arguments/collect.py`` records the options of the argument parser in the locked wheel, in
+``recipes/engines/<recipe>.arguments.json`` beside the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import data_root, parse_json
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.recipes.load import did_you_mean
+from sm120kit.recipes.schema import EngineRecipe
+
+FORMAT = 1
+PORT = 8000
+"""The server's port in its container."""
+MODEL_DIRECTORY = "/model"
+"""Where the directory of the model is mounted in a container, read-only."""
+
+_TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}
+"""Types of values that are checked. All others are functions of the engine, which is not available."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse."""
+
+    names: tuple[str, ...]
+    nargs: str | int | None
+    type: str
+    choices: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The options of the parser in an engine's wheel (by sha256).
+
+    ``answers`` are the parser's own error messages for each configuration that names this recipe; empty for a command line
+    that it accepts.
+    """
+
+    recipe: str
+    wheel_sha256: str
+    options: tuple[Option, ...]
+    answers: dict[str, str]
+
+
+def record_path(recipe: str) -> Path:
+    """Path of the record of a recipe's options."""
+    return data_root() / "recipes" / "engines" / f"{recipe}.arguments.json"
+
+
+def load(recipe: str) -> Arguments | None:
+    """The recorded options of a recipe's engine, or None without a record.
+
+    Raises:
+        BadRecipe: the record is damaged.
+    """
+    path = record_path(recipe)
+    if not path.is_file():
+        return None
+    try:
+        record = parse_json(path.read_bytes())
+        options = tuple(map(_option, record["options"]))
+        return Arguments(record["recipe"], record["wheel"]["sha256"], options, record["answers"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRecipe(f"{path} is not a record of arguments: {error!r}", "restore it") from error
+
+
+def _option(table: dict[str, Any]) -> Option:
+    choices = table["choices"]
+    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices))
+
+
+def require_known(configuration: Configuration) -> None:
+    """Reject a configuration whose arguments its engine's parser rejects; its ``unreleased`` arguments are not checked.
+
+    A configuration passes if there is no record of its engine's options.
+
+    Raises:
+        BadRecipe: an argument is rejected; the message has the reason.
+    """
+    known = load(configuration.engine)
+    reason = rejection(known, released_arguments(configuration)) if known else ""
+    if reason:
+        raise BadRecipe(
+            f"{configuration.name}: the argument parser of {configuration.engine} rejects: {reason}",
+            f"correct its arguments; {record_path(configuration.engine)} lists all options",
+        )
+
+
+def serve_arguments(configuration: Configuration, engine: EngineRecipe, model: str = MODEL_DIRECTORY) -> tuple[str, ...]:
+    """The arguments after the ``serve`` command of an engine. ``model`` is the model's directory in the container."""
+    named = (model,) if engine.engine == "vllm" else ("--model-path", model)
+    address = ("--host", "0.0.0.0", "--port", str(PORT))
+    return (*named, "--served-model-name", configuration.model.repository, *address, *configuration.arguments)
+
+
+def require_released(configuration: Configuration) -> None:
+    """Reject a configuration that its engine cannot start with.
+
+    Raises:
+        BadRecipe: as :func:`require_known`, or the configuration has unreleased arguments.
+    """
+    require_known(configuration)
+    if configuration.unreleased:
+        rejected = ", ".join(configuration.unreleased.arguments)
+        raise BadRecipe(
+            f"{configuration.engine} would reject {rejected} of {configuration.name}: {configuration.unreleased.reason}",
+            "copy the configuration to a file, replace these arguments there and remove [unreleased];"
+            " its published figures were measured with them",
+        )
+
+
+def released_arguments(configuration: Configuration) -> tuple[str, ...]:
+    """The arguments of a configuration without the unreleased ones.
+
+    Raises:
+        BadRecipe: an entry of ``unreleased.arguments`` is not in ``arguments``.
+    """
+    remaining = list(configuration.arguments)
+    for entry in configuration.unreleased.arguments if configuration.unreleased else ():
+        part = entry.split()
+        start = next((i for i in range(len(remaining)) if remaining[i : i + len(part)] == part), None)
+        if start is None:
+            raise BadRecipe(
+                f"{configuration.name}: unreleased.arguments: {entry!r} is not in arguments", "write it as in arguments"
+            )
+        del remaining[start : start + len(part)]
+    return tuple(remaining)
+
+
+def rejection(known: Arguments, argv: Sequence[str]) -> str:
+    """The reason why the engine's parser rejects ``argv``; empty if it accepts. Abbreviated options are rejected."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for option in known.options:
+        if not option.names:
+            parser.add_argument("positional", nargs=option.nargs)
+        elif option.nargs == 0:
+            parser.add_argument(*option.names, action="store_true")
+        else:
+            action = parser.add_argument(*option.names, nargs=option.nargs, type=_TYPES.get(option.type, str))
+            action.choices = None if option.choices is None else _TextChoices(option.choices)
+    try:
+        _, rest = parser.parse_known_args(list(argv))
+    except ValueError as error:
+        return str(error)
+    names = [name for option in known.options for name in option.names]
+    return "; ".join(f"unknown argument {argument}{did_you_mean(argument, names)}" for argument in rest)
+
+
+class _TextChoices(tuple[str, ...]):
+    """Choices that are compared as text, for values of any type."""
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(str(value))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)

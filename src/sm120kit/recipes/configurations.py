@@ -1,0 +1,182 @@
+"""Configurations: how one model is served on given hardware, with the published figures for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from sm120kit.core.errors import UnknownName
+from sm120kit.core.state import data_root, file_problem
+from sm120kit.recipes.load import did_you_mean, read_toml, validate
+from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
+
+UNPINNED = "unpinned"
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-found"]
+
+
+class Model(Strict):
+    """The checkpoint. ``revision`` is a commit of its repository, or ``unpinned`` with the reason in ``why_unpinned``.
+
+    ``gigabytes`` (10^9 bytes) is the size of its weights, None if it is not published. ``needs_mtp``: the configuration uses
+    the checkpoint's own multi-token-prediction tensors for speculative decoding.
+    """
+
+    repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
+    revision: Commit | Literal["unpinned"]
+    why_unpinned: str = ""
+    quantization: Text
+    gigabytes: Annotated[float, Field(gt=0)] | None = None
+    needs_mtp: bool
+
+
+class Hardware(Strict):
+    """The GPUs: ``gpus`` of one model, each with ``memory_gb`` (10^9 bytes). ``unified`` memory is shared with the host."""
+
+    gpu: Text
+    gpus: Count
+    memory_gb: Annotated[float, Field(gt=0)]
+    unified: bool = False
+
+
+class Container(Strict):
+    """Settings of the container: shared memory in GiB, ulimits, and persistent caches (paths in the container).
+
+    ``ipc_host`` uses the host's shared memory instead, and ``writable_root`` leaves the root file system writable. ``launch``
+    prints both with the reason in ``ours``.
+    """
+
+    shm_gib: Annotated[int, Field(ge=0)]
+    ipc_host: bool = False
+    writable_root: bool = False
+    ulimits: Annotated[dict[str, int], Field(default_factory=dict)]
+    caches: Strings = ()
+
+
+class OwnChoice(Strict):
+    """A field that the publication leaves open, with the reason for the value in this configuration."""
+
+    field: Text
+    reason: Text
+
+
+class Unreleased(Strict):
+    """Published arguments that the released engine rejects, written as in ``arguments``, and the reason."""
+
+    arguments: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
+    reason: Text
+
+
+class Speculation(Strict):
+    """Speculative decoding: ``draft_tokens`` is the most tokens that are drafted in a step."""
+
+    method: Text
+    draft_tokens: Count
+
+
+class BadVersion(Strict):
+    """A version with which this configuration is known to be wrong or slow."""
+
+    distribution: Name
+    version: VersionText
+    reason: Text
+    source: Text
+
+
+class Reference(Strict):
+    """A published figure. ``users`` is the concurrency, ``spread`` the standard deviation if it was published.
+
+    ``reproducibility`` is ``pinned`` (everything it depends on is known), ``partially-pinned``, ``withdrawn`` (by its author)
+    or ``not-found`` (the claim exists, its origin was not found). ``workload`` is the workload that measures by ``method``,
+    None if there is none; ``figure`` is the matching number of a receipt: decoding alone, or tokens over wall time.
+    ``differs`` lists what the figure was measured with and this configuration does not have.
+    """
+
+    value: Annotated[float, Field(gt=0)]
+    highest: Annotated[float, Field(gt=0)] | None = None
+    spread: Annotated[float, Field(ge=0)] | None = None
+    unit: Literal["tok/s"]
+    users: Count = 1
+    method: Text
+    conditions: Text
+    source: Text
+    reproducibility: ReproducibilityClass
+    workload: Name | None = None
+    figure: Literal["decode", "wall"] = "decode"
+    differs: str = ""
+
+
+class Configuration(Strict):
+    """A file of ``recipes/configurations/``.
+
+    ``engine`` is the name of an engine recipe and ``original`` what the publication ran. ``arguments`` are those of the
+    engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
+    A configuration with ``unreleased`` is only a record of the publication: the released engine does not start with it.
+    """
+
+    edition: Literal[1]
+    name: Name
+    summary: Text
+    engine: Name
+    original: Text
+    model: Model
+    hardware: Hardware
+    tensor_parallel: Count
+    expert_parallel: Count = 1
+    speculation: Speculation | None = None
+    arguments: Strings
+    environment: Annotated[dict[str, str], Field(default_factory=dict)]
+    container: Container
+    host: Strings = ()
+    ours: Annotated[tuple[OwnChoice, ...], Field(strict=False)]
+    unreleased: Unreleased | None = None
+    known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
+    reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
+
+
+def names() -> tuple[str, ...]:
+    """Names of the configurations in this repository."""
+    return tuple(sorted(path.stem for path in _directory().glob("*.toml")))
+
+
+def load(name: str) -> Configuration:
+    """Load a configuration by its name, or by the path of a ``.toml`` file.
+
+    Raises:
+        UnknownName: no such configuration or file.
+        BadRecipe: the file is not well-formed; the message lists every problem.
+    """
+    path = Path(name) if name.endswith(".toml") else _directory() / f"{name}.toml"
+    if why := file_problem(path):
+        reason = f": {path} {why}" if name.endswith(".toml") else did_you_mean(name, names())
+        raise UnknownName(f"no configuration {name!r}{reason}", f"configurations: {', '.join(names())}; or a .toml file")
+    data = read_toml(path, "see the files in recipes/configurations for examples")
+    hint = "correct the file and run `sm120kit config check` again"
+    return validate(Configuration, data, path, hint, _contradictions(data, path.stem))
+
+
+def _directory() -> Path:
+    return data_root() / "recipes" / "configurations"
+
+
+def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
+    """Contradictions between fields. Reads the raw TOML, so that they are reported with problems of form."""
+    if "name" in data and data["name"] != stem:
+        yield f"name: {data['name']!r} is not the file's name {stem!r}"
+    model = data.get("model")
+    if isinstance(model, dict):
+        pinned = model.get("revision") != UNPINNED
+        if not pinned and not model.get("why_unpinned"):
+            yield "model.why_unpinned: missing; give the reason why no revision is pinned"
+        if pinned and model.get("why_unpinned"):
+            yield "model.why_unpinned: set, but a revision is pinned"
+        if model.get("needs_mtp") is True and "speculation" not in data:
+            yield "model.needs_mtp: true, but there is no speculation"
+    hardware, tensor = data.get("hardware"), data.get("tensor_parallel")
+    if isinstance(hardware, dict) and isinstance(tensor, int) and tensor != hardware.get("gpus"):
+        yield f"tensor_parallel: {tensor}, but hardware.gpus is {hardware.get('gpus')!r}"

@@ -1,0 +1,39 @@
+"""Lockfiles: every input of a build by hash, in ``<recipe>.lock.json`` beside its recipe.
+
+``recipe lock`` creates a lockfile, every build verifies it, and its sha256 is the build id. It names no host: each file is
+known by its hash and can come from any index or directory.
+"""
+
+from sm120kit.recipes.lockfile.contents import (
+    BASE_IMAGE_OPEN,
+    FLASHINFER,
+    assemble,
+    constraints,
+    make_closure,
+    reusable_closure,
+    root_requirements,
+)
+from sm120kit.recipes.lockfile.create import create
+from sm120kit.recipes.lockfile.read import build_id, read, requirements_txt, text
+from sm120kit.recipes.lockfile.toolchain import FFI, require_toolchain, toolchain_differences
+from sm120kit.recipes.lockfile.verify import differences, verify
+
+__all__ = [
+    "BASE_IMAGE_OPEN",
+    "FFI",
+    "FLASHINFER",
+    "assemble",
+    "build_id",
+    "constraints",
+    "create",
+    "differences",
+    "make_closure",
+    "read",
+    "require_toolchain",
+    "requirements_txt",
+    "reusable_closure",
+    "root_requirements",
+    "text",
+    "toolchain_differences",
+    "verify",
+]

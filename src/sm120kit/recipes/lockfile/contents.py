@@ -1,0 +1,123 @@
+"""Assemble the contents of a lockfile from a recipe, its patched trees and its closures. Nothing is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from packaging.version import Version
+
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import digest_of
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes import EngineRecipe, FlashInferRecipe, Recipe
+from sm120kit.recipes.records import Closure, Lock, LockedFile, LockedSource, Replaced
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import GitPin, LockedWheel
+
+FORMAT = 1
+"""Raised when the form of a lockfile changes; older lockfiles must then be created again."""
+
+FLASHINFER = "flashinfer-python"
+"""The distribution whose official wheel is replaced by the patched one."""
+
+BASE_IMAGE_OPEN = "not locked: given at build time; the build record has its digest"
+
+
+def assemble(
+    recipe: Recipe,
+    flashinfer: FlashInferRecipe,
+    tree: PatchedTree,
+    overrides: Sequence[LockedFile],
+    closures: Sequence[Closure],
+    rests_on: str = "",
+    source: PatchedTree | None = None,
+) -> Lock:
+    """Assemble the lock of a recipe.
+
+    ``flashinfer`` is the recipe of the kernels (for a FlashInfer recipe: itself) and ``tree`` its patched tree. ``source`` is
+    the patched tree of the engine, if parts of the engine are built from source.
+
+    Raises:
+        BadRecipe: a closure contains a version in the recipe's ``known_bad``.
+    """
+    trees = (tree, source) if source else (tree,)
+    engine = recipe if isinstance(recipe, EngineRecipe) else None
+    if engine:
+        _require_no_known_bad(engine, closures)
+    return Lock(
+        format=FORMAT,
+        recipe=recipe.inputs(),
+        sources=tuple(entry for patched in trees for entry in _sources(patched)),
+        patches=tuple(
+            LockedFile(f"{patch.project}/{patch.slug}", patch.sha256) for patched in trees for patch in patched.patches
+        ),
+        overrides=tuple(overrides),
+        closures=tuple(sorted(closures, key=lambda closure: closure.platform)),
+        rests_on=rests_on,
+        replaced=(Replaced(FLASHINFER, flashinfer.version, flashinfer.name),) if engine else (),
+        base_image=(engine.base_image or BASE_IMAGE_OPEN) if engine else "",
+    )
+
+
+def _require_no_known_bad(recipe: EngineRecipe, closures: Sequence[Closure]) -> None:
+    locked = {(wheel.name, Version(wheel.version)) for closure in closures for wheel in closure.wheels}
+    for bad in recipe.known_bad:
+        if (bad.distribution, Version(bad.version)) in locked:
+            raise BadRecipe(
+                f"{recipe.name}: {bad.distribution} {bad.version} is known to be bad: {bad.reason}",
+                f"lock it again: sm120kit recipe lock {recipe.name}",
+            )
+
+
+@cache  # git ids name contents, and an engine's lock has the sources of its FlashInfer recipe
+def _sources(tree: PatchedTree) -> tuple[LockedSource, ...]:
+    pin, repository = tree.checkout.pin, Repository(tree.checkout.repository)
+    pinned = f"commit {pin.commit}" if isinstance(pin, GitPin) else f"sha256 {pin.sha256}"
+    sources = [
+        LockedSource(
+            pin.project,
+            pin.version,
+            pinned,
+            tree.checkout.tree,
+            tree.tree,
+            commit=tree.checkout.commit,
+            patched_commit=tree.commit,
+        )
+    ]
+    for inside in tree.inside:
+        before, after = (repository.subtree(commit, inside.path) for commit in (tree.checkout.commit, tree.commit))
+        sources.append(LockedSource(inside.project, inside.version, f"{pin.project}:{inside.path}", before, after))
+    return tuple(sources)
+
+
+def root_requirements(recipe: Recipe, flashinfer: FlashInferRecipe) -> tuple[str, ...]:
+    """The requirements from which a recipe's environment is resolved.
+
+    For an engine they include the FlashInfer version of the recipe it uses, so that another version is a conflict.
+    """
+    requires = recipe.environment.requires if recipe.environment else ()
+    return (*requires, f"{FLASHINFER}=={flashinfer.version}") if isinstance(recipe, EngineRecipe) else requires
+
+
+def constraints(recipe: Recipe, flashinfer: FlashInferRecipe) -> tuple[str, ...]:
+    """Constraints for the resolver: no version in ``known_bad``, and tvm-ffi at least as new as the kernels are built with."""
+    if isinstance(recipe, FlashInferRecipe):
+        return ()
+    built_with = flashinfer.environment.requires if flashinfer.environment else ()
+    ffi = [line.replace("==", ">=") for line in built_with if line.startswith("apache-tvm-ffi==")]
+    return (*(f"{bad.distribution}!={bad.version}" for bad in recipe.known_bad), *ffi)
+
+
+def make_closure(platform: str, python: str, wheels: Sequence[LockedWheel], *, replaced: bool) -> Closure:
+    """The closure of an environment; with ``replaced``, without FlashInfer's official wheel."""
+    installed = tuple(wheel for wheel in wheels if not (replaced and wheel.name == FLASHINFER))
+    return Closure(platform, python, installed, digest_of(installed))
+
+
+def reusable_closure(lock: Lock | None, recipe: Recipe, platform: str) -> Closure | None:
+    """The closure of a lock for ``platform`` if the recipe's environment is unchanged and its wheels were not edited."""
+    if lock is None or lock.recipe.get("environment") != recipe.inputs().get("environment"):
+        return None
+    matches = (closure for closure in lock.closures if closure.platform == platform)
+    return next((closure for closure in matches if closure.sha256 == digest_of(closure.wheels)), None)

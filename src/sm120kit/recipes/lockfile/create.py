@@ -1,0 +1,63 @@
+"""Create a lockfile: resolve the wheels of a recipe's environment and write every input by hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit import sources
+from sm120kit.core.errors import LockDiffers
+from sm120kit.core.state import write_atomic
+from sm120kit.recipes.lockfile.contents import constraints, make_closure, reusable_closure, root_requirements
+from sm120kit.recipes.lockfile.read import read, text
+from sm120kit.recipes.lockfile.verify import current_lock
+from sm120kit.recipes.records import Closure, Lock
+
+if TYPE_CHECKING:
+    from sm120kit.recipes.target import Target
+
+
+def create(target: Target, *, upgrade: bool = False) -> Lock:
+    """Lock a recipe and write the lockfile beside it.
+
+    The wheels of an existing lockfile stay while the recipe's environment is unchanged. When it changed, versions stay where
+    they satisfy it. With ``upgrade``, all wheels are resolved anew.
+
+    Raises:
+        ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
+        LockDiffers: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
+    """
+    recipe = target.recipe
+    previous = _read_if_valid(target.lock_path)
+    closures = []
+    for platform in recipe.environment.platforms if recipe.environment else ():
+        reused = None if upgrade else reusable_closure(previous, recipe, platform)
+        closures.append(reused or _resolve(target, platform, None if upgrade else previous))
+    lock = current_lock(target, closures)
+    write_atomic(target.lock_path, text(lock).encode())
+    return lock
+
+
+def _read_if_valid(path: Path) -> Lock | None:
+    try:
+        return read(path)
+    except LockDiffers:
+        return None
+
+
+def _resolve(target: Target, platform: str, previous: Lock | None) -> Closure:
+    """Resolve the environment of a recipe for a platform, preferring the versions of a ``previous`` lock."""
+    recipe, flashinfer, options = target.recipe, target.flashinfer.recipe, target.options
+    assert recipe.environment is not None
+    preferred = [closure.wheels for closure in previous.closures if closure.platform == platform] if previous else []
+    requirements = sources.Requirements(
+        tuple(root_requirements(recipe, flashinfer)),
+        recipe.environment.python,
+        platform,
+        overrides={name: table.version for name, table in recipe.environment.overrides.items()},
+        constraints=tuple(constraints(recipe, flashinfer)),
+        as_of=recipe.environment.as_of,
+        preferred=preferred[0] if preferred else (),
+    )
+    wheels = sources.resolve_wheels(requirements, options.workspace, options.origin)
+    return make_closure(platform, recipe.environment.python, wheels, replaced=recipe is not flashinfer)

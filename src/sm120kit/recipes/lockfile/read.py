@@ -1,0 +1,60 @@
+"""Read and write the text of a lockfile: JSON with sorted keys, byte-stable."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sm120kit.core.errors import LockDiffers
+from sm120kit.core.state import record_json
+from sm120kit.recipes.records import Closure, Lock
+
+
+def text(lock: Lock) -> str:
+    """The text of a lock's file."""
+    return record_json(lock)
+
+
+def build_id(lock: Lock) -> str:
+    """The build id: the sha256 of the lockfile, in hexadecimal."""
+    return hashlib.sha256(text(lock).encode()).hexdigest()
+
+
+def read(path: Path) -> Lock:
+    """Read a lockfile. See :func:`read_with_build_id`."""
+    return read_with_build_id(path)[0]
+
+
+def read_with_build_id(path: Path) -> tuple[Lock, str]:
+    """Read a lockfile and return its build id as well.
+
+    Raises:
+        LockDiffers: the file does not exist, or its text is not what ``recipe lock`` writes.
+    """
+    name = path.name.removesuffix(".lock.json")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise LockDiffers(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+    try:
+        lock = TypeAdapter(Lock).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise LockDiffers(
+            f"{path} is not a lockfile: {where}{': ' * bool(where)}{first['msg']}",
+            f"write it again: sm120kit recipe lock {name}",
+        ) from error
+    if text(lock).encode() != content:
+        raise LockDiffers(
+            f"{path} was edited: it has keys or spaces that `recipe lock` does not write",
+            f"write it again: sm120kit recipe lock {name}",
+        )
+    return lock, hashlib.sha256(content).hexdigest()
+
+
+def requirements_txt(closure: Closure) -> str:
+    """A closure as a requirements file with hashes, for ``pip install --require-hashes --no-deps -r`` or ``uv pip install``."""
+    return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in closure.wheels)

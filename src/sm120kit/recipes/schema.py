@@ -1,0 +1,313 @@
+"""The tables of a recipe as pydantic models. Nothing here reads a file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+
+from sm120kit.core.records import Arch
+from sm120kit.core.urls import redacted
+from sm120kit.sources.records import GitPin, Pin, SdistPin, VendoredProject
+
+PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
+DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
+PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
+VARIABLE = r"^[A-Z][A-Z0-9_]*$"
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+VersionText = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+]*$")]
+
+
+def _below(path: str) -> str:
+    if not path or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not a path below the source")
+    return path
+
+
+def _shareable(url: str) -> str:
+    # The URL is copied to the lockfile, to wheels and to the provenance of images.
+    without_user = re.sub(r"^ssh://[\w.-]+@", "ssh://", url)
+    if redacted(without_user) != without_user:
+        raise ValueError("has credentials, which would be published: leave them to git's credential helper")
+    return url
+
+
+RelativePath = Annotated[str, AfterValidator(_below)]
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Archs = Annotated[tuple[Annotated[Arch, Field(strict=False)], ...], Field(strict=False, min_length=1)]
+PinnedText = Annotated[str, StringConstraints(pattern=PINNED)]
+Platform = Annotated[str, StringConstraints(pattern=PLATFORM)]
+
+
+class Strict(BaseModel):
+    """A table that rejects unknown keys and never converts types."""
+
+    # Validators are built when they are first used: a command reads one or two kinds of files.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+
+class SdistSource(Strict):
+    """A source distribution; ``sdist`` is its name on the Python index."""
+
+    sdist: str
+    version: VersionText
+    sha256: Sha256
+
+
+class GitSource(Strict):
+    """A git repository: ``git`` is an https or ssh URL, or ``file:///`` for a local one; ``commit`` has 40 digits."""
+
+    git: Annotated[str, AfterValidator(_shareable)]
+    version: VersionText
+    commit: Commit
+
+
+class InsideSource(Strict):
+    """A project inside another source, patched with a series of its own; ``path`` is its directory there."""
+
+    inside: Name
+    path: RelativePath
+    version: VersionText
+
+
+SOURCE_KINDS: dict[str, type[Strict]] = {"sdist": SdistSource, "git": GitSource, "inside": InsideSource}
+
+
+def _kind_of(table: Any) -> str | None:
+    """The key that names the kind of a source, from its TOML table or from the model of it."""
+    keys = type(table).model_fields if isinstance(table, BaseModel) else table if isinstance(table, dict) else ()
+    kinds = [kind for kind in SOURCE_KINDS if kind in keys]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+Source = Annotated[
+    Annotated[SdistSource, Tag("sdist")] | Annotated[GitSource, Tag("git")] | Annotated[InsideSource, Tag("inside")],
+    Discriminator(
+        _kind_of, custom_error_type="source_kind", custom_error_message="needs exactly one of the keys sdist, git, inside"
+    ),
+]
+
+
+class UnitsLeftOut(Strict):
+    """Translation units of a module that no SM12x code uses; ``units`` is a shell-style pattern of their file names."""
+
+    units: str
+    reason: str
+
+
+class ModuleTable(Strict):
+    """A shared object whose sources the engine generates.
+
+    ``generator`` is the engine's own ``python.module:function``. ``gib`` (memory, GiB) and ``seconds`` are estimates for a
+    unit by file name pattern, used until the cost of that unit has been measured. ``expect_kernels`` is the least number of
+    kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
+    """
+
+    generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
+    leave_out: Annotated[tuple[UnitsLeftOut, ...], Field(strict=False)] = ()
+    gib: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+
+
+class GroupTable(Strict):
+    """A group of kernels, built with ``--kernels NAME``.
+
+    ``modules`` are compiled, linked and packed. ``samples`` are units (``module/file pattern``) that are compiled and checked
+    but not packed, because their module is incomplete without its other units.
+    """
+
+    summary: str
+    modules: Strings
+    samples: Strings = ()
+    expect_sample_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+
+
+class OverrideTable(Strict):
+    """A version that replaces the one that other distributions require, and the reason."""
+
+    version: VersionText
+    reason: str
+
+
+class EnvironmentTable(Strict):
+    """The wheels of a build's environment: ``recipe lock`` resolves them for each platform and locks them by hash.
+
+    ``requires`` are exact (``name==version``); the resolver adds their dependencies. A platform is a wheel tag:
+    ``manylinux_2_35_x86_64`` requires an x86_64 machine with glibc 2.35 or newer. With ``as_of``, files uploaded on that day or
+    later are ignored, except those of ``requires``: an old engine gets the dependencies of its own time.
+    """
+
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
+    platforms: Annotated[tuple[Platform, ...], Field(strict=False, min_length=1)]
+    as_of: Annotated[str, StringConstraints(pattern=DAY)] = ""
+    requires: Annotated[tuple[PinnedText, ...], Field(strict=False, min_length=1)]
+    overrides: dict[Name, OverrideTable] = {}
+
+
+class KnownBad(Strict):
+    """A version that must not be in an environment, and the reason."""
+
+    distribution: Name
+    version: VersionText
+    reason: str
+
+
+class EnginePart(Strict):
+    """A part of an engine, and the reason why it is built from source or taken from the official wheel."""
+
+    what: str
+    reason: str
+
+
+class InjectedTable(Strict):
+    """The value of a variable that gives an engine's CMake project the directory of another project's sources.
+
+    Either ``project``, which is taken from the patched sources of the FlashInfer recipe that the engine uses and must have the
+    ``version`` that the engine requires; or empty ``files``, for a project of which nothing is compiled. ``definitions`` are
+    CMake variables for directories below it.
+    """
+
+    project: Name | None = None
+    version: VersionText | None = None
+    files: Annotated[tuple[RelativePath, ...], Field(strict=False)] = ()
+    definitions: dict[str, RelativePath] = {}
+    reason: str
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> InjectedTable:
+        if (self.project is None) != (self.version is None) or (self.project is None) != bool(self.files):
+            raise ValueError("needs either project and version, or files")
+        return self
+
+
+class TargetTable(Strict):
+    """An extension module that is built from source, named after its CMake target.
+
+    ``member`` is its path in the official wheel, ``units`` are all its sources. ``gib``, ``seconds`` and ``expect_kernels`` are
+    as in a :class:`ModuleTable`. ``answers`` are Python expressions with the values they must have when the module is loaded as
+    ``library``, without a GPU, after ``imports``.
+    """
+
+    member: RelativePath
+    units: Annotated[tuple[RelativePath, ...], Field(strict=False, min_length=1)]
+    gib: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+    imports: Strings = ()
+    answers: dict[str, str] = {}
+
+
+class FromSourceTable(Strict):
+    """The parts of an engine that ``--from-source`` builds and puts into its official wheel.
+
+    ``sha256`` is that of the engine's sdist. ``environment`` are the distributions of the closure that the build needs, with
+    the compiler; ``injected`` has CMake variables as keys.
+    """
+
+    sha256: Sha256
+    environment: Annotated[tuple[Name, ...], Field(strict=False)]
+    injected: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], InjectedTable] = {}
+    targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
+
+
+class FlashInferRecipe(Strict):
+    """The kernels of a FlashInfer version: pinned sources, the modules to compile, and the compilers that the lockfile pins."""
+
+    edition: Literal[1]
+    name: Name
+    engine: Literal["flashinfer"]
+    version: VersionText
+    summary: str
+    archs: Archs
+    headers: Strings = ()
+    sources: dict[Name, Source]
+    modules: dict[str, ModuleTable]
+    groups: dict[Name, GroupTable]
+    default_group: str
+    environment: EnvironmentTable | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        """The fields that decide the result, without prose and estimates, as in a lockfile."""
+        prose: dict[str, Any] = {
+            "summary": True,
+            "sources": {"__all__": {"git"}},  # names a host; the commit is enough
+            "groups": {"__all__": {"summary"}},
+            "modules": {"__all__": {"gib", "seconds"}},
+        }
+        return self.model_dump(mode="json", exclude=prose)
+
+    @property
+    def pin(self) -> Pin:
+        """The pin of the source that is fetched; all other sources lie inside it."""
+        for project, source in self.sources.items():
+            if isinstance(source, SdistSource):
+                return SdistPin(project, source.sdist, source.version, source.sha256)
+            if isinstance(source, GitSource):
+                return GitPin(project, source.git, source.commit, source.version)
+        raise AssertionError("validated: one source is fetched")
+
+    @property
+    def inside(self) -> tuple[VendoredProject, ...]:
+        """Projects inside the fetched source, in the order in which they are patched."""
+        return tuple(
+            VendoredProject(project, source.path, source.version)
+            for project, source in self.sources.items()
+            if isinstance(source, InsideSource)
+        )
+
+
+class EngineRecipe(Strict):
+    """A version of vLLM or SGLang: locked official wheels, with our patched FlashInfer wheel instead of the official one.
+
+    ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
+    ``resolved`` (the wheels are locked; no image of them has passed its checks) or ``verified`` (an image has; the checks need
+    no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
+    ``base_image`` is empty when it is chosen at build time.
+    """
+
+    edition: Literal[1]
+    name: Name
+    engine: Literal["vllm", "sglang"]
+    version: VersionText
+    summary: str
+    state: Literal["resolved", "verified"]
+    archs: Archs
+    flashinfer: Name
+    kernels: Name
+    base_image: Annotated[str, StringConstraints(pattern=r"^(\S+@sha256:[0-9a-f]{64})?$")] = ""
+    environment: EnvironmentTable
+    env: dict[str, str] = {}
+    serve: Strings
+    built: Annotated[tuple[EnginePart, ...], Field(strict=False)]
+    official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
+    from_source: FromSourceTable | None = None
+    known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
+
+    def inputs(self) -> dict[str, Any]:
+        """The fields that decide the result, without prose, as in a lockfile."""
+        prose: dict[str, Any] = {
+            **dict.fromkeys(("summary", "state", "built", "official", "known_bad"), True),
+            "environment": {"overrides": {"__all__": {"reason"}}},
+            "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
+        }
+        return self.model_dump(mode="json", exclude=prose if self.from_source else {**prose, "from_source": True})
+
+    @property
+    def source(self) -> SdistPin | None:
+        """The pin of the engine's own source, if parts of it can be built from source."""
+        return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
+
+
+Recipe = FlashInferRecipe | EngineRecipe
+
+KINDS: dict[str, type[FlashInferRecipe] | type[EngineRecipe]] = {
+    "flashinfer": FlashInferRecipe,
+    "vllm": EngineRecipe,
+    "sglang": EngineRecipe,
+}
+"""The class of a recipe by its key ``engine``."""

@@ -1,0 +1,172 @@
+"""Resolve the recipe that a command names, once: the recipe, its lockfile and its source trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sm120kit import recipes, sources
+from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.records import Lock, LockedFile
+from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import Checkout
+
+
+class _LockedRecipe:
+    """A recipe's file and the lockfile beside it."""
+
+    path: Path
+
+    @property
+    def argument(self) -> str:
+        """The recipe as an argument of commands. See :func:`argument`."""
+        return argument(self.path)
+
+    @property
+    def lock_path(self) -> Path:
+        """The lockfile, which may not exist."""
+        return lock_path(self.path)
+
+    @property
+    def lock(self) -> Lock:
+        """The lockfile, verified against the recipe, its sources and its patch series.
+
+        Raises:
+            LockDiffers: it does not exist, or it is edited or outdated.
+        """
+        return self._verified[0]
+
+    @property
+    def build_id(self) -> str:
+        """The sha256 of the verified lockfile. See :attr:`lock` for errors."""
+        return self._verified[1]
+
+    @cached_property
+    def _verified(self) -> tuple[Lock, str]:
+        assert isinstance(self, FlashInferTarget | EngineTarget)
+        return lockfile.verify(self)
+
+
+@dataclass(frozen=True)
+class FlashInferTarget(_LockedRecipe):
+    """A FlashInfer recipe with its lockfile and its source tree, unpatched and patched.
+
+    A command resolves its argument to a target once and passes that on. Lockfile and trees are read, or fetched, when they are
+    first used, because not every command needs them; then they stay.
+
+    ``path`` is the file of the recipe. ``files`` is from :func:`sm120kit.patches.checkout.series_files`.
+    """
+
+    recipe: FlashInferRecipe
+    path: Path
+    options: Options
+    files: Mapping[str, str]
+
+    @property
+    def flashinfer(self) -> FlashInferTarget:
+        """This target, as :attr:`EngineTarget.flashinfer` is that of an engine."""
+        return self
+
+    @cached_property
+    def checkout(self) -> Checkout:
+        """The source, fetched if it is not cached."""
+        return sources.fetch(self.recipe.pin, self.options.workspace, self.options.origin)
+
+    @cached_property
+    def tree(self) -> PatchedTree:
+        """The source with its patch series applied; fetched and patched if it is not cached."""
+        return fetch_patched(self.recipe.pin, self.recipe.inside, self.options, self.files)
+
+    @cached_property
+    def unpatched_tree(self) -> PatchedTree:
+        """The source without the patch series."""
+        return PatchedTree(self.checkout, self.recipe.inside, self.checkout.commit, self.checkout.tree, ())
+
+    @property
+    def engine_tree(self) -> PatchedTree | None:
+        """The source tree of an engine: a FlashInfer recipe has none."""
+        return None
+
+    @property
+    def overrides(self) -> tuple[LockedFile, ...]:
+        """The files of the CUTLASS overrides, by path below their directory."""
+        prefix = f"{OVERRIDES}/"
+        return tuple(
+            LockedFile(path.removeprefix(prefix), sha256) for path, sha256 in self.files.items() if path.startswith(prefix)
+        )
+
+
+@dataclass(frozen=True)
+class EngineTarget(_LockedRecipe):
+    """The recipe of an engine with its lockfile, its own source tree, and the target of the FlashInfer recipe that it uses.
+
+    See :class:`FlashInferTarget`. To verify the lockfile means to verify that of the FlashInfer recipe as well.
+    """
+
+    recipe: EngineRecipe
+    path: Path
+    flashinfer: FlashInferTarget
+
+    @property
+    def options(self) -> Options:
+        """The options of the command."""
+        return self.flashinfer.options
+
+    @cached_property
+    def engine_tree(self) -> PatchedTree | None:
+        """The engine's own source with its patch series applied; None if no part of the engine can be built from source."""
+        return fetch_patched(self.recipe.source, (), self.options, self.flashinfer.files) if self.recipe.source else None
+
+
+Target = FlashInferTarget | EngineTarget
+"""A recipe of either kind, as a command uses it."""
+
+
+def argument(recipe: Path) -> str:
+    """A recipe's file as an argument of commands: the recipe's name, or the path if it is outside the recipe directory."""
+    return recipe.stem if recipe.parent == recipes.directory() else str(recipe)
+
+
+def lock_path(recipe: Path) -> Path:
+    """The lockfile of a recipe: ``<recipe>.lock.json`` beside its file."""
+    return recipe.with_suffix(".lock.json")
+
+
+def resolve(name: str, options: Options) -> Target:
+    """Resolve a recipe by name. See :func:`sm120kit.recipes.locate` for the forms of a name.
+
+    Raises:
+        UnknownName: there is no such recipe; the hint lists the recipes.
+        BadRecipe: it is not well-formed; the message lists every problem.
+    """
+    return next(resolve_each([name], options))
+
+
+def resolve_flashinfer(name: str, options: Options) -> FlashInferTarget:
+    """Resolve a FlashInfer recipe. See :func:`resolve` for errors.
+
+    Raises:
+        UnknownName: also for the recipe of an engine.
+    """
+    path, recipe = recipes.load_with_path(name)
+    return FlashInferTarget(recipes.require_flashinfer(recipe), path, options, series_files())
+
+
+def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:
+    """Resolve several recipes. A FlashInfer recipe is read once, even if several engines use it."""
+    files = series_files()
+    resolved: dict[Path, FlashInferTarget] = {}
+    for name in names:
+        path, recipe = recipes.load_with_path(name)
+        if isinstance(recipe, FlashInferRecipe):
+            yield resolved.setdefault(path, FlashInferTarget(recipe, path, options, files))
+            continue
+        used = recipes.locate(recipe.flashinfer)
+        if used not in resolved:
+            resolved[used] = FlashInferTarget(recipes.require_flashinfer(recipes.read(used)), used, options, files)
+        yield EngineTarget(recipe, path, resolved[used])

@@ -1,0 +1,34 @@
+"""Serve a model as a configuration describes: ``(Configuration, VerifiedImage, model folder) -> Run``.
+
+``launch`` checks everything before a start and runs the container; ``checkpoint`` reads the model folder; ``fit`` compares it
+with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command, a compose file
+or a Kubernetes manifest; ``supervise`` runs any server process from start to stop.
+"""
+
+from __future__ import annotations
+
+from sm120kit.serving.container import Placement, Service, api_key, make_service, risks
+from sm120kit.serving.fit import Device, Fit, check_fit
+from sm120kit.serving.render import compose, docker_run, kubernetes, secret_name
+from sm120kit.serving.supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
+
+__all__ = [
+    "Device",
+    "Ending",
+    "Fit",
+    "Outcome",
+    "Placement",
+    "Run",
+    "ServerProcess",
+    "Service",
+    "api_key",
+    "check_fit",
+    "compose",
+    "docker_run",
+    "kubernetes",
+    "make_service",
+    "port_is_free",
+    "risks",
+    "secret_name",
+    "serve",
+]

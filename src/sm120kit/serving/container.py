@@ -1,0 +1,210 @@
+"""Decide which container serves a configuration: image, command, mounts, limits. :mod:`render` writes it for each runtime."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from sm120kit.core.errors import NoModel
+from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
+from sm120kit.images.records import VerifiedImage
+from sm120kit.recipes import EngineRecipe
+from sm120kit.recipes.arguments import MODEL_DIRECTORY, serve_arguments
+from sm120kit.recipes.configurations import Configuration
+
+ROOT_HOME, HOME = "/root", "/home/sm120kit"
+"""Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
+TEMPORARY_GIB, HOME_GIB = 16, 2
+"""Sizes of two tmpfs mounts, which take memory as they fill: /tmp, for compilers and torch; the home without its caches.
+
+vLLM 0.19.1 and SGLang 0.5.11 write below the home (``~/.cache``, ``~/.config``, ``~/.triton``), ``/tmp`` and ``/dev/shm``, and
+load and execute files in ``/tmp`` (``pynccl_allocator.py``, ``numa_utils.py``). Source: their ``envs.py`` and ``environ.py``.
+"""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bind mount of a host directory."""
+
+    source: Path
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A tmpfs of at most ``gib`` GiB, empty in each new container."""
+
+    target: str
+    gib: int
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """How an engine takes its API key: from the environment ``variable``, which ``arguments`` may reference as ``$(NAME)``."""
+
+    variable: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Service:
+    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on loopback.
+
+    ``labels`` are set only on containers that launch itself starts. With ``scratch`` the root file system is read-only, except
+    for these directories and the writable mounts. ``user`` is the image's ``UID:GID``, "" if the image has none or names it.
+    """
+
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    mounts: tuple[Mount, ...]
+    gpus: tuple[int, ...]
+    shm_gib: int
+    ipc_host: bool
+    ulimits: dict[str, int]
+    port: int
+    labels: dict[str, str] = field(default_factory=dict)
+    scratch: tuple[Scratch, ...] = ()
+    user: str = ""
+    api_key: ApiKey = ApiKey("VLLM_API_KEY")
+
+    @property
+    def url(self) -> str:
+        """Root of the server on this host."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a server runs on this host: ``gpus`` as (number, name), the ``port`` on loopback, ``workspace`` for its caches."""
+
+    gpus: Sequence[tuple[int, str]]
+    port: int
+    workspace: Workspace
+
+
+def make_service(
+    configuration: Configuration,
+    engine: EngineRecipe,
+    image: VerifiedImage,
+    image_name: str,
+    model: Path,
+    placement: Placement,
+) -> Service:
+    """The container of a configuration. Creates its cache directories on the host.
+
+    Raises:
+        NoModel: files in the model folder are links to directories outside what can be mounted.
+    """
+    root = _mount_root(model)
+    path_in_container = "/".join((MODEL_DIRECTORY, *model.resolve().relative_to(root).parts))
+    cache = cache_directory(configuration, image, [name for _, name in placement.gpus], placement.workspace)
+    home = ROOT_HOME if image.image.user.partition(":")[0] in ("", "0", "root") else HOME
+    mounts = [Mount(root, MODEL_DIRECTORY, True)]
+    for target in _cache_targets(configuration, home):
+        source = cache / target.removeprefix(home).strip("/.").replace("/", "-")
+        mounts.append(Mount(source, target, False))
+        with disk_errors(source):
+            source.mkdir(exist_ok=True)
+            source.chmod(0o777)  # the container's user differs from this one; the parent directory is closed to everybody else
+    scratch = (Scratch("/tmp", TEMPORARY_GIB), Scratch(home, HOME_GIB))
+    return Service(
+        name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
+        image=image_name,
+        argv=(*engine.serve, *serve_arguments(configuration, engine, path_in_container)),
+        environment=dict(configuration.environment),
+        mounts=tuple(mounts),
+        gpus=tuple(number for number, _ in placement.gpus),
+        shm_gib=configuration.container.shm_gib,
+        ipc_host=configuration.container.ipc_host,
+        ulimits=dict(configuration.container.ulimits),
+        port=placement.port,
+        scratch=() if configuration.container.writable_root else scratch,
+        user=image.image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.image.user) else "",
+        api_key=API_KEYS[engine.engine],
+    )
+
+
+def api_key(configuration: Configuration) -> str:
+    """The API key in a configuration's arguments or environment, "" without one."""
+    values = dict(pairwise([*configuration.arguments, ""]))
+    joined = next((text.partition("=")[2] for text in configuration.arguments if text.startswith("--api-key=")), "")
+    return values.get("--api-key") or joined or configuration.environment.get("VLLM_API_KEY", "")
+
+
+def risks(configuration: Configuration) -> tuple[str, ...]:
+    """Privileges that a configuration grants to the container or the model, one line each with its reason."""
+    privileges = (
+        (
+            configuration.container.ipc_host,
+            "--ipc=host",
+            "the container shares memory and semaphores with all processes of the host",
+        ),
+        (
+            "--trust-remote-code" in configuration.arguments,
+            "--trust-remote-code",
+            "Python code of the checkpoint runs in the container",
+        ),
+        (configuration.container.writable_root, "writable_root", "the container can change its programs while it runs"),
+    )
+    return tuple(f"{flag}: {effect}; reason: {_reason(configuration, flag)}" for granted, flag, effect in privileges if granted)
+
+
+def _reason(configuration: Configuration, flag: str) -> str:
+    return next(
+        (entry.reason for entry in configuration.ours if flag in entry.field), f"as published ({configuration.original})"
+    )
+
+
+API_KEYS = {"vllm": ApiKey("VLLM_API_KEY"), "sglang": ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)"))}
+"""vLLM reads a variable (``envs.py``); SGLang has only an argument."""
+
+
+def _cache_targets(configuration: Configuration, home: str) -> tuple[str, ...]:
+    """Mount points of the caches. A path below the home is mounted from its first directory on.
+
+    A parent directory that the runtime creates for a mount point belongs to root.
+    """
+    below = f"{ROOT_HOME}/"
+    targets = [
+        f"{home}/{target.removeprefix(below).partition('/')[0]}" if target.startswith(below) else target
+        for target in configuration.container.caches
+    ]
+    return tuple(dict.fromkeys(targets))
+
+
+def _mount_root(model: Path) -> Path:
+    """The directory to mount so that links in the model folder resolve: a download cache links to ``../../blobs``."""
+    folder = model.resolve()
+    targets = {path.resolve().parent for path in folder.iterdir() if path.is_symlink()}
+    root = Path(os.path.commonpath([folder, *targets]))
+    if root not in (folder, *list(folder.parents)[:2]):
+        outside = next(
+            path for path in sorted(folder.iterdir()) if path.is_symlink() and not path.resolve().is_relative_to(folder)
+        )
+        raise NoModel(
+            f"{outside} links to {outside.resolve()}, outside the directory that is mounted", "put the files in one folder"
+        )
+    return root
+
+
+def cache_directory(configuration: Configuration, image: VerifiedImage, gpus: Sequence[str], workspace: Workspace) -> Path:
+    """``<state>/caches/<key>/``, where compiled and tuned kernels outlive the container.
+
+    The key covers the image's content, the GPUs' names, and the part of the configuration that decides which kernels run.
+    """
+    decides = {"engine", "model", "tensor_parallel", "expert_parallel", "arguments", "environment"}
+    key = digest_of([image.image.content, sorted(gpus), configuration.model_dump(mode="json", include=decides)])
+    directory = workspace.root / "caches" / key[:16]
+    with disk_errors(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.chmod(0o700)
+        directory.mkdir(exist_ok=True)
+    mark_used(directory)
+    return directory

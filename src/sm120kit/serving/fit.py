@@ -1,0 +1,171 @@
+"""Check before a start whether a configuration can run with an image, a checkpoint and GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sm120kit.core.errors import DoesNotFit, MtpMissing, TooFewGpus, WrongImage
+from sm120kit.images.records import VerifiedImage
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving.checkpoint import Checkpoint
+
+SHARE = 0.9
+"""Share of a GPU's memory that an engine takes for weights and KV cache if the configuration does not set it."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU that may be used: its number in nvidia-smi's order, and the size of its memory, None if unknown."""
+
+    number: int
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Memory use on each of ``gpus``, in bytes, without activations and CUDA graphs.
+
+    ``share`` is the part of ``memory_bytes`` for weights and KV cache. ``kv_bytes_per_token`` is None if there is no estimate,
+    for the reason ``why_no_kv``; ``context`` is the length of the longest sequence.
+    """
+
+    gpus: tuple[Device, ...]
+    memory_bytes: int | None
+    share: float
+    weight_bytes: int
+    kv_bytes_per_token: int | None
+    why_no_kv: str
+    context: int | None
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Capacity of the KV cache in tokens, None if unknown."""
+        if self.memory_bytes is None or not self.kv_bytes_per_token:
+            return None
+        return int(self.memory_bytes * self.share - self.weight_bytes) // self.kv_bytes_per_token
+
+    def lines(self) -> tuple[str, ...]:
+        """Lines for the user."""
+        memory = "unknown" if self.memory_bytes is None else f"{self.memory_bytes / 1e9:.1f} GB, {self.share:.0%} of it usable"
+        kv = f"unknown: {self.why_no_kv}"
+        if self.kv_bytes_per_token is not None:
+            capacity = "" if self.capacity_tokens is None else f": capacity {self.capacity_tokens:,} tokens"
+            kv = f"{self.kv_bytes_per_token:,} B per token{capacity}; longest sequence {self.context or 'of unknown length'}"
+        return (
+            f"GPUs     {', '.join(str(gpu.number) for gpu in self.gpus)} ({self.gpus[0].name}), memory {memory}",
+            f"weights  {self.weight_bytes / 1e9:.1f} GB on each GPU",
+            f"KV cache {kv}",
+        )
+
+
+def check_fit(configuration: Configuration, image: VerifiedImage, model: Checkpoint, devices: Sequence[Device]) -> Fit:
+    """Memory use of a configuration that can run.
+
+    Raises:
+        WrongImage: the image is of another engine, or contains a version that is known to be bad.
+        MtpMissing: the configuration speculates with tensors that the checkpoint lacks.
+        TooFewGpus: there are fewer GPUs than the configuration uses.
+        DoesNotFit: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
+    """
+    _require_image(configuration, image)
+    _require_mtp(configuration, model)
+    needed = configuration.hardware
+    if len(devices) < needed.gpus:
+        memory = "that share the host's memory" if needed.unified else "with memory of their own"
+        raise TooFewGpus(
+            f"{configuration.name} needs {needed.gpus} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
+            f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config list has configurations for others",
+        )
+    fit = _fit(configuration, model, tuple(devices[: configuration.hardware.gpus]))
+    if fit.memory_bytes is None:
+        return fit
+    lines = "\n".join(f"  {line}" for line in fit.lines())
+    if fit.weight_bytes >= fit.memory_bytes * fit.share:
+        raise DoesNotFit(f"the weights do not fit:\n{lines}", "choose a smaller checkpoint, or a configuration for more GPUs")
+    if fit.capacity_tokens is not None and fit.context and fit.capacity_tokens < fit.context:
+        raise DoesNotFit(
+            f"one sequence of full length does not fit into the KV cache:\n{lines}",
+            "copy the configuration to a file and lower --max-model-len (vLLM) or --context-length (SGLang) in it",
+        )
+    return fit
+
+
+def _require_image(configuration: Configuration, image: VerifiedImage) -> None:
+    recipe = image.image.labels.get("sm120kit.recipe", "")
+    if recipe != configuration.engine:
+        labelled = f"an image of {recipe}" if recipe else "labelled with no recipe"
+        raise WrongImage(
+            f"{image.reference} is {labelled}; {configuration.name} is for {configuration.engine}",
+            f"name an image of {configuration.engine} with --image",
+        )
+    pairs = [wheel.partition("==") for wheel in image.image.labels.get("sm120kit.wheels", "").split(",")]
+    installed = {_normalized(name): version for name, _, version in pairs}
+    for bad in configuration.known_bad:
+        if installed.get(_normalized(bad.distribution)) == bad.version:
+            raise WrongImage(
+                f"{image.reference} contains {bad.distribution} {bad.version}, known to be bad: {bad.reason}",
+                f"use an image with another version; source: {bad.source}",
+            )
+
+
+def _normalized(distribution: str) -> str:
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
+    if not configuration.model.needs_mtp or model.mtp:
+        return
+    method = (
+        f"{configuration.speculation.method}, {configuration.speculation.draft_tokens} draft tokens"
+        if configuration.speculation
+        else "MTP"
+    )
+    unlisted = f"; the index does not list {', '.join(model.outside)}" if model.outside else ""
+    raise MtpMissing(
+        f"{configuration.name} speculates with the checkpoint's own MTP layers ({method}); {model.folder} has none: "
+        f"config.json claims {model.mtp_layers}, none of the {model.tensors} tensors belongs to one{unlisted}",
+        f"use a checkpoint with MTP tensors, such as {configuration.model.repository}, or a configuration without speculation",
+    )
+
+
+def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
+    arguments = configuration.arguments
+    share = _value(arguments, "--gpu-memory-utilization", "--mem-fraction-static")
+    length = _value(arguments, "--max-model-len", "--context-length")
+    sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
+    per_token = None
+    if model.attention:
+        per_token = int(model.attention.elements(configuration.tensor_parallel) * _kv_bytes(arguments, model))
+    return Fit(
+        gpus=gpus,
+        memory_bytes=min(sizes) if len(sizes) == len(gpus) else None,
+        share=float(share) if share else SHARE,
+        weight_bytes=model.weight_bytes // configuration.tensor_parallel,
+        kv_bytes_per_token=per_token,
+        why_no_kv=model.why_not_plain,
+        context=int(length) if length and length.isdecimal() else model.context,
+    )
+
+
+def _kv_bytes(arguments: Sequence[str], model: Checkpoint) -> float:
+    """Bytes of one element of the KV cache."""
+    kind = _value(arguments, "--kv-cache-dtype") or "auto"
+    if kind == "auto":
+        kind = model.kv_quantization
+    if kind.startswith(("fp8", "float8", "int8")):
+        return 1
+    return 0.5 if kind.startswith(("fp4", "nvfp4")) else 2
+
+
+def _value(arguments: Sequence[str], *flags: str) -> str | None:
+    """The value of the last of these flags, ``--flag value`` or ``--flag=value``."""
+    value = None
+    for argument, following in pairwise([*arguments, ""]):
+        if argument in flags:
+            value = following
+        elif argument.partition("=")[0] in flags:
+            value = argument.partition("=")[2]
+    return value

@@ -1,0 +1,216 @@
+"""Write a Service as a docker command line, a compose file or a Kubernetes manifest. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sm120kit.recipes.arguments import PORT
+from sm120kit.serving.container import Mount, Scratch, Service
+
+PATIENCE_SECONDS = 30
+"""Time between SIGTERM and SIGKILL."""
+START_SECONDS = 3600
+"""Limit for loading weights and compiling in a pod."""
+CACHES_GIB = 50
+"""Size of the volume for compiled and tuned kernels of a pod."""
+
+
+def docker_run(service: Service, *, values: bool = True) -> tuple[str, ...]:
+    """The command line. Without ``values`` it has only the names of variables, and docker takes values from its environment."""
+    argv = ["docker", "run", "--rm", "--init", "--name", service.name]
+    argv += ["--cap-drop=ALL", "--security-opt=no-new-privileges"]
+    if service.scratch:
+        argv += ["--read-only", *(text for scratch in service.scratch for text in ("--tmpfs", _tmpfs(scratch)))]
+    argv += ["--gpus", f'"device={",".join(map(str, service.gpus))}"']
+    argv += ["--ipc=host"] if service.ipc_host else [f"--shm-size={service.shm_gib}g"]
+    for name, limit in service.ulimits.items():
+        argv += ["--ulimit", f"{name}={limit}"]
+    for name, value in service.labels.items():
+        argv += ["--label", f"{name}={value}"]
+    for name, value in service.environment.items():
+        argv += ["--env", f"{name}={value}" if values else name]
+    for mount in service.mounts:
+        fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *["readonly"] * mount.read_only]
+        argv += ["--mount", ",".join(map(_field, fields))]
+    argv += ["--publish", f"127.0.0.1:{service.port}:{PORT}", "--entrypoint", service.argv[0]]
+    return (*argv, service.image, *service.argv[1:])
+
+
+def _tmpfs(scratch: Scratch) -> str:
+    """Docker's short form, the only one with ``exec``: engines execute and load files that they write there."""
+    return f"{scratch.target}:rw,exec,nosuid,nodev,mode=1777,size={scratch.gib}g"
+
+
+def _field(text: str) -> str:
+    """Quote a field of comma-separated values as docker reads them."""
+    return '"' + text.replace('"', '""') + '"' if any(character in text for character in ',"') else text
+
+
+def compose(service: Service) -> str:
+    """A compose file of the same container."""
+    shared: dict[str, Any] = {"ipc": "host"} if service.ipc_host else {"shm_size": f"{service.shm_gib}g"}
+    devices = [{"driver": "nvidia", "device_ids": [str(number) for number in service.gpus], "capabilities": ["gpu"]}]
+    container = {
+        "image": service.image,
+        "init": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        **({"read_only": True, "tmpfs": [_tmpfs(scratch) for scratch in service.scratch]} if service.scratch else {}),
+        **shared,
+        "entrypoint": [service.argv[0]],
+        "command": [argument.replace("$", "$$") for argument in service.argv[1:]],
+        "environment": {name: value.replace("$", "$$") for name, value in service.environment.items()},
+        "ulimits": service.ulimits,
+        "volumes": [
+            {"type": "bind", "source": str(mount.source), "target": mount.target, "read_only": mount.read_only}
+            for mount in service.mounts
+        ],
+        "ports": [f"127.0.0.1:{service.port}:{PORT}"],
+        "stop_grace_period": f"{PATIENCE_SECONDS}s",
+        "deploy": {"resources": {"reservations": {"devices": devices}}},
+    }
+    return yaml({"services": {service.name: {key: value for key, value in container.items() if value != {}}}})
+
+
+def kubernetes(service: Service) -> str:
+    """A Deployment on one node, a claim for its caches, and a Service; the API key comes from the Secret ``secret_name``.
+
+    The model folder is a path on the node. Limits such as memlock are set in the container runtime, not in a manifest.
+    """
+    label = {"app.kubernetes.io/name": service.name}
+    metadata = {"name": service.name, "labels": label}
+    models = [mount for mount in service.mounts if mount.read_only]
+    caches = [mount for mount in service.mounts if not mount.read_only]
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {
+            "replicas": 1,
+            "strategy": {"type": "Recreate"},  # a second pod would wait for the GPUs of the first
+            "selector": {"matchLabels": label},
+            "template": {"metadata": {"labels": label}, "spec": _pod(service, models, caches)},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{CACHES_GIB}Gi"}}},
+    }
+    network = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"selector": label, "ports": [{"port": PORT, "targetPort": PORT}]},
+    }
+    return "---\n".join(yaml(document) for document in (*([claim] if caches else []), deployment, network))
+
+
+def secret_name(service: Service) -> str:
+    """Name of the Secret whose entry ``api-key`` is the server's API key."""
+    return f"{service.name}-api-key"
+
+
+def _pod(service: Service, models: Sequence[Mount], caches: Sequence[Mount]) -> dict[str, Any]:
+    """A pod of the Pod Security Standard "restricted", except that the model is a path on the node."""
+    probe = {"httpGet": {"path": "/health", "port": PORT}}  # both engines answer it without the API key
+    user, _, group = service.user.partition(":")
+    ids = (
+        {
+            "runAsUser": int(user),
+            "runAsGroup": int(group or user),
+            "fsGroup": int(group or user),
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
+        if user
+        else {}
+    )
+    mounts = [
+        *({"name": f"model-{number}", "mountPath": mount.target, "readOnly": True} for number, mount in enumerate(models)),
+        *({"name": f"scratch-{number}", "mountPath": scratch.target} for number, scratch in enumerate(service.scratch)),
+        # One volume for all caches; the kubelet changes its group to that of the pod.
+        *({"name": "caches", "mountPath": mount.target, "subPath": mount.source.name} for mount in caches),
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    container = {
+        "name": "server",
+        "image": service.image,
+        "command": [*map(_literal, service.argv), *service.api_key.arguments],
+        "env": [
+            *(
+                {"name": name, "value": _literal(value)}
+                for name, value in service.environment.items()
+                if name != service.api_key.variable
+            ),
+            {
+                "name": service.api_key.variable,
+                "valueFrom": {"secretKeyRef": {"name": secret_name(service), "key": "api-key"}},
+            },
+        ],
+        "ports": [{"containerPort": PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": len(service.gpus)}},
+        "startupProbe": {**probe, "periodSeconds": 10, "failureThreshold": START_SECONDS // 10},
+        "readinessProbe": {**probe, "periodSeconds": 10},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": bool(service.scratch),
+        },
+        "volumeMounts": mounts,
+    }
+    volumes = [
+        *(
+            {"name": f"model-{number}", "hostPath": {"path": str(mount.source), "type": "Directory"}}
+            for number, mount in enumerate(models)
+        ),
+        *(
+            {"name": f"scratch-{number}", "emptyDir": {"sizeLimit": f"{scratch.gib}Gi"}}
+            for number, scratch in enumerate(service.scratch)
+        ),
+        *([{"name": "caches", "persistentVolumeClaim": {"claimName": service.name}}] if caches else []),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{service.shm_gib}Gi"}},
+    ]
+    return {
+        "terminationGracePeriodSeconds": PATIENCE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def yaml(value: dict[str, Any]) -> str:
+    """Nested tables and lists as YAML. Strings other than plain words are quoted as in JSON, which is valid YAML."""
+    return "".join(f"{line}\n" for line in _lines(value))
+
+
+def _lines(value: Any) -> Iterator[str]:
+    pairs = value.items() if isinstance(value, dict) else ((None, element) for element in value)
+    for key, element in pairs:
+        lead = "-" if key is None else f"{_scalar(key)}:"
+        if not isinstance(element, dict | list) or not element:
+            yield f"{lead} {_scalar(element)}"
+            continue
+        nested = _lines(element)
+        if key is None:
+            yield f"- {next(nested)}"
+        else:
+            yield lead
+        yield from (f"  {line}" for line in nested)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value):
+        reserved = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+        return json.dumps(value) if value.lower() in reserved else value
+    return json.dumps(value)
+
+
+def _literal(text: str) -> str:
+    """Escape ``$(NAME)``, which Kubernetes would expand."""
+    return text.replace("$(", "$$(")

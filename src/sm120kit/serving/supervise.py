@@ -1,0 +1,192 @@
+"""Run a server process from start to stop: wait until ``/health`` answers, notice its death, stop it on a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from sm120kit.core import process, signals
+from sm120kit.core.errors import Sm120kitError
+
+POLL_SECONDS = 0.25
+HEALTH_TIMEOUT_SECONDS = 3.0
+DYING_SECONDS = 5.0
+"""How long a server whose connections are closed may take to exit: docker's client exits after the container."""
+
+
+class Ending(StrEnum):
+    """How a server ended."""
+
+    STOPPED = "stopped"
+    DIED = "died"
+    NOT_HEALTHY = "not healthy in time"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The record of a launched server, ``<state>/runs/*.json``.
+
+    ``image`` is the content digest of the verified image, ``image_name`` the id or ``repository@digest`` that was started,
+    ``build_id`` the sha256 of the lockfile that the image was built from (its label; "" without one). ``environment`` has names
+    of variables without values. ``started`` is UTC; durations are in seconds, None until they are known. ``ending`` is
+    "running" or a value of :class:`Ending`.
+    """
+
+    configuration: str
+    engine: str
+    image: str
+    image_name: str
+    model: str
+    argv: tuple[str, ...]
+    environment: tuple[str, ...]
+    url: str
+    log: str
+    started: str
+    healthy_seconds: float | None = None
+    seconds: float | None = None
+    ending: str = "running"
+    exit_code: int | None = None
+    build_id: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``healthy_seconds`` is None for a server that never was healthy; ``exit_code`` is negative for a signal (subprocess)."""
+
+    ending: Ending
+    healthy_seconds: float | None
+    seconds: float
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A command line that serves HTTP at ``url``, with output in ``log`` and ``environment`` added to this process's.
+
+    It has ``wait_seconds`` to become healthy, and ``patience_seconds`` between SIGTERM and SIGKILL.
+    """
+
+    argv: Sequence[str]
+    url: str
+    log: Path
+    wait_seconds: float
+    patience_seconds: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def serve(
+    server: ServerProcess,
+    *,
+    progress: Callable[[float, str], None] = lambda seconds, line: None,
+    on_healthy: Callable[[float], None] = lambda seconds: None,
+    work: Callable[[], None] | None = None,
+) -> Outcome:
+    """Start a server, wait until it is healthy, and then until it exits or a signal stops it. Call it in the main thread.
+
+    ``progress`` gets the seconds since the start and the log's last line until the server is healthy, ``on_healthy`` the
+    seconds that took. SIGINT, SIGTERM and SIGHUP, unless they are ignored, stop the server: SIGTERM, then SIGKILL.
+
+    ``work`` is called once the server is healthy, and then the server is stopped. Signals keep their handlers meanwhile: what
+    these raise (:func:`signals.handle`), and what ``work`` raises itself, is raised after the server has ended. If the server
+    died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
+    """
+    tail = _Tail(server.log)
+    started = time.monotonic()
+    healthy_after: float | None = None
+    running = process.background(server.argv, server.log, env=server.environment, patience=server.patience_seconds)
+    with _stop_signals(work is None) as received, running as child:
+        while True:
+            seconds = time.monotonic() - started
+            if child.poll() is not None:
+                ending = Ending.DIED
+                break
+            if received:
+                ending = Ending.STOPPED
+                break
+            if healthy_after is None:
+                progress(seconds, tail.last_line())
+                if _is_healthy(server.url) and child.poll() is None:
+                    healthy_after = seconds
+                    on_healthy(seconds)
+                    if work is not None:
+                        ending = _ending_after(work, lambda: child.poll() is not None)
+                        break
+                elif seconds > server.wait_seconds:
+                    ending = Ending.NOT_HEALTHY
+                    break
+            time.sleep(POLL_SECONDS)
+    return Outcome(ending, healthy_after, time.monotonic() - started, child.poll())
+
+
+def _ending_after(work: Callable[[], None], has_exited: Callable[[], bool]) -> Ending:
+    """Call ``work``; DIED if the server exited meanwhile, also when ``work`` failed because of that."""
+    try:
+        work()
+    except Sm120kitError:
+        deadline = time.monotonic() + DYING_SECONDS
+        while not has_exited():
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+    return Ending.DIED if has_exited() else Ending.STOPPED
+
+
+def port_is_free(port: int) -> bool:
+    """Whether no process listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _is_healthy(url: str) -> bool:
+    """Whether ``/health`` answers with status 200. No proxy: the server is on loopback."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health", timeout=HEALTH_TIMEOUT_SECONDS) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):  # refused, reset, 503 while it loads, or a truncated response
+        return False
+
+
+@contextmanager
+def _stop_signals(collect: bool) -> Iterator[list[int]]:
+    """A list of the stop signals received so far. Without ``collect`` no handler is installed and the list stays empty."""
+    received: list[int] = []
+    kinds = signals.handled() if collect else ()
+    before = {kind: signal.signal(kind, lambda number, frame: received.append(number)) for kind in kinds}
+    try:
+        yield received
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+class _Tail:
+    """The last line of a file that grows. Each call reads only what was appended since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._line = path, 0, ""
+
+    def last_line(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                appended = file.read()
+                self._offset += len(appended)
+        except FileNotFoundError:
+            return ""
+        # Progress bars end their lines with a carriage return.
+        lines = [line for line in appended.decode(errors="replace").replace("\r", "\n").split("\n") if line.strip()]
+        self._line = lines[-1].strip() if lines else self._line
+        return self._line

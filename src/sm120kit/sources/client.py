@@ -1,0 +1,99 @@
+"""The HTTP client for package indexes and mirrors, with limits on responses. Imported only where something is fetched."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from httpx2 import Response, SyncByteStream
+from unearth.auth import MultiDomainBasicAuth
+from unearth.fetchers import PyPIClient
+
+from sm120kit.core.errors import FetchFailed
+from sm120kit.sources.settings import Settings
+
+MAX_FILE_BYTES = 8 * 2**30
+"""Limit for a downloaded file; the largest wheel today has 3 GB."""
+MAX_PAGE_BYTES = 32 * 2**20
+"""Limit for an index page, which is read into memory, and for the body of a redirect or an error."""
+
+
+class Exceeded(Exception):
+    """A server sends more than the limit."""
+
+
+class RefusedRedirect(Exception):
+    """A server redirects from https to http, or to another scheme."""
+
+
+def connect(settings: Settings) -> PyPIClient:
+    """An HTTP client with the settings of pip and uv, and the limits above.
+
+    Raises:
+        FetchFailed: the certificate bundle does not exist.
+    """
+    verify: bool | ssl.SSLContext = True
+    if settings.certificates:
+        if not Path(settings.certificates).is_file():
+            raise FetchFailed(
+                f"there is no certificate bundle {settings.certificates}",
+                "pip's setting cert, PIP_CERT or SSL_CERT_FILE names it: correct or unset it",
+            )
+        verify = ssl.create_default_context(cafile=settings.certificates)
+    client = PyPIClient(trusted_hosts=settings.trusted_hosts, verify=verify, timeout=settings.timeout, follow_redirects=True)
+    # A compressed response could be of any size in memory: request none, and do not decompress it (see _limit).
+    client.headers["Accept-Encoding"] = "identity"
+    client.event_hooks = {"response": [_limit]}
+    client.auth = MultiDomainBasicAuth(prompting=False, index_urls=[*settings.index, *settings.extra_index])
+    return client
+
+
+def stream(client: PyPIClient, url: str) -> AbstractContextManager[Response]:
+    """Stream a file from a server, up to ``MAX_FILE_BYTES``."""
+    return client.stream("GET", url, extensions={"sm120kit": "file"})
+
+
+def _limit(response: Response) -> None:
+    """Limit the size of a response and the targets of redirects.
+
+    Raises:
+        Exceeded, RefusedRedirect: it is over the limit, or redirects to a target that is not allowed.
+    """
+    response.headers.pop("Content-Encoding", None)
+    is_file = response.request.extensions.get("sm120kit") == "file" and not response.has_redirect_location
+    limit = MAX_FILE_BYTES if is_file else MAX_PAGE_BYTES
+    if response.has_redirect_location:
+        target = response.url.join(response.headers["Location"])
+        if target.scheme != response.url.scheme and (response.url.scheme, target.scheme) != ("http", "https"):
+            raise RefusedRedirect(f"it redirects from {response.url.scheme} to {target.scheme}: {target}")
+    length = response.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) > limit:
+        raise Exceeded(_message(limit))
+    body = response.stream
+    assert isinstance(body, SyncByteStream)
+    response.stream = _LimitedBody(body, limit)
+
+
+class _LimitedBody(SyncByteStream):
+    """The body of a response, up to ``limit`` bytes."""
+
+    def __init__(self, body: SyncByteStream, limit: int) -> None:
+        self._body, self._limit = body, limit
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for chunk in self._body:
+            size += len(chunk)
+            if size > self._limit:
+                raise Exceeded(_message(self._limit))
+            yield chunk
+
+    def close(self) -> None:
+        self._body.close()
+
+
+def _message(limit: int) -> str:
+    shown = f"{limit / 2**30:g} GiB" if limit >= 2**30 else f"{limit / 2**20:g} MiB"
+    return f"it sends more than {shown}"

@@ -1,0 +1,296 @@
+"""Bare git repositories whose commit ids depend on content alone.
+
+The user's git settings have no effect: configuration files, ``GIT_*`` variables, hooks, templates and signing are excluded, and
+so are the attributes in an upstream tree. Only ``network=True`` uses the user's settings, for proxies, certificates,
+credentials and ``insteadOf``; such a call transfers objects and creates none.
+
+A repository's own configuration can name programs (``gpg.program``, ``filter.*.clean``, ``core.sshCommand``, a promisor's
+``uploadpack``), and git has no option to ignore it. It is therefore overwritten before each call.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core.archives import SOURCE_DATE_EPOCH
+from sm120kit.core.errors import CommandFailed, NotEnoughDisk, UnsafeSource
+from sm120kit.core.process import Completed, run
+from sm120kit.core.state import write_atomic
+
+IDENTITY = "sm120kit <sm120kit@localhost>"
+"""Author and committer of our own commits."""
+
+DATE = f"@{SOURCE_DATE_EPOCH} +0000"
+"""Date of commits that have no date of their own, as git reads it."""
+
+_SETTINGS = {
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.hooksPath": "/dev/null",
+    "core.autocrlf": "false",
+    "core.safecrlf": "false",
+    "core.fileMode": "true",
+    "core.symlinks": "true",
+    "core.quotePath": "false",
+    "core.fsmonitor": "false",
+    "core.compression": "1",  # these repositories are written once and read a few times
+    "fastimport.unpackLimit": "0",
+    "fetch.unpackLimit": "1",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "commit.gpgSign": "false",
+    "log.showSignature": "false",
+    "advice.detachedHead": "false",
+}
+PROTOCOLS = ("file", "git", "http", "https", "ssh")
+"""Transports that git may use, whatever its configuration: none of them runs a program that a URL names, as ``ext`` does.
+
+:mod:`sm120kit.sources.git_urls` limits URLs further; the user's ``insteadOf`` may replace one transport by another.
+"""
+
+MAX_FETCH_BYTES = 8 * 2**30
+"""Limit for a file that git writes while it fetches: a server may send without end, and git has no limit of its own."""
+
+_LIMITED = """trap '' XFSZ; ulimit -f "$0" && exec "$@" """
+"""``ulimit`` counts blocks of 512 bytes (POSIX). Without the trap, SIGXFSZ would end git before it prints an error."""
+
+_ATTRIBUTES = "* -text -ident !eol !crlf !filter !working-tree-encoding !diff !merge !whitespace !export-ignore !export-subst\n"
+"""Takes precedence over every ``.gitattributes`` of a tree: files are stored, written and compared byte by byte."""
+
+_OWN_FILES = {
+    "config": "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n",
+    "info/attributes": _ATTRIBUTES,
+}
+_NO_FILES = ("commondir", "config.worktree", "objects/info/alternates")
+"""Files by which git would use another configuration, or objects of another repository."""
+
+_LOCATION_VARIABLES = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_GRAFT_FILE",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_CEILING_DIRECTORIES",
+    "GIT_DEFAULT_HASH",
+    "GIT_TEMPLATE_DIR",
+]
+"""Variables that would make git use other files than those of its arguments."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A bare git repository at ``path``."""
+
+    path: Path
+
+    @classmethod
+    def init(cls, path: Path) -> Repository:
+        """Create an empty repository at ``path``, which may be an empty directory."""
+        repository = cls(path)
+        arguments = ["init", "--quiet", "--bare", "--template=", "--initial-branch=base", "--object-format=sha1"]
+        _git([*arguments, path], env={"GIT_DEFAULT_REF_FORMAT": "files"})
+        repository._reset_configuration()
+        return repository
+
+    def _reset_configuration(self) -> None:
+        """Overwrite the configuration and attributes of the repository with ours."""
+        if not (self.path / "HEAD").is_file():
+            return  # not a repository: git reports it
+        for name in _NO_FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for name, content in _OWN_FILES.items():
+            file = self.path / name
+            if file.is_symlink() or not file.is_file() or file.read_bytes() != content.encode():
+                write_atomic(file, content.encode())
+
+    def git(
+        self,
+        *args: str | Path,
+        stdin: bytes | Iterable[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        network: bool = False,
+        tied: bool = False,
+    ) -> Completed:
+        """Run git in this repository; ``network`` applies the user's git settings, ``tied`` ends git with this process.
+
+        Raises:
+            CommandFailed: git failed and ``check`` is true.
+            ToolchainMissing: git is not installed.
+            NotEnoughDisk: the file system is full.
+        """
+        self._reset_configuration()
+        return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
+
+    def tree_of(self, commit: str) -> str:
+        """The tree id of a commit."""
+        return self.git("rev-parse", "--verify", "--quiet", f"{_revision(commit)}^{{tree}}").stdout.strip()
+
+    def subtree(self, commit: str, path: str) -> str:
+        """The id of the tree at ``path`` of a commit or tree.
+
+        Raises:
+            FileNotFoundError: no directory is at ``path``.
+        """
+        return self._entry(commit, path, "tree")
+
+    def read(self, commit: str, path: str) -> bytes:
+        """The content of one file of a commit or tree.
+
+        Raises:
+            FileNotFoundError: no file is at ``path``.
+        """
+        return self.git("cat-file", "blob", self._entry(commit, path, "blob")).raw
+
+    def paths(self, commit: str, below: str = "") -> list[str]:
+        """All files of a commit or tree, or those below one of its directories: full paths in git's order."""
+        listed = self.git(
+            "ls-tree", "-r", "-z", "--name-only", _revision(commit), *([f"{below.rstrip('/')}/"] if below else [])
+        )
+        return [os.fsdecode(name) for name in listed.raw.split(b"\0") if name]
+
+    def changed(self, before: str, after: str) -> list[str]:
+        """All files in which two commits or trees differ: full paths in git's order."""
+        listed = self.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", _revision(before), _revision(after))
+        return [os.fsdecode(name) for name in listed.raw.split(b"\0") if name]
+
+    def _entry(self, commit: str, path: str, kind: str) -> str:
+        entry = f"{commit}:{path.strip('/')}\n"
+        checked = self.git("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=entry.encode())
+        object_type, _, name = checked.stdout.strip().partition(" ")
+        if object_type != kind:
+            raise FileNotFoundError(f"no {kind} {path} in {commit} of {self.path}")
+        return name
+
+    def write(self, content: bytes) -> str:
+        """Store a file's content and return its blob id."""
+        return self.git("hash-object", "-w", "--no-filters", "--stdin", stdin=content).stdout.strip()
+
+    def commit_tree(self, tree: str, parent: str | None, message: str, *, author: str = IDENTITY, date: str = DATE) -> str:
+        """Commit a tree and return the commit id, which depends on the arguments alone.
+
+        ``author`` is ``Name <address>``; ``date`` is ``@<seconds since 1970> <zone>`` and dates both author and committer.
+        """
+        name, _, address = author.rpartition(" <")
+        if not name or not address.endswith(">"):
+            raise ValueError(f"author is not of the form 'Name <address>': {author!r}")
+        own_name, own_address = IDENTITY.removesuffix(">").split(" <")
+        env = {
+            "GIT_AUTHOR_NAME": name,
+            "GIT_AUTHOR_EMAIL": address.removesuffix(">"),
+            "GIT_AUTHOR_DATE": date,
+            "GIT_COMMITTER_NAME": own_name,
+            "GIT_COMMITTER_EMAIL": own_address,
+            "GIT_COMMITTER_DATE": date,
+        }
+        parents = ["-p", parent] if parent else []
+        return self.git("commit-tree", _revision(tree), *parents, stdin=message.encode(), env=env).stdout.strip()
+
+    def set_ref(self, ref: str, commit: str) -> None:
+        """Set ``ref`` (``refs/...``) to ``commit``, which keeps it from garbage collection."""
+        self.git("update-ref", _revision(ref), _revision(commit))
+
+    def make_worktree(self) -> None:
+        """Make the repository ordinary, with its parent directory as work tree, for a person to work in."""
+        (self.path / "config").write_text(_OWN_FILES["config"].replace("bare = true", "bare = false"))
+
+    @contextmanager
+    def index(self, tree: str | None = None) -> Iterator[GitIndex]:
+        """A temporary index that starts as ``tree``, to compose another tree without a work tree."""
+        with tempfile.TemporaryDirectory(dir=self.path, prefix="index-") as directory:
+            index = GitIndex(self, Path(directory) / "index")
+            if tree is not None:
+                index.git("read-tree", _revision(tree))
+            yield index
+
+    def export(self, commit: str, directory: Path) -> None:
+        """Write the files of a commit or tree below ``directory``, byte by byte as they are stored."""
+        directory.mkdir(parents=True, exist_ok=True)
+        with self.index(commit) as index:
+            index.git(f"--work-tree={directory}", "checkout-index", "--all", "--force", "--quiet")
+
+
+@dataclass(frozen=True)
+class GitIndex:
+    """A temporary index of ``repository``."""
+
+    repository: Repository
+    file: Path
+
+    def git(self, *args: str | Path, stdin: bytes | None = None, check: bool = True, tied: bool = False) -> Completed:
+        """Run git with this index; ``tied`` ends git when this process is killed, so that it does not continue to write."""
+        return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check, tied=tied)
+
+    def add(self, path: str, content: bytes) -> None:
+        """Put a file that is not executable at ``path``, in place of an existing entry."""
+        self.git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{self.repository.write(content)},{path}")
+
+    def graft(self, path: str, tree: str) -> None:
+        """Put a tree at ``path``, in place of existing entries."""
+        existing = self.git("ls-files", "-z", "--", f":(literal){path.strip('/')}").raw.split(b"\0")
+        removals = b"".join(b"0 %s\t%s\0" % (b"0" * 40, name) for name in existing if name)
+        self.git("update-index", "-z", "--index-info", stdin=removals)
+        self.git("read-tree", "-i", f"--prefix={path.strip('/')}/", _revision(tree))
+
+    def write_tree(self) -> str:
+        """Store the index as a tree and return its id."""
+        return self.git("write-tree").stdout.strip()
+
+
+def _revision(revision: str) -> str:
+    """A commit, tree or ref as an argument of git.
+
+    Raises:
+        UnsafeSource: git would parse it as an option.
+    """
+    if revision.startswith("-"):
+        raise UnsafeSource(f"{revision!r} is not a git revision", "git would parse it as an option")
+    return revision
+
+
+def _git(
+    args: Iterable[str | Path],
+    *,
+    stdin: bytes | Iterable[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    network: bool = False,
+    tied: bool = False,
+) -> Completed:
+    variables: dict[str, str | None] = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+    if network:
+        variables |= dict.fromkeys(_LOCATION_VARIABLES)
+        allowed = os.environ.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":")
+        variables["GIT_ALLOW_PROTOCOL"] = ":".join(protocol for protocol in PROTOCOLS if protocol in allowed)
+    else:
+        variables = {
+            **dict.fromkeys(name for name in os.environ if name.startswith("GIT_")),
+            **variables,
+            "GIT_ALLOW_PROTOCOL": "file",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+        }
+    program = ["/bin/sh", "-c", _LIMITED, str(MAX_FETCH_BYTES // 512), "git"] if network else ["git"]
+    settings = [argument for name, value in _SETTINGS.items() for argument in ("-c", f"{name}={value}")]
+    try:
+        return run([*program, *settings, *args], env={**variables, **(env or {})}, stdin=stdin, check=check, tied=tied)
+    except CommandFailed as error:
+        if "No space left on device" in error.message or "Out of diskspace" in error.message:
+            raise NotEnoughDisk(
+                "git: no space left on the file system",
+                "free some space, or name another directory with --state or SM120KIT_STATE",
+            ) from error
+        raise

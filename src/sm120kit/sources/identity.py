@@ -1,0 +1,55 @@
+"""Check that a fetched source is the project and version of its pin, which a sha256 or commit does not show."""
+
+from __future__ import annotations
+
+from sm120kit.core.errors import WrongSource
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Pin, SdistPin
+
+_HEAD_BYTES = 2**20
+"""Bytes that are read of a file; PKG-INFO has some kilobytes, with name and version first."""
+
+
+def require_identity(pin: Pin, repository: Repository, commit: str) -> None:
+    """Compare ``PKG-INFO`` of an sdist, and ``version.txt`` of FlashInfer's git repository, with the pin.
+
+    Other git sources have no file with their version. The version of CUTLASS, alone or inside another project, is compared by
+    :mod:`sm120kit.patches`.
+
+    Raises:
+        WrongSource: it is another project or version, or an sdist without ``PKG-INFO``, which PEP 517 and PEP 643 require.
+    """
+    from packaging.metadata import parse_email
+    from packaging.utils import canonicalize_name
+
+    if isinstance(pin, SdistPin):
+        metadata, _ = parse_email(_head(repository, commit, "PKG-INFO"))
+        name, version = metadata.get("name", ""), metadata.get("version", "")
+        expected, file, digest = pin.distribution, "PKG-INFO", f"sha256 {pin.sha256}"
+    elif pin.project == "flashinfer":
+        name, version = pin.project, _head(repository, commit, "version.txt").decode(errors="replace").strip()
+        expected, file, digest = pin.project, "version.txt", f"commit {pin.commit}"
+    else:
+        return
+    if canonicalize_name(name) != canonicalize_name(expected) or not _equal(version, pin.version):
+        actual = f"{name} {version}" if name and version else "no name and version"
+        raise WrongSource(
+            f"the source of {pin.project} with {digest} has {actual} in {file}; the recipe has {expected} {pin.version}",
+            "correct version or pin in the recipe",
+        )
+
+
+def _head(repository: Repository, commit: str, path: str) -> bytes:
+    try:
+        return repository.read(commit, path)[:_HEAD_BYTES]
+    except FileNotFoundError:
+        return b""
+
+
+def _equal(actual: str, pinned: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(actual) == Version(pinned)
+    except InvalidVersion:
+        return False

@@ -1,0 +1,63 @@
+"""Records of pinned sources, checkouts and locked wheels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SdistPin:
+    """A source distribution on a Python index, with its sha256."""
+
+    project: str
+    distribution: str
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class GitPin:
+    """A commit of a git repository; it determines the commits of submodules."""
+
+    project: str
+    url: str
+    commit: str
+    version: str
+
+
+Pin = SdistPin | GitPin
+
+
+@dataclass(frozen=True)
+class VendoredProject:
+    """A project inside another project, with a patch series of its own: CUTLASS below ``path`` of FlashInfer."""
+
+    project: str
+    path: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A pinned source as a git repository with one deterministic base commit."""
+
+    pin: Pin
+    repository: Path
+    commit: str
+    tree: str
+
+
+@dataclass(frozen=True)
+class LockedWheel:
+    """The wheel of a distribution that is installed on a platform."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+
+    @property
+    def distribution(self) -> str:
+        """The name, under the attribute that :class:`SdistPin` has."""
+        return self.name

@@ -1,0 +1,202 @@
+"""Compile the units of a plan: ninja decides which are stale, the memory gate when each starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.memory import Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
+from sm120kit.core.process import own_python_path
+from sm120kit.core.state import require_disk, write_atomic
+from sm120kit.sources.context import Options
+from sm120kit.wheels.records import BuildPlan, Generated, Unit
+
+DISK_PER_UNIT = 60 * 2**20
+"""Bytes that objects, temporary files of nvcc and the wheel take per unit, rounded up from measured builds."""
+
+WATCH_SECONDS = 0.5
+
+LOG = "compile.log"
+"""Log of all compilers, in the work directory."""
+
+_COMPILER_VARIABLES = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+"""Variables with which a user changes the work of compilers; units are compiled without them."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a running build: finished units, running units, and all ``units`` that this build compiles."""
+
+    finished: tuple[FinishedUnit, ...]
+    running: tuple[RunningUnit, ...]
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """Limits of a compile and what watches it: at most ``jobs`` compilers at once, in ``budget_bytes`` of memory.
+
+    None for ``jobs`` means the number of cores, None for ``budget_bytes`` the memory that is available. ``costs`` are those
+    of earlier compiles.
+    """
+
+    costs: Costs
+    jobs: int | None = None
+    budget_bytes: int | None = None
+    watch: Callable[[Progress], None] = lambda progress: None
+
+    @classmethod
+    def of(cls, options: Options, watch: Callable[[Progress], None]) -> CompileSettings:
+        """The settings of a command."""
+        return cls(Costs(options.workspace.cache / "costs.json"), options.jobs, options.memory_bytes, watch)
+
+    @property
+    def parallel(self) -> int:
+        """How many compilers may run at the same time."""
+        return self.jobs or len(os.sched_getaffinity(0))
+
+
+def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, settings: CompileSettings) -> None:
+    """Bring every unit and library of the plan up to date with ninja.
+
+    Raises:
+        NotEnoughMemory: the largest unit needs more than the budget.
+        NotEnoughDisk: the file system is too small.
+        CompileFailed: the compiler rejected a unit; all others that were running have ended.
+    """
+    # The files of modules give the same variables different values; with subninja, each file has a scope of its own.
+    for module in generated:
+        write_atomic(work / "ninja" / f"{module.name}.ninja", module.ninja.encode())
+    includes = "".join(f"subninja ninja/{module.name}.ninja\n" for module in generated)
+    write_atomic(work / "build.ninja", ("ninja_required_version = 1.3\n" + includes).encode())
+    outputs = [module.library for module in plan.modules if module.packed]
+    outputs += [unit.output for module in plan.modules if not module.packed for unit in module.units]
+    units = [unit for module in plan.modules for unit in module.units]
+    ninja = ninja_program()
+    stale = _stale_units(ninja, work, outputs, units)
+    argv = [ninja, "-f", "build.ninja", "-j", str(settings.parallel), *outputs]
+    gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
+    done, finished = run_gated(argv, work, stale, units, settings, env=gate)
+    if done.returncode != 0:
+        raise compile_error(done.stdout, finished, work / LOG)
+
+
+def run_gated(
+    argv: Sequence[str | Path],
+    work: Path,
+    stale: Sequence[Unit],
+    units: Sequence[Unit],
+    settings: CompileSettings,
+    *,
+    env: process.Environment,
+) -> tuple[process.Completed, tuple[FinishedUnit, ...]]:
+    """Run a program in ``work`` whose compilers run through :mod:`sm120kit.core.memory`, and store what each unit cost.
+
+    ``stale`` are the units that it compiles, of all ``units`` of the plan. Its output is the log of the work directory.
+
+    Raises:
+        NotEnoughMemory: the largest unit needs more than the budget.
+        NotEnoughDisk: the file system is too small.
+    """
+    budget_bytes = settings.budget_bytes or available_bytes()
+    _require_resources(stale, work, budget_bytes)
+    log = work / LOG
+    log.unlink(missing_ok=True)
+    gate = Gate(work / "gate")
+    gate.open({unit.output: unit.estimate_bytes for unit in units}, budget_bytes)
+    try:
+        with _watched(gate, stale, settings.watch):
+            done = process.run(
+                argv,
+                cwd=work,
+                env={
+                    **dict.fromkeys(_COMPILER_VARIABLES),
+                    **env,
+                    "SM120KIT_GATE_DIR": str(gate.directory),
+                    "PYTHONPATH": own_python_path(),
+                },
+                logfile=log,
+                check=False,
+                tied=True,
+            )
+    finally:
+        keys = {unit.output: f"{unit.module}/{Path(unit.output).name}" for unit in units}
+        for event in gate.events():
+            if event.output in keys:  # CMake also compiles tests of the compilers
+                settings.costs.record(keys[event.output], event)
+        settings.costs.save()
+    settings.watch(Progress(gate.events(), (), tuple(stale)))
+    return done, gate.events()
+
+
+def _require_resources(stale: Sequence[Unit], work: Path, budget_bytes: int) -> None:
+    if not stale:
+        return
+    largest = max(stale, key=lambda unit: unit.estimate_bytes)
+    if largest.estimate_bytes > budget_bytes:
+        raise NotEnoughMemory(
+            f"{Path(largest.source).name} needs about {largest.estimate_bytes / 2**30:.1f} GiB to compile; "
+            f"{budget_bytes / 2**30:.1f} GiB can be used",
+            "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe show)",
+        )
+    require_disk(work, DISK_PER_UNIT * len(stale), f"compiling {len(stale)} units")
+
+
+@contextmanager
+def _watched(gate: Gate, stale: Sequence[Unit], watch: Callable[[Progress], None]) -> Iterator[None]:
+    """Call ``watch`` at intervals from a thread while the block runs."""
+    stop = threading.Event()
+
+    def observe() -> None:
+        while not stop.wait(WATCH_SECONDS):
+            watch(Progress(gate.events(), gate.running(), tuple(stale)))
+
+    observer = threading.Thread(target=observe, daemon=True)
+    observer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        observer.join()
+
+
+def ninja_program() -> str:
+    """Path of the ninja in this environment's wheel."""
+    import ninja
+
+    return str(Path(ninja.BIN_DIR) / "ninja")
+
+
+def _stale_units(ninja: str, work: Path, outputs: Sequence[str], units: Sequence[Unit]) -> list[Unit]:
+    """Units that ninja would compile."""
+    dry = process.run([ninja, "-f", "build.ninja", "-n", "-v", *outputs], cwd=work, logfile=work / LOG, check=False)
+    if dry.returncode != 0:
+        raise CompileFailed(f"ninja cannot plan the build\n{(dry.stdout + dry.stderr).strip()[-500:]}", f"log: {work / LOG}")
+    return [unit for unit in units if f" -o {unit.output} " in dry.stdout + " "]
+
+
+def compile_error(output: str, finished: Sequence[FinishedUnit], log: Path) -> CompileFailed | NotEnoughMemory:
+    """The error for the ``output`` of a failed ninja: the unit that failed and the first message of its compiler."""
+    lines = output.splitlines()
+    at = next((index for index, line in enumerate(lines) if line.startswith("FAILED: ")), 0)
+    failed = lines[at].removeprefix("FAILED: ").strip() if lines else "ninja"
+    failed = re.sub(r"^\[code=\d+\] ", "", failed).split(" ")[0]
+    messages = lines[at + 1 :]
+    first = next((line for line in messages if re.search(r"\berror\b", line, re.IGNORECASE)), "\n".join(messages[1:6]))
+    event = next((event for event in finished if event.output == failed), None)
+    if ran_out_of_memory(event.exit_code if event else 1, "\n".join(messages[:40])):
+        peak = event.peak_bytes if event else 0
+        return NotEnoughMemory(
+            f"{Path(failed).name}: the compiler ran out of memory (it had reached {peak / 2**30:.1f} GiB; "
+            f"{available_bytes() / 2**30:.1f} GiB are available now)",
+            f"end other programs, or compile one unit at a time with --jobs 1; log: {log}",
+        )
+    return CompileFailed(f"{Path(failed).name} does not compile\n{first.strip()}", f"log: {log}")

@@ -1,0 +1,113 @@
+"""Create a CUDA home in a work directory, so that builds in every directory give the same bytes and need no driver."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import write_atomic
+
+FRONT_END = """#!/bin/sh
+# Names of internal symbols contain a hash of the absolute path of the source, which nvcc passes to this program only, and for
+# a source without external functions also of its time, the working directory and the process id. This script removes the
+# build directory from the paths, and the library gives constants for the rest: the names are the same in every build.
+here=$(pwd -P)/
+for argument do
+  shift
+  set -- "$@" "${argument#"$here"}"
+done
+LD_PRELOAD="${here}cuda/bin/steady.so" exec '%s' "$@"
+"""
+STEADY = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+pid_t getpid(void) { return 1; }
+char *getcwd(char *buffer, size_t size) { (void)size; return buffer ? strcpy(buffer, "/") : strdup("/"); }
+static int timeless(const char *path, struct stat *status) {
+  int failed = fstatat(AT_FDCWD, path, status, 0);
+  status->st_mtime = 0;
+  return failed;
+}
+int __xstat(int version, const char *path, struct stat *status) { (void)version; return timeless(path, status); }
+int stat(const char *path, struct stat *status) { return timeless(path, status); }
+"""
+
+
+def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
+    """Make ``cuda`` a CUDA home: links to the real one, the library names that linkers search, a stub of the driver.
+
+    Its ``cudafe++`` is a script, see :data:`FRONT_END`.
+    """
+    home = toolchain.cuda_home
+    for name in ("nvvm", "include"):
+        relink(cuda / name, home / name)
+    relink_programs(cuda / "bin", home / "bin")
+    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", toolchain.host_compiler)
+    libraries = cuda / "lib64"
+    libraries.mkdir(parents=True, exist_ok=True)
+    for source in (home / "lib64", home / "lib"):
+        for file in source.glob("lib*"):
+            plain = re.sub(r"\.so\..*$", ".so", file.name)
+            for name in {file.name, plain}:
+                if not (libraries / name).is_symlink():
+                    relink(libraries / name, file)
+    stub = libraries / "stubs" / "libcuda.so"
+    if not stub.is_file():
+        driver_stub(home / "include" / "cuda.h", stub, toolchain.host_compiler)
+    return cuda
+
+
+def relink_programs(directory: Path, programs: Path) -> None:
+    """Link everything in ``programs`` but cudafe++ into ``directory``."""
+    if directory.is_symlink():  # as in old state directories: links in it would replace the toolkit's own files
+        directory.unlink()
+    for program in programs.iterdir():
+        if program.name != "cudafe++":
+            relink(directory / program.name, program)
+
+
+def _front_end(script: Path, real: Path, compiler: str) -> None:
+    steady = script.with_name("steady.so")
+    if not steady.is_file():
+        _library(STEADY, steady, compiler)
+    text = FRONT_END % real
+    if not script.is_file() or script.read_text() != text:
+        write_atomic(script, text.encode())
+        script.chmod(0o755)
+
+
+def driver_stub(cuda_h: Path, stub: Path, compiler: str) -> None:
+    """Compile a stub of the driver library, to link and load without a driver: each call returns 34, stub library.
+
+    The driver belongs to the GPU, not to the toolkit, and the compiler wheels have no stub of it (CUDA Driver API, CUresult).
+    """
+    header = cuda_h.read_text()
+    names = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header))
+    names |= set(re.findall(r"^#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w+)\s*$", header, re.MULTILINE))
+    source = "".join(f"int {name}(void) {{ return 34; }}\n" for name in sorted(names))
+    _library(source, stub, compiler, "-Wl,-soname,libcuda.so.1")
+
+
+def _library(source: str, path: Path, compiler: str, *flags: str) -> None:
+    """Compile C to a shared library, which appears complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".new")
+    process.run(
+        [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", *flags, "-o", unfinished], stdin=source.encode()
+    )
+    unfinished.rename(path)
+
+
+def relink(link: Path, target: Path) -> None:
+    """Make ``link`` a symbolic link to ``target``; one that exists stays as it is."""
+    if link.is_symlink() and link.readlink() == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)

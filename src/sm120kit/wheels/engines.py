@@ -1,0 +1,99 @@
+"""Build the wheels of an image of vLLM or SGLang that are not official.
+
+These are the patched FlashInfer wheel that the recipe names, and the engine's own wheel if its patch series changes files of
+its package (the official wheel is packed again) or if extension modules are requested from source. All other wheels are the
+official ones of the lockfile.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit.core.errors import ToolchainUnsuitable
+from sm120kit.core.state import digest_of
+from sm120kit.recipes import EngineRecipe, lockfile
+from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.target import EngineTarget
+from sm120kit.wheels import flashinfer
+from sm120kit.wheels.overlay import build_overlay, patched_members
+from sm120kit.wheels.records import BuildRequest, RepackedWheel, Stage, WheelBuild
+
+if TYPE_CHECKING:
+    from sm120kit.wheels.compile import Progress
+
+
+@dataclass(frozen=True)
+class EngineBuild:
+    """An engine's recipe with its lock, its FlashInfer wheel, and its own wheel if that is packed again.
+
+    Both wheels are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile.
+    """
+
+    recipe: EngineRecipe
+    lock: Lock
+    build_id: str
+    flashinfer: WheelBuild
+    engine: RepackedWheel | None = None
+
+    @property
+    def closure(self) -> Closure:
+        """The official wheels of the image, for the first platform of the recipe."""
+        platform_tag = self.recipe.environment.platforms[0]
+        closure = next(closure for closure in self.lock.closures if closure.platform == platform_tag)
+        if self.engine is None:
+            return closure
+        wheels = tuple(wheel for wheel in closure.wheels if wheel.name != self.recipe.engine)
+        return replace(closure, wheels=wheels, sha256=digest_of(wheels))
+
+    @property
+    def wheels(self) -> tuple[Path, ...]:
+        """The wheels that were built, FlashInfer first; each replaces an official wheel."""
+        return (self.flashinfer.wheel, *([self.engine.wheel] if self.engine else []))
+
+
+def build(
+    target: EngineTarget, request: BuildRequest, watch: Callable[[Progress], None] = lambda progress: None
+) -> EngineBuild:
+    """Verify an engine's lockfile, then plan or build the wheels of its image that are not official.
+
+    The group of the request replaces the kernel group of the recipe. The engine's own wheel is built first.
+
+    Raises:
+        UnknownName: nothing of the engine can be built from source.
+        PatchConflict: a patch of the engine's own package is not for the official wheel.
+        LockDiffers: the lockfile of the engine or of its FlashInfer recipe is missing, edited or outdated.
+        ToolchainUnsuitable: the image is for another machine, or the compilers are not the locked ones.
+    """
+    recipe, lock = target.recipe, target.lock
+    if request.stage in (Stage.COMPILE, Stage.PACK):
+        machine = recipe.environment.platforms[0].split("_", 3)[3]
+        if machine != platform.machine():
+            raise ToolchainUnsuitable(
+                f"{recipe.name} is built natively on {machine}; this machine is {platform.machine()}",
+                "--dry-run plans it on any machine",
+            )
+        lockfile.require_toolchain(target.flashinfer)
+    if request.from_source:
+        own = _build_from_source(target, request.stage, watch)
+    else:
+        own = build_overlay(target, pack=request.stage is Stage.PACK)
+    kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
+    wheel = flashinfer.build(target.flashinfer, kernels, watch)
+    return EngineBuild(recipe, lock, target.build_id, wheel, own)
+
+
+def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:
+    """Plan or build an engine's own wheel with extension modules from source; None before the stage ``plan``."""
+    from sm120kit.wheels import from_source
+
+    if stage in (Stage.FETCH, Stage.PATCH):
+        from_source.require_source(target)
+        return None
+    build = from_source.plan_extensions(target)
+    if stage is Stage.PLAN:
+        return RepackedWheel(build.plan, patched_members(target.recipe.engine, build.tree))
+    return from_source.build_extensions(build, target.options, pack=stage is Stage.PACK, watch=watch)

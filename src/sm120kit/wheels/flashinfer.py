@@ -1,0 +1,176 @@
+"""Build a patched FlashInfer wheel with compiled kernels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit import patches, recipes
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.memory import Costs
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import (
+    Workspace,
+    digest_of,
+    file_sha256,
+    publish_directory,
+    read_record,
+    record_json,
+    write_record,
+)
+from sm120kit.kernels.tables import tile_table
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.records import Lock
+from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.sources.context import Options
+from sm120kit.wheels import plan as plans
+from sm120kit.wheels.published import artifact_of, published, wheel_record
+from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+
+if TYPE_CHECKING:
+    from sm120kit.wheels.compile import Progress
+
+
+@dataclass(frozen=True)
+class _GeneratedRecord:
+    """Output of the generators for a tree; ``versions`` are of packages whose headers the generated code includes."""
+
+    modules: tuple[Generated, ...]
+    versions: dict[str, str]
+    tree: str = ""
+
+
+def build(
+    target: FlashInferTarget, request: BuildRequest, watch: Callable[[Progress], None] = lambda progress: None
+) -> WheelBuild:
+    """Build a FlashInfer wheel up to the stage of the request.
+
+    Raises:
+        UnknownName: the recipe has no such kernel group.
+        LockDiffers: the recipe's lockfile is edited or outdated.
+        ToolchainMissing, ToolchainUnsuitable: no compiler for the archs.
+        CompileFailed, NotEnoughMemory, NotEnoughDisk, ExpectationFailed: a unit does not compile, or the result is not what
+            the recipe expects.
+    """
+    recipe, workspace, stage = target.recipe, target.options.workspace, request.stage
+    recipes.group(recipe, request.group)
+    if stage is Stage.FETCH:
+        _ = target.checkout
+        return WheelBuild(recipe)
+    tree = target.tree
+    if stage is Stage.PATCH:
+        return WheelBuild(recipe, tree)
+    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
+    lock = _verified_lock(target)
+    tools = toolchain.find(selection.archs, recipe.headers)
+    for line in lockfile.toolchain_differences(lock, tools) if lock else ():
+        reporting.info(f"not the locked toolchain: {line}")
+    work, costs = workspace.work(selection.directory), Costs(workspace.cache / "costs.json")
+    with workspace.exclusive(selection.directory):
+        generated = _generate(selection, tree, tools, workspace)
+        environment = plans.BuildEnvironment(tools, generated.versions, costs.of)
+        tiles = tile_table(recipe, tree, tools, workspace)
+        plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
+        planned = WheelBuild(recipe, tree, plan)
+        if stage is Stage.PLAN:
+            return planned
+        directory = workspace.build(recipe.engine, plan.digest)
+        if artifacts := published(plan, directory):
+            return replace(planned, artifacts=artifacts, directory=directory)
+        _generate(selection, tree, tools, workspace, on_disk=True)
+        _compile(plan, generated.modules, work, target.options, watch)
+        if stage is Stage.COMPILE:
+            from sm120kit.wheels.check import check_modules
+
+            check_modules(plan, work)
+            return planned
+        artifacts = _check_and_pack(plan, tree, work, directory)
+    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+
+
+def _verified_lock(target: FlashInferTarget) -> Lock | None:
+    """The lockfile of a target; None, with a message, if the recipe is not locked."""
+    if target.lock_path.is_file():
+        return target.lock
+    name = target.argument
+    reporting.info(
+        f"{name} is not locked: this build cannot be compared with earlier ones; lock it: sm120kit recipe lock {name}"
+    )
+    return None
+
+
+def _generate(
+    selection: plans.Selection,
+    tree: PatchedTree,
+    tools: Toolchain,
+    workspace: Workspace,
+    *,
+    on_disk: bool = False,
+) -> _GeneratedRecord:
+    """Run the engine's generators on a tree, or read the record of an earlier run.
+
+    With ``on_disk``, the generated files have to exist in the work directory as well, as this tree gives them.
+    """
+    work = workspace.work(selection.directory)
+    requests = plans.generator_requests(selection)
+    versions = [toolchain.installed_version(name) for name in ("torch", "apache-tvm-ffi")]
+    compiler = [tools.nvcc_version, str(tools.cuda_home)]
+    key = digest_of([plans.PLAN_FORMAT, requests, sorted(selection.archs), tree.tree, *compiler, versions, str(work)])
+    record, stamp = workspace.cache / "generated" / f"{key}.json", work / "generated.key"
+    in_work = stamp.is_file() and stamp.read_text() == key
+    if record.is_file() and (in_work or not on_disk):
+        return read_record(_GeneratedRecord, record)
+    from sm120kit.wheels.generators import generate
+
+    reporting.info(f"generating kernels of {selection.recipe.name} (tree {tree.tree[:12]})")
+    stamp.unlink(missing_ok=True)
+    patches.materialise(tree, work / "tree")
+    generated = _GeneratedRecord(*generate(work / "tree", work, requests, selection.archs, tools), tree.tree)
+    write_record(record, generated)
+    stamp.write_text(key)
+    return generated
+
+
+def _compile(
+    plan: BuildPlan, generated: Sequence[Generated], work: Path, options: Options, watch: Callable[[Progress], None]
+) -> None:
+    from sm120kit.wheels.compile import CompileSettings, compile_units
+
+    units = sum(len(module.units) for module in plan.modules)
+    reporting.info(f"compiling {units} units of {len(plan.modules)} modules")
+    compile_units(plan, generated, work, CompileSettings.of(options, watch))
+
+
+def _check_and_pack(plan: BuildPlan, tree: PatchedTree, work: Path, directory: Path) -> Artifacts:
+    """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all."""
+    from sm120kit.wheels.check import check_modules, count_kernels
+    from sm120kit.wheels.pack import pack_wheel
+
+    reporting.info("checking the modules and packing the wheel")
+    cubins = check_modules(plan, work)
+    with publish_directory(directory) as staging:
+        write_record(staging / "plan.json", plan)
+        libraries = {module.name: work / module.library for module in plan.modules if module.packed}
+        record = record_json(wheel_record(plan, tree)).encode()
+        wheel = pack_wheel(plan, work / "tree", libraries, staging, work / "pack", record)
+        (staging / "logs").mkdir()
+        for log in ("generate.log", "compile.log"):
+            if (work / log).is_file():
+                shutil.copyfile(work / log, staging / "logs" / log)
+        artifacts = Artifacts(
+            plan=plan.digest,
+            wheel=artifact_of(wheel, staging),
+            modules=tuple(
+                Artifact(f"flashinfer/data/aot/{name}/{name}.so", file_sha256(library), library.stat().st_size)
+                for name, library in sorted(libraries.items())
+            ),
+            kernels=count_kernels(cubins),
+            left_out=plan.left_out,
+        )
+        write_record(staging / "kernels.json", {name: [*files] for name, files in sorted(cubins.items())})
+        write_record(staging / "artifacts.json", artifacts)
+    return artifacts

@@ -1,0 +1,156 @@
+"""Build an engine's own wheel with extension modules from its own source, for SM12x alone (``--from-source``).
+
+The official wheel is packed again with these modules and the patched files of the engine's package. Source and patches, the
+projects that the engine requires, the compiler and the libraries all come from the engine's lockfile. The build runs without a
+network where the system permits that, and fails if it fetched something.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit import patches, recipes, sources
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.memory import Costs
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import require_disk, write_record
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes.target import EngineTarget
+from sm120kit.sources.context import Options
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels import environment as environments
+from sm120kit.wheels import extensions
+from sm120kit.wheels import plan as plans
+from sm120kit.wheels.compile import CompileSettings
+from sm120kit.wheels.extensions import BuildSite, ExtensionBuild
+from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
+from sm120kit.wheels.published import published
+from sm120kit.wheels.records import RepackedWheel
+
+if TYPE_CHECKING:
+    from sm120kit.wheels.compile import Progress
+
+NVCC = "nvidia-cuda-nvcc"
+"""The distribution of the compiler."""
+
+
+def require_source(target: EngineTarget) -> PatchedTree:
+    """Fetch an engine's own source and return its patched tree.
+
+    Raises:
+        UnknownName: nothing of the engine can be built from source.
+    """
+    if target.engine_tree is None:
+        names = recipes.names(recipes.EngineRecipe)
+        capable = [name for name in names if recipes.load_engine(name).from_source]
+        raise UnknownName(
+            f"{target.recipe.name} has nothing that can be built from source",
+            "its recipe gives the reason for each official part; "
+            f"engines with a part that can be built: {', '.join(capable) or 'none'}",
+        )
+    return target.engine_tree
+
+
+def plan_extensions(target: EngineTarget) -> ExtensionBuild:
+    """Plan the build of an engine's extension modules from its lockfile.
+
+    Raises:
+        UnknownName: nothing of the engine can be built from source.
+        BadRecipe: the lockfile lacks a wheel that the recipe names for the build, or another CUTLASS is required.
+        ToolchainMissing: no host compiler, no cmake, or no Python for the locked wheels.
+    """
+    tree, recipe, flashinfer = require_source(target), target.recipe, target.flashinfer.tree
+    repository = Repository(flashinfer.checkout.repository)
+    carried = {
+        project.project: (project.version, repository.subtree(flashinfer.commit, project.path)) for project in flashinfer.inside
+    }
+    locked = locked_wheels(target)
+    wheels = _environment_wheels(recipe, locked)
+    python, python_version = environments.find_python(recipe.environment.python)
+    extensions.cmake_program()
+    versions = {name: importlib.metadata.version(name) for name in ("cmake", "ninja")} | {"python": python_version}
+    host, host_version = toolchain.host_compiler()
+    nvcc_version = locked[NVCC].version
+    tools = Toolchain(environments.cuda_home_of(nvcc_version), nvcc_version, host, host_version)
+    costs = Costs(target.options.workspace.cache / "costs.json")
+    environment = plans.BuildEnvironment(tools, versions, costs.of)
+    plan = plans.plan_extensions(recipe, tree, carried, locked[recipe.engine], wheels, environment)
+    return ExtensionBuild(recipe, tree, flashinfer, plan, locked[recipe.engine], wheels, versions, python)
+
+
+def _environment_wheels(recipe: recipes.EngineRecipe, locked: dict[str, LockedWheel]) -> tuple[LockedWheel, ...]:
+    """The wheels that are installed for the build."""
+    assert recipe.from_source is not None
+    names = recipe.from_source.environment
+    absent = [name for name in names if name not in locked]
+    if absent or NVCC not in names:
+        raise BadRecipe(
+            f"{recipe.name}: the build environment "
+            + (f"names {', '.join(absent)}, which the lockfile lacks" if absent else f"has no compiler: no {NVCC}"),
+            "correct from_source.environment; `sm120kit recipe requirements` lists the locked wheels",
+        )
+    return tuple(locked[name] for name in sorted(names))
+
+
+def build_extensions(
+    build: ExtensionBuild,
+    options: Options,
+    *,
+    pack: bool = True,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> RepackedWheel:
+    """Build planned extension modules and pack the wheel; without ``pack``, stop when they are compiled and checked.
+
+    An interrupted build resumes. Once the wheel exists, the work directory with its environment is removed.
+
+    Raises:
+        FetchFailed, HashMismatch, OfflineMiss: a locked wheel could not be fetched.
+        PatchConflict: a patch of the engine's own package is not for the official wheel.
+        CommandFailed, ExpectationFailed, NotEnoughMemory, NotEnoughDisk, CompileFailed, ToolchainMissing: the build failed.
+    """
+    plan, recipe, workspace = build.plan, build.recipe, options.workspace
+    planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
+    directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-from-source-{plan.digest[:12]}"
+    with workspace.exclusive(name):
+        if artifacts := published(plan, directory):
+            return replace(planned, artifacts=artifacts, directory=directory)
+        *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
+        site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
+        files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
+        write_record(site.work / "plan.json", plan)  # `cache gc` reads from it what the directory belongs to
+        _prepare(build, site, wheels)
+        reporting.info(
+            "building without a network"
+            if site.isolation
+            else "this system permits no build without a network: whether the build fetched something is checked afterwards"
+        )
+        extensions.compile_extensions(build, site, CompileSettings.of(options, watch))
+        reporting.info("checking the modules")
+        if not pack:
+            extensions.check_extensions(build, official, site)
+            return replace(planned, ran=True)
+        artifacts = extensions.publish_extensions(build, site, official, files, directory)
+        shutil.rmtree(site.work)
+    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+
+
+def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:
+    """Write environment, source and required projects into the work directory."""
+    if not site.environment.is_dir():
+        size = sum(wheel.stat().st_size for wheel in wheels)
+        require_disk(site.work, 3 * size, f"a build environment of {len(wheels)} wheels")
+        reporting.info(f"unpacking {len(wheels)} wheels, {size / 1e9:.1f} GB packed, as the build environment")
+        environments.install_wheels(wheels, build.python, site.environment)
+    patches.materialise(build.tree, site.work / extensions.SOURCE)
+    flashinfer = build.flashinfer
+    paths = {project.project: project.path for project in flashinfer.inside}
+    for name in {filled.project for filled in build.table.injected.values() if filled.project}:
+        tree = Repository(flashinfer.checkout.repository).subtree(flashinfer.commit, paths[name])
+        patches.materialise(replace(flashinfer, tree=tree), site.work / name)

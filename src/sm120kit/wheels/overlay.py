@@ -1,0 +1,136 @@
+"""Replace members of an engine's official wheel by the files of its package that its patch series changes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from sm120kit.core import archives, reporting
+from sm120kit.core.errors import PatchConflict
+from sm120kit.core.state import publish_directory, record_json, write_atomic, write_record
+from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.recipes.target import EngineTarget
+from sm120kit.sources import wheelhouse
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels.pack import local_version
+from sm120kit.wheels.plan import plan_overlay
+from sm120kit.wheels.published import artifact_of, published
+from sm120kit.wheels.records import Artifacts, BuildPlan, RepackedWheel
+from sm120kit.wheels.repack import repack, repacked_record
+
+
+def patched_members(engine: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
+    """The files of an engine's package that its series changes, each with the patches that change it; no build files.
+
+    The package has the engine's name, in the source and in the wheel.
+    """
+    repository = Repository(tree.checkout.repository)
+    members: dict[str, tuple[AppliedPatch, ...]] = {}
+    for patch in tree.patches:
+        for path in repository.changed(f"{patch.commit}^", patch.commit):
+            if path.startswith(f"{engine}/"):
+                members[path] = (*members.get(path, ()), patch)
+    return dict(sorted(members.items()))
+
+
+def write_patched_members(engine: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path]:
+    """Write the patched files below ``out`` and return them by member of the wheel ``official``.
+
+    Raises:
+        PatchConflict: a patch is not for this wheel: it lacks a file, or its file differs from the unpatched source.
+    """
+    repository = Repository(tree.checkout.repository)
+    contents: dict[str, bytes] = {}
+    problems = []
+    with archives.open_wheel(official) as wheel:
+        members = {*wheel.namelist()}
+        for path, patches in patched_members(engine, tree).items():
+            before, after = (_content(repository, commit, path) for commit in (tree.checkout.commit, tree.commit))
+            packed = archives.read_member(wheel, path) if path in members else None
+            if before is not None and after is not None and packed == before:
+                contents[path] = after
+                continue
+            names = ", ".join(f"{patch.project}/{patch.slug}" for patch in patches)
+            hashes = f"the wheel has {_short(packed)}, the source {_short(before)}, after the patches {_short(after)}"
+            problems.append(f"{path}, changed by {names}: {hashes}")
+    if problems:
+        raise PatchConflict(
+            "\n  ".join([f"patches of {engine} do not fit {official.name}: only its own files can be replaced", *problems]),
+            "a patch may change files that are equal in source and wheel; does the recipe pin the source of this wheel?",
+        )
+    for path, content in contents.items():
+        write_atomic(out / path, content)
+    return {path: out / path for path in contents}
+
+
+def _content(repository: Repository, commit: str, path: str) -> bytes | None:
+    try:
+        return repository.read(commit, path)
+    except FileNotFoundError:
+        return None
+
+
+def _short(content: bytes | None) -> str:
+    return "no such file" if content is None else f"sha256 {hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def pack_overlay(
+    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path], directory: Path
+) -> Artifacts:
+    """Pack the official wheel again, and publish it in ``directory``, completely or not at all.
+
+    ``replaced`` is from :func:`write_patched_members`. The record in the wheel lists the patches that change its files, and no
+    others of the series.
+    """
+    used = {patch for patches in patched_members(plan.engine, tree).values() for patch in patches}
+    applied = replace(tree, patches=tuple(patch for patch in tree.patches if patch in used))
+    record = record_json(repacked_record(plan, applied, official, replaced)).encode()
+    with publish_directory(directory) as staging:
+        write_record(staging / "plan.json", plan)
+        packed = repack(official[1], local_version(plan), replaced, {"sm120kit.json": record}, staging)
+        artifacts = Artifacts(plan.digest, artifact_of(packed, staging), modules=(), kernels=0, left_out=plan.left_out)
+        write_record(staging / "artifacts.json", artifacts)
+    return artifacts
+
+
+def locked_wheels(target: EngineTarget) -> dict[str, LockedWheel]:
+    """The locked wheels for the first platform of an engine's recipe, by name."""
+    platform = target.recipe.environment.platforms[0]
+    closures = (closure for closure in target.lock.closures if closure.platform == platform)
+    return {wheel.name: wheel for closure in closures for wheel in closure.wheels}
+
+
+def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel | None:
+    """An engine's official wheel with patched files in its own package; None if its series changes none of them.
+
+    Without ``pack``, it is only planned, and no wheel is fetched.
+
+    Raises:
+        PatchConflict: a patch is not for this wheel.
+        FetchFailed, HashMismatch, OfflineMiss: the official wheel could not be fetched.
+    """
+    recipe, tree, workspace = target.recipe, target.engine_tree, target.options.workspace
+    members = patched_members(recipe.engine, tree) if tree else {}
+    if tree is None or not members:
+        return None
+    official = locked_wheels(target)[recipe.engine]
+    planned = RepackedWheel(plan_overlay(recipe, tree, official, members), members)
+    if not pack:
+        return planned
+    plan = planned.plan
+    directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-overlay-{plan.digest[:12]}"
+    with workspace.exclusive(name):
+        if artifacts := published(plan, directory):
+            return replace(planned, artifacts=artifacts, directory=directory)
+        (wheel,) = wheelhouse((official,), workspace, target.options.origin)
+        reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
+        work = workspace.work(name)
+        files = write_patched_members(recipe.engine, tree, wheel, work)
+        write_record(work / "plan.json", plan)  # `cache gc` reads from it what the directory belongs to
+        artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
+        shutil.rmtree(work)
+    return replace(planned, artifacts=artifacts, directory=directory, ran=True)

@@ -1,0 +1,329 @@
+"""Decide what a build compiles and what it leaves out: pure functions, which read and write nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sm120kit.core.errors import BadRecipe, ExpectationFailed, UnknownName
+from sm120kit.core.records import Arch, LeftOut, Toolchain
+from sm120kit.core.state import digest_of
+from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, TileFacts
+from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes import EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels.records import BuildPlan, Generated, Module, Unit
+
+PLAN_FORMAT = 1
+"""Increased when a newer sm120kit would build the same inputs differently."""
+
+DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
+"""Peak bytes and seconds of a unit without an estimate in the recipe and without an earlier compile."""
+
+KERNEL_COST = (int(5.6 * 2**30), 75.0)
+"""Peak bytes and seconds of one of our own kernels, which are all alike: measured with nvcc 13.0.88."""
+
+NO_TOOLCHAIN = Toolchain(Path(), "none", "none", "none")
+"""Toolchain of a plan that compiles nothing."""
+
+MeasuredCost = Callable[[str], tuple[int, float] | None]
+"""Peak bytes and seconds of a unit, ``module/file``, when it was last compiled; None for a new unit."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Kernels of a recipe that are built for ``archs``: a kernel group, by default the recipe's default group."""
+
+    recipe: FlashInferRecipe
+    archs: tuple[Arch, ...]
+    group: str | None = None
+
+    @property
+    def directory(self) -> str:
+        """Name of the work directory, which builds of all groups share."""
+        return f"{self.recipe.name}-{'-'.join(sorted(self.archs))}"
+
+
+@dataclass(frozen=True)
+class BuildEnvironment:
+    """Programs and packages that a build uses: the compilers, and ``versions`` of packages that the result depends on.
+
+    ``measured_cost`` is no input of the digest.
+    """
+
+    toolchain: Toolchain
+    versions: Mapping[str, str]
+    measured_cost: MeasuredCost = lambda unit: None
+
+
+def generator_requests(selection: Selection) -> dict[str, Any]:
+    """Input of the engine's generators: for each module its generator, the file patterns to leave out, and the only ones."""
+    table = group(selection.recipe, selection.group)
+    requests: dict[str, Any] = {}
+    for name in (*table.modules, *(sample.split("/")[0] for sample in table.samples)):
+        only = (
+            None
+            if name in table.modules
+            else [sample.split("/", 1)[1] for sample in table.samples if sample.startswith(name + "/")]
+        )
+        module = selection.recipe.modules[name]
+        leave_out = [entry.units for entry in module.leave_out]
+        requests[name] = {"generator": module.generator, "leave_out": leave_out, "only": only}
+    return requests
+
+
+def plan_flashinfer(
+    selection: Selection,
+    tree: PatchedTree,
+    generated: Sequence[Generated],
+    environment: BuildEnvironment,
+    tiles: Sequence[TileFacts],
+) -> BuildPlan:
+    """Plan a FlashInfer wheel. The digest covers every input; costs and directories are none.
+
+    ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the facts of the tree's tiles.
+
+    Raises:
+        ExpectationFailed: the tree generates a tile that SM12x cannot launch.
+    """
+    recipe, table = selection.recipe, group(selection.recipe, selection.group)
+    group_name = selection.group or recipe.default_group
+    modules: list[Module] = []
+    left_out: list[LeftOut] = []
+    for output in generated:
+        settings = recipe.modules[output.name]
+        packed = output.name in table.modules
+        units = tuple(
+            _unit(output.name, source, object_file, settings, environment.measured_cost) for source, object_file in output.units
+        )
+        expect = settings.expect_kernels if packed else table.expect_sample_kernels
+        modules.append(Module(output.name, output.library, units, packed, tuple(sorted(expect.items()))))
+        left_out += _left_out(output, settings, packed)
+    selected = {output.name for output in generated}
+    left_out += [LeftOut(name, f"not in kernel group {group_name}") for name in recipe.modules if name not in selected]
+    left_out += _tiles_left_out(recipe, tiles)
+    inputs = {
+        "modules": [
+            [module.name, module.packed, module.expect_kernels, output.ninja]
+            for module, output in zip(modules, generated, strict=True)
+        ],
+        "left_out": left_out,
+        "versions": dict(environment.versions),
+    }
+    plan = BuildPlan(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        version=recipe.version,
+        archs=selection.archs,
+        groups=(group_name,),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=tuple(modules),
+        left_out=tuple(left_out),
+        toolchain=environment.toolchain,
+        digest="",
+    )
+    return _with_digest(plan, inputs)
+
+
+def plan_kernel_wheel(
+    selection: Selection, tree: PatchedTree, version: str, files: Mapping[str, str], environment: BuildEnvironment
+) -> BuildPlan:
+    """Plan our own kernel wheel, compiled against the patched CUTLASS of a recipe.
+
+    The group of the selection is a prefix of kernel names, ``all`` or None for all. ``files`` are the sources of the wheel
+    with their sha256, one kernel in each ``kernels/*.cu``; ``version`` is the wheel's.
+
+    Raises:
+        UnknownName: no kernel has that prefix.
+    """
+    prefix = selection.group
+    kernels = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
+    chosen = [name for name in kernels if prefix in (None, "all") or name == prefix or name.startswith(f"{prefix}_")]
+    if not chosen:
+        raise UnknownName(
+            f"no kernel's name is or starts with {prefix!r}", f"kernels: {', '.join(kernels)}; or the start of a name, or all"
+        )
+    units = []
+    for name in chosen:
+        output = f"CMakeFiles/kernels.dir/kernels/{name}.cu.o"
+        cost = environment.measured_cost(f"kernels/{PurePosixPath(output).name}") or KERNEL_COST
+        units.append(Unit("kernels", f"source/kernels/{name}.cu", output, *cost))
+    # The symbol of a kernel contains its name; each instantiates a mainloop of SM120.
+    expect = tuple((f"*device_kernel*{len(name)}{name}E*@{arch}*", 1) for name in chosen for arch in sorted(selection.archs))
+    plan = BuildPlan(
+        recipe=f"kernels@{selection.recipe.name}",
+        engine="kernels",
+        version=version,
+        archs=selection.archs,
+        groups=(prefix or "all",),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect),),
+        left_out=tuple(LeftOut(name, f"its name does not start with {prefix}") for name in kernels if name not in chosen),
+        toolchain=environment.toolchain,
+        digest="",
+    )
+    inputs = {
+        "recipe": [plan.recipe, version],
+        "kernels": chosen,
+        "files": dict(files),
+        "versions": dict(environment.versions),
+    }
+    return _with_digest(plan, inputs)
+
+
+def plan_extensions(
+    recipe: EngineRecipe,
+    tree: PatchedTree,
+    carried: Mapping[str, tuple[str, str]],
+    official: LockedWheel,
+    wheels: Sequence[LockedWheel],
+    environment: BuildEnvironment,
+) -> BuildPlan:
+    """Plan the extension modules that are built from an engine's own source and replace those of its ``official`` wheel.
+
+    ``tree`` is the engine's. ``carried`` has version and patched tree of each project inside the FlashInfer that the recipe
+    uses. ``wheels`` are installed for the build; ``toolchain.cuda_home`` is in the directory where they are installed.
+
+    Raises:
+        BadRecipe: a project that the engine requires is not carried, or in another version.
+    """
+    table = recipe.from_source
+    assert table is not None
+    injected = {}
+    for variable, filled in table.injected.items():
+        version, source = carried.get(filled.project or "", ("", ""))
+        if filled.project is not None and version != filled.version:
+            raise BadRecipe(
+                f"{recipe.name}: {variable} requires {filled.project} {filled.version}; "
+                f"{recipe.flashinfer} carries {version or 'no such project'}",
+                "name the version that the engine requires in from_source.injected, and a FlashInfer recipe that carries it",
+            )
+        injected[variable] = [filled.project, source, filled.files, filled.definitions]
+    modules = [
+        Module(
+            name,
+            PurePosixPath(target.member).name,
+            tuple(
+                _unit(name, source, f"CMakeFiles/{name}.dir/{source}.o", target, environment.measured_cost)
+                for source in target.units
+            ),
+            True,
+            tuple(sorted(target.expect_kernels.items())),
+        )
+        for name, target in sorted(table.targets.items())
+    ]
+    inputs = {
+        "targets": [[name, target.member, sorted(target.units)] for name, target in sorted(table.targets.items())],
+        "injected": injected,
+        "official": official.sha256,
+        "environment": sorted((wheel.name, wheel.sha256) for wheel in wheels),
+        "versions": dict(environment.versions),
+    }
+    plan = BuildPlan(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        version=recipe.version,
+        archs=recipe.archs,
+        groups=(),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=tuple(modules),
+        left_out=tuple(LeftOut(name, filled.reason) for name, filled in table.injected.items() if filled.files),
+        toolchain=environment.toolchain,
+        digest="",
+    )
+    return _with_digest(plan, inputs)
+
+
+def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel, replaced: Iterable[str]) -> BuildPlan:
+    """Plan the ``official`` wheel of an engine with members ``replaced`` by patched files of ``tree``.
+
+    Nothing is compiled: the digest depends on the source with its series and on the official wheel only.
+    """
+    plan = BuildPlan(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        version=recipe.version,
+        archs=(),
+        groups=(),
+        tree=tree.tree,
+        commit=tree.commit,
+        modules=(),
+        left_out=(),
+        toolchain=NO_TOOLCHAIN,
+        digest="",
+    )
+    return _with_digest(plan, {"commit": tree.commit, "official": official.sha256, "replaced": sorted(replaced)})
+
+
+def _with_digest(plan: BuildPlan, inputs: Mapping[str, object]) -> BuildPlan:
+    """A plan with the digest of ``inputs`` and of the inputs of every plan; of a key in both, the value in ``inputs`` counts.
+
+    Archs and the tree as a whole are inputs only if something is compiled.
+    """
+    common: dict[str, object] = {"format": PLAN_FORMAT, "recipe": [plan.recipe, plan.engine, plan.version]}
+    if plan.toolchain is not NO_TOOLCHAIN:
+        compilers = [plan.toolchain.nvcc_version, plan.toolchain.host_version]
+        common |= {"archs": sorted(plan.archs), "tree": plan.tree, "toolchain": compilers}
+    return replace(plan, archs=tuple(sorted(plan.archs)), digest=digest_of({**common, **inputs}))
+
+
+def _tiles_left_out(recipe: FlashInferRecipe, tiles: Sequence[TileFacts]) -> list[LeftOut]:
+    """Tiles of interest that are not generated and could not run, with one entry for all outputs and swaps of a tile."""
+    broken = [fact for fact in tiles if fact.generated and not fact.fits]
+    if broken:
+        listed = "\n".join(f"  {_tile_name(fact)}: {_why_not(fact)}" for fact in broken)
+        raise ExpectationFailed(
+            f"{recipe.name} generates tiles that SM12x cannot launch\n{listed}",
+            "a patch has to make them fit or leave them out; sm120kit tiles shows all",
+        )
+    absent = {(f"tile {_tile_name(fact)}", _why_not(fact)) for fact in tiles if not fact.fits}
+    return [LeftOut(what, why) for what, why in sorted(absent)]
+
+
+def _tile_name(fact: TileFacts) -> str:
+    return f"{fact.tile.family} {fact.tile.dtype} {fact.tile.shape} {fact.tile.epilogue}"
+
+
+def _why_not(fact: TileFacts) -> str:
+    if not fact.compiles:
+        return fact.why_not
+    return f"needs {fact.smem_bytes:,} B of shared memory; SM120 has {SMEM_CAPACITY_BYTES:,} B"
+
+
+def _unit(module: str, source: str, output: str, settings: ModuleTable | TargetTable, measured_cost: MeasuredCost) -> Unit:
+    file, object_file = PurePosixPath(source).name, PurePosixPath(output).name
+    cost = measured_cost(f"{module}/{object_file}")
+    if cost is None:
+        default = DEFAULT_COST.get(PurePosixPath(source).suffix, DEFAULT_COST[".cu"])
+        gib = _first_match(settings.gib, file, object_file, default=default[0] / 2**30)
+        seconds = _first_match(settings.seconds, file, object_file, default=default[1])
+        cost = (int(gib * 2**30), seconds) if source.endswith(".cu") else default
+    return Unit(module, source, output, *cost)
+
+
+def _first_match(values: Mapping[str, float], *names: str, default: float) -> float:
+    """The value of the first pattern that matches one of ``names``."""
+    matches = (value for pattern, value in values.items() if any(fnmatch.fnmatch(name, pattern) for name in names))
+    return next(matches, default)
+
+
+def _left_out(module: Generated, settings: ModuleTable, packed: bool) -> Iterator[LeftOut]:
+    """The sources of a module that are not compiled, by the pattern that leaves them out."""
+    compiled = {PurePosixPath(source).name for source, _ in module.units}
+    absent = [source for source in module.sources if source not in compiled]
+    for table in settings.leave_out:
+        matching = [source for source in absent if fnmatch.fnmatch(source, table.units)]
+        absent = [source for source in absent if source not in matching]
+        if matching:
+            yield LeftOut(f"{module.name}: {len(matching)} units {table.units}", table.reason)
+    if absent and not packed:
+        yield LeftOut(
+            f"{module.name}: {len(absent)} further units",
+            f"only a sample of {len(compiled)} is compiled and checked; it is not packed, because the module needs all of them",
+        )

@@ -1,0 +1,164 @@
+"""Records of a build: the request, the plan, and the artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sm120kit.core.records import Arch, LeftOut, Toolchain
+from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.recipes.schema import FlashInferRecipe
+
+
+class Stage(StrEnum):
+    """The stages of a build, in order; a build can stop after each."""
+
+    FETCH = "fetch"
+    PATCH = "patch"
+    PLAN = "plan"
+    COMPILE = "compile"
+    PACK = "pack"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build of a recipe, and up to which stage.
+
+    ``archs`` are the CUDA targets, by default those of the recipe. ``group`` is a kernel group of the recipe, by default its
+    default group; of the kernel wheel, a prefix of kernel names. ``from_source`` also builds an engine's extension modules.
+    """
+
+    archs: tuple[Arch, ...] = ()
+    group: str | None = None
+    from_source: bool = False
+    stage: Stage = Stage.PACK
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One translation unit: ``source`` and ``output`` are relative to the work directory."""
+
+    module: str
+    source: str
+    output: str
+    estimate_bytes: int
+    estimate_seconds: float
+
+
+@dataclass(frozen=True)
+class Module:
+    """One shared object of the engine, ``library`` relative to the work directory.
+
+    ``packed`` is false if only a sample of its units is compiled: they are checked, but not linked.
+    """
+
+    name: str
+    library: str
+    units: tuple[Unit, ...]
+    packed: bool
+    expect_kernels: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Output of an engine's generator for one module: all its sources, the units that are compiled, its ninja file.
+
+    Paths are relative to the work directory, so that the same inputs give the same text in every directory.
+    """
+
+    name: str
+    library: str
+    sources: tuple[str, ...]
+    units: tuple[tuple[str, str], ...]
+    ninja: str
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What will be compiled, what is left out, and the digest of all inputs, which names the result."""
+
+    recipe: str
+    engine: str
+    version: str
+    archs: tuple[Arch, ...]
+    groups: tuple[str, ...]
+    tree: str
+    commit: str
+    modules: tuple[Module, ...]
+    left_out: tuple[LeftOut, ...]
+    toolchain: Toolchain
+    digest: str
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a build produced. ``path`` is relative to the directory of the record."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The files that a build produced, and the number of kernels in their device code."""
+
+    plan: str
+    wheel: Artifact
+    modules: tuple[Artifact, ...]
+    kernels: int
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class WheelBuild:
+    """The records of the stages that the build of a FlashInfer wheel or of the kernel wheel reached.
+
+    ``ran`` is false if the artifacts are those of an earlier build.
+    """
+
+    recipe: FlashInferRecipe
+    tree: PatchedTree | None = None
+    plan: BuildPlan | None = None
+    artifacts: Artifacts | None = None
+    directory: Path | None = None
+    ran: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in the plan, or that of the recipe if there is no plan yet."""
+        return self.plan.recipe if self.plan else self.recipe.name
+
+    @property
+    def wheel(self) -> Path:
+        """The finished wheel; only after the last stage."""
+        assert self.artifacts is not None and self.directory is not None
+        return self.directory / self.artifacts.wheel.path
+
+    @property
+    def wheels(self) -> tuple[Path, ...]:
+        """The finished wheels, as an engine's build has several."""
+        return (self.wheel,)
+
+
+@dataclass(frozen=True)
+class RepackedWheel:
+    """An engine's official wheel with replaced members: the plan, and the artifacts once the wheel exists.
+
+    ``patched_members`` are the files of the engine's own package that are replaced, each with the patches that change it.
+    ``ran`` is false if the artifacts are those of an earlier build.
+    """
+
+    plan: BuildPlan
+    patched_members: Mapping[str, tuple[AppliedPatch, ...]]
+    artifacts: Artifacts | None = None
+    directory: Path | None = None
+    ran: bool = False
+
+    @property
+    def wheel(self) -> Path:
+        """The finished wheel; only once it is packed."""
+        assert self.directory is not None and self.artifacts is not None
+        return self.directory / self.artifacts.wheel.path

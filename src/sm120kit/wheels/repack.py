@@ -1,0 +1,129 @@
+"""Pack a wheel again with some of its members replaced, under a local version."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sm120kit.core import archives
+from sm120kit.core.errors import BadArtifact
+from sm120kit.core.state import file_sha256
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels.published import wheel_record
+from sm120kit.wheels.records import BuildPlan
+
+_CHUNK = 2**20
+
+
+def repacked_record(
+    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path]
+) -> dict[str, object]:
+    """Contents of ``sm120kit.json`` in a repacked wheel: also the official wheel, and both hashes of each replaced member.
+
+    ``official`` is that wheel and its file, ``replaced`` the new files by member.
+    """
+    locked, path = official
+    with archives.open_wheel(path) as wheel:
+        hashes = {
+            member: {"official": hashlib.sha256(archives.read_member(wheel, member)).hexdigest(), "here": file_sha256(file)}
+            for member, file in replaced.items()
+        }
+    return {
+        **wheel_record(plan, tree),
+        "official": {"wheel": locked.filename, "sha256": locked.sha256},
+        "replaced": hashes,
+    }
+
+
+def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Mapping[str, bytes], out: Path) -> Path:
+    """Pack the wheel ``official`` again into directory ``out``, as ``version``.
+
+    ``replaced`` are files by the member that they replace, ``added`` the content of new files in its ``.dist-info``. All other
+    members keep their bytes, except METADATA, which has the version, and RECORD, which lists the hashes of all. The file name
+    has the tags of the wheel's WHEEL file.
+
+    Raises:
+        BadArtifact: it is not a wheel of one distribution, or lacks a member.
+    """
+    with archives.open_wheel(official) as wheel:
+        info = _dist_info(official, wheel)
+        absent = sorted({*replaced} - {*wheel.namelist()})
+        if absent:
+            raise BadArtifact(
+                f"{official.name} has no {', '.join(absent)}", "the recipe's from_source.targets name what is replaced"
+            )
+        name, _, official_version = info.removesuffix(".dist-info").partition("-")
+        renamed = f"{name}-{version}.dist-info"
+        tags = _tags(archives.read_member(wheel, f"{info}/WHEEL").decode())
+        if not re.fullmatch(r"[\w.]+-[\w.]+-[\w.]+", tags):
+            raise BadArtifact(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
+        target = out / f"{name}-{version}-{tags}.whl"
+        rows: list[tuple[str, str, str]] = []
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
+            for member in wheel.infolist():
+                if member.is_dir() or member.filename == f"{info}/RECORD":
+                    continue
+                name_in_target = re.sub(rf"^{re.escape(info)}/", f"{renamed}/", member.filename)
+                if member.filename in replaced:
+                    content: Iterator[bytes] = _read_chunks(replaced[member.filename])
+                elif member.filename == f"{info}/METADATA":
+                    content = iter(
+                        [_with_version(archives.read_member(wheel, member), official_version, version, official.name)]
+                    )
+                else:
+                    content = archives.read_chunks(wheel, member)
+                rows.append(_add(packed, name_in_target, content, member.external_attr, member.compress_type))
+            for file, data in sorted(added.items()):
+                rows.append(_add(packed, f"{renamed}/{file}", iter([data]), 0o100644 << 16, zipfile.ZIP_DEFLATED))
+            table = io.StringIO()
+            csv.writer(table, lineterminator="\n").writerows([*rows, (f"{renamed}/RECORD", "", "")])
+            _add(packed, f"{renamed}/RECORD", iter([table.getvalue().encode()]), 0o100644 << 16, zipfile.ZIP_DEFLATED)
+    return target
+
+
+def _dist_info(path: Path, wheel: zipfile.ZipFile) -> str:
+    directories = {name.split("/")[0] for name in wheel.namelist() if re.match(r"[^/]+\.dist-info/", name)}
+    if len(directories) != 1:
+        raise BadArtifact(f"{path.name} has {len(directories)} .dist-info directories, not 1", "is it a wheel?")
+    return directories.pop()
+
+
+def _tags(header: str) -> str:
+    """The compressed tag set of a WHEEL file: ``cp38-abi3-linux_x86_64``."""
+    tags = [line.removeprefix("Tag:").strip().split("-") for line in header.splitlines() if line.startswith("Tag:")]
+    return "-".join(".".join(dict.fromkeys(column)) for column in zip(*tags, strict=True))
+
+
+def _with_version(metadata: bytes, before: str, after: str, wheel: str) -> bytes:
+    text, count = re.subn(
+        rf"^Version: {re.escape(before)}$".encode(), f"Version: {after}".encode(), metadata, flags=re.MULTILINE
+    )
+    if count != 1:
+        raise BadArtifact(f"METADATA of {wheel} has {count} lines 'Version: {before}', not 1", "is it a wheel?")
+    return text
+
+
+def _read_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: Iterator[bytes], mode: int, compression: int) -> tuple[str, str, str]:
+    """Write a member and return its row of RECORD."""
+    info = zipfile.ZipInfo(name)  # dated 1980: wheels must not depend on the time of packing
+    info.external_attr, info.compress_type = mode, compression
+    digest, size = hashlib.sha256(), 0
+    with archive.open(info, "w") as file:
+        for chunk in content:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+    return name, "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode(), str(size)

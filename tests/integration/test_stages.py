@@ -1,0 +1,50 @@
+"""One small real case of each stage, on FlashInfer 0.6.6: series and wheel.
+
+All cases of a stage are in tests/slow; a tile of the host compiler is in test_tiles.py, an emulated one in test_emulate.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sm120kit import patches, recipes
+from sm120kit.core.state import Workspace
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources import Origin, fetch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> PatchedTree:
+    """FlashInfer 0.6.6 with the series of this repository."""
+    engine = recipes.load_flashinfer("flashinfer-0.6.6")
+    checkout = fetch(engine.pin, Workspace.open(tmp_path_factory.mktemp("state")), Origin(str(downloads), offline=True))
+    return patches.apply(checkout, engine.inside, ROOT / "patches", ROOT / "cutlass_overrides")
+
+
+def test_series_applies_with_locked_tree_id(tree: PatchedTree) -> None:
+    lock = json.loads((ROOT / "recipes" / "engines" / "flashinfer-0.6.6.lock.json").read_text())
+    (source,) = (source for source in lock["sources"] if source["project"] == "flashinfer")
+    assert (tree.checkout.tree, tree.tree) == (source["tree"], source["patched_tree"])
+
+
+def test_wheel_of_smallest_module_carries_compiled_sm120_code(built: tuple[Path, Path]) -> None:
+    state, wheel = built
+    with zipfile.ZipFile(wheel) as archive:
+        assert "flashinfer/data/aot/fp4_quantization_120f/fp4_quantization_120f.so" in archive.namelist()
+    inspected = subprocess.run(
+        [sys.executable, "-m", "sm120kit", "inspect", wheel, "--json"],
+        env={**os.environ, "SM120KIT_STATE": str(state)},
+        capture_output=True,
+        check=True,
+    )
+    cubins = json.loads(inspected.stdout)
+    assert {cubin["arch"] for cubin in cubins} == {"sm_120f"} and sum(len(cubin["kernels"]) for cubin in cubins) > 0

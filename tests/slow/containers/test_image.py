@@ -1,0 +1,237 @@
+"""All stages of a small real image: context, build, checks, publish, delete, pull on a fresh host, checks again.
+
+The image is that of ``small_image.py``. The tests run in order: each continues from the state of the previous test.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import containers
+import pytest
+from small_image import CLOSURE, ImageHost, import_base, tampered
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
+]
+
+
+def test_image_without_a_daemon_stops_after_the_context(image_host: ImageHost, base: str) -> None:
+    absent = ImageHost(image_host.state, image_host.data, f"unix://{image_host.directory}/absent", image_host.directory)
+    done = absent.image(base, code=60)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("the build context is complete: "))
+    context = Path(line.partition(": ")[2])
+    for name in ("tools", "locked", "ours"):
+        wheels = {text.split()[0] for text in (context / name / "requirements.txt").read_text().splitlines()}
+        assert len(list((context / name).glob("*.whl"))) == len(wheels) > 0
+    assert "DOCKER_HOST" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("debian:bookworm", "not given by digest"),
+        ("debian@sha256:123", "not given by digest"),
+        (f"sha256:{'0' * 64}", "has no base"),
+    ],
+)
+def test_base_without_digest_or_not_in_the_daemon(image_host: ImageHost, base: str, message: str) -> None:
+    assert message in image_host.image(base, code=61).stderr
+
+
+def test_base_that_its_registry_does_not_have(image_host: ImageHost, registry: tuple[str, Path]) -> None:
+    image_host.image(f"{registry[0]}/missing/base@sha256:{'1' * 64}", code=61)
+
+
+def test_build_after_the_daemon_is_killed_exits_with_60(image_host: ImageHost, base: str, daemon: containers.Dockerd) -> None:
+    argv = image_host.argv("image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", CLOSURE)
+    child = subprocess.Popen(argv, env=image_host.environment, cwd=image_host.directory, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    installing = False
+    for line in child.stderr:
+        if installing and "Running in" in line:
+            break
+        installing = "install.sh locked" in line
+    daemon.kill()
+    rest = child.stderr.read()
+    assert child.wait() == 60, rest
+    daemon.stop()
+    daemon.start()
+    assert image_host.tags() == {"base:test"}
+
+
+def test_second_build_resumes_and_the_image_is_not_tagged(image_host: ImageHost, image: str) -> None:
+    assert image.startswith("sha256:") and image_host.tags() == {"base:test"}
+    assert "nothing to do" in image_host.image(image_host.client.images.get("base:test").id).stderr
+
+
+def test_publish_refuses_an_unverified_image(image_host: ImageHost, image: str, registry: tuple[str, Path]) -> None:
+    assert "not an image that passed its checks" in image_host.run("publish", image, f"{registry[0]}/x/y", code=63).stderr
+    assert not (image_host.directory / "images.json").exists()
+
+
+INIT = f"{SITE}/flashinfer/__init__.py"
+FAULTS = (
+    ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
+    ("files", f"touch {SITE}/added.py"),
+    ("owners", f"chmod 777 {SITE}/numpy"),
+    ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
+    ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
+    ("no_secrets", "echo x > /etc/pip.conf"),
+    ("versions", f"sed -i 's/^Version: .*/Version: 9/' {SITE}/tabulate-*.dist-info/METADATA"),
+    ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
+    ("compiled_ahead", f"rm -r {SITE}/flashinfer/data/aot"),
+    ("import", f"rm {SITE}/flashinfer/__pycache__/__init__.* && echo 'import warnings; warnings.warn(\"hello\")' >> {INIT}"),
+    ("stderr", f"echo 'import sys; print(\"hello\", file=sys.stderr)' >> {INIT}"),
+)
+
+
+def test_each_check_detects_its_fault(image_host: ImageHost, image: str) -> None:
+    """All faults in one image, because an image per fault takes too long; they do not mask each other."""
+    changed = tampered(image_host, image, " && ".join(command for _, command in FAULTS))
+    report = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
+    failed = {check["name"] for check in report["checks"] if check["verdict"] == "failed"}
+    assert {name for name, _ in FAULTS} | {"device_code"} <= failed, report
+    assert {"size", "history", "base", "user"} & failed == set()
+    (files,) = (check["detail"] for check in report["checks"] if check["name"] == "files")
+    assert (
+        report["verified"] is None
+        and "tqdm/utils.py is not the file of tqdm" in files
+        and "added.py belongs to no wheel" in files
+    )
+    assert image_host.tags() == {"base:test"}
+    image_host.client.images.remove(changed, noprune=True)
+
+
+def test_verify_refuses_a_foreign_image(image_host: ImageHost) -> None:
+    assert "was not built by sm120kit" in image_host.run("verify", "image", "base:test", code=63).stderr
+
+
+def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: str) -> None:
+    assert image_host.tags() == {"base:test", verified}
+    report = json.loads(image_host.run("verify", "image", image, "--json").stdout)
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    not_run = {name for name, verdict in verdicts.items() if verdict == "not run"}
+    assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 21
+    facts = report["said"]
+    assert facts["driver"].startswith("a stub") and facts["loaded"] == "fp4_quantization_120f"
+    assert facts["answers compared"] == "512" and facts["archs"] == "sm_120f" and int(facts["kernels"]) >= 20
+    labels = report["image"]["labels"]
+    assert facts["commit"] == labels["sm120kit.commit"] == labels["org.opencontainers.image.revision"]
+    actual = image_host.client.api.inspect_image(image)["Config"]["Labels"]
+    assert actual["sm120kit.build-id"] == json.loads(CLOSURE.read_text())["sha256"]
+
+
+def test_publish_refuses_a_tampered_image(image_host: ImageHost, image: str, verified: str, registry: tuple[str, Path]) -> None:
+    changed = tampered(image_host, image, f"echo '# changed' >> {SITE}/flashinfer/__init__.py")
+    image_host.client.api.tag(changed, *verified.rsplit(":", 1))
+    assert "not an image that passed its checks" in image_host.run("publish", verified, f"{registry[0]}/x/y", code=63).stderr
+    image_host.client.api.tag(image, *verified.rsplit(":", 1))
+
+
+@pytest.fixture(scope="module")
+def published(image_host: ImageHost, verified: str, registry: tuple[str, Path]) -> dict[str, Any]:
+    """The entry in the index. During the push the registry cannot write for some seconds, and responds with 500."""
+    address, store = registry
+    blocked = store / "docker"
+    shutil.rmtree(blocked, ignore_errors=True)
+    blocked.write_text("not a directory")
+    stderr = image_host.run("publish", verified, f"{address}/sm120kit/flashinfer", code=65).stderr
+    assert not (image_host.directory / "images.json").exists(), stderr
+    threading.Timer(3, blocked.unlink).start()
+    image_host.run("publish", verified, f"{address}/sm120kit/flashinfer")
+    (entry,) = json.loads((image_host.directory / "images.json").read_text())["images"]
+    return dict(entry)
+
+
+def test_published_image_is_listed_by_digest(image_host: ImageHost, verified: str, published: dict[str, Any]) -> None:
+    assert published["verified"]["reference"] == verified and published["digest"].startswith("sha256:")
+    again = image_host.run("publish", verified, published["repository"])
+    assert again.stdout.strip() == f"{published['repository']}@{published['digest']}"
+    assert "yes" in image_host.run("pull", "--check").stdout
+
+
+def test_publish_never_moves_a_tag(image_host: ImageHost, verified: str, published: dict[str, Any]) -> None:
+    other = published["repository"] + "-other"
+    image_host.client.api.tag("base:test", other, published["tag"])
+    image_host.client.api.push(other, tag=published["tag"])
+    assert "tags are never moved" in image_host.run("publish", verified, other, "--index", "other.json", code=64).stderr
+    assert not (image_host.directory / "other.json").exists()
+
+
+@pytest.fixture(scope="module")
+def fresh(image_host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
+    """Another host with the index only."""
+    root = tmp_path_factory.mktemp("f")
+    with containers.dockerd(root / "d") as running:
+        yield ImageHost(root / "state", image_host.data, running.socket, image_host.directory)
+
+
+def test_image_pulled_on_a_fresh_host_is_the_same(
+    image_host: ImageHost, fresh: ImageHost, image: str, verified: str, published: dict[str, Any]
+) -> None:
+    assert fresh.run("pull", "flashinfer-0.6.6").stdout.strip() == verified
+    pulled = fresh.client.images.get(verified)
+    assert pulled.attrs["RepoDigests"] == [f"{published['repository']}@{published['digest']}"]
+    assert pulled.id == image and pulled.attrs["RootFS"] == image_host.client.images.get(image).attrs["RootFS"]
+    assert fresh.run("verify", "image", verified).stdout.strip().endswith(verified)
+
+
+def test_pull_removes_an_image_that_is_not_the_verified_one(
+    image_host: ImageHost, fresh: ImageHost, image: str, published: dict[str, Any]
+) -> None:
+    """An attacker pushes a changed image with the same labels and lists it in the index."""
+    changed = tampered(image_host, image, f"echo '# changed' >> {SITE}/flashinfer/__init__.py")
+    other = published["repository"] + "-forged"
+    image_host.client.api.tag(changed, other, published["tag"])
+    events = [json.loads(line) for line in image_host.client.api.push(other, tag=published["tag"]).splitlines()]
+    (digest,) = (event["aux"]["Digest"] for event in events if "aux" in event)
+    before = fresh.tags()
+    for name, entry, message in (
+        ("changed", published | {"repository": other, "digest": digest}, "not the image that was verified"),
+        ("untested", published | {"verified": published["verified"] | {"checks": []}}, "did not pass its checks"),
+        ("absent", published | {"digest": f"sha256:{'2' * 64}"}, "manifest unknown"),
+    ):
+        (image_host.directory / f"{name}.json").write_text(json.dumps({"format": 1, "images": [entry]}))
+        code = 61 if name == "absent" else 63
+        assert message in fresh.run("pull", "flashinfer-0.6.6", "--index", f"{name}.json", code=code).stderr
+    assert "no" in fresh.run("pull", "--check", "--index", "absent.json", code=1).stdout
+    assert fresh.tags() == before and not fresh.client.images.list(name=other)
+
+
+def test_pull_refuses_a_damaged_blob(fresh: ImageHost, published: dict[str, Any], registry: tuple[str, Path]) -> None:
+    for local in fresh.client.images.list():
+        fresh.client.images.remove(local.id, force=True)
+    blobs = sorted(registry[1].rglob("blobs/sha256/*/*/data"), key=lambda path: path.stat().st_size)
+    with blobs[-1].open("r+b") as blob:
+        blob.seek(4096)
+        original = blob.read(7)
+        blob.seek(4096)
+        blob.write(b"damaged")
+    fresh.run("pull", "flashinfer-0.6.6", code=21)
+    assert fresh.tags() == set()
+    with blobs[-1].open("r+b") as blob:
+        blob.seek(4096)
+        blob.write(original)
+
+
+def test_full_disk_of_the_daemon_exits_with_43(image_host: ImageHost, debian: Path, tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=450m", "tmpfs", root], check=True)
+    try:
+        with containers.dockerd(root) as running:
+            small = ImageHost(image_host.state, image_host.data, running.socket, image_host.directory)
+            assert "full" in small.image(import_base(small, debian), code=43).stderr
+            assert small.tags() == {"base:test"}
+    finally:
+        subprocess.run(["umount", "-l", root], check=False)

@@ -1,0 +1,62 @@
+"""The scripts of CI, from a recipe to a published image, with the small image and a registry on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import containers
+import pytest
+import yaml
+from small_image import CLOSURE, ROOT, ImageHost
+
+SCRIPTS = sorted((ROOT / "ci").glob("*.sh"))
+
+
+@pytest.fixture
+def scripts(image_host: ImageHost, tmp_path: Path) -> ImageHost:
+    """A host whose commands are the scripts of CI; they run the ``sm120kit`` under test."""
+    program = tmp_path / "bin" / "sm120kit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sm120kit "$@"\n')
+    program.chmod(0o755)
+
+    class Scripts(ImageHost):
+        @property
+        def environment(self) -> dict[str, str]:
+            return {**super().environment, "PATH": f"{program.parent}:{os.environ['PATH']}", "SIGNING_KEY": ""}
+
+        def argv(self, *arguments: object) -> list[str]:
+            return [f"{ROOT}/ci/{arguments[0]}", *map(str, arguments[1:])]
+
+    return Scripts(image_host.state, image_host.data, image_host.socket, tmp_path)
+
+
+def test_scripts_and_commands_of_workflows_are_valid_bash() -> None:
+    commands = [path.read_text() for path in SCRIPTS]
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+    assert len(commands) > 8
+    for command in commands:
+        done = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}\n{command}"
+
+
+@pytest.mark.containers
+@pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not())
+def test_scripts_build_verify_and_publish_an_image(scripts: ImageHost, base: str, registry: tuple[str, Path]) -> None:
+    built = scripts.run("image.sh", "flashinfer@0.6.6", base, "--kernels", "tiny", "--closure", CLOSURE)
+    name = built.stdout.splitlines()[-1]
+    assert name.startswith("sm120kit/flashinfer:") and "base/files" in built.stdout
+    published = scripts.run("publish.sh", name, f"{registry[0]}/ci/flashinfer", "index/images.json")
+    assert "yes" in published.stdout
+    (entry,) = json.loads((scripts.directory / "index" / "images.json").read_text())["images"]
+    assert entry["tag"] == name.rpartition(":")[2] and entry["digest"] in published.stdout
+    # A failure ends the script: nothing is published after it.
+    scripts.run("image.sh", "flashinfer@0.6.6", "debian:bookworm", "--kernels", "tiny", "--closure", CLOSURE, code=61)
+    scripts.run("publish.sh", base, f"{registry[0]}/ci/base", "other/images.json", code=63)
+    assert not (scripts.directory / "other").exists()

@@ -1,0 +1,143 @@
+"""An OpenAI-compatible streaming server that sends tokens at known times, for tests and benchmarks of the client.
+
+A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
+``per_chunk`` in each, the first ``reasoning`` of them as reasoning; ``fault`` names an error to make. A late chunk does not
+delay the next one. The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds.
+With ``log``, a line of that file gets the times of the request and of each send.
+
+Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK]]]]``; it prints its port. ``/health`` has status 200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import sys
+import time
+from pathlib import Path
+
+MODEL = "schedule"
+PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+DEFAULTS = {name: float(text) for name, text in zip(("interval", "first", "per_chunk"), sys.argv[2:], strict=False)}
+
+
+def event(delta: dict[str, str] | None = None, finish: str | None = None, usage: dict[str, object] | None = None) -> bytes:
+    content = {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "model": MODEL,
+        "choices": [] if delta is None and finish is None else [{"index": 0, "delta": delta or {}, "finish_reason": finish}],
+        "usage": usage,
+    }
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+
+
+def chunked(body: bytes) -> bytes:
+    return f"{len(body):x}\r\n".encode() + body + b"\r\n"
+
+
+class Answer:
+    def __init__(self, writer: asyncio.StreamWriter, schedule: dict[str, object]) -> None:
+        self.writer, self.fault = writer, schedule.get("fault", "")
+        self.first, self.interval = float(schedule.get("first", 0)), float(schedule.get("interval", 0))
+        self.tokens, self.per_chunk = int(schedule.get("tokens", 1)), int(schedule.get("per_chunk", 1))
+        self.reasoning = int(schedule.get("reasoning", 0))
+        self.word = str(schedule.get("word", "tok "))
+        self.log = str(schedule.get("log", ""))
+
+    def send(self, body: bytes) -> None:
+        if self.fault == "split":  # the worst case: every 7 bytes, inside characters, CRLFs and chunk headers
+            for start in range(0, len(body), 7):
+                self.writer.write(chunked(body[start : start + 7]))
+        else:
+            self.writer.write(chunked(body))
+
+    async def run(self) -> bool:
+        """Send the answer. Returns whether the connection stays open."""
+        if self.fault == "500":
+            self.writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 9\r\n\r\nno memory")
+            return True
+        self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self.send(event({"role": "assistant", "content": ""}))
+        clock = asyncio.get_running_loop().time
+        due = clock() + self.first
+        requested, times = time.perf_counter(), []
+        sent = 0
+        while sent < self.tokens:
+            await asyncio.sleep(max(0.0, due - clock()))
+            count = min(self.per_chunk, self.tokens - sent)
+            kind = "reasoning_content" if sent < self.reasoning else "content"
+            self.send(event({kind: self.word * count}))
+            times.append(time.perf_counter())
+            sent += count
+            due += self.interval
+            if self.fault == "comments":
+                self.send(b": keep-alive\n\n")
+            if sent >= self.tokens // 2:
+                if self.fault == "disconnect":
+                    await self.writer.drain()
+                    return False
+                if self.fault == "stall":
+                    await asyncio.sleep(3600)
+                if self.fault == "error event":
+                    self.send(b'event: error\ndata: {"error": {"message": "out of blocks"}}\n\n')
+                    self.send(b"")
+                    return True
+        self.send(event({}, "stop"))
+        usage = {
+            "prompt_tokens": 7,
+            "completion_tokens": self.tokens,
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
+        if self.fault != "no usage":
+            self.send(event(usage=usage))
+        if self.fault != "no done":
+            self.send(b"data: [DONE]\n\n")
+        self.writer.write(b"0\r\n\r\n")
+        if self.log:  # a second later, when no stream is running
+            asyncio.get_running_loop().call_later(1, self.write, {"requested": requested, "sent": times})
+        return True
+
+    def write(self, times: dict[str, object]) -> None:
+        with Path(self.log).open("a") as log:
+            log.write(json.dumps(times) + "\n")
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if head.startswith(b"GET "):
+                responses = {b"/v1/models": {"data": [{"id": MODEL, "root": "/nowhere", "created": 1}]}, b"/health": {}}
+                content = responses.get(head.split()[1])
+                body = json.dumps(content).encode()
+                status = b"404 Not Found" if content is None else b"200 OK"
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+                continue
+            length = next(
+                int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+            )
+            request = json.loads(await reader.readexactly(length))
+            schedule = {"tokens": request.get("max_tokens", 1), "interval": 0.002} | DEFAULTS | request.get("schedule", {})
+            if not await Answer(writer, schedule).run():
+                break
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+
+async def main() -> None:
+    server = await asyncio.start_server(serve, "127.0.0.1", PORT)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        # select() waits to the microsecond, epoll in whole milliseconds.
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+            runner.run(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,73 @@
+"""Limits for wheels that are not trusted."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zip_bombs
+
+from sm120kit.core import archives
+from sm120kit.core.errors import BadArtifact
+from sm120kit.kernels import cubin
+
+
+@contextmanager
+def cheaply() -> Iterator[None]:
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**20 and time.process_time() - start < 20, (peak, time.process_time() - start)
+
+
+def test_small_wheel_that_unpacks_to_4_gb_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "bomb-1.0-py3-none-any.whl"
+    path.write_bytes(zip_bombs.wheel("x.so", 255))
+    assert path.stat().st_size < 5 * 2**20
+    with (
+        cheaply(),
+        pytest.raises(BadArtifact, match=r"bomb-1\.0.* unpacks to 4080 MiB; the limit for its size is 1024 MiB"),
+    ):
+        cubin.read(path)
+
+
+def test_member_larger_than_its_header_states(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.whl"
+    path.write_bytes(zip_bombs.wheel("x.so", 64, stated=10))
+    with cheaply(), pytest.raises(BadArtifact):
+        cubin.read(path)
+
+
+def test_too_many_members_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 1000)
+    path = tmp_path / "many.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for number in range(1001):
+            wheel.writestr(f"m{number}", b"")
+    with pytest.raises(BadArtifact, match="has 1001 members; the limit is 1000"), archives.open_wheel(path):
+        pass
+
+
+def test_unsupported_compression_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "odd.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as wheel:
+        wheel.writestr("metadata", b"x")
+    with pytest.raises(BadArtifact, match="may not use: metadata"), archives.open_wheel(path):
+        pass
+
+
+def test_read_member_returns_packed_content(tmp_path: Path) -> None:
+    path, data = tmp_path / "good.whl", bytes(range(256)) * 20_000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("x", data)
+    with archives.open_wheel(path) as wheel:
+        assert archives.read_member(wheel, "x") == data

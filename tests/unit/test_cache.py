@@ -1,0 +1,412 @@
+"""Entries of the state directory: references to them, disk usage, and removal while no other command runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sm120kit import recipes, sources
+from sm120kit.cli import app
+from sm120kit.cli.cache import size
+from sm120kit.core.errors import LockDiffers, Sm120kitError, UnknownName
+from sm120kit.core.state import Workspace, data_root, mark_tree_used, owned_directory, publish_directory, write_record
+from sm120kit.images import cache
+from sm120kit.images.records import BuiltWheel, Image, ImageContext
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.target import resolve_each
+from sm120kit.sources import download
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import LockedWheel, SdistPin
+
+NAME = "flashinfer-0.6.6"
+RECIPE = recipes.load_flashinfer(NAME)
+ENGINE = "vllm-0.19.1"
+LOCK = lockfile.read(recipes.lock_path(NAME))
+TREE = LOCK.sources[0].patched_tree
+NO_TREE = "9" * 40
+ABSENT = "a" * 64
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
+    Workspace.open()
+    return Workspace.at()
+
+
+def fill(directory: Path, size: int = 10_000, name: str = "file") -> Path:
+    """Create a directory with a file of ``size`` bytes."""
+    directory.mkdir(parents=True)
+    (directory / name).write_bytes(b"x" * size)
+    return directory
+
+
+def plan(name: str, tree: str) -> dict[str, str]:
+    return {"recipe": name, "tree": tree, "digest": "d"}
+
+
+def build(workspace: Workspace, digest: str, name: str, tree: str) -> Path:
+    directory = fill(workspace.build("flashinfer", digest))
+    write_record(directory / "plan.json", plan(name, tree))
+    return directory
+
+
+def context(workspace: Workspace, digest: str, **labels: str) -> Path:
+    """Record a build context; the plan of its wheel of ours is ``b...``."""
+    ours = BuiltWheel(LockedWheel("flashinfer-python", "0.6.6", "f.whl", "1" * 64), {"plan": "b" * 64})
+    torch = LockedWheel("torch", "2", "torch.whl", "2" * 64)
+    values = {f"sm120kit.{name.replace('_', '-')}": value for name, value in labels.items()}
+    directory = workspace.root / "images" / digest
+    record = ImageContext(directory, digest, "vllm", "x", "r", {}, values, torch, (torch,), (ours,))
+    write_record(directory / "context.json", record)
+    return directory
+
+
+def record_image(directory: Path) -> None:
+    write_record(directory / "image.json", Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "1000", 1))
+
+
+def unreferenced(workspace: Workspace, *names: str) -> dict[Path, str]:
+    """Entries that gc would remove, with the reason."""
+    targets = resolve_each((*recipes.names(), *names), Options(workspace))
+    entries = cache.entries(workspace.root, cache.references(workspace, targets))
+    return {entry.paths[0].relative_to(workspace.root): entry.unreferenced for entry in entries if entry.unreferenced}
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["cache", *arguments])
+
+
+def remaining(workspace: Workspace) -> set[str]:
+    return {entry.name for entry in cache.entries(workspace.root)}
+
+
+# ---- references
+
+
+def test_pins_and_locks_reference_downloads_and_checkouts(workspace: Workspace) -> None:
+    assert isinstance(RECIPE.pin, SdistPin)
+    (wheel, *_) = lockfile.read(recipes.lock_path(ENGINE)).closures[0].wheels
+    for sha256 in (RECIPE.pin.sha256, wheel.sha256, ABSENT):
+        fill(workspace.downloads / sha256)
+    for name in (sources.checkout_name(RECIPE.pin), "flashinfer-0.0.1-0123456789abcdef"):
+        fill(workspace.checkouts / name)
+    assert unreferenced(workspace) == {
+        Path("downloads", ABSENT): "no recipe or lock has this hash",
+        Path("checkouts/flashinfer-0.0.1-0123456789abcdef"): "no recipe pins this source",
+    }
+
+
+def test_series_reference_trees_generated_lists_and_builds(workspace: Workspace) -> None:
+    for tree in (TREE, LOCK.sources[0].tree, NO_TREE):
+        fill(workspace.cache / "trees" / tree)
+        (workspace.cache / "trees" / f".{tree}.index").touch()
+    for number, content in enumerate(({"tree": TREE}, {"tree": NO_TREE}, {})):
+        write_record(workspace.cache / "generated" / f"{number:064}.json", {"modules": [], "versions": {}, **content})
+    for number, (name, tree) in enumerate(
+        [(NAME, TREE), (f"kernels@{NAME}", TREE), (NAME, NO_TREE), ("flashinfer-0.0.1", TREE), ("", "")]
+    ):
+        build(workspace, f"{number:064}", name, tree)
+    reason = f"no recipe's series produces tree {NO_TREE[:12]}"
+    assert unreferenced(workspace) == {
+        Path("cache/trees", NO_TREE): reason,
+        Path("cache/generated", f"{1:064}.json"): reason,
+        Path("cache/generated", f"{2:064}.json"): "written by an earlier version",
+        Path("build/flashinfer", f"{2:064}"): reason,
+        Path("build/flashinfer", f"{3:064}"): "there is no recipe flashinfer-0.0.1",
+        Path("build/flashinfer", f"{4:064}"): "written by an earlier version",
+    }
+
+
+def test_recipes_reference_build_directories(workspace: Workspace) -> None:
+    for name in (f"{NAME}-sm_120f", f"{NAME}-sm_120a-sm_121a", "flashinfer-0.0.1-sm_120f"):
+        fill(workspace.work(name))
+    for name, tree in (("kernels-0123456789ab", TREE), ("kernels-ba9876543210", NO_TREE)):
+        write_record(fill(workspace.work(name)) / "plan.json", plan(f"kernels@{NAME}", tree))
+    fill(workspace.work(f"{ENGINE}-from-source-0123456789ab"))
+    assert set(unreferenced(workspace)) == {
+        Path("work/flashinfer-0.0.1-sm_120f"),
+        Path("work/kernels-ba9876543210"),
+        Path(f"work/{ENGINE}-from-source-0123456789ab"),
+    }
+
+
+def test_series_reference_results_for_their_trees(workspace: Workspace) -> None:
+    for number, (kind, trees) in enumerate(
+        [
+            ("emulate", {TREE}),
+            ("emulate", {NO_TREE}),
+            ("emulate", {TREE, NO_TREE}),
+            ("emulate", set()),
+            ("verify/programs", {NO_TREE}),
+        ]
+    ):
+        directory = fill(workspace.cache / kind / f"{number:064}")
+        for tree in trees:
+            mark_tree_used(directory, tree)
+    assert set(unreferenced(workspace)) == {Path("cache/emulate", f"{1:064}"), Path("cache/verify/programs", f"{4:064}")}
+
+
+def test_built_image_references_its_context_and_builds(workspace: Workspace) -> None:
+    fill(workspace.downloads / ("2" * 64))
+    build(workspace, "b" * 64, NAME, NO_TREE)
+    first, second = (context(workspace, digit * 64, tree=NO_TREE, build_id="old") for digit in "34")
+    present = context(workspace, "5" * 64, tree=TREE, build_id=lockfile.build_id(LOCK))
+    assert set(unreferenced(workspace)) == {
+        *(directory.relative_to(workspace.root) for directory in (first, second)),
+        Path("build/flashinfer", "b" * 64),
+        Path("downloads", "2" * 64),
+    }
+    record_image(first)
+    assert set(unreferenced(workspace)) == {second.relative_to(workspace.root)}
+    assert present.is_dir()
+
+
+def test_recipe_file_of_the_user_adds_references(workspace: Workspace, tmp_path: Path) -> None:
+    own = tmp_path / "flashinfer-0.6.6.1.toml"
+    text = recipes.locate(NAME).read_text()
+    for key, value in (("name", NAME), ("version", "0.6.6")):
+        text = text.replace(f'{key} = "{value}"', f'{key} = "{value}.1"', 1)
+    assert isinstance(RECIPE.pin, SdistPin)
+    own.write_text(text.replace(RECIPE.pin.sha256, ABSENT))
+    fill(workspace.downloads / ABSENT)
+    build(workspace, "e" * 64, "flashinfer-0.6.6.1", NO_TREE)
+    assert len(unreferenced(workspace)) == 2
+    assert not unreferenced(workspace, str(own)), "without a lock its tree is unknown"
+
+
+def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("recipes", "patches", "cutlass_overrides"):
+        shutil.copytree(data_root() / name, tmp_path / "data" / name, ignore=shutil.ignore_patterns("evidence"))
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
+    fill(workspace.downloads / ABSENT)
+    recipes.lock_path(NAME).write_text("{")
+    assert isinstance(run("gc").exception, LockDiffers)
+    assert remaining(workspace) == {ABSENT}
+    result = run()
+    assert result.exit_code == 0 and "unreferenced entries are unknown" in result.stderr
+
+
+def test_docs_page_lists_the_kinds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cache.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == [kind.name for kind in cache.KINDS]
+    assert [row[3] != "everything" for row in rows] == [kind.tracked for kind in cache.KINDS]
+
+
+# ---- names
+
+
+def test_foreign_names_are_not_entries(workspace: Workspace) -> None:
+    """For example, if a home directory is given as the state directory by mistake."""
+    for name in ("downloads/film.mkv", "work/thesis", "build/app/main", "images/cat", "caches/x", "runs/today", "checkouts/a"):
+        fill(workspace.root / name)
+    (workspace.downloads / ABSENT).symlink_to(workspace.root / "work")
+    assert cache.entries(workspace.root, cache.References()) == []
+
+
+def test_hidden_names_are_temporary(workspace: Workspace) -> None:
+    fill(workspace.checkouts / ".flashinfer.x")
+    (workspace.downloads / ".wheel-torch.y").parent.mkdir()
+    (workspace.downloads / ".wheel-torch.y").touch()
+    fill(workspace.build("flashinfer", ".digest.z"))
+    fill(workspace.root / "scratch" / "abc")
+    assert {entry.kind for entry in cache.entries(workspace.root)} == {"temporary"}
+    assert len(unreferenced(workspace)) == 4
+    with owned_directory(workspace.root / "scratch", ""), publish_directory(workspace.build("flashinfer", ABSENT)) as temporary:
+        (temporary / "file").touch()
+        assert len(cache.entries(workspace.root)) == 5, "three are abandoned, and two have owners"
+        assert len(unreferenced(workspace)) == 3
+
+
+def test_sizes_are_disk_usage_and_count_hard_links_once(workspace: Workspace) -> None:
+    wheel = fill(workspace.downloads / ABSENT, 1_000_000) / "file"
+    image = workspace.root / "images" / ABSENT
+    image.mkdir(parents=True)
+    os.link(wheel, image / "wheel")
+    first, second = cache.entries(workspace.root)
+    assert (first.kind, second.kind) == ("downloads", "images")
+    small, large = sorted(cache.sizes([first, second]))
+    assert large >= 1_000_000 > 20_000 > small, "a hard link counts once"
+    assert cache.freed([first]) < 20_000 and cache.freed([second]) < 20_000, "the file stays"
+    assert cache.freed([first, second]) >= 1_000_000
+    (usage, *_) = cache.usage([first, second])
+    assert usage.kind.name == "downloads" and usage.bytes == large
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1 kB"), (5_230_000_000, "5.2 GB"), (123_456_789, "123 MB")]
+)
+def test_size_for_humans(bytes_: int, text: str) -> None:
+    assert size(bytes_) == text
+
+
+# ---- commands
+
+
+def test_gc_removes_unreferenced_entries(workspace: Workspace) -> None:
+    kept = fill(workspace.work(f"{NAME}-sm_120f"))
+    gone = fill(workspace.work("flashinfer-0.0.1-sm_120f"), 2_000_000)
+    tree = fill(workspace.cache / "trees" / NO_TREE)
+    (index := workspace.cache / "trees" / f".{NO_TREE}.index").touch()
+    result = run("gc", "--dry-run")
+    assert result.exit_code == 0 and "would remove 2 entries, 2.0" in result.stdout
+    assert "there is no recipe flashinfer-0.0.1" in result.stdout
+    assert gone.is_dir() and tree.is_dir()
+    report = json.loads(run("gc", "--json").stdout)
+    assert [entry["name"] for entry in report["entries"]] == [NO_TREE, gone.name]
+    assert report["bytes"] >= 2_000_000 and not report["dry_run"]
+    assert kept.is_dir() and not gone.exists() and not tree.exists() and not index.exists()
+    assert not [path for path in workspace.root.rglob(".*") if path.name != ".gitignore"]
+
+
+def test_clean_removes_by_kind_and_age(workspace: Workspace) -> None:
+    old, new = fill(workspace.downloads / ("1" * 64)), fill(workspace.downloads / ("2" * 64))
+    emulation = fill(workspace.cache / "emulate" / ("3" * 64))
+    record = fill(workspace.root / "runs", name="run-20260101T000000Z-1.json") / "run-20260101T000000Z-1.json"
+    for entry in (old, emulation, record):
+        for path in (entry, *entry.rglob("*")):
+            os.utime(path, (time.time() - 40 * DAY,) * 2)
+    for arguments, removed in (
+        (("clean", "builds"), set()),
+        (("clean", "downloads", "--older", "60d"), set()),
+        (("clean", "downloads", "--older", "30d", "--dry-run"), set()),
+        (("clean", "downloads", "--older", "4w"), {old.name}),
+        (("clean", "--older", "900h"), {emulation.name}),
+        (("clean", "--all"), {new.name}),
+        (("clean", "records"), {record.name}),
+    ):
+        before = remaining(workspace)
+        result = run(*arguments)
+        assert result.exit_code == 0, result
+        assert before - remaining(workspace) == removed, arguments
+    assert remaining(workspace) == set()
+
+
+def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> None:
+    sha256 = hashlib.sha256(b"x" * 10).hexdigest()
+    directory = fill(workspace.downloads / sha256, 10)
+    for path in (directory / "file", directory):
+        os.utime(path, (time.time() - 40 * DAY,) * 2)
+    (entry,) = cache.entries(workspace.root)
+    assert cache.older_than([entry], 30 * DAY)
+    assert download.cached(LockedWheel("q", "1", "file", sha256), workspace.downloads)
+    (entry,) = cache.entries(workspace.root)
+    assert not cache.older_than([entry], 30 * DAY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("clean",), "nothing to remove"),
+        (("clean", "--all", "downloads"), "--all"),
+        (("clean", "--older", "30"), "'30' is not an age"),
+        (("clean", "--older", "-1d"), "'-1d' is not an age"),
+        (("clean", "download"), "did you mean 'downloads'"),
+    ],
+)
+def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: str, workspace: Workspace) -> None:
+    fill(workspace.downloads / ABSENT)
+    result = run(*arguments)
+    assert result.exit_code == 2 or isinstance(result.exception, UnknownName)
+    assert message in (result.stderr or str(result.exception))
+    assert remaining(workspace) == {ABSENT}
+
+
+@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--all")])
+def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    directory = fill(tmp_path / "home" / "downloads" / ABSENT)
+    result = run(*arguments, "--state", str(tmp_path / "home"))
+    assert isinstance(result.exception, Sm120kitError) and "is not a state directory" in str(result.exception)
+    assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
+
+
+def test_info_prints_sizes_by_kind(workspace: Workspace) -> None:
+    fill(workspace.downloads / ABSENT, 3_000_000)
+    fill(workspace.cache / "emulate" / ABSENT)
+    output = run().stdout
+    assert output == run("info").stdout
+    (line,) = [line for line in output.splitlines() if "downloads" in line]
+    assert line.split()[-6:] == ["3.0", "MB", "3.0", "MB", "within", "the", "hour"][-6:]
+    report = json.loads(run("--json").stdout)
+    kinds = {row["kind"]: row for row in report["kinds"]}
+    assert set(kinds) == {kind.name for kind in cache.KINDS}
+    assert kinds["downloads"]["entries"] == 1 and kinds["downloads"]["unreferenced_bytes"] >= 3_000_000
+    assert kinds["tiles"]["unreferenced_bytes"] is None
+    assert report["bytes"] == sum(row["bytes"] for row in kinds.values())
+
+
+def test_info_of_a_missing_directory(tmp_path: Path) -> None:
+    result = run("--state", str(tmp_path / "none"))
+    assert result.exit_code == 0 and "0 B in" in result.stdout
+    assert not (tmp_path / "none").exists()
+
+
+# ---- other commands at the same time
+
+HOLDER = """
+import time
+from sm120kit.core import console, reporting
+from sm120kit.core.state import Workspace
+with reporting.use(console):
+    workspace = Workspace.open()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
+    fill(workspace.downloads / ABSENT)
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "gc"], stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr is not None
+        message = waiting.stderr.readline()
+        assert message == f"waiting for other commands that use {workspace.root} (process {holder.pid})\n"
+        assert remaining(workspace) == {ABSENT}
+        holder.kill()
+        assert waiting.wait(timeout=20) == 0
+        waiting.stderr.close()
+    assert remaining(workspace) == set()
+
+
+def test_command_waits_for_a_removal(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    with workspace.maintenance():
+        other = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert other.stdout is not None and other.stderr is not None
+        assert "waiting for `sm120kit cache`" in other.stderr.readline()
+        assert other.poll() is None
+    assert other.stdout.readline() == "ready\n"
+    other.kill()
+    other.communicate()
+
+
+def test_interrupted_removal_is_completed_by_the_next(workspace: Workspace) -> None:
+    directory = fill(workspace.downloads / ABSENT)
+    directory.rename(directory.with_name(f".{ABSENT}.123"))
+    assert unreferenced(workspace)
+    assert run("gc").exit_code == 0
+    assert not list(workspace.downloads.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may remove everything")
+def test_error_names_an_entry_that_cannot_be_removed(workspace: Workspace) -> None:
+    directory = fill(workspace.root / "caches" / "0123456789abcdef" / "root")
+    directory.chmod(0o500)
+    result = run("clean", "servers")
+    assert isinstance(result.exception, Sm120kitError) and "cannot remove" in result.exception.message
+    assert "rm -r" in result.exception.hint
+    (hidden,) = (workspace.root / "caches").iterdir()
+    (hidden / "root").chmod(0o700)

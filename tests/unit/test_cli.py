@@ -1,0 +1,250 @@
+"""The command tree: what help prints, what is imported for it, and where options come from."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from sm120kit import __version__
+from sm120kit.bench.workload import Cell
+from sm120kit.cli import app, receipts
+from sm120kit.cli.commands import COMMANDS
+from sm120kit.cli.options import expand_groups
+from sm120kit.cli.tree import Branch, Leaf
+from sm120kit.core import console
+from sm120kit.core.errors import SystemRefused
+
+HEAVY = ("docker", "importlib.metadata", "git", "httpx2", "pydantic", "rich", "torch", "unearth")
+ROOT = typer.main.get_command(app)
+
+
+def walk(entry: Branch | Leaf = COMMANDS, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Branch | Leaf]]:
+    yield path, entry
+    if isinstance(entry, Branch):
+        for name, child in entry.commands.items():
+            yield from walk(child, (*path, name))
+
+
+TREE = dict(walk())
+LEAVES = {path: entry for path, entry in TREE.items() if isinstance(entry, Leaf)}
+
+
+def command(path: tuple[str, ...]) -> Any:
+    group: Any = ROOT
+    for name in path:
+        group = group.commands[name]
+    return group
+
+
+def run(*words: str | Path, **env: str) -> Result:
+    return CliRunner().invoke(app, list(map(str, words)), env=env)
+
+
+def by_path(path: tuple[str, ...]) -> str:
+    return "-".join(path) or "root"
+
+
+@pytest.mark.parametrize("path", TREE, ids=by_path)
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_fits_and_cuts_no_word(path: tuple[str, ...], columns: int) -> None:
+    page = run(*path, "-h", COLUMNS=str(columns)).stdout
+    assert page == run(*path, "--help", COLUMNS=str(columns)).stdout
+    assert max(map(len, page.splitlines())) <= columns
+    assert page.split() == run(*path, "-h", COLUMNS="100").stdout.split()
+    assert not re.search(r"<[a-z]|\{|\}|\[\[|\]\]|\.\.\.\]|\.\.\.\.", page)
+    entry = TREE[path]
+    expected = [entry.summary, *([child.summary for child in entry.commands.values()] if isinstance(entry, Branch) else [])]
+    for summary in expected:
+        assert summary in " ".join(page.split())
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=by_path)
+def test_summary_is_first_line_of_docstring(path: tuple[str, ...]) -> None:
+    module, _, name = LEAVES[path].target.partition(":")
+    function = getattr(import_module(f"sm120kit.cli.{module}"), name)
+    assert function.__doc__.splitlines()[0] == f"{LEAVES[path].summary}."
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=by_path)
+def test_option_values_have_placeholders(path: tuple[str, ...]) -> None:
+    for param in command(path).params:
+        if param.param_type_name == "argument" or not (param.is_flag or param.count):
+            assert re.fullmatch(r"[A-Z]([^][ ]*[^].])?|NAME,\.\.\.", param.metavar or ""), param.name
+            assert param.help, param.name
+
+
+def test_environment_variables_are_unique() -> None:
+    names = [name for path in LEAVES for option in command(path).settable().values() for name in option.envvar[:1]]
+    assert len(names) == len(set(names))
+    shared = {option.envvar[1] for path in LEAVES for option in command(path).settable().values() if option.envvar[1:]}
+    assert {"SM120KIT_JOBS", "SM120KIT_MEMORY", "SM120KIT_MIRROR", "SM120KIT_OFFLINE", "SM120KIT_STATE"} <= shared
+    assert not {"SM120KIT_CONFIG", "SM120KIT_DATA", "SM120KIT_TRACEBACK"} & {*names, *shared}
+    assert not shared & {*names}
+
+
+def loaded(*words: str) -> set[str]:
+    program = f"import sys; from sm120kit.cli import app\ntry: app({[*words]!r})\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    base = {f"sm120kit.cli{name}" for name in ("", ".commands", ".config_file", ".entry", ".help_text", ".options", ".tree")}
+    modules = loaded("--help")
+    assert not modules & {*HEAVY}
+    assert {name for name in modules if name.startswith("sm120kit.cli")} == base
+    modules = loaded("build", "--help")
+    assert not modules & {*HEAVY}
+    assert {name for name in modules if name.startswith("sm120kit.cli")} == {*base, "sm120kit.cli.build"}
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"sm120kit {__version__}\n"
+
+
+def test_unknown_command_suggests_nearest() -> None:
+    result = run("tile")
+    assert result.exit_code == 2
+    assert "'tiles'" in result.output
+
+
+def stage(*words: str, **env: str) -> str:
+    """The error of `build` with an unknown stage."""
+    return str(run("build", "flashinfer", *words, **env).exception)
+
+
+def test_command_line_overrides_environment() -> None:
+    assert "'from-environment'" in stage(SM120KIT_BUILD_TO="from-environment")
+    assert "'from-command-line'" in stage("--to", "from-command-line", SM120KIT_BUILD_TO="from-environment")
+
+
+def test_command_variable_overrides_shared_variable(tmp_path: Path) -> None:
+    for name in ("shared", "own"):
+        (tmp_path / name).write_text("")
+    result = run("patch", "status", SM120KIT_STATE=str(tmp_path / "shared"))
+    assert f"{tmp_path}/shared" in str(result.exception)
+    result = run("patch", "status", SM120KIT_STATE=str(tmp_path / "shared"), SM120KIT_PATCH_STATUS_STATE=str(tmp_path / "own"))
+    assert f"{tmp_path}/own" in str(result.exception)
+
+
+def test_invalid_value_names_its_environment_variable() -> None:
+    result = run("build", "flashinfer", SM120KIT_JOBS="many")
+    assert result.exit_code == 2
+    assert "--jobs" in result.output and "from SM120KIT_JOBS" in result.output
+    assert "SM120KIT" not in run("build", "flashinfer", "--jobs", "many", SM120KIT_JOBS="2").output.split("Error:")[1]
+
+
+@pytest.mark.parametrize("words", [("-q", "patch", "export"), ("patch", "-q", "export"), ("patch", "export", "-q")])
+def test_quiet_and_verbose_work_at_every_level(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        print(f"quiet={console.quiet} verbose={console.verbose}")
+
+    monkeypatch.setattr("sm120kit.recipes.load_with_path", load)
+    assert "quiet=True verbose=False" in run(*words, "flashinfer", "--from", "x").stdout
+    louder = [word.replace("-q", "-v") for word in words]
+    assert "quiet=False verbose=True" in run(*louder, "flashinfer", "--from", "x").stdout
+    assert "quiet=False verbose=False" in run("patch", "export", "flashinfer", "--from", "x").stdout
+
+
+def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "quiet", True)
+    console.info("progress")
+    console.data("result")
+    console.error("failure", "remedy")
+    out, err = capsys.readouterr()
+    assert out == "result\n"
+    assert "failure" in err and "remedy" in err and "progress" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"), [([], True), (["--base", f"sha256:{'0' * 64}"], False), (["--to", "pack"], False)]
+)
+def test_build_without_base_image_warns_before_it_compiles(
+    options: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_nothing(*args: Any) -> None:
+        raise SystemRefused("nothing is compiled", "")
+
+    monkeypatch.setattr("sm120kit.wheels.pipeline.build", compile_nothing)
+    result = run("build", "vllm@0.19.1", *options)
+    assert isinstance(result.exception, SystemRefused) and ("no base image" in result.stderr) == warned
+
+
+def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    displays = []
+    progress = console.progress
+
+    @contextmanager
+    def recorded() -> Iterator[Any]:
+        with progress() as display:
+            displays.append(display)
+            yield display
+
+    monkeypatch.setattr(console, "progress", recorded)
+    with receipts.cell_progress() as cell_begins:
+        cell_begins(Cell(1, 64, 0), 0)()
+        request_ended = cell_begins(Cell(4, 64, 0), 2)
+        assert [task.finished for task in displays[0].tasks] == [True, False]
+        request_ended()
+        request_ended()
+    assert [(task.finished, task.completed) for task in displays[0].tasks] == [(True, 1), (True, 2)]
+
+
+def test_unencodable_characters_are_printed_as_escapes() -> None:
+    argv = [sys.executable, "-m", "sm120kit", "config", "show", "qwen3.5-122b-int4-1x-dgx-spark"]
+    plain = subprocess.run(argv, capture_output=True, text=True, encoding="utf-8", env=os.environ | {"PYTHONUTF8": "1"})
+    assert "±" in plain.stdout
+    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xb1" in done.stdout
+
+
+@dataclass(frozen=True)
+class Group:
+    size: Annotated[int, typer.Option("--size")]
+    name: Annotated[str, typer.Option("--name")] = "none"
+
+
+@dataclass(frozen=True)
+class OtherGroup:
+    name: Annotated[str, typer.Option("--name")] = "other"
+
+
+def test_option_group_becomes_single_options() -> None:
+    calls = []
+
+    def function(
+        word: Annotated[str, typer.Argument()], *, group: Group, last: Annotated[bool, typer.Option("--last")] = False
+    ) -> None:
+        """Help."""
+        calls.append((word, group, last))
+
+    expanded = expand_groups(function)
+    assert list(inspect.signature(expanded).parameters) == ["word", "size", "name", "last"]
+    assert (expanded.__name__, expanded.__doc__) == ("function", "Help.")
+    program = typer.Typer()
+    program.command()(expanded)
+    assert CliRunner().invoke(program, ["w", "--size", "2"]).exit_code == 0
+    assert CliRunner().invoke(program, ["--last", "--name=n", "--size=3", "v"]).exit_code == 0
+    assert calls == [("w", Group(2, "none"), False), ("v", Group(3, "n"), True)]
+    assert CliRunner().invoke(program, ["w"]).exit_code == 2  # a field without a default is required
+
+
+def test_option_groups_with_the_same_option_are_refused() -> None:
+    def function(*, group: Group, other: OtherGroup) -> None: ...
+
+    with pytest.raises(ValueError, match="duplicate parameter name: 'name'"):
+        expand_groups(function)

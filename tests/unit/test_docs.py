@@ -1,0 +1,161 @@
+"""Documentation: link targets, commands and names of code exist; the source of the site is complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from sm120kit.cli import app
+from sm120kit.core.errors import Sm120kitError
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "patches/*.md", "tests/**/*.md", "src/**/*.md", ".github/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)|^\[[^]]+\]: ([^#\s]*)#?(\S*)", re.MULTILINE)
+FENCED = re.compile(r"^ *(```|~~~)(\w*)\n(.*?)^ *\1$", re.MULTILINE | re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain}
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """Path and anchor of every link that stays in the repository."""
+    for groups in LINK.findall(prose(page)):
+        path, anchor = groups[0] or groups[2], groups[1] or groups[3]
+        if not re.match(r"[a-z]+:", path):
+            yield path, anchor
+
+
+def broken(page: Path) -> Iterator[str]:
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)}: there is no {path}"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {path} has no heading {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_link_targets_exist(page: Path) -> None:
+    assert not list(broken(page))
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Lines of code blocks that run sm120kit, without comments."""
+    for _, _, block in FENCED.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line):
+                if re.match(r"\s*(\$ )?sm120kit ", part):
+                    yield re.split(r"\s{2,}|\s#", part.strip().removeprefix("$ "))[0]
+
+
+def options_of(path: list[str]) -> set[str] | None:
+    """The options of a command, or None if there is no such command."""
+    command: Any = typer.main.get_command(app)
+    options: set[str] = set()
+    for name in path:
+        context = typer.Context(command, info_name="sm120kit")
+        options |= {name for option in command.get_params(context) for name in (*option.opts, *option.secondary_opts)}
+        if not hasattr(command, "list_commands"):
+            break
+        subcommand = command.get_command(context, name)
+        if subcommand is None:
+            return None
+        command = subcommand
+    context = typer.Context(command, info_name="sm120kit")
+    return options | {name for option in command.get_params(context) for name in (*option.opts, *option.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page: Path) -> None:
+    for line in commands(page):
+        words = shlex.split(line)[1:]
+        known = options_of([word for word in words if not word.startswith("-")])
+        assert known is not None, f"{page.name}: there is no command {line}"
+        used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert used <= known, f"{page.name}: {line} has no option {', '.join(used - known)}"
+
+
+def test_architecture_page_names_existing_code() -> None:
+    """In table rows that link to a Python file, each `function()` is defined there, and each `Class` in some module."""
+    page = ROOT / "docs" / "architecture.md"
+    package = "".join(path.read_text() for path in (ROOT / "src" / "sm120kit").rglob("*.py"))
+    missing, count = [], 0
+    for row in re.findall(r"^\|.*\|$", page.read_text(), re.MULTILINE):
+        files = [(page.parent / path).resolve() for path, *_ in LINK.findall(row) if path.endswith(".py")]
+        for name, call in re.findall(r"`(\w+)(\(\))?`", row) if files else ():
+            text = "".join(path.read_text() for path in files) if call else package
+            count += 1
+            if not re.search(rf"^{'def' if call else 'class'} {name}\b", text, re.MULTILINE):
+                missing.append(f"{name}{call} in {', '.join(str(file.relative_to(ROOT)) for file in files)}")
+    assert not missing and count > 40
+
+
+class TestSite:
+    @pytest.fixture
+    def repository(self, tmp_path: Path) -> Path:
+        """A copy of all files that the site is generated from."""
+        root = tmp_path / "repository"
+        linked = {(page.parent / path).resolve() for page in PAGES for path, _ in links(page) if path}
+        others = {ROOT / name for name in ("ci/docs_source.py", "mkdocs.yml", "docs/receipt.schema.json", "docs/site.css")}
+        for path in {*PAGES, *linked, *others}:
+            (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, root / path.relative_to(ROOT))
+        return root
+
+    def collect(self, repository: Path) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, repository / "ci" / "docs_source.py", repository / "site"]
+        return subprocess.run(argv, capture_output=True, text=True)
+
+    def test_reference_pages_list_commands_and_exit_codes(self, repository: Path) -> None:
+        done = self.collect(repository)
+        assert done.returncode == 0, done.stderr
+        reference = (repository / "site" / "reference" / "cli.md").read_text()
+        assert "## `sm120kit build`" in reference and "### `sm120kit patch prove`" in reference
+        assert not re.search(r"^\* `[a-z-]+`: .*\.\.\.$", reference, re.MULTILINE), "a summary is truncated"
+        errors = (repository / "site" / "reference" / "errors.md").read_text()
+        codes = [int(code) for code in re.findall(r"^\| (\d+) \|", errors, re.MULTILINE)]
+        assert codes == sorted(set(codes)), "two errors have the same exit code"
+        assert {kind.exit_code for kind in Sm120kitError.__subclasses__()} < set(codes)
+
+    def test_links_are_rewritten_for_the_site(self, repository: Path) -> None:
+        (repository / "patches" / "evidence").mkdir()
+        (repository / "patches" / "evidence" / "a.json").write_text("{}")
+        with (repository / "docs" / "bench.md").open("a") as page:
+            page.write(
+                "\n[p](../patches/README.md#series) [e](../patches/evidence/a.json) [r](../README.md)\n```\n[x](y.md)\n```\n"
+            )
+        done = self.collect(repository)
+        assert done.returncode == 0, done.stderr
+        text = (repository / "site" / "bench.md").read_text()
+        assert "[p](patches.md#series) [e](files/patches/evidence/a.json) [r](index.md)" in text
+        assert (repository / "site" / "files" / "patches" / "evidence" / "a.json").read_text() == "{}"
+
+    def test_broken_links_and_navigation_are_reported(self, repository: Path) -> None:
+        (repository / "docs" / "extra.md").write_text("# Extra\n\n![a picture](nowhere.png)\n")
+        (repository / "docs" / "kld.md").unlink()
+        done = self.collect(repository)
+        assert done.returncode == 1
+        assert "docs/extra.md:3: there is no file nowhere.png" in done.stderr
+        assert "mkdocs.yml: nav lacks extra.md" in done.stderr
+        assert "mkdocs.yml: nav lists kld.md, which does not exist" in done.stderr

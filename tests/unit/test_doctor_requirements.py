@@ -1,0 +1,105 @@
+"""Requirements of configurations, checked on synthetic hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import synthetic_hosts
+from typer.testing import CliRunner
+
+from sm120kit.cli import app
+from sm120kit.core.errors import UnknownName
+from sm120kit.hosts import doctor
+from sm120kit.hosts.doctor import CHECKS, Impact, Status
+from sm120kit.hosts.facts import Host, probe
+from sm120kit.recipes import configurations
+from sm120kit.recipes.configurations import Configuration
+
+ONE, TWO, EIGHT = "qwen3.5-27b-fp8-1x-rtx-pro-6000", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000", "glm-5-nvfp4-8x-rtx-pro-6000"
+SPARK = "qwen3.5-122b-int4-1x-dgx-spark"
+OK, BREAKS, SLOWS, MINOR = Status.OK, Impact.BREAKS, Impact.SLOWS, Impact.MINOR
+SKIP, UNKNOWN = Status.NOT_APPLICABLE, Status.UNKNOWN
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Host]:
+    root = tmp_path_factory.mktemp("hosts")
+    return {name: probe(synthetic_hosts.build(name, root / name)) for name in synthetic_hosts.HOSTS}
+
+
+def findings_by_check(host: Host, configuration: Configuration) -> dict[str, doctor.Finding]:
+    return {finding.check: finding for finding in doctor.diagnose(host, doctor.checks_for(configuration))}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "expected"),
+    [
+        # gpus, memory, shm, ulimits, host
+        (TWO, "node-forced", (OK, OK, SKIP, SKIP, OK)),
+        (TWO, "node-pair", (OK, OK, SKIP, SKIP, BREAKS)),
+        (TWO, "x4-link", (BREAKS, OK, SKIP, SKIP, OK)),
+        (TWO, "wsl2", (MINOR, BREAKS, SKIP, SKIP, OK)),
+        (TWO, "no-gpu", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
+        (TWO, "closed-module", (OK, UNKNOWN, SKIP, SKIP, UNKNOWN)),
+        (TWO, "container", (MINOR, BREAKS, BREAKS, BREAKS, OK)),
+        (EIGHT, "tuned", (OK, OK, OK, OK, OK)),
+        (EIGHT, "node-forced", (BREAKS, OK, SKIP, SKIP, OK)),
+        (SPARK, "gb10-ready", (OK, OK, SKIP, SKIP, SKIP)),
+        (SPARK, "node-forced", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
+        (ONE, "gb10-ready", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
+        (ONE, "geforce-patched", (MINOR, BREAKS, SKIP, SKIP, SKIP)),
+    ],
+)
+def test_requirements(config: str, name: str, expected: tuple[object, ...], hosts: dict[str, Host]) -> None:
+    by_check = findings_by_check(hosts[name], configurations.load(config))
+    findings = [by_check[f"config-{topic}"] for topic in ("gpus", "memory", "shm", "ulimits", "host")]
+    statuses = tuple(finding.verdict.impact or finding.status for finding in findings)
+    assert statuses == expected, [finding.verdict.fact for finding in findings]
+    for finding in findings:
+        diagnosis = finding.verdict
+        assert diagnosis.fact and finding.source.endswith(f"{config}.toml")
+        assert finding.status is not Status.PROBLEM or (diagnosis.cause and diagnosis.consequence and diagnosis.fix)
+
+
+def test_configuration_with_ipc_host_requires_shm_of_the_host(hosts: dict[str, Host]) -> None:
+    configuration = configurations.load(SPARK)
+    shared = configuration.model_copy(update={"container": configuration.container.model_copy(update={"ipc_host": True})})
+    assert findings_by_check(hosts["gb10-ready"], shared)["config-shm"].status is OK
+
+
+def test_minor_finding_is_a_problem_only_for_required_checks(hosts: dict[str, Host]) -> None:
+    host, configuration = hosts["node-forced"], configurations.load(TWO)
+    no_persistence = replace(host, gpus=tuple(replace(gpu, persistence=False) for gpu in host.gpus))
+    assert findings_by_check(no_persistence, configuration)["persistence"].verdict.impact is Impact.MINOR
+    assert findings_by_check(no_persistence, configuration)["config-host"].verdict.impact is Impact.SLOWS
+    assert doctor.fit(doctor.diagnose(host, doctor.checks_for(configuration)))
+    assert not doctor.fit(doctor.diagnose(no_persistence, doctor.checks_for(configuration)))
+    without = configuration.model_copy(update={"host": ()})
+    assert doctor.fit(doctor.diagnose(no_persistence, doctor.checks_for(without)))
+
+
+def test_configuration_for_one_gpu_skips_peer_checks(hosts: dict[str, Host]) -> None:
+    host = hosts["node-pair"]
+    assert findings_by_check(host, configurations.load(TWO))["iommu"].status is Status.PROBLEM
+    assert findings_by_check(host, configurations.load(ONE))["iommu"].verdict.fact == "the configuration uses one GPU"
+
+
+def test_configurations_require_existing_checks() -> None:
+    for name in configurations.names():
+        assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 5
+    configuration = configurations.load(TWO).model_copy(update={"host": ("iomu",)})
+    with pytest.raises(UnknownName, match="'iomu'"):
+        doctor.checks_for(configuration)
+
+
+@pytest.mark.parametrize(("config", "code"), [(TWO, 0), (EIGHT, 1), ("qwen3.5-122b-nvfp4-2x-rtx-pro-600", 10)])
+def test_command_line(config: str, code: int, tmp_path: Path) -> None:
+    root = synthetic_hosts.build("node-forced", tmp_path / "host")
+    result = CliRunner().invoke(app, ["doctor", config, "--root", str(root)])
+    if code == 10:
+        assert isinstance(result.exception, UnknownName) and "did you mean" in result.exception.message
+        return
+    assert result.exit_code == code
+    assert result.output.rstrip().splitlines()[-1].startswith(f"{'fit' if code == 0 else 'not fit'} for {config}: ")

@@ -1,0 +1,148 @@
+"""Exit codes and messages for signals, operating system errors, and standard output that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120kit.cli import entry
+from sm120kit.core.errors import NotEnoughDisk, Sm120kitError, SystemRefused, Unreadable
+
+PROGRAM = """
+import sys, tempfile, time
+from sm120kit.cli import entry
+
+def command():
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        print("ready", flush=True)
+        time.sleep(30)
+
+sys.exit(entry.run(command))
+"""
+
+
+def start(directory: Path, ignored: int | None = None) -> subprocess.Popen[str]:
+    """Start a command with a temporary directory in ``directory`` and with the signal ``ignored`` ignored."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: [
+            signal.signal(kind, signal.SIG_IGN if kind == ignored else signal.SIG_DFL)
+            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ],
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("SIGINT", "interrupted"), ("SIGTERM", "ended by SIGTERM"), ("SIGHUP", "SIGHUP")]
+)
+def test_signal_removes_temporary_files(kind: str, message: str, tmp_path: Path) -> None:
+    child = start(tmp_path)
+    number = signal.Signals[kind]
+    child.send_signal(number)
+    child.send_signal(number)  # as timeout(1) does
+    _, err = child.communicate(timeout=20)
+    assert child.returncode == 128 + number
+    assert message in err and "hint:" in err and "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGHUP])
+def test_signal_ignored_at_start_stays_ignored(kind: signal.Signals, tmp_path: Path) -> None:
+    child = start(tmp_path, kind)
+    child.send_signal(kind)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=0.5)
+    child.terminate()
+    assert child.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+SHELL = {
+    "a full device": ("> /dev/full", 99, "cannot write to standard output: No space left on device"),
+    "closed": (">&-", 99, "cannot write to standard output: Bad file descriptor"),
+    "all closed": (">&- 2>&- <&-", 99, ""),
+    "a reader that ended": ("|", 141, ""),
+    "errors to a full device": ("2> /dev/full > /dev/null", 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", SHELL)
+@pytest.mark.parametrize("command", ["--help", "recipe list"])
+def test_standard_output_unwritable(case: str, command: str, tmp_path: Path) -> None:
+    redirection, code, message = SHELL[case]
+    program = "import time; from pathlib import Path\nfrom sm120kit.cli import main\n"
+    program += "while not Path('go').exists(): time.sleep(0.01)\nmain()"  # with a reader: wait until it has ended
+    run = f'"$0" -c "$1" {command} {"" if "2>" in redirection else "2> errors"}'
+    line = f"({run} {redirection}; echo $? > code)"
+    if "|" in redirection:
+        line = f"({run}; echo $? > code) | (exec < /dev/null; touch go)"
+    else:
+        (tmp_path / "go").touch()
+    subprocess.run(["/bin/sh", "-c", line, sys.executable, program], cwd=tmp_path, check=True, timeout=60)
+    errors = (tmp_path / "errors").read_text() if (tmp_path / "errors").exists() else ""
+    assert int((tmp_path / "code").read_text()) == code, errors
+    assert message in errors and bool(errors) == bool(message) and "Traceback" not in errors
+
+
+def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        print("a line")
+        raise SystemRefused("a failure", "a remedy")
+
+    assert entry.run(command) == 97
+    out, err = capfd.readouterr()
+    assert out == "a line\n" and err == "error: a failure\nhint: a remedy\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/a/file"), SystemRefused, "/a/file: Permission denied"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), SystemRefused, "File name too long"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a/file"), NotEnoughDisk, "/a/file: No space left on device"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "/a", None, "/b"), SystemRefused, "/a, /b: Invalid cross-device"),
+        (ConnectionResetError(), SystemRefused, "ConnectionResetError"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Unreadable, "byte 0xff"),
+        (RecursionError("maximum recursion depth exceeded"), Unreadable, "nested too deeply"),
+    ],
+)
+def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], message: str) -> None:
+    error = entry.explained(failure)
+    assert type(error) is kind and message in error.message and error.hint
+
+
+def test_bug_keeps_its_traceback() -> None:
+    def command() -> None:
+        raise TypeError("a bug")
+
+    with pytest.raises(TypeError):
+        entry.run(command)
+
+
+def test_traceback_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command() -> None:
+        raise ConnectionResetError
+
+    assert entry.run(command) == 97
+    monkeypatch.setenv("SM120KIT_TRACEBACK", "1")
+    with pytest.raises(ConnectionResetError):
+        entry.run(command)
+
+
+def test_current_directory_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as refused:
+        Path.cwd()
+    assert "current directory no longer exists" in entry.explained(refused.value).message

@@ -1,0 +1,98 @@
+"""Heartbeat lines: the current activity is printed in a pipe after a while without other output."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sm120kit.core import console, heartbeat
+
+BEGIN = """
+import sys, time
+from sm120kit.core import console, heartbeat, process, reporting
+heartbeat.SILENT_SECONDS, heartbeat.LONG_SECONDS = 0.2, 0.1
+console.quiet = "-q" in sys.argv
+with console.heartbeat(), reporting.use(console):
+"""
+BODIES = {
+    "step": ("    with console.step('resolving'): time.sleep(2)", ["resolving\n", "resolving: "]),
+    "program": ("    console.info('generating')\n    process.run(['/bin/sleep', '2'])", ["generating\n", "generating: "]),
+    "progress": (
+        "    with console.progress() as display:\n"
+        "        display.advance(display.add_task('tiles', total=3), 1)\n        time.sleep(2)",
+        ["tiles: 1 of 3, "],
+    ),
+    "transfer": (
+        "    with console.progress(transfer=True) as display:\n"
+        "        display.advance(display.add_task('wheel', total=3e9), 1e9)\n        time.sleep(2)",
+        ["wheel: 1,000 of 3,000 MB, "],
+    ),
+    "wait": ("    with console.working('inspecting'): time.sleep(2)", ["inspecting: "]),
+    "status": ("    with console.status() as show:\n        show('starting')\n        time.sleep(2)", ["starting\n"]),
+    "nothing": ("    console.info('serving')\n    time.sleep(2)", ["serving\n"]),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_line_in_pipe(name: str) -> None:
+    body, expected = BODIES[name]
+    done = subprocess.run([sys.executable, "-c", BEGIN + body], capture_output=True, text=True, check=True)
+    for text in expected:
+        assert text in done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 if name in ("status", "nothing") else 1 <= len(lines) <= 12, "a status that stays is printed once"
+    assert done.stdout == ""
+
+
+def test_no_line_with_quiet() -> None:
+    argv = [sys.executable, "-c", BEGIN + BODIES["step"][0], "-q"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_no_line_on_terminal() -> None:
+    parent, child = pty.openpty()
+    body = BODIES["step"][0]
+    done = subprocess.Popen([sys.executable, "-c", BEGIN + body], stdin=child, stdout=child, stderr=child)
+    os.close(child)
+    with os.fdopen(parent, "rb") as stream, pytest.raises(OSError, match="Input/output error"):
+        assert stream.read(1) == b""
+    assert done.wait() == 0
+
+
+def test_no_line_for_short_activity_or_after_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lines = heartbeat.Heartbeat()
+    lines.printed("serving\nsecond line")
+    now = 4000.0
+    with lines.during():
+        now += 1
+        assert lines.line() == ""
+        now += heartbeat.LONG_SECONDS
+        assert lines.line() == "serving: 3906 s"
+        now += heartbeat.SILENT_SECONDS - 1
+        assert lines.line() == ""
+    now += 100
+    assert lines.line() == ""
+
+
+def test_messages_and_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(console._heartbeat, "printed", printed.append)
+    console.info("message")
+    with console.step("step"):
+        pass
+    assert printed == ["message", "step"]
+
+
+def test_elapsed_time_begins_with_the_command_where_nothing_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "LONG_SECONDS", 0)
+    monkeypatch.setattr(heartbeat.time, "monotonic", iter([20446.0, 20446.5, 20450.0]).__next__)
+    activities = heartbeat.Heartbeat()
+    with activities.during():
+        assert activities.line() == "running: 4 s"

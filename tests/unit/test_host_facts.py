@@ -1,0 +1,211 @@
+"""Facts of synthetic hosts: values, recordings and redaction. Invalid content of a file does not affect other facts."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import synthetic_hosts
+
+from sm120kit.core.errors import HostUnreadable
+from sm120kit.hosts import doctor
+from sm120kit.hosts.facts import nvidia, pci, probe
+from sm120kit.hosts.facts.reader import HostReader
+from sm120kit.hosts.facts.records import ErrorCounters, Link
+
+NAMES = sorted(synthetic_hosts.HOSTS)
+
+
+def test_gpus_below_a_pcie_switch(tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build("pix-pair", tmp_path))
+    assert [gpu.bus for gpu in host.gpus] == ["0000:03:00.0", "0000:04:00.0"]
+    first = host.gpus[0]
+    assert first.root_complex == "pci0000:00" and first.bridges == ("0000:00:01.1", "0000:01:00.0", "0000:02:00.0")
+    assert first.link == Link(16, 16, 32.0, 32.0, False) and first.errors == ErrorCounters(0, 0, 0)
+    assert (first.aperture_mib, first.memory_mib, first.iommu, first.driver) == (131072, 97887, "identity", "nvidia")
+    assert host.bridge("0000:02:01.0").acs == 0x1D
+    assert [(pair.kind, pair.said, pair.granted) for pair in host.pairs] == [("PIX", "PIX", "OK")]
+    assert host.driver.registry == {} and host.driver.open_module and host.driver.version == "580.126.09"
+    assert host.command_line is not None and "iommu=pt" in host.command_line
+
+
+def test_unreadable_fact_is_none_with_the_reason(tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build("closed-module", tmp_path))
+    assert host.gpus[0].temperature is None and host.gpus[0].name == synthetic_hosts.PRO and host.gpus[0].aperture_mib == 131072
+    assert host.unread["nvidia-smi-q.xml"] == "No such file or directory"
+    assert host.missing_reason("/nowhere", "nvidia-smi-q.xml") == "nvidia-smi -q -x: No such file or directory"
+    assert host.missing_reason("/nowhere") == "/nowhere: no such value"
+
+
+def test_configuration_space_without_root(tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build("pix-forced", tmp_path))
+    assert host.bridges[0].has_acs is None and host.bridges[0].link.aspm is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_has_same_facts_and_no_secret(name: str, tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build(name, tmp_path / "host"), tmp_path / "record")
+    recorded = probe(tmp_path / "record")
+    assert replace(recorded, unread={}) == replace(host, unread={})
+    assert [finding.verdict for finding in doctor.diagnose(recorded)] == [finding.verdict for finding in doctor.diagnose(host)]
+    kept = [path.read_bytes() for path in (tmp_path / "record").rglob("*") if path.is_file()]
+    assert kept and not any(b"hunter2" in content for content in kept)
+    assert "hunter2" not in repr(host)
+
+
+def test_recording_to_existing_directory_is_refused(tmp_path: Path) -> None:
+    root = synthetic_hosts.build("no-gpu", tmp_path / "host")
+    with pytest.raises(HostUnreadable, match="cannot record"):
+        probe(root, tmp_path)
+
+
+def test_recording_keeps_chains_of_links(tmp_path: Path) -> None:
+    """As in CUDA's compatibility libraries: ``libcuda.so`` -> ``libcuda.so.1`` -> the file of a version."""
+    local, record = tmp_path / "host" / "usr" / "local", tmp_path / "record"
+    (local / "cuda-13.0" / "compat").mkdir(parents=True)
+    (local / "cuda-13.0" / "compat" / "libcuda.so.580.95.05").touch()
+    for name, link in {
+        "cuda": "cuda-13",
+        "cuda-13": "../local/cuda-13.0",
+        "cuda-13.0/compat/libcuda.so": "libcuda.so.1",
+        "cuda-13.0/compat/libcuda.so.1": "libcuda.so.580.95.05",
+        "cuda-13.0/compat/libcuda.so.9": "libcuda.so.9",
+    }.items():
+        (local / name).symlink_to(link)
+    pattern = "/usr/local/cuda*/compat/libcuda.so*"
+    paths = HostReader(tmp_path / "host", record).glob(pattern)
+    assert len(paths) == 12 and HostReader(record).glob(pattern) == paths
+    assert (record / "usr/local/cuda/compat/libcuda.so").resolve().name == "libcuda.so.580.95.05"
+
+
+def test_environment_is_redacted(tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build("neglected", tmp_path))
+    assert host.names == ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "VLLM_API_KEY")
+    assert host.environment.keys() == {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF"}
+
+
+@pytest.mark.parametrize("absent", ["proc", "sys"])
+def test_host_without_proc_or_sys_is_refused(absent: str, tmp_path: Path) -> None:
+    root = synthetic_hosts.build("no-gpu", tmp_path)
+    (root / absent).rename(root / "elsewhere")
+    with pytest.raises(HostUnreadable, match=absent):
+        probe(root)
+    with pytest.raises(HostUnreadable):
+        probe(tmp_path / "nowhere")
+
+
+def test_proc_sys_of_this_machine_is_readable() -> None:
+    assert HostReader(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\x00\xfe", b"-1", b"N/A\n", b"0x" * 40, b"<a>", b"[1]", b"9" * 30])
+def test_invalid_content_of_every_file(garbage: bytes, tmp_path: Path) -> None:
+    root = synthetic_hosts.build("neglected", tmp_path)
+    files = [path for path in root.rglob("*") if path.is_file() and path.name not in ("vendor", "class")]
+    for path in files:
+        path.write_bytes(garbage)
+    assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS)
+
+
+def test_invalid_or_missing_single_file(tmp_path: Path) -> None:
+    root = synthetic_hosts.build("x4-link", tmp_path)
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        path.write_bytes(b"\x01 garbage \xff")
+        assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS), path
+        path.unlink()
+        assert len(doctor.diagnose(probe(root))) == len(doctor.CHECKS), path
+        path.write_bytes(content)
+
+
+def test_virtual_machine_is_detected_by_cpu_or_board(tmp_path: Path) -> None:
+    root = synthetic_hosts.build("no-gpu", tmp_path)
+    assert probe(root).virtual == ""
+    (root / "proc/cpuinfo").write_text("flags\t: fpu hypervisor sse\n")
+    assert probe(root).virtual == "WS WRX90E-SAGE"
+    (root / "sys/class/dmi/id/product_name").unlink()
+    (root / "sys/class/dmi/id/sys_vendor").unlink()
+    assert probe(root).virtual == "unnamed hypervisor"
+    (root / "proc/cpuinfo").unlink()
+    assert probe(root).virtual is None
+
+
+A, B, C = "0000:00:01.1", "0000:01:00.0", "0000:02:00.0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("PIX", ("pci0000:00", (A, B, "x"), 0), ("pci0000:00", (A, B, "y"), 0)),
+        ("PIX", ("pci0000:00", (A,), 0), ("pci0000:00", (A,), 0)),
+        ("PXB", ("pci0000:00", (A, B, C, "x", "z"), 0), ("pci0000:00", (A, B, "y"), 0)),
+        ("PXB", ("pci0000:00", (A, B, "x", "v", "w"), 0), ("pci0000:00", (A, B, "y", "t", "u"), 1)),
+        ("PXB", ("pci0000:00", (A, B, "x", "v"), 0), ("pci0000:00", (A, B, "y"), 0)),
+        ("PHB", ("pci0000:00", (A,), 0), ("pci0000:00", ("0000:00:03.1",), 0)),
+        ("PHB", ("pci0000:00", (), 0), ("pci0000:00", (), 0)),
+        ("NODE", ("pci0000:00", (A,), 1), ("pci0000:40", ("0000:40:01.1",), 1)),
+        ("SYS", ("pci0000:00", (A,), 0), ("pci0000:80", ("0000:80:01.1",), 1)),
+        (None, ("pci0000:00", (A,), None), ("pci0000:80", ("0000:80:01.1",), 1)),
+    ],
+)
+def test_topology_classes(
+    kind: str | None, first: tuple[str, tuple[str, ...], int | None], second: tuple[str, tuple[str, ...], int | None]
+) -> None:
+    assert pci.topology(first, second) == pci.topology(second, first) == kind
+
+
+def space(*capabilities: tuple[int, int, int, int]) -> bytes:
+    """Configuration space with extended capabilities: (offset, id, next, word at +6)."""
+    content = bytearray(4096)
+    for offset, identifier, following, word in capabilities:
+        struct.pack_into("<IHH", content, offset, identifier | 1 << 16 | following << 20, 0, word)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (space((0x100, 0x000D, 0, 0x1D)), (True, 0x1D)),
+        (space((0x100, 0x0001, 0x148, 0), (0x148, 0x0019, 0x2A0, 0), (0x2A0, 0x000D, 0, 0x11)), (True, 0x11)),
+        (space((0x100, 0x0001, 0, 0)), (False, None)),
+        (space((0x100, 0x0001, 0x100, 0)), (False, None)),  # a cyclic list
+        (space((0x100, 0x0001, 0xFFC, 0)), (False, None)),  # an element beyond the end
+        (bytes(64), (None, None)),
+        (bytes(256), (None, None)),
+        (b"", (None, None)),
+    ],
+)
+def test_acs_in_configuration_space(content: bytes, expected: tuple[bool | None, int | None]) -> None:
+    assert pci.acs(content) == expected
+
+
+def test_topology_matrix_with_other_devices() -> None:
+    text = "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNODE\tPHB\t0-31\t0\tN/A\n"
+    text += "GPU1\tNODE\t X \tSYS\t0-31\t0\tN/A\nNIC0\tPHB\tSYS\t X \t\t\n\nLegend:\n\n  X    = Self\n"
+    assert nvidia.matrix(text) == {(0, 0): "X", (0, 1): "NODE", (1, 0): "NODE", (1, 1): "X"}
+    assert nvidia.matrix(None) == nvidia.matrix("Failed to initialize NVML") == {}
+
+
+def test_element_names_of_older_drivers(tmp_path: Path) -> None:
+    root = synthetic_hosts.build("neglected", tmp_path)
+    file = root / "commands" / "nvidia-smi-q.xml"
+    text = (
+        file.read_text()
+        .replace("clocks_event_reason", "clocks_throttle_reason")
+        .replace("gpu_power_readings", "power_readings")
+    )
+    file.write_text(text.replace("current_power_limit", "power_limit"))
+    gpu = probe(root).gpus[0]
+    assert gpu.active == ("hw_power_brake_slowdown", "sw_power_cap") and (gpu.power_limit, gpu.power_max) == (300, 600)
+
+
+def test_registry_keys() -> None:
+    assert nvidia.registry('X: 1\nRegistryDwords: "ForceP2P=0x11; RMForceP2PType=1;"\n') == {
+        "ForceP2P": "0x11",
+        "RMForceP2PType": "1",
+    }
+    assert nvidia.registry('RegistryDwords: ""\n') == {}
+    assert nvidia.registry('RegistryDwordsPerDevice: "a=1"\n') is None and nvidia.registry(None) is None

@@ -1,0 +1,377 @@
+"""Editing a series: no edit is lost, whatever the series, the directory or a commit message contain."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from patch_series import (
+    BASE,
+    BUILDER,
+    CUTLASS,
+    KERNEL,
+    LAUNCHER,
+    RECIPE,
+    TRAILERS,
+    VERSION_H,
+    PatchDirectory,
+    changed,
+    checkout_of,
+    export_edits,
+    git_in,
+    inside,
+    patch_text,
+    text_at,
+    two_projects,
+    version_h,
+)
+
+from sm120kit import patches
+from sm120kit.core.errors import BadPatch, EditMismatch, PatchOverwritten, UnknownName
+from sm120kit.patches.records import PatchedTree
+
+HEADER = f"{CUTLASS}/include/cutlass/arch.h"
+FILES = {**BASE, HEADER: KERNEL}
+
+
+@pytest.fixture
+def patch_dir(tmp_path: Path) -> PatchDirectory:
+    return PatchDirectory(tmp_path)
+
+
+def three_files(patch_dir: PatchDirectory) -> bytes:
+    """A patch with a section for each of three files, in this order: arch.h, builder.inl, new.h."""
+    change: dict[str, str | None] = {
+        HEADER: changed(KERNEL, 10, "ten\n"),
+        BUILDER: changed(KERNEL, 10, "ten\n"),
+        f"{CUTLASS}/include/cutlass/new.h": "new\n",
+    }
+    return patch_text(patch_dir.diff(FILES, change))
+
+
+SECTION = b"diff --git a/include/cutlass/builder.inl"
+UNPARSED = {
+    "rename": (SECTION, b"diff --git a/a b/a\nsimilarity index 100%\nrename from a\nrename to c\n" + SECTION),
+    "binary": (SECTION, b"diff --git a/a b/a\nindex 1..2 100644\nBinary files a/a and b/a differ\n" + SECTION),
+    "two commits": (SECTION, b"-- \n2.39.5\n\nFrom " + b"1" * 40 + b" Mon Sep 17 00:00:00 2001\nSubject: more\n\n" + SECTION),
+    "text after signature": (SECTION, b"-- \n2.39.5\n\n" + SECTION),
+    "wrong counts": (b"@@ -7,7 +7,7 @@", b"@@ -7,5 +7,5 @@"),
+    "blank context line": (b"\n line 9\n", b"\n\n line 9\n"),
+    "junk between sections": (SECTION, b"Index: builder.inl\n=======\n" + SECTION),
+    "trailers below a dashed line": (b"\nApplies-To", b"---\n\nApplies-To"),
+}
+
+
+@pytest.mark.parametrize("problem", UNPARSED)
+def test_fix_does_not_write_a_file_with_an_unparsed_diff(patch_dir: PatchDirectory, problem: str) -> None:
+    """A file is rewritten only if nothing of its diff would be left out, even if its header is not in normal form."""
+    old, new = UNPARSED[problem]
+    content = three_files(patch_dir)
+    assert old in content
+    content = content.replace(old, new, 1).replace(b"From 0000", b"From 1111")
+    file = patch_dir.put("first", content)
+    assert patches.fix(patch_dir.root) == []
+    assert file.read_bytes() == content
+    assert patches.lint(patch_dir.root) != []
+
+
+NEWER = {**BASE, BUILDER: changed(KERNEL, 9, "nine\n"), VERSION_H: version_h("4.5.0")}
+"""The files of a version to which a patch of line 10 of builder.inl does not apply."""
+
+
+def edited(patch_dir: PatchDirectory, clone: Path, files: dict[str, str] = BASE, version: str = "4.2.1") -> PatchedTree:
+    """A directory of ``patches.edit`` with the present series on some files."""
+    checkout = checkout_of(clone.with_name(f"{clone.name}-repository"), files, "0.6.6" if files is BASE else "0.7.2")
+    tree = patches.apply(checkout, inside(version), patch_dir.root, patch_dir.overrides)
+    patches.edit(tree, clone, f"flashinfer-{checkout.pin.version}")
+    return tree
+
+
+def contents(root: Path) -> dict[str, str]:
+    """Every file below the patch directory, hidden files too."""
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def message(subject: str, project: str = "flashinfer", versions: str = "==0.6.6") -> str:
+    return f"{subject}\n\nBecause.\n\n{TRAILERS.format(project=project, versions=versions)}"
+
+
+def commit_change(clone: Path, path: str, text: str, text_of_message: str) -> None:
+    (clone / path).parent.mkdir(parents=True, exist_ok=True)
+    (clone / path).write_text(text)
+    git_in(clone, "add", path)
+    git_in(clone, "commit", "-q", "-m", text_of_message)
+
+
+def test_export_refuses_another_recipe(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    patch_dir.put("first--4.5", patch_text(patch_dir.edit(BUILDER, 10, "ten\n", NEWER), versions=">=4.5"))
+    before = contents(patch_dir.root)
+    tree = edited(patch_dir, tmp_path / "clone")
+    other = checkout_of(tmp_path / "other", NEWER, "0.7.2")
+    with pytest.raises(
+        EditMismatch, match=r"clone was made from recipe flashinfer-0\.6\.6, not from flashinfer-0\.7\.2"
+    ) as error:
+        export_edits(tmp_path / "clone", other, patch_dir.root, "4.5.0")
+    assert error.value.hint == f"sm120kit patch export flashinfer-0.6.6 --from {tmp_path / 'clone'}"
+    with pytest.raises(EditMismatch, match=r"other sources than those that recipe flashinfer-0\.6\.6 pins"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.2.2")
+    assert contents(patch_dir.root) == before
+    assert export_edits(tmp_path / "clone", tree.checkout, patch_dir.root) == []
+
+
+def test_record_of_an_edit_directory_is_read_without_its_settings(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """Included files are not read, and a link or pipe is not opened."""
+    two_projects(patch_dir)
+    tree = edited(patch_dir, tmp_path / "clone")
+    config = tmp_path / "clone/.git/config"
+    text = config.read_text()
+    (tmp_path / "included").write_text(text[text.index("[sm120kit]") :])
+    without = text[: text.index("[sm120kit]")]
+    config.write_text(f"{without}[include]\n\tpath = {tmp_path / 'included'}\n")
+    with pytest.raises(EditMismatch, match="not made by"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+    config.unlink()
+    config.symlink_to(tmp_path / "included")
+    with pytest.raises(EditMismatch, match="not made by"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(EditMismatch, match="not made by"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+
+
+def test_recipe_file_with_special_characters_is_recorded(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    checkout = checkout_of(tmp_path / "r", BASE)
+    tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    recipe = 'a "b"\\n\tc\nd;#.toml'
+    patches.edit(tree, tmp_path / "clone", recipe)
+    with pytest.raises(EditMismatch) as error:
+        patches.export_edits(tmp_path / "clone", RECIPE, checkout.pin, inside("4.2.2"), patch_dir.root)
+    assert f"made from recipe {recipe}, not" in error.value.message
+
+
+def test_export_refuses_a_series_that_changed(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    clone, new = tmp_path / "clone", tmp_path / "new"
+    tree = edited(patch_dir, clone)
+    commit_change(clone, LAUNCHER, changed(changed(KERNEL, 3, "three\n"), 20, "mine\n"), message("launcher: mine"))
+    below = {**BASE, BUILDER: changed(changed(KERNEL, 10, "ten\n"), 11, "eleven\n")}
+    added = patch_dir.put("added", patch_text(patch_dir.edit(BUILDER, 25, "x\n", below), subject="builder: added"))
+    third = patch_dir.root / "flashinfer/third.patch"
+    third.write_bytes(third.read_bytes().replace(b"Why it exists.", b"Why it still exists."))
+    before = contents(patch_dir.root)
+    with pytest.raises(EditMismatch) as error:
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert error.value.message.splitlines()[1:] == ["  cutlass/added was added", "  flashinfer/third was changed"]
+    assert contents(patch_dir.root) == before
+    assert error.value.hint.startswith(
+        f"sm120kit patch edit {RECIPE} --into NEW; in NEW: git fetch {clone} && git cherry-pick "
+    )
+    again = edited(patch_dir, new)
+    for command in error.value.hint.partition("; in NEW: ")[2].partition(";")[0].split(" && "):
+        git_in(new, *command.split()[1:])
+    assert {path.name for path in export_edits(new, again.checkout, patch_dir.root)} == {"launcher-mine.patch", "series"}
+    assert added.is_file()
+    assert b"still exists" in third.read_bytes()
+
+
+def test_export_refuses_another_order_and_a_removed_patch(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n")))
+    patch_dir.put("second", patch_text(patch_dir.edit(BUILDER, 25, "x\n"), subject="builder: more"))
+    tree = edited(patch_dir, tmp_path / "clone")
+    series = patch_dir.root / "cutlass/series"
+    series.write_text("second\nfirst\n")
+    with pytest.raises(EditMismatch, match="the order of the patches was changed"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+    series.write_text("first\n")
+    (patch_dir.root / "cutlass/second.patch").unlink()
+    with pytest.raises(EditMismatch, match="cutlass/second was removed"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+
+
+def test_export_twice_and_from_another_branch(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """The directory stays usable after an export; another HEAD would remove the patches above it."""
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    for number in (20, 25):
+        text = (clone / LAUNCHER).read_text()
+        commit_change(clone, LAUNCHER, changed(text, number, "mine\n"), message(f"launcher: line {number}"))
+        wrote = export_edits(clone, tree.checkout, patch_dir.root)
+        assert {path.name for path in wrote} == {f"launcher-line-{number}.patch", "series"}
+    for arguments in (("--detach", "HEAD~2"), ("-c", "topic")):
+        git_in(clone, "switch", "-q", *arguments)
+        with pytest.raises(BadPatch, match=r"HEAD of .* is not branch series") as error:
+            export_edits(clone, tree.checkout, patch_dir.root)
+        assert "git switch series" in error.value.hint
+
+
+def ported(patch_dir: PatchDirectory, clone: Path, versions: str) -> PatchedTree:
+    """A directory for CUTLASS 4.5.0 with the commit of the patch for 4.2 on top, its conflict resolved."""
+    patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n")))
+    tree = edited(patch_dir, clone, NEWER, "4.5.0")
+    text = message("builder: count", "cutlass", versions) + "Patch: cutlass/first\n"
+    commit_change(clone, BUILDER, changed(NEWER[BUILDER], 10, "ten\n"), text)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [(">=4.2,<4.4.2", "Applies-To: cutlass ==4.5.0\n"), (">=4.5,<4.6", "Applies-To: cutlass >=4.5,<4.6\n")],
+)
+def test_ported_commit_becomes_a_variant(patch_dir: PatchDirectory, tmp_path: Path, versions: str, expected: str) -> None:
+    tree = ported(patch_dir, tmp_path / "clone", versions)
+    first = patch_dir.root / "cutlass/first.patch"
+    before = first.read_bytes()
+    wrote = export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0")
+    assert {path.name for path in wrote} == {"first--4.5.0.patch", "series"}
+    assert first.read_bytes() == before
+    assert expected in (patch_dir.root / "cutlass/first--4.5.0.patch").read_text()
+    assert patches.lint(patch_dir.root) == []
+    again = patches.apply(tree.checkout, inside("4.5.0"), patch_dir.root, patch_dir.overrides)
+    assert text_at(again, BUILDER) == (tmp_path / "clone" / BUILDER).read_text()
+    assert export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0") == [], "an export without edits"
+
+
+def test_ported_commit_for_both_versions_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    tree = ported(patch_dir, tmp_path / "clone", ">=4.2,<4.6")
+    before = contents(patch_dir.root)
+    with pytest.raises(PatchOverwritten, match=r"cutlass/first is for cutlass 4\.2 already") as error:
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0")
+    assert "--overwrite cutlass/first" in error.value.hint
+    assert contents(patch_dir.root) == before
+    with pytest.raises(UnknownName, match="no patch cutlass/fist"):
+        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0", ("cutlass/fist",))
+    wrote = export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0", ("cutlass/first",))
+    assert [path.name for path in wrote] == ["first.patch"]
+
+
+def test_narrowed_patch_with_another_diff_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """The commit of a patch for two versions, adapted to one of them, would leave the other without the patch."""
+    patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 20, "x\n"), versions=">=4.2,<4.6"))
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone, NEWER, "4.5.0")
+    (clone / BUILDER).write_text(changed(NEWER[BUILDER], 20, "y\n"))
+    narrowed = message("builder: count", "cutlass", ">=4.5,<4.6") + "Patch: cutlass/first\n"
+    git_in(clone, "commit", "-qa", "--amend", "-m", narrowed)
+    with pytest.raises(PatchOverwritten, match=r"excludes cutlass 4\.2, which loses it") as error:
+        export_edits(clone, tree.checkout, patch_dir.root, "4.5.0")
+    assert "--overwrite cutlass/first" in error.value.hint
+    git_in(clone, "commit", "-qa", "--amend", "-m", narrowed.replace(">=4.5,<4.6", "<4.5"))
+    with pytest.raises(BadPatch, match=r"is for cutlass <4\.5, which excludes cutlass 4\.5\.0"):
+        export_edits(clone, tree.checkout, patch_dir.root, "4.5.0")
+
+
+@pytest.mark.parametrize("subject", ["発射装置: 修正", "…", "!!!"])
+def test_subject_without_ascii_letters_needs_a_name(patch_dir: PatchDirectory, tmp_path: Path, subject: str) -> None:
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    before = contents(patch_dir.root)
+    text = changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
+    commit_change(clone, LAUNCHER, text, message(subject))
+    with pytest.raises(BadPatch, match="its subject gives no file name") as error:
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert "Patch: flashinfer/NAME" in error.value.hint
+    assert contents(patch_dir.root) == before
+    git_in(clone, "commit", "-q", "--amend", "-m", message(subject) + "Patch: flashinfer/named\n")
+    assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"named.patch", "series"}
+    assert patches.lint(patch_dir.root) == []
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(again, LAUNCHER) == text
+
+
+@pytest.mark.parametrize(
+    ("subject", "trailer", "problem"),
+    [
+        ("x" * 400, "", "its subject gives a slug of 400 characters: 100 are allowed"),
+        ("name", "Patch: flashinfer/..\n", "its trailer Patch gives '..' is no slug"),
+        ("name", "Patch: flashinfer/.hidden\n", "its trailer Patch gives '.hidden' is no slug"),
+    ],
+)
+def test_unusable_name_is_refused_before_anything_is_written(
+    patch_dir: PatchDirectory, tmp_path: Path, subject: str, trailer: str, problem: str
+) -> None:
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    before = contents(patch_dir.root)
+    commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", message("fine", "cutlass", "==4.2.1"))
+    text = changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
+    commit_change(clone, LAUNCHER, text, message(subject) + trailer)
+    with pytest.raises(BadPatch) as error:
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert problem in error.value.message
+    assert len(error.value.message) < 200
+    assert contents(patch_dir.root) == before
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 3])
+def test_failed_export_changes_nothing(
+    patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    git_in(clone, "reset", "-q", "--hard", "HEAD~2")  # removes second and third
+    commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", message("fine", "cutlass", "==4.2.1"))
+    before = contents(patch_dir.root)
+    real, real_unlink, count = Path.replace, Path.unlink, 0
+
+    def failing(path: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count == fails_at + 1:
+            raise OSError(5, "Input/output error")
+        return real(path, target)
+
+    def failing_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "second.patch" and fails_at == 3:
+            raise OSError(5, "Input/output error")
+        real_unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", failing)
+        patched.setattr(Path, "unlink", failing_unlink)
+        with pytest.raises(OSError, match="Input/output error"):
+            export_edits(clone, tree.checkout, patch_dir.root)
+    assert contents(patch_dir.root) == before
+    wrote = export_edits(clone, tree.checkout, patch_dir.root)
+    assert {path.name for path in wrote} == {"second.patch", "third.patch", "fine.patch", "series"}
+    assert patches.lint(patch_dir.root) == []
+
+
+def test_export_of_an_overlapping_patch_changes_nothing(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """The series that results is checked before it is written."""
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    text = message("fine", "cutlass", "==4.2.1") + "Patch: cutlass/first--twin\n"
+    commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", text)
+    before = contents(patch_dir.root)
+    with pytest.raises(BadPatch, match="Applies-To overlaps that of first") as error:
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert str(patch_dir.root / "cutlass/first--twin.patch") in error.value.message
+    assert contents(patch_dir.root) == before
+
+
+BLOCKS = "before\nopen\nint a;\nint b;\nclose\nafter\nend\n" * 4
+
+
+def test_change_moved_to_an_identical_block_is_exported(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    files = {**BASE, BUILDER: BLOCKS}
+    first = BLOCKS.replace("int b;", "int c;", 1)
+    third = "int b;".join(BLOCKS.split("int b;")[:3]) + "int c;" + "int b;".join(BLOCKS.split("int b;")[3:])
+    patch_dir.put("first", patch_text(patch_dir.diff(files, {BUILDER: first})))
+    clone = tmp_path / "clone"
+    checkout = checkout_of(tmp_path / "r", files)
+    tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    patches.edit(tree, clone, RECIPE)
+    (clone / BUILDER).write_text(third)
+    git_in(clone, "commit", "-qa", "--amend", "--no-edit")
+    assert [path.name for path in export_edits(clone, checkout, patch_dir.root)] == ["first.patch"]
+    again = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(again, BUILDER) == third
