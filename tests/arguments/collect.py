@@ -47,7 +47,7 @@ def main() -> None:
 def collect(name: str, of_engine: list[configurations.Configuration], scratch: Path) -> None:
     """Write the record of a recipe, with the parser's answers for the configurations of its engine."""
     engine = recipes.load_engine(name)
-    wheels = {wheel.name: wheel for wheel in lockfile.read(recipes.lock_path(name)).closures[0].wheels}
+    wheels = {wheel.name: wheel for wheel in lockfile.read(recipes.lock_path(recipes.locate(name))).closures[0].wheels}
     (packed,) = wheelhouse([wheels[engine.engine]], Workspace.open(None))
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(scratch / "engine", [member for member in archive.namelist() if not member.endswith(".so")])

@@ -47,7 +47,11 @@ def test_every_configuration_is_accepted_by_its_engines_parser(name: str, tmp_pa
 @pytest.mark.parametrize("name", sorted({configurations.load(name).engine for name in configurations.names()}))
 def test_options_were_recorded_from_the_locked_wheel(name: str) -> None:
     known, engine = recorded(name), recipes.load_engine(name)
-    (wheel,) = [wheel for wheel in lockfile.read(recipes.lock_path(name)).closures[0].wheels if wheel.name == engine.engine]
+    (wheel,) = [
+        wheel
+        for wheel in lockfile.read(recipes.lock_path(recipes.locate(name))).closures[0].wheels
+        if wheel.name == engine.engine
+    ]
     assert (known.recipe, known.wheel_sha256) == (name, wheel.sha256)
     served = {configuration for configuration in configurations.names() if configurations.load(configuration).engine == name}
     assert set(known.answers) == served

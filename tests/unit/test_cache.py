@@ -32,7 +32,7 @@ from sm120kit.sources.records import LockedWheel, SdistPin
 NAME = "flashinfer-0.6.6"
 RECIPE = recipes.load_flashinfer(NAME)
 ENGINE = "vllm-0.19.1"
-LOCK = lockfile.read(recipes.lock_path(NAME))
+LOCK = lockfile.read(recipes.lock_path(recipes.locate(NAME)))
 TREE = LOCK.sources[0].patched_tree
 NO_TREE = "9" * 40
 ABSENT = "a" * 64
@@ -98,7 +98,7 @@ def remaining(workspace: Workspace) -> set[str]:
 
 def test_pins_and_locks_reference_downloads_and_checkouts(workspace: Workspace) -> None:
     assert isinstance(RECIPE.pin, SdistPin)
-    (wheel, *_) = lockfile.read(recipes.lock_path(ENGINE)).closures[0].wheels
+    (wheel, *_) = lockfile.read(recipes.lock_path(recipes.locate(ENGINE))).closures[0].wheels
     for sha256 in (RECIPE.pin.sha256, wheel.sha256, ABSENT):
         fill(workspace.downloads / sha256)
     for name in (sources.checkout_name(RECIPE.pin), "flashinfer-0.0.1-0123456789abcdef"):
@@ -192,7 +192,7 @@ def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: 
         shutil.copytree(data_root() / name, tmp_path / "data" / name, ignore=shutil.ignore_patterns("evidence"))
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
     fill(workspace.downloads / ABSENT)
-    recipes.lock_path(NAME).write_text("{")
+    recipes.lock_path(recipes.locate(NAME)).write_text("{")
     assert isinstance(run("gc").exception, LockDiffers)
     assert remaining(workspace) == {ABSENT}
     result = run()

@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_no_line_on_terminal() -> None:
 
 def test_no_line_for_short_activity_or_after_output(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now))
     lines = heartbeat.Heartbeat()
     lines.printed("serving\nsecond line")
     now = 4000.0
@@ -92,7 +92,7 @@ def test_messages_and_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_elapsed_time_begins_with_the_command_where_nothing_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "LONG_SECONDS", 0)
-    monkeypatch.setattr(heartbeat.time, "monotonic", iter([20446.0, 20446.5, 20450.0]).__next__)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=iter([20446.0, 20446.5, 20450.0]).__next__))
     activities = heartbeat.Heartbeat()
     with activities.during():
         assert activities.line() == "running: 4 s"

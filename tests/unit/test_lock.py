@@ -203,7 +203,7 @@ def test_requirements_are_pinned_by_hash() -> None:
 
 
 def test_differing_compilers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = lockfile.read(recipes.lock_path("flashinfer-0.6.6"))
+    lock = lockfile.read(recipes.lock_path(recipes.locate("flashinfer-0.6.6")))
     monkeypatch.setattr("sm120kit.core.toolchain.installed_version", lambda package: "0.1.9")
     tools = Toolchain(Path("/cuda"), "13.0.88", "g++", "g++ 12")
     assert lockfile.toolchain_differences(lock, tools) == ("apache-tvm-ffi 0.1.9, the lockfile has 0.1.15.post2",)
@@ -220,7 +220,7 @@ def test_differing_compilers_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
     """Everything that can be checked without the sources; an integration test checks the trees."""
-    recipe, lock = recipes.load(name), lockfile.read(recipes.lock_path(name))
+    recipe, lock = recipes.load(name), lockfile.read(recipes.lock_path(recipes.locate(name)))
     assert lock.recipe == recipe.inputs()
     for file in lock.patches:
         assert file.sha256 == file_sha256(data_root() / "patches" / f"{file.path}.patch"), file.path
@@ -229,8 +229,8 @@ def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
         str(path.relative_to(overrides)): file_sha256(path) for path in overrides.rglob("*") if path.is_file()
     }
     if isinstance(recipe, recipes.EngineRecipe):
-        assert lock.rests_on == f"{recipe.flashinfer} {file_sha256(recipes.lock_path(recipe.flashinfer))}"
-        below = lockfile.read(recipes.lock_path(recipe.flashinfer)).sources
+        assert lock.rests_on == f"{recipe.flashinfer} {file_sha256(recipes.lock_path(recipes.locate(recipe.flashinfer)))}"
+        below = lockfile.read(recipes.lock_path(recipes.locate(recipe.flashinfer))).sources
         assert lock.sources[: len(below)] == below
         pinned = [(recipe.engine, recipe.version, f"sha256 {recipe.from_source.sha256}")] if recipe.from_source else []
         assert [(source.project, source.version, source.pinned) for source in lock.sources[len(below) :]] == pinned
@@ -238,7 +238,7 @@ def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_pin_one_fitting_wheel_per_distribution(name: str) -> None:
-    lock = lockfile.read(recipes.lock_path(name))
+    lock = lockfile.read(recipes.lock_path(recipes.locate(name)))
     environment = lock.recipe["environment"]
     assert {closure.platform for closure in lock.closures} == set(environment["platforms"])
     for closure in lock.closures:
@@ -261,7 +261,7 @@ def test_committed_locks_pin_one_fitting_wheel_per_distribution(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_committed_locks_name_no_host(name: str) -> None:
-    text = recipes.lock_path(name).read_text()
+    text = recipes.lock_path(recipes.locate(name)).read_text()
     assert not re.search(r"://|\b[a-z0-9-]+\.(org|com|io|net|dev|ai|invalid)\b|/(home|root|tmp|opt|work)/", text)
 
 
@@ -274,7 +274,7 @@ def test_engine_tvm_ffi_is_at_least_as_new_as_that_of_kernels(name: str) -> None
     flashinfer = recipes.load_flashinfer(recipe.flashinfer)
     assert flashinfer.environment is not None and recipe.kernels in flashinfer.groups
     built_with = dict(line.split("==") for line in flashinfer.environment.requires)["apache-tvm-ffi"]
-    for closure in lockfile.read(recipes.lock_path(name)).closures:
+    for closure in lockfile.read(recipes.lock_path(recipes.locate(name))).closures:
         (runs_with,) = (wheel.version for wheel in closure.wheels if wheel.name == "apache-tvm-ffi")
         assert Version(runs_with) >= Version(built_with)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sm120kit.bench import circumstances, client, clocks, receipt, workload
 from sm120kit.bench.receipt import Acceptance, Circumstances, MeasuredCell, Receipt, Served
@@ -69,6 +70,19 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
         problem = f"does not offer {requested!r}" if requested else f"offers {len(offered)} models"
         raise WrongModel(f"{server.url} {problem}", f"choose one with --model: {', '.join(offered)}")
     return requested
+
+
+def running_server(
+    endpoint: Endpoint, record: Path | None = None, *, requested: str | None = None, preferred: str = ""
+) -> MeasuredServer:
+    """A server that is running already, with the model to measure, and how it was started if launch's ``record`` is given.
+
+    Raises:
+        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.circumstances.served_by_record`.
+    """
+    model = choose_model(endpoint, requested, preferred)
+    served = circumstances.served_by_record(record, endpoint.url) if record else Served()
+    return MeasuredServer(endpoint, model, served)
 
 
 def run(

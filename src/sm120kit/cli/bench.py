@@ -62,13 +62,8 @@ class RunningServer:
             Sm120kitError: the server does not answer or offer the model, or the record is of another server.
         """
         from sm120kit import bench
-        from sm120kit.bench import circumstances
-        from sm120kit.bench.receipt import Served
 
-        server = endpoint(url, self.api_key)
-        model = bench.choose_model(server, self.model or None)
-        served = circumstances.served_by_record(self.record, server.url) if self.record else Served()
-        return bench.MeasuredServer(server, model, served)
+        return bench.running_server(endpoint(url, self.api_key), self.record, requested=self.model or None)
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,13 @@ def show(name: RecipeName, json: Json = False) -> None:
     """
     from sm120kit import recipes
     from sm120kit.recipes import lockfile
-    from sm120kit.recipes.target import lock_path
 
     file, recipe = recipes.load_with_path(name)
     if json:
         console.json_data(recipe.model_dump(mode="json"))
         return
     console.data(f"{recipe.name}: {recipe.summary}")
-    path = lock_path(file)
+    path = recipes.lock_path(file)
     console.data(f"build id {lockfile.build_id(lockfile.read(path))}\n" if path.is_file() else "not locked\n")
     if isinstance(recipe, recipes.EngineRecipe):
         _show_engine(recipe)
@@ -155,7 +154,7 @@ def requirements(
     from sm120kit.core.errors import UnknownName
     from sm120kit.recipes import lockfile
 
-    lock = lockfile.read(recipes.lock_path(name))
+    lock = lockfile.read(recipes.lock_path(recipes.locate(name)))
     platforms = (lock.recipe.get("environment") or {}).get("platforms", [])
     platform = platform or next(iter(platforms), "")
     closure = next((closure for closure in lock.closures if closure.platform == platform), None)

@@ -39,13 +39,8 @@ class ServerAtUrl:
             Sm120kitError: the server does not answer or offers several other models, or the record is of another server.
         """
         from sm120kit import bench
-        from sm120kit.bench import circumstances
-        from sm120kit.bench.receipt import Served
 
-        server = endpoint(self.url, self.api_key)
-        model = bench.choose_model(server, None, configuration.model.repository)
-        served = circumstances.served_by_record(self.record, server.url) if self.record else Served()
-        return bench.MeasuredServer(server, model, served)
+        return bench.running_server(endpoint(self.url, self.api_key), self.record, preferred=configuration.model.repository)
 
 
 @dataclass(frozen=True)
@@ -95,9 +90,10 @@ def reproduce_(
     from sm120kit.recipes import configurations
 
     _require_consistent(receipts, running, launched, method)
+    stated = given_values(method.given or [])
     configuration = configurations.load(config)
     if running.url or launched.checkpoint:
-        measured = _measure(configuration, running, launched, images, method)
+        measured = _measure(configuration, running, launched, images, method, stated)
         findings = reproduce.findings(configuration, running.url or f"http://127.0.0.1:{launched.port}")
     else:
         measured = tuple(receipt_files.read(path) for path in receipts or ())
@@ -135,11 +131,15 @@ def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launc
         raise typer.BadParameter("only a launched server can be restarted: add --checkpoint", param_hint="--restarts")
     if method.given and receipts:
         raise typer.BadParameter("a receipt already has the circumstances stated for it", param_hint="--given")
-    given_values(method.given or [])
 
 
 def _measure(
-    configuration: Configuration, running: ServerAtUrl, launched: LaunchedServer, images: PublishedImages, method: Method
+    configuration: Configuration,
+    running: ServerAtUrl,
+    launched: LaunchedServer,
+    images: PublishedImages,
+    method: Method,
+    stated: dict[str, str],
 ) -> tuple[Receipt, ...]:
     """Measure a running server, or one that is launched for it; one receipt per workload."""
     from sm120kit import bench
@@ -147,7 +147,6 @@ def _measure(
     from sm120kit.bench import reproduce
 
     workloads = reproduce.plan(configuration, quick=method.quick)
-    stated = given_values(method.given or [])
     with receipt_options.cell_progress(announce=True) as cell_begins:
         measurements = reproduce.measurements(configuration, workloads, method.directory, stated, cell_begins)
         if launched.checkpoint:

@@ -23,6 +23,7 @@ from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
 from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
+from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
@@ -130,17 +131,18 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
     """
     by_name: dict[str, recipes.Recipe] = {}
     locks: dict[str, Lock] = {}
-    files: Mapping[str, str] = {}
+    trees: dict[str, PatchedTree | None] = {}
     for target in targets:
-        recipe, files = target.recipe, target.flashinfer.files
+        recipe = target.recipe
         by_name[recipe.name] = recipe
+        pin, inside = (recipe.pin, recipe.inside) if isinstance(recipe, recipes.FlashInferRecipe) else (recipe.source, ())
+        if pin is not None:
+            trees[recipe.name] = checkout.cached_tree(pin, inside, workspace, target.flashinfer.files)
         if target.lock_path.is_file():
             locks[recipe.name] = lockfile.read(target.lock_path)
     pins = {
         name: recipe.pin if isinstance(recipe, recipes.FlashInferRecipe) else recipe.source for name, recipe in by_name.items()
     }
-    inside = {name: recipe.inside if isinstance(recipe, recipes.FlashInferRecipe) else () for name, recipe in by_name.items()}
-    trees = {name: checkout.cached_tree(pin, inside[name], workspace, files) for name, pin in pins.items() if pin is not None}
     wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
     locked = {tree for lock in locks.values() for source in lock.sources for tree in (source.tree, source.patched_tree)}
     images = dict(_built_images(workspace))

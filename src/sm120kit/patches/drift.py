@@ -19,7 +19,7 @@ from sm120kit.core.process import Completed
 from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.format import Patch
 from sm120kit.patches.locate import ambiguities
-from sm120kit.patches.records import PatchState, PatchStatus, TreeProject, projects_in_tree
+from sm120kit.patches.records import PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.records import Checkout, VendoredProject
@@ -75,24 +75,25 @@ def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[Pat
     """Apply a patch to an index if it applies; its state and the detail of it."""
     if not patch.is_for(project.version):
         return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}"
-    check = _git_apply(index, patch, project, "--check")
+    check = git_apply(index, patch, project, "--check")
     offsets = _offsets(check.stderr, project)
     ambiguous = list(_ambiguous(index, patch, project, offsets)) if check.returncode == 0 else []
     applies = check.returncode == 0
     # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
-    if (not applies or offsets) and _git_apply(index, patch, project, "--check", "--reverse").returncode == 0:
+    if (not applies or offsets) and git_apply(index, patch, project, "--check", "--reverse").returncode == 0:
         return PatchState.ALREADY_UPSTREAM, f"Drop-When: {patch.trailer('Drop-When')}"
     if not applies:
         return PatchState.CONFLICTS, "\n".join(_conflicts(index, check.stderr, patch, project))
     if ambiguous:
         return PatchState.CONFLICTS, "\n".join(ambiguous)
-    result = _git_apply(index, patch, project)
+    result = git_apply(index, patch, project)
     if result.returncode != 0:
         raise BadPatch(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
     return PatchState.APPLIES, "; ".join(_describe(offsets))
 
 
-def _git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
+def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
+    """Run ``git apply`` of a patch in an index, with the paths of the patch below the directory of its project."""
     directory = [f"--directory={project.prefix}"] if project.prefix else []
     arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-p1", *directory, *options, "-"]
     return index.git(*arguments, stdin=patch.diff, check=False)
@@ -230,7 +231,7 @@ def _require_own_files(
     for modes, name in zip(raw[: 2 * pairs : 2], raw[1 : 2 * pairs : 2], strict=True):
         path = name.decode(errors="replace")
         old_mode, new_mode, *blobs, _ = modes.decode().removeprefix(":").split()
-        owner = max((p for p in projects if path.startswith(p.prefix)), key=lambda p: len(p.prefix), default=None)
+        owner = owner_of(path, projects)
         if owner != project:
             problems.append(f"  {path} is not a file of {project.project}" + (f" but of {owner.project}" if owner else ""))
         if not {old_mode, new_mode} <= {"000000", *FILE_MODES}:

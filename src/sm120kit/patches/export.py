@@ -14,8 +14,9 @@ from packaging.specifiers import SpecifierSet
 from sm120kit.core.errors import BadPatch, PatchOverwritten, UnknownName
 from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem
+from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
-from sm120kit.patches.records import TreeProject
+from sm120kit.patches.records import TreeProject, owner_of
 from sm120kit.patches.series import load, read, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import Repository
 
@@ -93,11 +94,7 @@ def _owner_of_changes(
 ) -> TreeProject:
     """The one project whose files a commit changes: of nested projects, the innermost that contains each file."""
     changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit).raw.decode().split("\0")
-    owners = {
-        max((project for project in projects if path.startswith(project.prefix)), key=lambda project: len(project.prefix))
-        for path in changed
-        if path
-    }
+    owners = {owner for path in changed if path and (owner := owner_of(path, projects))}
     if len(owners) != 1:
         raise BadPatch(
             f"{title} touches {' and '.join(sorted(owner.project for owner in owners)) or 'nothing'}",
@@ -226,10 +223,8 @@ def _first_lost(before: SpecifierSet, after: SpecifierSet) -> str:
 
 def _has_effect(repository: Repository, patch: Patch, commit: Exported, project: TreeProject) -> bool:
     """Whether a patch makes the tree of a commit from that of its parent."""
-    directory = [f"--directory={project.prefix}"] if project.prefix else []
     with repository.index(commit.parent) as index:
-        arguments = ["apply", "--cached", "--whitespace=nowarn", "-p1", *directory, "-"]
-        if index.git(*arguments, stdin=patch.diff, check=False).returncode != 0:
+        if git_apply(index, patch, project).returncode != 0:
             return False
         return index.write_tree() == repository.tree_of(commit.commit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,6 +48,12 @@ def projects_in_tree(pin: Pin, inside: tuple[VendoredProject, ...]) -> list[Tree
     """The projects of a tree in the order in which they are patched: those inside first, the fetched project last."""
     nested = [TreeProject(project.project, project.path, project.version) for project in inside]
     return [*nested, TreeProject(pin.project, "", pin.version)]
+
+
+def owner_of(path: str, projects: Sequence[TreeProject]) -> TreeProject | None:
+    """The project that a file of a tree belongs to: of nested projects, the innermost; None if it belongs to none."""
+    around = (project for project in projects if path.startswith(project.prefix))
+    return max(around, key=lambda project: len(project.prefix), default=None)
 
 
 class PatchState(StrEnum):

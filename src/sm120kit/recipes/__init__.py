@@ -129,9 +129,9 @@ def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
     )
 
 
-def lock_path(name: str) -> Path:
-    """Path of a recipe's lockfile, ``<recipe>.lock.json`` beside the recipe. See :func:`locate` for errors."""
-    return locate(name).with_suffix(".lock.json")
+def lock_path(recipe: Path) -> Path:
+    """The lockfile of a recipe's file: ``<recipe>.lock.json`` beside it."""
+    return recipe.with_suffix(".lock.json")
 
 
 def load_with_path(name: str) -> tuple[Path, Recipe]:

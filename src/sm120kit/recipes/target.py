@@ -30,7 +30,7 @@ class _LockedRecipe:
     @property
     def lock_path(self) -> Path:
         """The lockfile, which may not exist."""
-        return lock_path(self.path)
+        return recipes.lock_path(self.path)
 
     @property
     def lock(self) -> Lock:
@@ -130,11 +130,6 @@ Target = FlashInferTarget | EngineTarget
 def argument(recipe: Path) -> str:
     """A recipe's file as an argument of commands: the recipe's name, or the path if it is outside the recipe directory."""
     return recipe.stem if recipe.parent == recipes.directory() else str(recipe)
-
-
-def lock_path(recipe: Path) -> Path:
-    """The lockfile of a recipe: ``<recipe>.lock.json`` beside its file."""
-    return recipe.with_suffix(".lock.json")
 
 
 def resolve(name: str, options: Options) -> Target:
