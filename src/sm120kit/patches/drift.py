@@ -27,6 +27,9 @@ from sm120kit.sources.records import Checkout, VendoredProject
 MAX_PLACES = 20
 """Limit for the lines that an ambiguous hunk is reported for."""
 
+VERSION_H = "include/cutlass/version.h"
+"""The file with CUTLASS's version."""
+
 _OFFSET = re.compile(r"Hunk #(\d+) succeeded at \d+ \(offset (-?\d+) lines?\)\.")
 
 
@@ -37,6 +40,18 @@ class Step:
     patch: Patch
     status: PatchStatus
     tree: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the diff of a patch fits files: it applies, is already upstream, or conflicts.
+
+    ``lines`` describe offsets or conflicts; ``conflicts`` are the paths of files with a conflict, relative to the project.
+    """
+
+    state: PatchState
+    lines: tuple[str, ...] = ()
+    conflicts: frozenset[str] = frozenset()
 
 
 def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) -> tuple[PatchStatus, ...]:
@@ -75,21 +90,39 @@ def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[Pat
     """Apply a patch to an index if it applies; its state and the detail of it."""
     if not patch.is_for(project.version):
         return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}"
+    fit = fit_patch(index, patch, project)
+    if fit.state is PatchState.APPLIES:
+        apply_fitting(index, patch, project)
+        return fit.state, "; ".join(fit.lines)
+    return fit.state, "\n".join([*fit.lines, *_made_for(index, patch, project, fit.conflicts)])
+
+
+def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> Fit:
+    """Compare the diff of a patch with the files in an index, whatever versions the patch is for. The index stays as it is."""
     check = git_apply(index, patch, project, "--check")
     offsets = _offsets(check.stderr, project)
     ambiguous = list(_ambiguous(index, patch, project, offsets)) if check.returncode == 0 else []
     applies = check.returncode == 0
     # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
     if (not applies or offsets) and git_apply(index, patch, project, "--check", "--reverse").returncode == 0:
-        return PatchState.ALREADY_UPSTREAM, f"Drop-When: {patch.trailer('Drop-When')}"
+        return Fit(PatchState.ALREADY_UPSTREAM, (f"Drop-When: {patch.trailer('Drop-When')}",))
     if not applies:
-        return PatchState.CONFLICTS, "\n".join(_conflicts(index, check.stderr, patch, project))
+        lines, paths = _conflicts(check.stderr, patch, project)
+        return Fit(PatchState.CONFLICTS, tuple(lines), paths)
     if ambiguous:
-        return PatchState.CONFLICTS, "\n".join(ambiguous)
+        return Fit(PatchState.CONFLICTS, tuple(ambiguous))
+    return Fit(PatchState.APPLIES, tuple(_describe(offsets)))
+
+
+def apply_fitting(index: GitIndex, patch: Patch, project: TreeProject) -> None:
+    """Apply a patch to an index that it fits.
+
+    Raises:
+        BadPatch: git rejects it.
+    """
     result = git_apply(index, patch, project)
     if result.returncode != 0:
         raise BadPatch(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
-    return PatchState.APPLIES, "; ".join(_describe(offsets))
 
 
 def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
@@ -140,8 +173,8 @@ def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, offsets: dic
             )
 
 
-def _conflicts(index: GitIndex, output: str, patch: Patch, project: TreeProject) -> list[str]:
-    """Conflicts of a patch from the output of ``git apply``: a line per file with its path, line and hunk."""
+def _conflicts(output: str, patch: Patch, project: TreeProject) -> tuple[list[str], frozenset[str]]:
+    """Conflicts of a patch from the output of ``git apply``: a line per file with its path, line and hunk, and the paths."""
     conflicts, paths = [], set()
     for line in output.splitlines():
         if not line.startswith("error: ") or line.endswith(("patch does not apply", "while searching for:")):
@@ -159,10 +192,10 @@ def _conflicts(index: GitIndex, output: str, patch: Patch, project: TreeProject)
             conflicts.append(f"  {path}:1: {_hunk_name(hunks[0], patch)}: the file exists already, with other content")
         else:
             conflicts.append(f"  {text}")
-    return conflicts + _made_for(index, patch, project, paths)
+    return conflicts, frozenset(paths)
 
 
-def _made_for(index: GitIndex, patch: Patch, project: TreeProject, paths: set[str]) -> list[str]:
+def _made_for(index: GitIndex, patch: Patch, project: TreeProject, paths: frozenset[str]) -> list[str]:
     """The versions of the conflicting files: per file, the blob that its diff was made from and the tree's."""
     lines = []
     for file in patch.files:
@@ -201,19 +234,23 @@ def _require_projects(repository: Repository, tree: str, projects: list[TreeProj
 
 def _require_cutlass(repository: Repository, tree: str, cutlass: TreeProject) -> None:
     """Require the version that CUTLASS's ``version.h`` states. No other project with a series lies inside another."""
-    path = f"{cutlass.prefix}include/cutlass/version.h"
+    path = f"{cutlass.prefix}{VERSION_H}"
     try:
         text = repository.read(tree, path).decode(errors="replace")
     except FileNotFoundError:
         text = ""
-    defines = dict(re.findall(r"^#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)$", text, re.MULTILINE))
-    version = ".".join(defines.get(name, "") for name in ("MAJOR", "MINOR", "PATCH"))
-    complete = len(defines) == 3
-    if not complete or Version(version) != Version(cutlass.version):
+    version = cutlass_version(text)
+    if not version or Version(version) != Version(cutlass.version):
         raise WrongSource(
-            f"{path} states {f'version {version}' if complete else 'no version'}; the recipe has cutlass {cutlass.version}",
+            f"{path} states {f'version {version}' if version else 'no version'}; the recipe has cutlass {cutlass.version}",
             "correct version or path of [sources.cutlass] in the recipe",
         )
+
+
+def cutlass_version(text: str) -> str:
+    """The version in the text of CUTLASS's ``version.h``; empty if it states none."""
+    defines = dict(re.findall(r"^#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)$", text, re.MULTILINE))
+    return ".".join(defines[name] for name in ("MAJOR", "MINOR", "PATCH")) if len(defines) == 3 else ""
 
 
 def _require_own_files(
