@@ -9,7 +9,7 @@ import math
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,19 +39,20 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
-def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str) -> None:
+def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, only: Collection[str] | None = None) -> None:
     """Commit the content of an sdist, without its top-level directory, as ``ref`` of an empty repository.
 
-    Files get mode 644 or 755. Empty directories cannot be in a git tree and are dropped.
+    Files get mode 644 or 755. Empty directories cannot be in a git tree and are dropped. With ``only``, other files are
+    checked and dropped.
 
     Raises:
         UnsafeArchive: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
     """
     require_disk(repository.path, 3 * packed.stat().st_size, f"importing {packed.name}")
-    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=_stream(pin, packed, ref))
+    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=_stream(pin, packed, ref, only))
 
 
-def _stream(pin: SdistPin, packed: Path, ref: str) -> Iterator[bytes]:
+def _stream(pin: SdistPin, packed: Path, ref: str, only: Collection[str] | None) -> Iterator[bytes]:
     """Input for ``git fast-import``; every member is checked before it is written."""
     message = f"{pin.distribution} {pin.version}\n\nsha256: {pin.sha256}\n".encode()
     yield f"commit {ref}\ncommitter {IDENTITY} {DATE.removeprefix('@')}\ndata {len(message)}\n".encode() + message
@@ -60,7 +61,7 @@ def _stream(pin: SdistPin, packed: Path, ref: str) -> Iterator[bytes]:
         with _Unpacked(packed) as unpacked, unpacked.archive() as archive:
             while (member := unpacked.next(archive)) is not None:
                 path = checks.accept(member)
-                if path is None:
+                if path is None or (only is not None and path not in only):
                     continue
                 name = b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
                 if member.issym():

@@ -6,19 +6,20 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from sm120kit.core.errors import FetchFailed
 from sm120kit.core.retry import ATTEMPTS, pause
+from sm120kit.core.state import file_sha256
 from sm120kit.core.urls import redacted
 from sm120kit.sources.records import LockedWheel, SdistPin
 from sm120kit.sources.settings import Settings
 
 if TYPE_CHECKING:
-    from unearth import PackageFinder
+    from unearth import Link, Package, PackageFinder
     from unearth.fetchers import PyPIClient
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -39,6 +40,15 @@ class Location:
     file: Path | None = None
     url: str = ""
     sha256: str = ""
+
+
+@dataclass(frozen=True)
+class ListedSdist:
+    """An sdist that an index, a page or a directory lists."""
+
+    version: str
+    location: Location
+    yanked: bool = False
 
 
 @dataclass
@@ -70,11 +80,10 @@ def find(pinned: PinnedFile, mirror: str | None, settings: Settings, client: PyP
     Raises:
         FetchFailed: the mirror is not a directory.
     """
-    import httpx2
     from unearth import PackageFinder
 
     locations = Locations(client)
-    sources = _sources(pinned, mirror, settings, PackageFinder)
+    sources = _sources(mirror, settings, PackageFinder, pinned.sha256)
     if mirror and local_directory(mirror) is None:
         name = (
             pinned.filename
@@ -84,55 +93,109 @@ def find(pinned: PinnedFile, mirror: str | None, settings: Settings, client: PyP
         for url in (f"{mirror.rstrip('/')}/{name}", f"{mirror.rstrip('/')}/{pinned.sha256}/{name}"):
             locations.candidates.append(Location(redacted(url), url=url))
     for kind, url in sources:
-        with _warnings(locations.problems):
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    locations.candidates += _query(pinned, kind, url, locations)
-                    break
-                except Exception as error:  # whatever fails here, the other sources are queried
-                    if attempt == ATTEMPTS or not isinstance(error, httpx2.TransportError):
-                        locations.problems.append(redacted(f"{url}: {error}"))
-                        break
-                    pause(attempt)
+        requirement = f"{pinned.distribution}=={pinned.version}"
+        for package in _query(requirement, not isinstance(pinned, LockedWheel), (kind, url), client, locations.problems):
+            if not isinstance(pinned, LockedWheel) or package.link.filename == pinned.filename:
+                locations.candidates.append(_location(package.link))
     locations.candidates.sort(key=lambda location: location.file is None)
     return locations
 
 
-def _query(pinned: PinnedFile, kind: str, url: str, locations: Locations) -> list[Location]:
-    """The locations that an index or a find-links page lists. ``kind`` is ``index_urls`` or ``find_links``."""
+def list_sdists(
+    distribution: str, mirror: str | None, settings: Settings, client: PyPIClient
+) -> tuple[list[ListedSdist], list[str]]:
+    """Every sdist of a distribution that is listed, in the order of the sources, and the problems that occurred.
+
+    The sha256 of a local file is that of its content, or the name of its directory, as in ``downloads/`` of a state directory.
+
+    Raises:
+        FetchFailed: the mirror is not a directory.
+    """
     from unearth import PackageFinder
 
-    source: dict[str, Any] = {"session": locations.client, kind: [url if "://" in url else str(Path(url).expanduser())]}
-    name = pinned.distribution
-    source |= {"only_binary": [name]} if isinstance(pinned, LockedWheel) else {"no_binary": [name]}
-    finder = PackageFinder(ignore_compatibility=True, **source)
-    listed = []
+    if (directory := local_directory(mirror)) is not None:
+        return list(_sdists_in(_existing(directory), distribution)), []
+    listed: list[ListedSdist] = []
+    problems: list[str] = []
+    for source in _sources(mirror, settings, PackageFinder):
+        for package in _query(distribution, True, source, client, problems):
+            location = _location(package.link)
+            if location.file is not None and location.file.is_file():
+                location = replace(location, sha256=file_sha256(location.file))
+            listed.append(ListedSdist(str(package.version), location, package.link.is_yanked))
+    return listed, problems
+
+
+def _sdists_in(directory: Path, distribution: str) -> Iterator[ListedSdist]:
+    from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+
+    for file in sorted([*directory.glob("*.tar.gz"), *directory.glob(f"{'[0-9a-f]' * 64}/*.tar.gz")]):
+        try:
+            name, version = parse_sdist_filename(file.name)
+        except InvalidSdistFilename:
+            continue
+        if name == canonicalize_name(distribution) and file.is_file():
+            sha256 = file_sha256(file) if file.parent == directory else file.parent.name
+            yield ListedSdist(str(version), Location(str(file), file, file.as_uri(), sha256))
+
+
+def _location(link: Link) -> Location:
+    address, file = link.url_without_fragment, link.file_path if link.is_file else None
+    sha256 = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
+    return Location(redacted(address), file, address, sha256)
+
+
+def _query(requirement: str, sdist: bool, source: tuple[str, str], client: PyPIClient, problems: list[str]) -> list[Package]:
+    """The sdists or wheels that an index or a find-links page lists. See :func:`_sources` for ``source``."""
+    import httpx2
+    from unearth import PackageFinder
+
+    kind, url = source
+    name = requirement.partition("==")[0]
+    options: dict[str, Any] = {"session": client, kind: [url if "://" in url else str(Path(url).expanduser())]}
+    options["no_binary" if sdist else "only_binary"] = [name]
     local = "://" not in url or url.startswith("file:")
-    for package in finder.find_matches(f"{name}=={pinned.version}", allow_yanked=True, allow_prereleases=True):
+    with _warnings(problems):
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                finder = PackageFinder(ignore_compatibility=True, **options)
+                matches = list(finder.find_matches(requirement, allow_yanked=True, allow_prereleases=True))
+                break
+            except Exception as error:  # whatever fails here, the other sources are queried
+                if attempt == ATTEMPTS or not isinstance(error, httpx2.TransportError):
+                    problems.append(redacted(f"{url}: {error}"))
+                    return []
+                pause(attempt)
+    listed = []
+    for package in matches:
         link = package.link
         if link.is_file and not local:
-            locations.problems.append(redacted(f"{url}: lists {link.url_without_fragment}, a local file"))
-            continue
-        if isinstance(pinned, LockedWheel) and link.filename != pinned.filename:
-            continue
-        if isinstance(pinned, SdistPin) and not link.filename.endswith(ARCHIVES):
-            locations.problems.append(redacted(f"{link.url_without_fragment}: not a tar archive"))
-            continue
-        address, file = link.url_without_fragment, link.file_path if link.is_file else None
-        sha256 = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
-        listed.append(Location(redacted(address), file, address, sha256))
+            problems.append(redacted(f"{url}: lists {link.url_without_fragment}, a local file"))
+        elif sdist and not link.filename.endswith(ARCHIVES):
+            problems.append(redacted(f"{link.url_without_fragment}: not a tar archive"))
+        else:
+            listed.append(package)
     return listed
 
 
+def _existing(mirror: Path) -> Path:
+    if not mirror.is_dir():
+        raise FetchFailed(f"the mirror {mirror} is not a directory", "name an existing one with --mirror")
+    return mirror
+
+
 def _sources(
-    pinned: PinnedFile, mirror: str | None, settings: Settings, finder: Callable[[], PackageFinder]
+    mirror: str | None, settings: Settings, finder: Callable[[], PackageFinder], sha256: str = ""
 ) -> list[tuple[str, str]]:
-    """Kind and URL of each source: only the mirror where there is one, else find-links and indexes."""
+    """Kind (``index_urls`` or ``find_links``) and URL of each source: only the mirror where there is one, else all others.
+
+    In a directory, a file may be in a directory named by its ``sha256``.
+    """
     directory = local_directory(mirror)
     if directory is not None:
-        if not directory.is_dir():
-            raise FetchFailed(f"the mirror {directory} is not a directory", "name an existing one with --mirror")
-        return [("find_links", str(path)) for path in (directory, directory / pinned.sha256) if path.is_dir()]
+        return [
+            ("find_links", str(path)) for path in dict.fromkeys((_existing(directory), directory / sha256)) if path.is_dir()
+        ]
     if mirror:
         return [("find_links", f"{mirror.rstrip('/')}/")]
     sources = [("find_links", link) for link in settings.find_links]
