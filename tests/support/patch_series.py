@@ -150,6 +150,11 @@ def text_at(tree: PatchedTree, path: str) -> str:
     return Repository(tree.checkout.repository).read(tree.tree, path).decode()
 
 
+def contents(root: Path) -> dict[str, str]:
+    """Every file below the patch directory, hidden files too."""
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
 def refs_of(repository: Path) -> str:
     return Repository(repository).git("for-each-ref").stdout
 

@@ -18,6 +18,7 @@ from patch_series import (
     PatchDirectory,
     changed,
     checkout_of,
+    contents,
     export_edits,
     git_in,
     inside,
@@ -86,11 +87,6 @@ def edited(patch_dir: PatchDirectory, clone: Path, files: dict[str, str] = BASE,
     tree = patches.apply(checkout, inside(version), patch_dir.root, patch_dir.overrides)
     patches.edit(tree, clone, f"flashinfer-{checkout.pin.version}")
     return tree
-
-
-def contents(root: Path) -> dict[str, str]:
-    """Every file below the patch directory, hidden files too."""
-    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
 def message(subject: str, project: str = "flashinfer", versions: str = "==0.6.6") -> str:

@@ -68,6 +68,14 @@ def configuration_names(incomplete: str) -> list[str]:
     return _names("configurations", incomplete)
 
 
+def patch_names(incomplete: str) -> list[str]:
+    """Names of patches, ``project/slug``, that start with ``incomplete``, for completion; the files are not read."""
+    from sm120kit.core.state import data_root
+
+    names = (f"{path.parent.name}/{path.stem}" for path in (data_root() / "patches").glob("*/*.patch"))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 def _names(folder: str, incomplete: str) -> list[str]:
     from sm120kit.core.state import data_root
 
@@ -140,6 +148,10 @@ FlashInferName = Annotated[
         autocompletion=recipe_names,
         help="flashinfer, or with a version such as flashinfer@0.6.6; or a FlashInfer recipe, by name or file.",
     ),
+]
+PatchName = Annotated[
+    str,
+    typer.Argument(metavar="PATCH", autocompletion=patch_names, help="A patch of a series: project/slug, or a unique slug."),
 ]
 RecipeName = Annotated[
     str,

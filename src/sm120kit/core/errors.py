@@ -111,7 +111,7 @@ class EditMismatch(Sm120kitError):
 
 
 class PatchOverwritten(Sm120kitError):
-    """An export would replace the patch of other versions."""
+    """A patch file would be replaced: by an import, a new name, or an export for other versions."""
 
     exit_code = 34
 

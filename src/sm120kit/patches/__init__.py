@@ -4,29 +4,42 @@ from sm120kit.patches.apply import apply, compose
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.edits import edit, export_edits
+from sm120kit.patches.files import dependents, diffstat, drop, find, mentions, new_message, rename
+from sm120kit.patches.foreign import ImportTarget, import_patch, read_commit, read_diff
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.materialise import index_file, materialise
 from sm120kit.patches.records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, projects
 
 __all__ = [
+    "ImportTarget",
     "Patch",
     "Problem",
     "Step",
     "TreeProject",
     "apply",
     "compose",
+    "dependents",
+    "diffstat",
+    "drop",
     "edit",
     "export_edits",
+    "find",
     "fix",
+    "import_patch",
     "index_file",
     "lint",
     "load",
     "load_for_tree",
     "materialise",
+    "mentions",
+    "new_message",
     "normal_form",
     "projects",
     "projects_in_tree",
+    "read_commit",
+    "read_diff",
     "read_foreign",
+    "rename",
     "status",
 ]

@@ -43,7 +43,8 @@ class Problem:
 class Hunk:
     """The ``number``-th hunk for the file ``path``, at its line ``start``; the hunk is at ``line`` of the patch file.
 
-    ``old`` and ``new`` are its lines before and after the change, with their line ends.
+    ``old`` and ``new`` are its lines before and after the change, with their line ends; ``added`` and ``removed`` count the
+    lines that only one of them has.
     """
 
     path: str
@@ -53,6 +54,8 @@ class Hunk:
     line: int
     old: tuple[bytes, ...]
     new: tuple[bytes, ...]
+    added: int
+    removed: int
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,17 @@ class MalformedDiff(Exception):
         self.line = line
 
 
-def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> Diff:
-    """Parse a diff whose first line is line ``first`` of ``file``; problems are added to ``problems``."""
+def scan(diff: bytes, file: Path, first: int, problems: list[Problem], *, full_index: bool = True) -> Diff:
+    """Parse a diff whose first line is line ``first`` of ``file``; problems are added to ``problems``.
+
+    Without ``full_index``, blob ids may be abbreviated or missing, as in a diff that was not made for a series.
+    """
     lines = diff.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
     elif diff:
         problems.append(Problem(file, first + len(lines) - 1, "the last line is cut off"))
-    reader = _Reader(lines, first, file, problems)
+    reader = _Reader(lines, first, file, problems, full_index)
     try:
         while reader.at < len(lines) and reader.peek() != b"-- ":
             reader.file_section()
@@ -103,8 +109,8 @@ def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> Diff:
 
 
 class _Reader:
-    def __init__(self, lines: list[bytes], first: int, file: Path, problems: list[Problem]) -> None:
-        self.lines, self.first, self.file, self.problems = lines, first, file, problems
+    def __init__(self, lines: list[bytes], first: int, file: Path, problems: list[Problem], full_index: bool) -> None:
+        self.lines, self.first, self.file, self.problems, self.full_index = lines, first, file, problems, full_index
         self.at = 0
         self.end = 0
         """The line after the last section."""
@@ -153,7 +159,7 @@ class _Reader:
                 self.check_mode(path, mode[2])
             elif index:
                 changes.append(FileChange(path, index[1].decode(), index[2].decode(), self.first + self.at))
-                if len(index[1]) != 40 or len(index[2]) != 40:
+                if self.full_index and (len(index[1]) != 40 or len(index[2]) != 40):
                     self.report("abbreviated blob ids: export with --full-index")
                 self.check_mode(path, index[3] or b"100644")
             elif line.startswith((b"Binary files ", b"GIT binary patch")):
@@ -174,11 +180,11 @@ class _Reader:
             self.problems.append(Problem(self.file, change.line, text))
 
         if not change.old:
-            if hunks or modes != ["old", "new"]:
+            if self.full_index and (hunks or modes != ["old", "new"]):
                 report(f"no index line for {change.path}: export with --full-index")
             return
         if len(change.old) != 40 or len(change.new) != 40:
-            return  # reported already
+            return  # abbreviated
         if modes in (["new file"], ["deleted file"]):
             old = b"".join(line for hunk in hunks for line in hunk.old)
             new = b"".join(line for hunk in hunks for line in hunk.new)
@@ -242,7 +248,9 @@ class _Reader:
             self.check_hunk(path, number, parsed, moved)
             if old == new:
                 self.report(f"hunk {number} of {path} changes nothing")
-            self.hunks.append(Hunk(path, number, parsed.source_start, header, self.first + self.at, old, new))
+            self.hunks.append(
+                Hunk(path, number, parsed.source_start, header, self.first + self.at, old, new, parsed.added, parsed.removed)
+            )
             moved += parsed.target_length - parsed.source_length
             self.at += 1 + len(parsed)
         if self.at == begin:

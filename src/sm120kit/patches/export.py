@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -61,27 +62,59 @@ def export(repository: Repository, base: str, tip: str, projects: Sequence[TreeP
     """
     exported: list[Exported] = []
     for commit in repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split():
-        form = "%P%x00%an <%ae>%x00%aD%x00%B"
-        log = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
-        parents, author, date, message = log.split("\0")
-        title = _title(commit, message.partition("\n")[0])
-        if " " in parents:
+        message = read_message(repository, commit)
+        title = _title(commit, message.subject)
+        if " " in message.parents:
             raise BadPatch(f"{title} is a merge", "rebase, so that every commit is one patch")
-        project = _owner_of_changes(repository, parents, commit, projects, title)
-        match = _PATCH.search(message)
-        subject, _, body = _PATCH.sub("", message).strip().partition("\n")
-        slug = match[2] if match else re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
-        if problem := slug_problem(slug):
+        project = _owner_of_changes(repository, message.parents, commit, projects, title)
+        if problem := slug_problem(message.slug):
             raise BadPatch(
-                f"{title}: its {'trailer Patch' if match else 'subject'} gives {problem if slug else 'no file name'}",
+                f"{title}: its {'trailer Patch' if message.named else 'subject'} gives"
+                f" {problem if message.slug else 'no file name'}",
                 f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
             )
-        content = render(author, parsedate_to_datetime(date), subject, body, diff(repository, parents, commit, project.path))
-        exported.append(Exported(_parse(project.project, slug, content), commit, parents))
+        change = diff(repository, message.parents, commit, project.path)
+        content = render(message.author, message.date, message.subject, message.body, change)
+        exported.append(Exported(parse_own(project.project, message.slug, content), commit, message.parents))
     return tuple(exported)
 
 
-def _parse(project: str, slug: str, content: bytes) -> Patch:
+@dataclass(frozen=True)
+class CommitMessage:
+    """Author, date and message of a commit, whose parents' ids are in ``parents``.
+
+    ``named`` is the name of the patch in a trailer ``Patch``, which is not part of ``body``; empty if there is none.
+    """
+
+    author: str
+    date: datetime
+    subject: str
+    body: str
+    parents: str = ""
+    named: str = ""
+
+    @property
+    def slug(self) -> str:
+        """The slug of the patch: that of the trailer, or one from the subject, which may be empty."""
+        return self.named.partition("/")[2] or slug_of(self.subject)
+
+
+def slug_of(subject: str) -> str:
+    """A slug from the words of a subject; empty if it has no ASCII letters or digits."""
+    return re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+
+
+def read_message(repository: Repository, commit: str) -> CommitMessage:
+    """Read the message of a commit."""
+    form = "%P%x00%an <%ae>%x00%aD%x00%B"
+    log = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
+    parents, author, date, message = log.split("\0")
+    match = _PATCH.search(message)
+    subject, _, body = _PATCH.sub("", message).strip().partition("\n")
+    return CommitMessage(author, parsedate_to_datetime(date), subject, body, parents, f"{match[1]}/{match[2]}" if match else "")
+
+
+def parse_own(project: str, slug: str, content: bytes) -> Patch:
     """Parse a patch that must be well-formed."""
     patch, problems = parse(project, Path(project) / f"{slug}.patch", content)
     require_no_problems(problems)
@@ -152,7 +185,7 @@ def write_back(
         if [slug for _, slug in slug_lines(directory / "series")] != slugs:
             files[directory / "series"] = series_content(directory / "series", slugs)
         files |= {directory / f"{slug}.patch": None for slug in existing if slug not in slugs}
-    require_no_problems([problem for project in projects for problem in _problems_after(files, root, project.project)])
+    require_no_problems([problem for project in projects for problem in problems_after(files, root, project.project)])
     write_together(files)
     return list(files)
 
@@ -203,7 +236,7 @@ def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patc
     if not patch.is_for(project.version):
         versions = current.trailer("Applies-To") if current else f"{project.project} =={project.version}"
         body = _APPLIES_TO.sub(f"Applies-To: {versions}", patch.body)
-        patch = _parse(project.project, slug, normal_form(replace(patch, body=body)))
+        patch = parse_own(project.project, slug, normal_form(replace(patch, body=body)))
     for other in family:
         if other.slug != slug and (shared := overlap(other.versions, patch.versions)):
             raise PatchOverwritten(
@@ -229,7 +262,7 @@ def _has_effect(repository: Repository, patch: Patch, commit: Exported, project:
         return index.write_tree() == repository.tree_of(commit.commit)
 
 
-def _problems_after(files: Mapping[Path, bytes | None], root: Path, project: str) -> list[Problem]:
+def problems_after(files: Mapping[Path, bytes | None], root: Path, project: str) -> list[Problem]:
     """The problems that the series of a project would have with these files, of which a copy is read."""
     directory = root / project
     before = {path: path.read_bytes() for path in (*directory.glob("*.patch"), directory / "series") if path.is_file()}

@@ -30,6 +30,9 @@ REQUIRED = ("Applies-To", "Upstream-Status", "Origin", "Matters-For", "No-Effect
 OPTIONAL = ("Fixed-In", "Signed-off-by", "Probe")
 REPEATABLE = ("Signed-off-by", "Probe")
 
+PLACEHOLDER = "TODO"
+"""What a text starts with that is still to be written."""
+
 MAX_SPECIFIERS = 100
 """Limit for the version specifiers of an ``Applies-To``: disjoint ranges are tried on the bounds of both."""
 
@@ -37,7 +40,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _Report = Callable[[int, str], None]
 """Takes the line number and the text of a problem."""
 
-_TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): *(.*)")
+TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): *(.*)")
 _HEADER = re.compile(r"([A-Za-z][A-Za-z-]*): (.*)")
 _PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\] *", re.IGNORECASE)
 """What ``git format-patch`` puts before a subject; other brackets, ``[Kernel] ...``, are the author's."""
@@ -264,7 +267,7 @@ def _trailers(body: list[str], first: int, report: _Report) -> list[tuple[str, s
     begin = max((i + 1 for i, line in enumerate(body) if not line), default=0)
     trailers: list[tuple[str, str, int]] = []
     for number, line in enumerate(body[begin:], first + begin):
-        match = _TRAILER.fullmatch(line)
+        match = TRAILER.fullmatch(line)
         if match:
             trailers.append((match[1], match[2].strip(), number))
         elif trailers and line.startswith(" "):
@@ -291,6 +294,8 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
             report(line, f"{name} is repeated")
         elif not value:
             report(line, f"{name} is empty")
+        elif value.startswith(PLACEHOLDER) and name not in ("Applies-To", "Probe"):
+            pass  # reported by series.lint
         elif name == "Upstream-Status" and not _UPSTREAM_STATUS.fullmatch(value):
             report(
                 line, f"Upstream-Status is {value!r}, not Submitted [URL], Backport [commit], Inappropriate [reason] or Pending"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
 from sm120kit.core.errors import BadPatch
 from sm120kit.core.state import write_atomic
+from sm120kit.patches import evidence
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse
+from sm120kit.patches.message import to_fill_in
 from sm120kit.patches.records import projects_in_tree
 from sm120kit.sources.records import Pin, VendoredProject
 
@@ -20,7 +22,6 @@ RESERVED = "evidence"
 MAX_SLUG = 100
 """Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""
 
-_EVIDENCE = re.compile(r"\b(?:patches|tests)/[\w./-]*\w")
 _MAIL_SIGNATURE = re.compile(rb"(?:-- \n[^\n]*\n*)?")
 _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
@@ -48,22 +49,15 @@ def load_for_tree(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> 
 
 
 def lint(root: Path) -> list[Problem]:
-    """Every problem in every series below ``root``, and evidence that is named but missing."""
+    """Every problem in every series below ``root``, placeholders, and evidence that is missing or for other hunks."""
     problems = []
     for project in projects(root):
         patches, problems_of_project = read(root, project)
-        problems += problems_of_project + [problem for patch in patches for problem in _missing_evidence(root, patch)]
+        problems += problems_of_project
+        for patch in patches:
+            problems += to_fill_in(patch, root / project / f"{patch.slug}.patch")
+            problems += evidence.problems(root, patch)
     return problems
-
-
-def _missing_evidence(root: Path, patch: Patch) -> Iterator[Problem]:
-    """Missing files of this repository that an ``Evidence`` trailer names; tests are not required in an installed copy."""
-    has_tests = any((root.parent / "tests").glob("*/test_*.py"))
-    for path in _EVIDENCE.findall(patch.trailer("Evidence")):
-        if (root.parent / path).exists() or (path.startswith("tests/") and not has_tests):
-            continue
-        line = next(n for n, line in enumerate(patch.content.split(b"\n"), 1) if line.startswith(b"Evidence:"))
-        yield Problem(root / patch.project / f"{patch.slug}.patch", line, f"Evidence names {path}, which does not exist")
 
 
 def fix(root: Path) -> list[Path]:
@@ -136,17 +130,33 @@ def slug_lines(series: Path) -> list[tuple[int, str]]:
 
 
 def series_content(series: Path, slugs: list[str]) -> bytes:
-    """The content of a series file that lists ``slugs``. A comment stays above its slug as long as that is listed."""
+    """The content of a series file that lists ``slugs``.
+
+    A comment directly above a slug belongs to it. One that an empty line follows stays when the slug is removed.
+    """
     above: dict[str, list[str]] = {}
     comments: list[str] = []
     for line in _text(series).splitlines():
         slug = line.partition("#")[0].strip()
-        if slug:
-            above[slug] = [*comments, line]
-            comments = []
-        else:
+        if not slug:
             comments.append(line)
+            continue
+        if slug not in slugs:
+            kept = max((number for number, comment in enumerate(comments, 1) if not comment.strip()), default=0)
+            comments = comments[:kept]
+            continue
+        above[slug] = [*comments, line]
+        comments = []
     lines = [line for slug in slugs for line in above.get(slug, [slug])] + comments
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def renamed_series(series: Path, slugs: Mapping[str, str]) -> bytes:
+    """The content of a series file with other slugs for some; comments stay."""
+    lines = []
+    for line in _text(series).splitlines():
+        slug = line.partition("#")[0].strip()
+        lines.append(line.replace(slug, slugs[slug], 1) if slug in slugs else line)
     return "".join(f"{line}\n" for line in lines).encode()
 
 

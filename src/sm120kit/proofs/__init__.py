@@ -6,10 +6,11 @@ and the machine code of nvcc. No GPU is used: the effect of a patch on speed is 
 
 from __future__ import annotations
 
+from sm120kit.patches.evidence import path_of
 from sm120kit.proofs.code import TranslationUnit, compile_unit
 from sm120kit.proofs.collective import HEADERS, own_sources, reported_types, translation_unit
 from sm120kit.proofs.effects import compare, effects
-from sm120kit.proofs.evidence import differences, path_of, read, text, with_stored_code
+from sm120kit.proofs.evidence import differences, read, text, with_stored_code
 
 __all__ = [
     "HEADERS",

@@ -11,11 +11,6 @@ from sm120kit.proofs.effects import compare
 from sm120kit.proofs.records import PatchProof, ProbeComparison
 
 
-def path_of(root: Path, patch: str) -> Path:
-    """The file of the proof of ``project/slug`` below ``patches/``."""
-    return root / "evidence" / f"{patch.replace('/', '-')}.json"
-
-
 def read(path: Path) -> PatchProof | None:
     """The proof in a file; None if the file does not exist."""
     return read_record(PatchProof, path) if path.is_file() else None

@@ -48,14 +48,7 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
         if not inside:
             return patches.read_foreign(Path(name)), False
         name = f"{path.parent.name}/{path.stem}"
-    every = [patch for project in patches.projects(root) for patch in patches.load(root, project)]
-    matches = [patch for patch in every if name in (patch.name, patch.slug)]
-    if len(matches) > 1:
-        names = ", ".join(patch.name for patch in matches)
-        raise UnknownName(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
-    if not matches:
-        raise UnknownName(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
-    return matches[0], True
+    return patches.find(root, name), True
 
 
 def patch_trees(name: str, options: Options, target: FlashInferTarget | None = None) -> PatchTrees:

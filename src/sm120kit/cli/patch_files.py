@@ -1,0 +1,217 @@
+"""``sm120kit patch new``, ``import``, ``show``, ``drop`` and ``rename``: single patch files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, PatchName, Sources, recipe_names
+from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from sm120kit.patches import Patch
+    from sm120kit.patches.records import PatchStatus
+    from sm120kit.recipes.target import FlashInferTarget
+    from sm120kit.sources.context import Options
+
+RecipeOption = Annotated[
+    str,
+    typer.Option("--recipe", metavar="RECIPE", autocompletion=recipe_names, help="Recipe whose version the patch is for."),
+]
+NewName = Annotated[str, typer.Argument(metavar="SLUG", help="New name of the file, without project.")]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Where an imported patch comes from, and where it goes."""
+
+    repository: Annotated[
+        Path | None, typer.Option("--repository", metavar="DIR", help="SOURCE is a commit of this git repository.")
+    ] = None
+    recipe: RecipeOption = "flashinfer"
+    project: Annotated[
+        str, typer.Option("--project", metavar="PROJECT", help="Project of the patch; default: the one that has its files.")
+    ] = ""
+    name: Annotated[str, typer.Option("--name", metavar="SLUG", help="Name of the file; default: from the subject.")] = ""
+    strip: Annotated[
+        int,
+        typer.Option("--strip", min=1, max=99, metavar="N", help="Remove N leading directories from paths, a/ or b/ included."),
+    ] = 1
+
+
+def _root() -> Path:
+    from sm120kit.core.state import data_root
+
+    return data_root() / "patches"
+
+
+def new(
+    patch: Annotated[str, typer.Argument(metavar="PROJECT/SLUG", help="Name of the patch.")],
+    recipe: RecipeOption = "flashinfer",
+) -> None:
+    """Print the commit message of a new patch, with all trailers.
+
+    To be filled in and committed in a directory of `sm120kit patch edit`: sm120kit patch new PROJECT/SLUG > message && git
+    commit -a --edit -F message. `sm120kit patch export` writes the patch file, and `sm120kit patch check` reports what is
+    not filled in.
+    """
+    from sm120kit import patches, recipes
+
+    source = recipes.load_flashinfer(recipe)
+    console.data(patches.new_message(patch, patches.projects_in_tree(source.pin, source.inside), _root()).rstrip("\n"))
+
+
+def import_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A git diff, a mail with one, or a commit of --repository.")],
+    *,
+    target: ImportOptions,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Make a patch file of a diff, mail or commit.
+
+    It is applied to the recipe's patched source and appended to the series of its project, for that version. Missing trailers
+    are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
+    """
+    from dataclasses import asdict
+
+    from sm120kit import patches
+    from sm120kit.recipes.target import resolve_flashinfer
+
+    foreign = patches.read_commit(target.repository, source) if target.repository else patches.read_diff(Path(source))
+    tree = resolve_flashinfer(target.recipe, sources.run_options()).tree
+    place = patches.ImportTarget(target.project, target.name, target.strip)
+    file, problems = patches.import_patch(foreign, tree, place, _root())
+    if json:
+        console.json_data({"wrote": file, "to_fill_in": [asdict(problem) for problem in problems]})
+        return
+    console.data(f"wrote {file}")
+    for problem in problems:
+        console.info(str(problem))
+
+
+def show(
+    patch: PatchName,
+    diff: Annotated[bool, typer.Option("--diff", help="Also print the diff.")] = False,
+    *,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Show a patch: its message, the files that it changes, its state on each recipe, and its proof.
+
+    Sources of the versions that it is for are fetched if they are not cached.
+    """
+    from dataclasses import asdict
+
+    from sm120kit import patches, proofs
+    from sm120kit.patches.evidence import path_of
+
+    shown = patches.find(_root(), patch)
+    states = _states(shown, sources.run_options())
+    files = patches.diffstat(shown)
+    proof = proofs.read(path_of(_root(), shown.name))
+    if json:
+        record = {
+            "name": shown.name,
+            "author": shown.author,
+            "date": shown.date.isoformat(),
+            "subject": shown.subject,
+            "body": shown.body,
+            "trailers": shown.trailers,
+            "sha256": shown.sha256,
+            "hunks_sha256": shown.hunks_sha256,
+            "files": [asdict(file) for file in files],
+            "states": [{"recipe": recipe, **asdict(state)} for recipe, state in states],
+            "proof": proof and {result.probe.text: result.effects for result in proof.results},
+        }
+        console.json_data(record | ({"diff": shown.diff.decode(errors="replace")} if diff else {}))
+        return
+    console.data(f"{shown.name}\n{shown.author}, {shown.date:%Y-%m-%d}\n\n{shown.subject}\n\n{shown.body}\n")
+    console.table(("file", "hunks", "added", "removed"), ((f.path, str(f.hunks), str(f.added), str(f.removed)) for f in files))
+    console.table(
+        ("recipe", "version", "state", "detail"), ((name, s.version, s.state, s.detail.strip()) for name, s in states)
+    )
+    if proof:
+        console.table(("probe", "effect"), ((result.probe.text, ", ".join(result.effects)) for result in proof.results))
+    if diff:
+        console.data(shown.diff.decode(errors="replace").rstrip("\n"))
+
+
+def drop(
+    patch: PatchName,
+    force: Annotated[bool, typer.Option("--force", help="Also if other patches no longer apply.")] = False,
+    *,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Remove a patch: its file, its line in the series and its proof.
+
+    Refused if a later patch no longer applies without it to the version of a recipe, whose source is fetched if it is not
+    cached.
+    """
+    from sm120kit import patches
+    from sm120kit.core.state import data_root
+
+    dropped = patches.find(_root(), patch)
+    overrides = data_root() / "cutlass_overrides"
+    required_by: dict[str, list[str]] = {}
+    for target in [] if force else _targets(dropped, sources.run_options()):
+        required_by[target.argument] = patches.dependents(dropped, target.unpatched_tree, _root(), overrides)
+    _print_changed(patches.drop(dropped, _root(), required_by), json)
+
+
+def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
+    """Rename a patch and its variants: files, lines of the series, proofs, and trailers that name these.
+
+    Lists the other files that name it.
+    """
+    from dataclasses import asdict
+
+    from sm120kit import patches
+
+    renamed = patches.find(_root(), patch)
+    changed = patches.rename(renamed, slug, _root())
+    others = list(patches.mentions(renamed, _root().parent))
+    if json:
+        console.json_data({"changed": changed, "mentions": [asdict(mention) for mention in others]})
+        return
+    _print_changed(changed, json)
+    for mention in others:
+        console.info(f"{mention.file}:{mention.line} names {renamed.slug}" + f" ({mention.count} lines)" * (mention.count > 1))
+
+
+def _targets(patch: Patch, options: Options) -> list[FlashInferTarget]:
+    """The recipes whose source contains a version that a patch is for."""
+    from sm120kit import patches, recipes
+    from sm120kit.recipes.target import resolve_flashinfer
+
+    targets = [resolve_flashinfer(name, options) for name in recipes.names(recipes.FlashInferRecipe)]
+    return [
+        target
+        for target in targets
+        for part in patches.projects_in_tree(target.recipe.pin, target.recipe.inside)
+        if part.project == patch.project and patch.is_for(part.version)
+    ]
+
+
+def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
+    """The state of a patch on the version of each recipe that it is for."""
+    from sm120kit import patches
+
+    return [
+        (target.argument, status)
+        for target in _targets(patch, options)
+        for status in patches.status(target.checkout, target.recipe.inside, _root())
+        if f"{status.project}/{status.slug}" == patch.name
+    ]
+
+
+def _print_changed(changed: list[Path], json: bool) -> None:
+    if json:
+        console.json_data(changed)
+        return
+    for file in changed:
+        console.data(f"{'wrote' if file.exists() else 'removed'} {file}")

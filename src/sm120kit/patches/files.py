@@ -1,0 +1,196 @@
+"""Remove and rename patch files, with everything that names them below ``patches/``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit.core.errors import BadPatch, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.state import write_together
+from sm120kit.patches import evidence
+from sm120kit.patches.apply import compose
+from sm120kit.patches.export import problems_after
+from sm120kit.patches.foreign import require_free
+from sm120kit.patches.format import Patch, normal_form
+from sm120kit.patches.message import skeleton
+from sm120kit.patches.records import PatchedTree, PatchState, TreeProject
+from sm120kit.patches.series import (
+    MAX_SLUG,
+    load,
+    load_for_tree,
+    projects,
+    renamed_series,
+    require_no_problems,
+    series_content,
+    slug_lines,
+    slug_problem,
+)
+
+_SEARCHED = ("docs", "tests", "src", "recipes", "dockerfiles", "ci", "patches")
+"""Directories whose files :func:`mentions` reads, and the files beside them."""
+
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A file that names a patch: the first line that does, and how many do."""
+
+    file: Path
+    line: int
+    count: int
+
+
+@dataclass(frozen=True)
+class FileStat:
+    """A file that a patch changes: its hunks, and the lines that it adds and removes."""
+
+    path: str
+    hunks: int
+    added: int
+    removed: int
+
+
+def new_message(name: str, projects: Sequence[TreeProject], root: Path) -> str:
+    """The message of a commit that becomes the patch ``name`` (``project/slug``) of one of the projects in a tree.
+
+    Raises:
+        BadPatch: the name has not this form.
+        UnknownName: the tree does not contain the project.
+        PatchOverwritten: there is such a patch.
+    """
+    named, separator, slug = name.partition("/")
+    if problem := slug_problem(slug) if separator else "it is not of the form project/slug":
+        raise BadPatch(f"no name of a patch: {name[:MAX_SLUG]}: {problem}", "a name is like cutlass/stage-count")
+    project = next((project for project in projects if project.project == named), None)
+    if project is None:
+        names = ", ".join(project.project for project in projects)
+        raise UnknownName(f"{name[:MAX_SLUG]}: no project {named} in the source of this recipe", f"projects: {names}")
+    require_free(root, named, slug)
+    return skeleton(name, project.version)
+
+
+def diffstat(patch: Patch) -> list[FileStat]:
+    """The size of a patch's change of each file."""
+    stats = []
+    for file in patch.files:
+        hunks = [hunk for hunk in patch.hunks if hunk.path == file.path]
+        stats.append(FileStat(file.path, len(hunks), sum(h.added for h in hunks), sum(h.removed for h in hunks)))
+    return stats
+
+
+def find(root: Path, name: str) -> Patch:
+    """Find a patch of a series by ``project/slug`` or by a unique slug.
+
+    Raises:
+        UnknownName: no series has it, or those of several projects.
+    """
+    every = [patch for project in projects(root) for patch in load(root, project)]
+    matches = [patch for patch in every if name in (patch.name, patch.slug)]
+    if len(matches) > 1:
+        names = ", ".join(patch.name for patch in matches)
+        raise UnknownName(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
+    if not matches:
+        raise UnknownName(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
+    return matches[0]
+
+
+def dependents(patch: Patch, tree: PatchedTree, root: Path, overrides: Path) -> list[str]:
+    """The names of the patches that apply to the source of ``tree`` with a patch, but not without it."""
+    series = load_for_tree(tree.checkout.pin, tree.inside, root)
+    without = [other for other in series if other.name != patch.name]
+    (_, before), (_, after) = (compose(tree.checkout, tree.inside, chosen, overrides) for chosen in (series, without))
+    applied = {step.patch.name for step in before if step.status.state is PatchState.APPLIES}
+    return [s.patch.name for s in after if s.patch.name in applied and s.status.state is not PatchState.APPLIES]
+
+
+def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]]) -> list[Path]:
+    """Remove a patch: its file, its line in the series and its proof; returns the files that changed.
+
+    ``required_by`` has by recipe the patches that do not apply without it. A proof that another patch names as its evidence
+    stays.
+
+    Raises:
+        PatchConflict: there are such patches.
+    """
+    lines = [f"  {name} in {recipe}" for recipe, names in required_by.items() for name in names]
+    if lines:
+        raise PatchConflict(
+            "\n".join([f"patches that do not apply without {patch.name}:", *lines]),
+            "drop or change them first, or pass --force",
+        )
+    directory = root / patch.project
+    slugs = [slug for _, slug in slug_lines(directory / "series") if slug != patch.slug]
+    files: dict[Path, bytes | None] = {
+        directory / f"{patch.slug}.patch": None,
+        directory / "series": series_content(directory / "series", slugs),
+    }
+    proof = evidence.path_of(root, patch.name)
+    others = [other for project in projects(root) for other in load(root, project) if other.name != patch.name]
+    if proof.is_file() and not any(proof.name in other.trailer("Evidence") for other in others):
+        files[proof] = None
+    write_together(files)
+    return list(files)
+
+
+def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
+    """Rename a patch and its variants: files, lines of the series, proofs, and the trailers that name these.
+
+    Returns the files that changed, old and new. If ``slug`` has another family than the patch, all variants get it.
+
+    Raises:
+        BadPatch: ``slug`` is no slug.
+        PatchOverwritten: another patch or proof has the name.
+    """
+    if problem := slug_problem(slug):
+        raise BadPatch(problem, "patches/README.md describes the names of patches")
+    directory = root / patch.project
+    family = slug.partition("--")[0]
+    slugs = {patch.slug: slug}
+    if family != patch.family:
+        variants = [other.slug for other in load(root, patch.project) if other.family == patch.family and other != patch]
+        slugs |= {old: family + old.removeprefix(patch.family) for old in variants}
+    files: dict[Path, bytes | None] = {}
+    for old, new in slugs.items():
+        require_free(root, patch.project, new)
+        proof, renamed = (evidence.path_of(root, f"{patch.project}/{name}") for name in (old, new))
+        if proof.is_file():
+            if renamed.exists():
+                raise PatchOverwritten(f"{renamed} exists already", "choose another name, or remove it")
+            content = proof.read_bytes()
+            before, after = (f'"patch": "{patch.project}/{name}"'.encode() for name in (old, new))
+            files |= {proof: None, renamed: content.replace(before, after, 1)}
+    for project in projects(root):
+        for other in load(root, project):
+            new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug
+            body = other.body
+            for renaming in slugs.items():
+                proofs = [evidence.path_of(Path("patches"), f"{patch.project}/{name}").as_posix() for name in renaming]
+                body = re.sub(rf"(?<![\w./-]){re.escape(proofs[0])}(?![\w-])", proofs[1], body)
+            if new != other.slug or body != other.body:
+                files[root / project / f"{other.slug}.patch"] = None
+                files[root / project / f"{new}.patch"] = normal_form(replace(other, body=body))
+    files[directory / "series"] = renamed_series(directory / "series", slugs)
+    require_no_problems([problem for project in projects(root) for problem in problems_after(files, root, project)])
+    write_together(files)
+    return list(files)
+
+
+def mentions(patch: Patch, directory: Path) -> Iterator[Mention]:
+    """The files of a repository that name a patch by its slug, and the files beside its documentation, sources and tests.
+
+    Binary files and those of more than 1 MiB are left out.
+    """
+    proof = evidence.path_of(Path(), patch.name).name
+    named = re.compile(rf"(?<![\w-]){re.escape(patch.slug)}(?![\w-])|\b{re.escape(proof)}\b".encode())
+    files = [path for path in directory.glob("*") if path.is_file()]
+    files += [path for name in _SEARCHED for path in (directory / name).rglob("*") if path.is_file() and not path.is_symlink()]
+    for path in sorted(files):
+        if path.stat().st_size > _MAX_BYTES or "__pycache__" in path.parts:
+            continue
+        content = path.read_bytes()
+        lines = [] if b"\0" in content else [n for n, line in enumerate(content.split(b"\n"), 1) if named.search(line)]
+        if lines:
+            yield Mention(path, lines[0], len(lines))

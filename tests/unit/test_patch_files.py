@@ -1,0 +1,471 @@
+"""Single patch files: imported from anybody's diff, shown, removed and renamed, without losing anything else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from patch_series import (
+    BASE,
+    BUILDER,
+    KERNEL,
+    LAUNCHER,
+    RECIPE,
+    PatchDirectory,
+    changed,
+    checkout_of,
+    contents,
+    export_edits,
+    git_in,
+    inside,
+    patch_text,
+    text_at,
+    two_projects,
+)
+from typer.testing import CliRunner
+
+from sm120kit import patches
+from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.patches import ImportTarget
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.git import Repository
+
+CHANGED = changed(KERNEL, 20, "twenty\n")
+PLACEHOLDERS = ["Upstream-Status", "Origin", "Matters-For", "No-Effect-For", "Evidence", "Drop-When"]
+
+
+@pytest.fixture
+def patch_dir(tmp_path: Path) -> PatchDirectory:
+    directory = PatchDirectory(tmp_path / "data")
+    two_projects(directory)
+    return directory
+
+
+@pytest.fixture
+def tree(patch_dir: PatchDirectory, tmp_path: Path) -> PatchedTree:
+    return patches.apply(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root, patch_dir.overrides)
+
+
+class Upstream:
+    """A git repository of somebody else, in which files are committed and diffs made."""
+
+    def __init__(self, path: Path, files: dict[str, str]) -> None:
+        self.path = path
+        subprocess.run(["git", "init", "-q", path], check=True)
+        self.commit(files, "before")
+
+    def commit(self, files: dict[str, str], message: str) -> None:
+        for name, text in files.items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_text(text)
+        git_in(self.path, "add", "-A")
+        git_in(self.path, "commit", "-q", "-m", message)
+
+    def output(self, *arguments: str) -> bytes:
+        return subprocess.run(["git", "-C", self.path, *arguments], check=True, capture_output=True).stdout
+
+
+def cutlass_repository(path: Path) -> Upstream:
+    """CUTLASS alone, with line 20 of builder.inl changed in its newest commit."""
+    upstream = Upstream(path, {"include/cutlass/builder.inl": KERNEL, "README": "x\n"})
+    message = "[SM120] builder: Zählen\n\nIt counted twice.\n\nReviewed-by: Q <q@example.invalid>\nOrigin: a report\n"
+    upstream.commit({"include/cutlass/builder.inl": CHANGED}, message)
+    return upstream
+
+
+def imported(tree: PatchedTree, root: Path, file: Path, **target: object) -> tuple[patches.Patch, list[str]]:
+    """Import a file; returns the patch in its series, and what is to be filled in."""
+    path, problems = patches.import_patch(patches.read_diff(file), tree, ImportTarget(**target), root)  # type: ignore[arg-type]
+    (patch,) = (patch for patch in patches.load(root, path.parent.name) if patch.slug == path.stem)
+    return patch, [problem.text.partition(" ")[0] for problem in problems]
+
+
+def test_import_of_a_mail(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """Encoded subject, abbreviated ids and a mail signature; other trailers stay as prose, and our own are kept."""
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    mail = upstream.output("format-patch", "-1", "--stdout")
+    assert b"=?UTF-8?q?" in mail and b"index " in mail and b"[PATCH] " in mail
+    (tmp_path / "x.patch").write_bytes(mail)
+    patch, missing = imported(tree, patch_dir.root, tmp_path / "x.patch")
+    assert (patch.project, patch.slug, patch.subject) == ("cutlass", "sm120-builder-z-hlen", "[SM120] builder: Zählen")
+    assert patch.author == "A. B <a@example.invalid>"
+    assert patch.body.startswith("It counted twice.\n\nReviewed-by: Q <q@example.invalid>\n\nApplies-To: cutlass ==4.2.1\n")
+    assert patch.trailer("Origin") == "a report"
+    assert missing == [name for name in PLACEHOLDERS if name != "Origin"]
+    assert [slug for _, slug in patches.series.slug_lines(patch_dir.root / "cutlass/series")] == ["first", "second", patch.slug]
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(again, BUILDER) == changed(text_at(tree, BUILDER), 20, "twenty\n")
+    lint = [problem for problem in patches.lint(patch_dir.root) if "to be filled in" in problem.text]
+    assert [problem.line for problem in lint] == [
+        number for number, line in enumerate(patch.content.decode().splitlines(), 1) if ": TODO: " in line
+    ]
+    assert len(lint) == len(missing)
+
+
+def test_import_of_a_plain_diff(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """Author, subject and reason are to be filled in; text above the diff is kept."""
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    file = tmp_path / "count-once.diff"
+    file.write_bytes(b"It counts twice.\n\n" + upstream.output("diff", "HEAD^"))
+    patch, missing = imported(tree, patch_dir.root, file)
+    assert (patch.name, missing) == ("cutlass/count-once", ["From", "Subject", *PLACEHOLDERS])
+    assert patch.body.startswith("It counts twice.\n\nApplies-To")
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert "twenty\n" in text_at(again, BUILDER)
+
+
+@pytest.mark.parametrize("revision", ["HEAD", "main", "abbreviated", "HEAD~0"])
+def test_import_of_a_commit(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path, revision: str) -> None:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    git_in(upstream.path, "branch", "-M", "main")
+    if revision == "abbreviated":
+        revision = upstream.output("rev-parse", "--short", "HEAD").decode().strip()
+    foreign = patches.read_commit(upstream.path, revision)
+    file, _ = patches.import_patch(foreign, tree, ImportTarget(), patch_dir.root)
+    assert file == patch_dir.root / "cutlass/sm120-builder-z-hlen.patch"
+    assert patches.load(patch_dir.root, "cutlass")[-1].trailer("Origin") == "a report"
+
+
+def test_import_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream, mark = cutlass_repository(tmp_path / "cutlass"), tmp_path / "program-ran"
+    evil = tmp_path / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {mark}\nexit 1\n")
+    evil.chmod(0o755)
+    with (upstream.path / ".git/config").open("a") as config:
+        config.write(f"[core]\nfsmonitor = {evil}\npager = {evil}\nhooksPath = {tmp_path}\n[diff]\nexternal = {evil}\n")
+        config.write(f"[uploadpack]\npackObjectsHook = {evil}\n[gpg]\nprogram = {evil}\n[log]\nshowSignature = true\n")
+    patches.import_patch(patches.read_commit(upstream.path, "HEAD"), tree, ImportTarget(), patch_dir.root)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("revision", "message"),
+    [
+        ("HEAD^", "is the first commit of its repository"),
+        ("nothing", "nothing of .* cannot be read"),
+        ("--upload-pack=x", "cannot be read"),
+        ("", "cannot be read"),
+        ("HEAD:README", "cannot be read"),
+    ],
+)
+def test_commits_that_are_not_imported(tmp_path: Path, revision: str, message: str) -> None:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    with pytest.raises(BadPatch, match=message):
+        patches.read_commit(upstream.path, revision)
+
+
+def test_a_merge_and_no_repository_are_refused(tmp_path: Path) -> None:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    git_in(upstream.path, "checkout", "-qb", "side", "HEAD^")
+    upstream.commit({"README": "y\n"}, "side")
+    git_in(upstream.path, "merge", "-q", "-m", "m", "-")
+    with pytest.raises(BadPatch, match="is a merge"):
+        patches.read_commit(upstream.path, "HEAD")
+    with pytest.raises(BadPatch, match="cannot be read: not a git repository"):
+        patches.read_commit(tmp_path, "HEAD")
+
+
+def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """A file below 3rdparty/cutlass is one of CUTLASS; --strip removes the directories of another tree."""
+    whole = Upstream(tmp_path / "whole", {BUILDER: KERNEL, LAUNCHER: KERNEL})
+    whole.commit({BUILDER: CHANGED}, "builder: in the tree")
+    (tmp_path / "x.patch").write_bytes(whole.output("format-patch", "-1", "--stdout"))
+    assert imported(tree, patch_dir.root, tmp_path / "x.patch")[0].name == "cutlass/builder-in-the-tree"
+    other = Upstream(tmp_path / "other", {"deep/er/csrc/launcher.cu": KERNEL})
+    other.commit({"deep/er/csrc/launcher.cu": CHANGED}, "launcher: deeper")
+    (tmp_path / "y.patch").write_bytes(other.output("format-patch", "-1", "--stdout"))
+    with pytest.raises(BadPatch, match=r"deep/er/csrc/launcher\.cu does not exist") as error:
+        imported(tree, patch_dir.root, tmp_path / "y.patch")
+    assert "--strip" in error.value.hint
+    patch, _ = imported(tree, patch_dir.root, tmp_path / "y.patch", strip=3)
+    assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
+    with pytest.raises(BadPatch, match="fewer than 6 parts"):
+        imported(tree, patch_dir.root, tmp_path / "y.patch", strip=5)
+
+
+def test_lines_like_headers_inside_a_hunk_are_kept(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """A removed line ``-- a/csrc/x`` looks like the header ``--- a/csrc/x``."""
+    text = "1\n2\n-- a/deep/x\n++ b/deep/x\n3\n"
+    files = {**BASE, "x": text}
+    checkout = checkout_of(tmp_path / "with-x", files)
+    other = Upstream(tmp_path / "other", {"deep/x": text})
+    other.commit({"deep/x": "1\n2\n3\n"}, "x: fewer")
+    (tmp_path / "x.patch").write_bytes(other.output("format-patch", "-1", "--stdout"))
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    imported(base, patch_dir.root, tmp_path / "x.patch", strip=2)
+    assert text_at(patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides), "x") == "1\n2\n3\n"
+
+
+def test_project_of_a_diff_that_only_creates_files(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """The directory of a new file decides; where it is new too, --project does."""
+    upstream = Upstream(tmp_path / "u", {"README": "x\n"})
+    upstream.commit({"include/cutlass/fine.h": "fine\n"}, "fine")
+    (tmp_path / "fine.patch").write_bytes(upstream.output("format-patch", "-1", "--stdout"))
+    assert imported(tree, patch_dir.root, tmp_path / "fine.patch")[0].project == "cutlass"
+    upstream.commit({"new/fine.h": "fine\n"}, "new")
+    (tmp_path / "new.patch").write_bytes(upstream.output("format-patch", "-1", "--stdout"))
+    with pytest.raises(BadPatch, match="can be those of cutlass or flashinfer") as error:
+        imported(tree, patch_dir.root, tmp_path / "new.patch")
+    assert "--project" in error.value.hint
+    with pytest.raises(UnknownName, match="no project vllm"):
+        imported(tree, patch_dir.root, tmp_path / "new.patch", project="vllm")
+    assert imported(tree, patch_dir.root, tmp_path / "new.patch", project="flashinfer")[0].name == "flashinfer/new"
+
+
+def created(path: bytes, mode: bytes = b"100644") -> bytes:
+    return b"diff --git a/%s b/%s\nnew file mode %s\n--- /dev/null\n+++ b/%s\n@@ -0,0 +1 @@\n+x\n" % (path, path, mode, path)
+
+
+def refused_files(tmp_path: Path) -> dict[str, tuple[bytes, str]]:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    mail = upstream.output("format-patch", "-1", "--stdout")
+    diff = mail[mail.index(b"diff --git") : mail.index(b"-- \n")]
+    git_in(upstream.path, "mv", "include/cutlass/builder.inl", "include/cutlass/moved.inl")
+    rename = upstream.output("diff", "-M", "--cached")
+    return {
+        "two": (mail + mail, "contains several commits"),
+        "junk": (mail + b"\nand more\nand more\n", "text follows the diff"),
+        "rename": (rename, "the two paths of 'diff --git'"),
+        "binary": (diff + b"diff --git a/b b/b\nindex 1..2 100644\nGIT binary patch\n", "binary file"),
+        "cut": (diff[:-30], "cut off"),
+        "link": (created(b"l", b"120000"), "not a plain file"),
+        "git": (created(b".git/x"), "belongs to git"),
+        "up": (created(b"../x"), "leaves the project's tree"),
+        "unified": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "no line 'diff --git'"),
+        "empty": (b"", "no line 'diff --git'"),
+        "noise": (bytes(range(256)) * 40, "no line 'diff --git'"),
+        "both": (
+            diff + b"diff --git a/csrc/launcher.cu b/csrc/launcher.cu\n--- a/csrc/launcher.cu\n+++ b/csrc/launcher.cu\n"
+            b"@@ -1 +1 @@\n-line 1\n+x\n",
+            "is not for this source",
+        ),
+    }
+
+
+def test_refused_imports_write_nothing(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    before = contents(patch_dir.root)
+    for name, (content, problem) in refused_files(tmp_path).items():
+        (tmp_path / f"{name}.diff").write_bytes(content)
+        with pytest.raises(BadPatch) as error:
+            imported(tree, patch_dir.root, tmp_path / f"{name}.diff")
+        assert problem in error.value.message and error.value.hint, (name, error.value.message)
+    assert contents(patch_dir.root) == before
+
+
+def test_import_does_not_replace_a_patch(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    file = tmp_path / "first.diff"
+    file.write_bytes(cutlass_repository(tmp_path / "cutlass").output("diff", "HEAD^"))
+    before = contents(patch_dir.root)
+    with pytest.raises(PatchOverwritten, match="there is a patch cutlass/first already"):
+        imported(tree, patch_dir.root, file)
+    for name in ("..", "a/b", "x" * 200):
+        with pytest.raises(BadPatch):
+            imported(tree, patch_dir.root, file, slug=name)
+    assert contents(patch_dir.root) == before
+    (patch_dir.root / "cutlass/unlisted.patch").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PatchOverwritten):
+        imported(tree, patch_dir.root, file, slug="unlisted")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_import_of_what_conflicts_or_is_there(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "u", {"include/cutlass/builder.inl": changed(KERNEL, 10, "other\n")})
+    upstream.commit({"include/cutlass/builder.inl": changed(KERNEL, 10, "mine\n")}, "x")
+    (tmp_path / "x.diff").write_bytes(upstream.output("diff", "HEAD^"))
+    with pytest.raises(PatchConflict, match=r"builder\.inl:7: hunk 1") as error:
+        imported(tree, patch_dir.root, tmp_path / "x.diff")
+    assert "sm120kit patch edit" in error.value.hint
+    (tmp_path / "there.diff").write_bytes(patch_dir.edit(BUILDER, 10, "ten\n"))
+    upstream = Upstream(tmp_path / "v", {LAUNCHER: KERNEL})
+    upstream.commit({LAUNCHER: changed(KERNEL, 3, "three\n")}, "x")
+    (tmp_path / "there.diff").write_bytes(upstream.output("diff", "HEAD^"))
+    with pytest.raises(PatchAlreadyUpstream):
+        imported(tree, patch_dir.root, tmp_path / "there.diff")
+
+
+def test_new_message_is_a_commit_that_exports(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """The message of ``patch new`` in a directory of ``patch edit`` becomes the patch of its name."""
+    projects = patches.projects_in_tree(tree.checkout.pin, tree.inside)
+    clone = tmp_path / "clone"
+    patches.edit(tree, clone, RECIPE)
+    (clone / LAUNCHER).write_text(changed(text_at(tree, LAUNCHER), 20, "mine\n"))
+    git_in(clone, "commit", "-q", "-a", "-m", patches.new_message("flashinfer/mine", projects, patch_dir.root))
+    assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"mine.patch", "series"}
+    lint = [problem.text for problem in patches.lint(patch_dir.root) if "to be filled in" in problem.text]
+    assert [text.partition(" is")[0] for text in lint] == ["Subject", "the message", *PLACEHOLDERS]
+    with pytest.raises(PatchOverwritten):
+        patches.new_message("flashinfer/mine", projects, patch_dir.root)
+    for name in ("mine", "flashinfer/", "flashinfer/../x", ""):
+        with pytest.raises(BadPatch):
+            patches.new_message(name, projects, patch_dir.root)
+    with pytest.raises(UnknownName, match="no project vllm"):
+        patches.new_message("vllm/x", projects, patch_dir.root)
+
+
+def proof_of(patch_dir: PatchDirectory, name: str, hunks: str = "") -> Path:
+    """A stored proof of a patch, which its ``Evidence`` names."""
+    patch = patches.find(patch_dir.root, name)
+    proof = patch_dir.root / "evidence" / f"{name.replace('/', '-')}.json"
+    proof.parent.mkdir(exist_ok=True)
+    record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "results": []}
+    proof.write_text(json.dumps(record, indent=2) + "\n")
+    file = patch_dir.root / f"{name}.patch"
+    file.write_bytes(patch.content.replace(b"Evidence: ", f"Evidence: patches/evidence/{proof.name}, ".encode(), 1))
+    return proof
+
+
+def repository_around(patch_dir: PatchDirectory) -> None:
+    """The files that tests name as evidence."""
+    root = patch_dir.root.rename(patch_dir.path / "patches")
+    assert root == patch_dir.root
+    (patch_dir.path / "tests/unit").mkdir(parents=True)
+    (patch_dir.path / "tests/unit/test_patches.py").write_text("# cutlass/second is below the third\nsecond\n")
+    (patch_dir.path / "docs").mkdir()
+    (patch_dir.path / "docs/seconds.md").write_text("seconds, split-second\n")
+
+
+def test_check_reports_a_proof_of_other_hunks(patch_dir: PatchDirectory) -> None:
+    repository_around(patch_dir)
+    proof = proof_of(patch_dir, "cutlass/second")
+    assert patches.lint(patch_dir.root) == []
+    file = patch_dir.root / "cutlass/second.patch"
+    file.write_bytes(file.read_bytes().replace(b"Why it exists.", b"Why it still exists."))
+    assert patches.lint(patch_dir.root) == [], "the proof is of the hunks, not of the message"
+    content = proof.read_text()
+    for wrong, text in (
+        (content.replace('"hunks_sha256": "', '"hunks_sha256": "0'), "is a proof of other hunks than those of the patch"),
+        (content.replace("cutlass/second", "cutlass/first"), "is a proof of cutlass/first"),
+        ("[]", "is not a proof"),
+        ("{", "is not a proof"),
+    ):
+        proof.write_text(wrong)
+        (problem,) = patches.lint(patch_dir.root)
+        assert problem.text == f"patches/evidence/{proof.name} {text}: sm120kit patch prove cutlass/second --write"
+        assert file.read_text().splitlines()[problem.line - 1].startswith("Evidence: ")
+    proof.unlink()
+    assert [problem.text.partition(", ")[2] for problem in patches.lint(patch_dir.root)] == ["which does not exist"]
+
+
+def test_drop_removes_file_line_and_proof(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
+    repository_around(patch_dir)
+    proof = proof_of(patch_dir, "cutlass/second")
+    series = patch_dir.root / "cutlass/series"
+    series.write_text("# Section\n\n# why first\nfirst\n# Another\n\n# why second\nsecond # really\n")
+    second = patches.find(patch_dir.root, "second")
+    unpatched = PatchedTree(tree.checkout, tree.inside, tree.checkout.commit, tree.checkout.tree, ())
+    assert patches.dependents(second, unpatched, patch_dir.root, patch_dir.overrides) == []
+    changed_files = patches.drop(second, patch_dir.root, {RECIPE: []})
+    assert {path.name for path in changed_files} == {"second.patch", "series", proof.name}
+    assert series.read_text() == "# Section\n\n# why first\nfirst\n# Another\n\n"
+    assert not proof.exists()
+    assert patches.lint(patch_dir.root) == []
+
+
+def test_drop_refuses_what_others_need(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
+    first = patches.find(patch_dir.root, "cutlass/first")
+    unpatched = PatchedTree(tree.checkout, tree.inside, tree.checkout.commit, tree.checkout.tree, ())
+    required_by = {RECIPE: patches.dependents(first, unpatched, patch_dir.root, patch_dir.overrides)}
+    assert required_by == {RECIPE: ["cutlass/second"]}
+    before = contents(patch_dir.root)
+    with pytest.raises(PatchConflict, match=r"without cutlass/first:\n  cutlass/second in flashinfer-0\.6\.6"):
+        patches.drop(first, patch_dir.root, required_by)
+    assert contents(patch_dir.root) == before
+    patches.drop(first, patch_dir.root, {})
+    assert not (patch_dir.root / "cutlass/first.patch").exists()
+
+
+def test_drop_keeps_a_proof_that_another_patch_names(patch_dir: PatchDirectory) -> None:
+    proof = proof_of(patch_dir, "cutlass/second")
+    first = patch_dir.root / "cutlass/first.patch"
+    first.write_bytes(first.read_bytes().replace(b"Evidence: ", f"Evidence: patches/evidence/{proof.name}, ".encode(), 1))
+    patches.drop(patches.find(patch_dir.root, "second"), patch_dir.root, {})
+    assert proof.exists()
+
+
+def test_rename(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
+    """File, series, proof and trailers; the same tree results, and files that name the patch are listed."""
+    repository_around(patch_dir)
+    proof = proof_of(patch_dir, "cutlass/second")
+    series = patch_dir.root / "cutlass/series"
+    series.write_text("first\n# why\nsecond # second of two\n")
+    second = patches.find(patch_dir.root, "second")
+    wrote = patches.rename(second, "more-lines", patch_dir.root)
+    assert {path.name for path in wrote} == {
+        *("second.patch", "more-lines.patch", "series", proof.name, "cutlass-more-lines.json"),
+    }
+    assert series.read_text() == "first\n# why\nmore-lines # second of two\n"
+    renamed = patches.find(patch_dir.root, "more-lines")
+    assert renamed.diff == second.diff
+    assert renamed.trailer("Evidence") == "patches/evidence/cutlass-more-lines.json, tests/unit/test_patches.py"
+    assert json.loads((proof.with_name("cutlass-more-lines.json")).read_text())["patch"] == "cutlass/more-lines"
+    assert not proof.exists()
+    assert patches.lint(patch_dir.root) == []
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert again.tree == tree.tree
+    mentions = [(m.file.relative_to(patch_dir.path), m.line, m.count) for m in patches.mentions(second, patch_dir.path)]
+    assert mentions == [(Path("patches/cutlass/series"), 3, 1), (Path("tests/unit/test_patches.py"), 1, 2)]
+
+
+def test_rename_takes_variants_along(patch_dir: PatchDirectory) -> None:
+    variant = patch_text(patch_dir.edit(BUILDER, 20, "x\n"), versions=">=4.5")
+    patch_dir.put("first--4.5", variant)
+    patches.rename(patches.find(patch_dir.root, "first"), "count", patch_dir.root)
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["count", "second", "count--4.5"]
+    patches.rename(patches.find(patch_dir.root, "count--4.5"), "count--new", patch_dir.root)
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["count", "second", "count--new"]
+
+
+def test_refused_names_change_nothing(patch_dir: PatchDirectory) -> None:
+    proof = proof_of(patch_dir, "cutlass/second")
+    (proof.with_name("cutlass-free.json")).write_text("{}")
+    before = contents(patch_dir.root)
+    second = patches.find(patch_dir.root, "second")
+    for slug, error in {
+        "first": PatchOverwritten,
+        "second": PatchOverwritten,
+        "free": PatchOverwritten,
+        "a/b": BadPatch,
+        "": BadPatch,
+        "x" * 200: BadPatch,
+        "first--of-all": BadPatch,
+    }.items():
+        with pytest.raises(error):
+            patches.rename(second, slug, patch_dir.root)
+        assert contents(patch_dir.root) == before, slug
+    with pytest.raises(UnknownName, match="no series has a patch 'secondly'"):
+        patches.find(patch_dir.root, "secondly")
+
+
+def test_diffstat(patch_dir: PatchDirectory) -> None:
+    (stat,) = patches.diffstat(patches.find(patch_dir.root, "first"))
+    assert (stat.path, stat.hunks, stat.added, stat.removed) == ("include/cutlass/builder.inl", 1, 1, 1)
+
+
+def test_commands(patch_dir: PatchDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm120kit.cli import app
+
+    repository_around(patch_dir)
+    monkeypatch.setenv("SM120KIT_DATA", str(patch_dir.path))
+    (patch_dir.path / "recipes/engines").mkdir(parents=True)
+    runner = CliRunner()
+    result = runner.invoke(app, ["patch", "rename", "second", "more", "--json"])
+    assert json.loads(result.stdout)["mentions"][0]["count"] == 2
+    result = runner.invoke(app, ["patch", "drop", "first", "--force"])
+    assert "removed " in result.stdout and "wrote " in result.stdout
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["more"]
+    record = json.loads(runner.invoke(app, ["patch", "show", "more", "--json", "--diff"]).stdout)
+    assert (record["name"], record["states"], record["proof"]) == ("cutlass/more", [], None)
+    assert record["diff"].startswith("diff --git a/include/cutlass/builder.inl")
+    shown = runner.invoke(app, ["patch", "show", "more", "--diff"]).stdout
+    assert "Why it exists." in shown and "+eleven" in shown
+
+
+def test_repository_of_a_tree_stays_as_it_is(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """An import makes no ref in the checkout that all commands share."""
+    repository = Repository(tree.checkout.repository)
+    before = repository.git("for-each-ref").stdout
+    (tmp_path / "x.diff").write_bytes(cutlass_repository(tmp_path / "cutlass").output("diff", "HEAD^"))
+    imported(tree, patch_dir.root, tmp_path / "x.diff")
+    assert repository.git("for-each-ref").stdout == before
