@@ -208,6 +208,11 @@ def _file_of(
             f"{commit.title} is for {patch.trailer('Applies-To')}, which excludes {project.project} {project.version}",
             f"include {project.version}, the version in this directory; to drop the patch there, remove the commit",
         )
+    if patch.anchors and not _has_effect(repository, patch, commit, project):
+        raise BadPatch(
+            f"{commit.title}: a trailer Hunk-Below or Hunk-Above puts a hunk at another place than the commit",
+            "correct the number of the hunk or the line, or remove the trailer",
+        )
     if before is None or before.diff == patch.diff:
         return patch
     if _has_effect(repository, before, commit, project):

@@ -17,8 +17,8 @@ def places(hunks: Sequence[Hunk], offsets: Mapping[int, int], content: bytes) ->
     line number decides. Context must match exactly. A hunk that starts at line 1 fits only there, and one without lines of
     context after its change only at the end of the file: so does git apply.
     """
-    lines = _LINE.findall(content)
-    fits = [_fits(hunk, lines) if hunk.number in offsets else [_line(hunk)] for hunk in hunks]
+    lines = split_lines(content)
+    fits = [fitting_lines(hunk, lines) if hunk.number in offsets else [_line(hunk)] for hunk in hunks]
     end = 1
     for hunk, starts in zip(hunks, fits, strict=True):
         starts[:] = [start for start in starts if start >= end]
@@ -28,6 +28,11 @@ def places(hunks: Sequence[Hunk], offsets: Mapping[int, int], content: bytes) ->
         starts[:] = [start for start in starts if start + len(hunk.old) <= end]
         end = max(starts, default=end)
     return fits
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    """The lines of a file with their line ends, as git counts them: only LF ends a line."""
+    return _LINE.findall(content)
 
 
 def _line(hunk: Hunk) -> int:
@@ -44,7 +49,7 @@ def ambiguities(hunks: Sequence[Hunk], offsets: Mapping[int, int], content: byte
     return ambiguous
 
 
-def _fits(hunk: Hunk, lines: list[bytes]) -> list[int]:
+def fitting_lines(hunk: Hunk, lines: list[bytes]) -> list[int]:
     """The lines where a hunk alone fits."""
     at_end = not (hunk.old and hunk.new and hunk.old[-1] == hunk.new[-1])
     starts = _occurrences(hunk.old, lines) if hunk.old else range(len(lines) + 1)
