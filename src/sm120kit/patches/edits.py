@@ -5,6 +5,7 @@ The git configuration of the directory records what it was created from: recipe,
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from pathlib import Path
 from sm120kit.core.errors import BadPatch, EditMismatch, StateUnwritable
 from sm120kit.core.state import digest_of, disk_errors, write_atomic
 from sm120kit.patches.apply import REFS
+from sm120kit.patches.checkout import OVERRIDES
 from sm120kit.patches.export import export, write_back
+from sm120kit.patches.headers import OwnHeaders
 from sm120kit.patches.records import PatchedTree, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
@@ -21,6 +24,9 @@ from sm120kit.sources.records import Pin, VendoredProject
 
 _BASE = "refs/sm120kit/base"
 """In a repository that :func:`edit` made: the commit below the series."""
+
+_RECORDED = "refs/sm120kit/recorded"
+"""In a copy of such a repository: the last commit of the series when it was made or exported."""
 
 SERIES = "refs/heads/series"
 """In a repository that :func:`edit` made: the branch with a commit per patch."""
@@ -113,9 +119,11 @@ def export_edits(
     inside: tuple[VendoredProject, ...],
     root: Path,
     overwrite: Collection[str] = (),
+    overrides: Path | None = None,
 ) -> list[Path]:
     """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
 
+    Commits of our headers are written to ``overrides``, which is ``cutlass_overrides/`` beside ``root`` if it is not given.
     ``pin`` and ``inside`` are those of ``recipe``; for ``overwrite`` see :func:`write_back`.
 
     Raises:
@@ -149,7 +157,11 @@ def export_edits(
             if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
                 raise BadPatch(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
         projects = projects_in_tree(pin, inside)
-        changed = write_back(repository, export(repository, _BASE, SERIES, projects), projects, root, overwrite)
+        headers = OwnHeaders.of(repository, _BASE, projects)
+        exported = export(repository, _BASE, SERIES, projects, headers)
+        edits = (_recorded_tip(repository, edited, record), SERIES)
+        own_files = headers.edited(repository, edits, overrides or root.parent / OVERRIDES)
+        changed = write_back(repository, exported, projects, root, overwrite, own_files)
         if changed:
             after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, root), commits)
             config = Path(scratch) / "config"
@@ -157,6 +169,15 @@ def export_edits(
             repository.git("config", "--file", config, "--remove-section", _SECTION)
             write_atomic(edited / "config", config.read_bytes() + after.section().encode())
         return changed
+
+
+def _recorded_tip(repository: Repository, edited: Path, record: EditRecord) -> str:
+    """The last commit of a directory when it was made or exported, fetched from it; its base if that is gone."""
+    tip = record.commits[-1] if record.commits else _BASE
+    if re.fullmatch("[0-9a-f]{40}", tip):
+        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--", edited, f"{tip}:{_RECORDED}")
+        return _RECORDED if repository.git(*fetch, check=False).returncode == 0 else _BASE
+    return _BASE
 
 
 def _applied(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
@@ -52,31 +53,49 @@ def diff(repository: Repository, before: str, after: str, below: str = "") -> by
     return repository.git("diff-tree", "-r", "-p", *_DIFF_FORM, *relative, before, after).raw
 
 
-def export(repository: Repository, base: str, tip: str, projects: Sequence[TreeProject]) -> tuple[Exported, ...]:
+def export(
+    repository: Repository, base: str, tip: str, projects: Sequence[TreeProject], headers: Container[str] = ()
+) -> tuple[Exported, ...]:
     """Export the commits above ``base`` up to ``tip`` as patches, in order.
 
-    A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject.
+    A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject. Commits that only change
+    ``headers`` are left out.
 
     Raises:
         BadPatch: a commit is a merge, touches more than one project, or does not make a well-formed patch with a valid slug.
     """
-    exported: list[Exported] = []
-    for commit in repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split():
-        message = read_message(repository, commit)
-        title = _title(commit, message.subject)
-        if " " in message.parents:
-            raise BadPatch(f"{title} is a merge", "rebase, so that every commit is one patch")
-        project = _owner_of_changes(repository, message.parents, commit, projects, title)
-        if problem := slug_problem(message.slug):
-            raise BadPatch(
-                f"{title}: its {'trailer Patch' if message.named else 'subject'} gives"
-                f" {problem if message.slug else 'no file name'}",
-                f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
-            )
-        change = diff(repository, message.parents, commit, project.path)
-        content = render(message.author, message.date, message.subject, message.body, change)
-        exported.append(Exported(parse_own(project.project, message.slug, content), commit, message.parents))
-    return tuple(exported)
+    commits = repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split()
+    exported = (export_commit(repository, commit, projects, headers) for commit in commits)
+    return tuple(patch for patch in exported if patch)
+
+
+def export_commit(
+    repository: Repository, commit: str, projects: Sequence[TreeProject], headers: Container[str] = ()
+) -> Exported | None:
+    """Export a commit as a patch; None if it only changes ``headers``. See :func:`export` for errors."""
+    message = read_message(repository, commit)
+    title = _title(commit, message.subject)
+    if " " in message.parents:
+        raise BadPatch(f"{title} is a merge", "rebase, so that every commit is one patch")
+    changed = repository.changed(message.parents, commit)
+    own = [path for path in changed if path in headers]
+    if own and len(own) == len(changed):
+        return None
+    if own:
+        raise BadPatch(
+            f"{title} changes headers of cutlass_overrides, such as {own[0]}, and files of a project",
+            "split it: git reset HEAD^, then commit the headers and the other files in two commits",
+        )
+    project = _owner_of_changes(changed, projects, title)
+    if problem := slug_problem(message.slug):
+        raise BadPatch(
+            f"{title}: its {'trailer Patch' if message.named else 'subject'} gives"
+            f" {problem if message.slug else 'no file name'}",
+            f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
+        )
+    change = diff(repository, message.parents, commit, project.path)
+    content = render(message.author, message.date, message.subject, message.body, change)
+    return Exported(parse_own(project.project, message.slug, content), commit, message.parents)
 
 
 @dataclass(frozen=True)
@@ -122,12 +141,9 @@ def parse_own(project: str, slug: str, content: bytes) -> Patch:
     return patch
 
 
-def _owner_of_changes(
-    repository: Repository, parent: str, commit: str, projects: Sequence[TreeProject], title: str
-) -> TreeProject:
+def _owner_of_changes(changed: Sequence[str], projects: Sequence[TreeProject], title: str) -> TreeProject:
     """The one project whose files a commit changes: of nested projects, the innermost that contains each file."""
-    changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit).raw.decode().split("\0")
-    owners = {owner for path in changed if path and (owner := owner_of(path, projects))}
+    owners = {owner for path in changed if (owner := owner_of(path, projects))}
     if len(owners) != 1:
         raise BadPatch(
             f"{title} touches {' and '.join(sorted(owner.project for owner in owners)) or 'nothing'}",
@@ -142,8 +158,11 @@ def write_back(
     projects: Sequence[TreeProject],
     root: Path,
     overwrite: Collection[str] = (),
+    others: Mapping[Path, bytes | None] = MappingProxyType({}),
 ) -> list[Path]:
     """Make the series of these projects contain the exported patches, all or none; returns the files that changed.
+
+    The content of ``others`` is written with them.
 
     The diff of a file is not rewritten when it has the effect of the commit: its line numbers and blob ids may be those of
     another version of the file that it changes. Patches that are not for these versions were not in the tree: they stay, each
@@ -186,6 +205,7 @@ def write_back(
             files[directory / "series"] = series_content(directory / "series", slugs)
         files |= {directory / f"{slug}.patch": None for slug in existing if slug not in slugs}
     require_no_problems([problem for project in projects for problem in problems_after(files, root, project.project)])
+    files |= others
     write_together(files)
     return list(files)
 
