@@ -50,6 +50,7 @@ BASE = {
     "image diff": ["image", "image"],
     "patch status": ["--offline"],
     "patch check": ["--offline"],
+    "patch drift": ["--offline"],
     "patch apply": ["flashinfer", "--into", "out", "--offline"],
     "patch edit": ["flashinfer", "--into", "out", "--offline"],
     "patch export": ["flashinfer", "--from", "model"],

@@ -60,6 +60,9 @@ COMMANDS = Branch(
                 "list": Leaf("patch:list_", "List the patches"),
                 "show": Leaf("patch_files:show", "Show a patch, its state on each recipe, and its proof"),
                 "status": Leaf("patch:status", "Show the state of each patch on each recipe's version"),
+                "drift": Leaf(
+                    "patch_drift:drift", "Show the state of each patch on every release that the package index offers"
+                ),
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
                 "apply": Leaf("patch:apply", "Write a recipe's patched source tree to a directory"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),

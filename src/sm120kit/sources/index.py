@@ -106,30 +106,31 @@ def list_sdists(
 ) -> tuple[list[ListedSdist], list[str]]:
     """Every sdist of a distribution that is listed, in the order of the sources, and the problems that occurred.
 
-    The sha256 of a local file is that of its content, or the name of its directory, as in ``downloads/`` of a state directory.
-
-    Raises:
-        FetchFailed: the mirror is not a directory.
+    A local file that is listed without a sha256 has that of its content. A local mirror is listed by :func:`sdists_in`.
     """
     from unearth import PackageFinder
 
-    if (directory := local_directory(mirror)) is not None:
-        return list(_sdists_in(_existing(directory), distribution)), []
     listed: list[ListedSdist] = []
     problems: list[str] = []
     for source in _sources(mirror, settings, PackageFinder):
         for package in _query(distribution, True, source, client, problems):
             location = _location(package.link)
-            if location.file is not None and location.file.is_file():
+            if not location.sha256 and location.file is not None and location.file.is_file():
                 location = replace(location, sha256=file_sha256(location.file))
             listed.append(ListedSdist(str(package.version), location, package.link.is_yanked))
     return listed, problems
 
 
-def _sdists_in(directory: Path, distribution: str) -> Iterator[ListedSdist]:
+def sdists_in(directory: Path, distribution: str) -> Iterator[ListedSdist]:
+    """The sdists of a distribution in a mirror's directory, or in directories in it that are named by a sha256.
+
+    Raises:
+        FetchFailed: it is not a directory.
+    """
     from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 
-    for file in sorted([*directory.glob("*.tar.gz"), *directory.glob(f"{'[0-9a-f]' * 64}/*.tar.gz")]):
+    files = [*_existing(directory).glob("*.tar.gz"), *directory.glob(f"{'[0-9a-f]' * 64}/*.tar.gz")]
+    for file in sorted(files):
         try:
             name, version = parse_sdist_filename(file.name)
         except InvalidSdistFilename:

@@ -51,15 +51,12 @@ class Releases:
             FetchFailed: none is listed, or the mirror is not a directory.
             OfflineMiss: ``origin`` is offline and none is cached.
         """
-        from sm120kit.sources.client import connect
-
-        mirror = self.origin.mirror
+        directory = self.origin.directory
         if not self.origin.reachable:
-            mirror = str(self.workspace.downloads)
-            with disk_errors(self.workspace.downloads):
-                self.workspace.downloads.mkdir(exist_ok=True)
-        with contextlib.closing(connect(self._settings)) as client:
-            listed, problems = index.list_sdists(distribution, mirror, self._settings, client)
+            directory = self.workspace.downloads
+            with disk_errors(directory):
+                directory.mkdir(exist_ok=True)
+        listed, problems = (list(index.sdists_in(directory, distribution)), []) if directory else self._query(distribution)
         found: dict[Version, Release] = {}
         for sdist in listed:
             with contextlib.suppress(InvalidVersion):
@@ -78,6 +75,12 @@ class Releases:
             )
         message = f"no sdist of {distribution} {since} or newer is at any configured location"
         raise FetchFailed("\n  ".join([message, *problems]), "check the network, pip's settings, --index-url or --mirror")
+
+    def _query(self, distribution: str) -> tuple[list[index.ListedSdist], list[str]]:
+        from sm120kit.sources.client import connect
+
+        with contextlib.closing(connect(self._settings)) as client:
+            return index.list_sdists(distribution, self.origin.mirror, self._settings, client)
 
     def sdist(self, release: Release) -> Path:
         """The sdist of a release, from ``downloads/`` or fetched to it. Requires that no other process calls it.
