@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Fit:
+class DiffFit:
     """How the diff of a patch fits files: it applies, is already upstream, or conflicts.
 
     ``lines`` describe offsets or conflicts; ``conflicts`` are the paths of files with a conflict, relative to the project.
@@ -98,7 +98,7 @@ def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[Pat
     return fit.state, "\n".join([*fit.lines, *_made_for(index, patch, project, fit.conflicts)])
 
 
-def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> Fit:
+def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> DiffFit:
     """Compare the diff of a patch with the files in an index, whatever versions the patch is for. The index stays as it is."""
     placed, unplaced = _at_anchors(index, patch, project)
     check = git_apply(index, patch, project, "--check")
@@ -107,16 +107,16 @@ def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> Fit:
     applies = check.returncode == 0 and not unplaced
     # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
     if (not applies or offsets) and _is_upstream(index, patch, project):
-        return Fit(PatchState.ALREADY_UPSTREAM, (f"Drop-When: {patch.trailer('Drop-When')}",))
+        return DiffFit(PatchState.ALREADY_UPSTREAM, (f"Drop-When: {patch.trailer('Drop-When')}",))
     if check.returncode != 0:
         lines, paths = _conflicts(check.stderr, placed, project)
-        return Fit(PatchState.CONFLICTS, (*lines, *unplaced), paths)
+        return DiffFit(PatchState.CONFLICTS, (*lines, *unplaced), paths)
     if ambiguous or unplaced:
-        return Fit(PatchState.CONFLICTS, (*ambiguous, *unplaced))
+        return DiffFit(PatchState.CONFLICTS, (*ambiguous, *unplaced))
     for before, hunk in zip(patch.hunks, placed.hunks, strict=True):
         if hunk.start != before.start:
             offsets.setdefault(hunk.path, {})[hunk.number] = hunk.start - before.start
-    return Fit(PatchState.APPLIES, tuple(_describe(offsets)))
+    return DiffFit(PatchState.APPLIES, tuple(_describe(offsets)))
 
 
 def _is_upstream(index: GitIndex, patch: Patch, project: TreeProject) -> bool:
