@@ -149,43 +149,163 @@ def test_recipe_file_with_special_characters_is_recorded(patch_dir: PatchDirecto
     assert f"made from recipe {recipe}, not" in error.value.message
 
 
-def test_export_refuses_a_series_that_changed(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+def put_added(patch_dir: PatchDirectory) -> Path:
+    """A patch of line 25 of builder.inl at the end of CUTLASS's series."""
+    below = {**BASE, BUILDER: changed(changed(KERNEL, 10, "ten\n"), 11, "eleven\n")}
+    return patch_dir.put("added", patch_text(patch_dir.edit(BUILDER, 25, "x\n", below), subject="builder: added"))
+
+
+def rewritten(file: Path, old: bytes, new: bytes) -> bytes:
+    """Replace text of a file; returns its new content."""
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
+    return file.read_bytes()
+
+
+def test_export_merges_with_a_series_that_changed(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """Patches that were added, changed and removed meanwhile stay so, and those of the directory are written; also later on."""
+    two_projects(patch_dir)
+    fourth = {**BASE, LAUNCHER: changed(KERNEL, 3, "three\n")}
+    launcher = patch_text(patch_dir.edit(LAUNCHER, 27, "y\n", fourth, ""), "flashinfer", "==0.6.*", "launcher: fourth")
+    patch_dir.put("fourth", launcher, "flashinfer")
+    clone, flashinfer, cutlass = tmp_path / "clone", patch_dir.root / "flashinfer", patch_dir.root / "cutlass"
+    tree = edited(patch_dir, clone)
+    commit_change(clone, LAUNCHER, changed((clone / LAUNCHER).read_text(), 20, "mine\n"), message("launcher: mine"))
+    added = put_added(patch_dir)
+    second = rewritten(cutlass / "second.patch", b"Why it exists.", b"Why it still exists.")
+    (flashinfer / "fourth.patch").unlink()
+    (flashinfer / "series").write_text("# why\nthird\n")
+    assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"launcher-mine.patch", "series"}
+    assert added.is_file() and (cutlass / "second.patch").read_bytes() == second
+    assert (flashinfer / "series").read_text() == "# why\nthird\nlauncher-mine\n"
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(again, LAUNCHER) == changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
+    assert "\nx\n" in text_at(again, BUILDER)
+    before = contents(patch_dir.root)
+    assert export_edits(clone, tree.checkout, patch_dir.root) == [], "the directory still lacks what was added"
+    assert contents(patch_dir.root) == before
+    (clone / LAUNCHER).write_text((clone / LAUNCHER).read_text().replace("mine\n", "ours\n"))
+    git_in(clone, "commit", "-qa", "--amend", "--no-edit")
+    assert [path.name for path in export_edits(clone, tree.checkout, patch_dir.root)] == ["launcher-mine.patch"]
+    assert contents(patch_dir.root).keys() == before.keys()
+    git_in(clone, "reset", "-q", "--hard", "HEAD^")
+    assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"launcher-mine.patch", "series"}
+    assert added.is_file() and not (flashinfer / "launcher-mine.patch").exists()
+
+
+def test_export_merges_the_removal_of_a_patch(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """The directory removes one patch and changes the message of another; meanwhile another is added and one removed."""
+    two_projects(patch_dir)
+    clone, cutlass = tmp_path / "clone", patch_dir.root / "cutlass"
+    tree = edited(patch_dir, clone)
+    git_in(clone, "reset", "-q", "--hard", "HEAD^")
+    text = message("builder: better", "cutlass", "==4.2.1") + "Patch: cutlass/second\n"
+    git_in(clone, "commit", "-q", "--amend", "-m", text)
+    added = put_added(patch_dir)
+    wrote = export_edits(clone, tree.checkout, patch_dir.root)
+    assert {path.relative_to(patch_dir.root).as_posix() for path in wrote} == {
+        "cutlass/second.patch",
+        "flashinfer/third.patch",
+        "flashinfer/series",
+    }
+    assert "builder: better" in (cutlass / "second.patch").read_text()
+    assert added.is_file() and (cutlass / "series").read_text() == "first\nsecond\nadded\n"
+    assert patches.lint(patch_dir.root) == []
+
+
+@pytest.mark.parametrize("side", ["changed", "removed here", "removed there"])
+def test_export_refuses_a_patch_that_both_changed(patch_dir: PatchDirectory, tmp_path: Path, side: str) -> None:
     two_projects(patch_dir)
     clone, new = tmp_path / "clone", tmp_path / "new"
     tree = edited(patch_dir, clone)
-    commit_change(clone, LAUNCHER, changed(changed(KERNEL, 3, "three\n"), 20, "mine\n"), message("launcher: mine"))
-    below = {**BASE, BUILDER: changed(changed(KERNEL, 10, "ten\n"), 11, "eleven\n")}
-    added = patch_dir.put("added", patch_text(patch_dir.edit(BUILDER, 25, "x\n", below), subject="builder: added"))
     third = patch_dir.root / "flashinfer/third.patch"
-    third.write_bytes(third.read_bytes().replace(b"Why it exists.", b"Why it still exists."))
+    if side == "removed there":
+        third.unlink()
+        (third.parent / "series").write_text("")
+    else:
+        rewritten(third, b"Why it exists.", b"Why it still exists.")
+    if side == "removed here":
+        git_in(clone, "reset", "-q", "--hard", "HEAD^")
+    else:
+        (clone / LAUNCHER).write_text(changed((clone / LAUNCHER).read_text(), 20, "mine\n"))
+        git_in(clone, "commit", "-qa", "--amend", "--no-edit")
     before = contents(patch_dir.root)
     with pytest.raises(EditMismatch) as error:
         export_edits(clone, tree.checkout, patch_dir.root)
-    assert error.value.message.splitlines()[1:] == ["  cutlass/added was added", "  flashinfer/third was changed"]
+    names = {"changed": "", "removed here": ", which the directory removed", "removed there": ", which the series lacks"}
+    assert error.value.message.splitlines()[1] == f"  flashinfer/third{names[side]}"
     assert contents(patch_dir.root) == before
-    assert error.value.hint.startswith(
-        f"sm120kit patch edit {RECIPE} --into NEW; in NEW: git fetch {clone} && git cherry-pick "
+    assert error.value.hint.startswith(f"sm120kit patch edit {RECIPE} --into NEW")
+    if side == "removed there":
+        again = edited(patch_dir, new)
+        git_in(new, "fetch", "-q", str(clone), "series")
+        git_in(new, "cherry-pick", "-X", "theirs", "--keep-redundant-commits", "FETCH_HEAD~1..FETCH_HEAD")
+        assert {path.name for path in export_edits(new, again.checkout, patch_dir.root)} == {"third.patch", "series"}
+
+
+def test_the_same_change_on_both_sides_is_no_conflict(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    clone, other = tmp_path / "clone", tmp_path / "other"
+    tree = edited(patch_dir, clone)
+    edited(patch_dir, other)
+    for directory in (clone, other):
+        (directory / LAUNCHER).write_text(changed((directory / LAUNCHER).read_text(), 20, "mine\n"))
+        git_in(directory, "commit", "-qa", "--amend", "--no-edit")
+    assert [path.name for path in export_edits(other, tree.checkout, patch_dir.root)] == ["third.patch"]
+    assert export_edits(clone, tree.checkout, patch_dir.root) == []
+
+
+def test_merge_that_does_not_apply_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """Both sides change the same line in patches of their own."""
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    commit_change(
+        clone, BUILDER, changed((clone / BUILDER).read_text(), 25, "mine\n"), message("builder: mine", "cutlass", "==4.2.1")
     )
-    again = edited(patch_dir, new)
-    for command in error.value.hint.partition("; in NEW: ")[2].partition(";")[0].split(" && "):
-        git_in(new, *command.split()[1:])
-    assert {path.name for path in export_edits(new, again.checkout, patch_dir.root)} == {"launcher-mine.patch", "series"}
-    assert added.is_file()
-    assert b"still exists" in third.read_bytes()
+    put_added(patch_dir)
+    before = contents(patch_dir.root)
+    with pytest.raises(EditMismatch, match=r"cannot be merged with it:\ncutlass/added: conflicts") as error:
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert "cutlass/added was added" in error.value.message and "git cherry-pick" in error.value.hint
+    assert contents(patch_dir.root) == before
 
 
-def test_export_refuses_another_order_and_a_removed_patch(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n")))
-    patch_dir.put("second", patch_text(patch_dir.edit(BUILDER, 25, "x\n"), subject="builder: more"))
-    tree = edited(patch_dir, tmp_path / "clone")
+def test_export_keeps_another_order(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """An order that one side changed is taken; two different ones are refused."""
+    for number, line in enumerate((5, 15, 25)):
+        patch_dir.put(f"p{number}", patch_text(patch_dir.edit(BUILDER, line, "x\n"), subject=f"builder: {number}"))
     series = patch_dir.root / "cutlass/series"
-    series.write_text("second\nfirst\n")
-    with pytest.raises(EditMismatch, match="the order of the patches was changed"):
-        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
-    series.write_text("first\n")
-    (patch_dir.root / "cutlass/second.patch").unlink()
-    with pytest.raises(EditMismatch, match="cutlass/second was removed"):
-        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
+    clone, other = tmp_path / "clone", tmp_path / "other"
+    tree = edited(patch_dir, clone)
+    edited(patch_dir, other)
+    series.write_text("p1\np0\np2\n")
+    assert export_edits(clone, tree.checkout, patch_dir.root) == []
+    commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", message("fine", "cutlass", "==4.2.1"))
+    assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"fine.patch", "series"}
+    assert series.read_text() == "p1\np0\np2\nfine\n"
+    git_in(other, "reset", "-q", "--hard", "HEAD~3")
+    git_in(other, "cherry-pick", "ORIG_HEAD", "ORIG_HEAD~1", "ORIG_HEAD~2")
+    with pytest.raises(EditMismatch, match="the order of the patches"):
+        export_edits(other, tree.checkout, patch_dir.root)
+    series.write_text("p0\np1\np2\nfine\n")
+    export_edits(other, tree.checkout, patch_dir.root)
+    assert series.read_text().split() == ["p2", "fine", "p1", "p0"]
+
+
+def test_merge_after_the_old_commits_are_gone_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    clone = tmp_path / "clone"
+    tree = edited(patch_dir, clone)
+    git_in(clone, "commit", "-q", "--amend", "-m", message("launcher: third") + "Patch: flashinfer/third\n")
+    git_in(clone, "reflog", "expire", "--expire=now", "--all")
+    git_in(clone, "gc", "-q", "--prune=now")
+    put_added(patch_dir)
+    before = contents(patch_dir.root)
+    with pytest.raises(EditMismatch, match="its commits of that time are gone"):
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert contents(patch_dir.root) == before
 
 
 def test_export_twice_and_from_another_branch(patch_dir: PatchDirectory, tmp_path: Path) -> None:

@@ -179,8 +179,9 @@ def export(
 ) -> None:
     """Write the commits of a `patch edit` repository to the patch files.
 
-    The file of an unchanged commit stays as it is. A commit ported from another version becomes a variant. Nothing is
-    written if the directory was made from another recipe, or if the series changed since.
+    The file of an unchanged commit stays as it is. A commit ported from another version becomes a variant, one of headers goes
+    to cutlass_overrides. If the series changed since, both are merged patch by patch. Nothing is written if they changed the
+    same patch, or if the directory was made from another recipe.
     """
     from sm120kit import patches, recipes
     from sm120kit.recipes.target import argument

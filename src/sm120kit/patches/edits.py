@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch, EditMismatch, StateUnwritable
+from sm120kit.core import reporting
+from sm120kit.core.errors import BadPatch, EditMismatch, PatchConflict, StateUnwritable
 from sm120kit.core.state import digest_of, disk_errors, write_atomic
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.checkout import OVERRIDES
 from sm120kit.patches.export import export, write_back
+from sm120kit.patches.format import Patch
 from sm120kit.patches.headers import OwnHeaders
+from sm120kit.patches.reconcile import BothChanged, Sides, by_name, rebuild
 from sm120kit.patches.records import PatchedTree, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
@@ -40,7 +43,8 @@ class EditRecord:
     """The origin of a directory that :func:`edit` made.
 
     ``pin`` is the digest of the recipe's pins, ``series`` that of ``patches``: the sha256 of each applied patch by name, in
-    order. ``commits`` are the commits of the series.
+    order. ``commits`` are the commits of the series. ``series`` is empty if the directory lacks changes of ``patches``, with
+    which its commits were merged.
     """
 
     recipe: str
@@ -123,11 +127,13 @@ def export_edits(
 ) -> list[Path]:
     """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
 
+    If the series changed since, the two are merged patch by patch; the directory stays as it is.
     Commits of our headers are written to ``overrides``, which is ``cutlass_overrides/`` beside ``root`` if it is not given.
     ``pin`` and ``inside`` are those of ``recipe``; for ``overwrite`` see :func:`write_back`.
 
     Raises:
-        EditMismatch: ``edit`` did not make the directory, or made it from other pins, or the series changed since.
+        EditMismatch: ``edit`` did not make the directory, or made it from other pins, or the series changed since and cannot be
+            merged.
         BadPatch: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
         PatchOverwritten: see :func:`write_back`.
     """
@@ -146,7 +152,8 @@ def export_edits(
             )
         repository.git("symbolic-ref", "HEAD", SERIES)
         commits = repository.git("rev-list", "--reverse", f"{_BASE}..{SERIES}").stdout.split()
-        present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, root), commits)
+        series = load_for_tree(pin, inside, root)
+        present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, series), commits)
         _require_same_origin(directory, record, present)
         if (edited / "HEAD").read_text(errors="replace").strip() != f"ref: {SERIES}":
             raise BadPatch(
@@ -159,11 +166,34 @@ def export_edits(
         projects = projects_in_tree(pin, inside)
         headers = OwnHeaders.of(repository, _BASE, projects)
         exported = export(repository, _BASE, SERIES, projects, headers)
-        edits = (_recorded_tip(repository, edited, record), SERIES)
-        own_files = headers.edited(repository, edits, overrides or root.parent / OVERRIDES)
+        recorded = _recorded_tip(repository, edited, record)
+        own_files = headers.edited(repository, (recorded, SERIES), overrides or root.parent / OVERRIDES)
+        merge = record.series != present.series
+        meanwhile: list[str] = []
+        if merge:
+            before = export(repository, _BASE, recorded, projects, headers)
+            sides = Sides(
+                by_name(before, series, projects),
+                by_name(exported, series, projects),
+                record.patches,
+                {patch.name: patch for patch in series if patch.name in present.patches},
+            )
+            meanwhile = sides.changes
+            try:
+                if recorded == _BASE and record.commits:
+                    raise BothChanged("  its commits of that time are gone")
+                merged = rebuild(repository, _BASE, pin, inside, sides.merged())
+            except (BothChanged, PatchConflict) as reason:
+                message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
+                listed = "".join(f"\n  {change}" for change in meanwhile)
+                raise EditMismatch(message + listed, _by_hand(directory, record, present)) from None
+            exported = export(repository, _BASE, merged, projects, headers)
         changed = write_back(repository, exported, projects, root, overwrite, own_files)
+        for change in meanwhile:
+            reporting.info(f"kept, although {directory} lacks it: {change}")
         if changed:
-            after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, root), commits)
+            after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, load_for_tree(pin, inside, root)), commits)
+            after = replace(after, series="") if merge else after
             config = Path(scratch) / "config"
             config.write_bytes((edited / "config").read_bytes())
             repository.git("config", "--file", config, "--remove-section", _SECTION)
@@ -180,15 +210,14 @@ def _recorded_tip(repository: Repository, edited: Path, record: EditRecord) -> s
     return _BASE
 
 
-def _applied(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> dict[str, str]:
-    """The sha256 of each patch below ``root`` that is for a tree, by name, in order."""
+def _applied(pin: Pin, inside: tuple[VendoredProject, ...], patches: Sequence[Patch]) -> dict[str, str]:
+    """The sha256 of each patch that is for a tree, by name, in order."""
     versions = {project.project: project.version for project in projects_in_tree(pin, inside)}
-    patches = load_for_tree(pin, inside, root)
     return {patch.name: patch.sha256 for patch in patches if patch.is_for(versions[patch.project])}
 
 
 def _require_same_origin(directory: Path, record: EditRecord, present: EditRecord) -> None:
-    """Require that a directory was made from the pins and the series that are ``present``."""
+    """Require that a directory was made from the pins that are ``present``."""
     if record.pin != present.pin:
         raise EditMismatch(
             f"{directory} was made from recipe {record.recipe}, not from {present.recipe}"
@@ -198,16 +227,10 @@ def _require_same_origin(directory: Path, record: EditRecord, present: EditRecor
             if record.recipe != present.recipe
             else f"start with `sm120kit patch edit {present.recipe} --into DIR` and cherry-pick your commits",
         )
-    if record.series == present.series:
-        return
-    added = [f"  {name} was added" for name in present.patches if name not in record.patches]
-    removed = [f"  {name} was removed" for name in record.patches if name not in present.patches]
-    both = [name for name in present.patches if name in record.patches]
-    edited = [f"  {name} was changed" for name in both if record.patches[name] != present.patches[name]]
-    changes = added + removed + edited or ["  the order of the patches was changed"]
+
+
+def _by_hand(directory: Path, record: EditRecord, present: EditRecord) -> str:
+    """The commands that move the commits of a directory to a new one."""
     own = [commit[:12] for commit in present.commits if commit not in record.commits]
     steps = f"; in NEW: git fetch {directory.absolute()} && git cherry-pick {' '.join(own)}; export from NEW" if own else ""
-    raise EditMismatch(
-        "\n".join([f"the series changed since {directory} was made; an export would undo that:", *changes]),
-        f"sm120kit patch edit {present.recipe} --into NEW{steps}",
-    )
+    return f"sm120kit patch edit {present.recipe} --into NEW{steps}"

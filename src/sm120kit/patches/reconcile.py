@@ -1,0 +1,136 @@
+"""Merge the commits of an edited directory with changes of the series since it was made, patch by patch.
+
+A patch that only one side changed, added or removed is taken from that side. The result is rebuilt as commits, each of which
+must apply, before any file is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.specifiers import SpecifierSet
+
+from sm120kit.core.errors import BadPatch, PatchConflict
+from sm120kit.patches.apply import commit_message
+from sm120kit.patches.drift import steps
+from sm120kit.patches.export import Exported
+from sm120kit.patches.format import Patch
+from sm120kit.patches.records import PatchState, TreeProject
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import Checkout, Pin, VendoredProject
+
+
+class BothChanged(Exception):
+    """Both sides changed the same; each line of the message has two leading spaces."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The patches of the directory and of the series, by name and in order: before, and now.
+
+    ``recorded`` has the sha256 of the files of the series when the directory was made or exported.
+    """
+
+    before: Mapping[str, Exported]
+    edited: Mapping[str, Exported]
+    recorded: Mapping[str, str]
+    present: Mapping[str, Patch]
+
+    @property
+    def changes(self) -> list[str]:
+        """What happened to the series since, a line per patch."""
+        lines = [f"{name} was added" for name in self.present if name not in self.recorded]
+        lines += [f"{name} was removed" for name in self.recorded if name not in self.present]
+        both = [name for name in self.present if name in self.recorded]
+        lines += [f"{name} was changed" for name in both if self.recorded[name] != self.present[name].sha256]
+        return lines or ["the order of the patches was changed"] * (list(self.present) != list(self.recorded))
+
+    def merged(self) -> list[Patch]:
+        """The patches of the merged series, in order.
+
+        Raises:
+            BothChanged: a patch or the order of patches was changed on both sides, in different ways.
+        """
+        names = dict.fromkeys([*self.before, *self.edited, *self.recorded, *self.present])
+        taken: dict[str, Patch] = {}
+        conflicts = []
+        for name in names:
+            before, edited = (_content(side.get(name)) for side in (self.before, self.edited))
+            present = self.present.get(name)
+            theirs = self.recorded.get(name) != (present.sha256 if present else None)
+            if edited != before and theirs and edited != (present.content if present else None):
+                removed = ", which the directory removed" if not edited else ", which the series lacks" if not present else ""
+                conflicts.append(f"  {name}{removed}")
+            elif edited != before and name in self.edited:
+                taken[name] = self.edited[name].patch
+            elif edited == before and present:
+                taken[name] = present
+        if conflicts:
+            raise BothChanged("\n".join(conflicts))
+        projects = dict.fromkeys(patch.project for patch in taken.values())
+        return [taken[name] for project in projects for name in self._order([n for n in taken if taken[n].project == project])]
+
+    def _order(self, names: Collection[str]) -> list[str]:
+        """The names of a project's patches in the order of the side that changed it."""
+        ours, theirs = ([name for name in side if name in names] for side in (self.edited, self.present))
+        ours_moved = _in(self.before, self.edited) != _in(self.edited, self.before)
+        theirs_moved = _in(self.recorded, self.present) != _in(self.present, self.recorded)
+        if ours_moved and theirs_moved and _in(ours, theirs) != _in(theirs, ours):
+            raise BothChanged("  the order of the patches")
+        order, others = (ours, theirs) if ours_moved else (theirs, ours)
+        order = list(order)
+        for number, name in enumerate(others):
+            if name not in order:
+                before = next((other for other in reversed(others[:number]) if other in order), None)
+                order.insert(order.index(before) + 1 if before else 0, name)
+        return order
+
+
+def rebuild(repository: Repository, base: str, pin: Pin, inside: tuple[VendoredProject, ...], patches: Sequence[Patch]) -> str:
+    """Commit patches above ``base`` of a repository; returns the last commit. ``base`` is a commit of the source of ``pin``.
+
+    Raises:
+        PatchConflict: a patch does not apply above those before it.
+    """
+    tree = repository.tree_of(base)
+    place = Checkout(pin, repository.path, base, tree)
+    # An edited commit may still have the versions of the patch that it was ported from: write_back changes them.
+    for step in steps(place, inside, [replace(patch, versions=SpecifierSet()) for patch in patches], tree):
+        patch = step.patch
+        if step.status.state is not PatchState.APPLIES:
+            raise PatchConflict(f"{patch.name}: {step.status.state}\n{step.status.detail}".rstrip())
+        date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
+        base = repository.commit_tree(step.tree, base, commit_message(patch), author=patch.author, date=date)
+    return base
+
+
+def by_name(exported: Sequence[Exported], series: Sequence[Patch], projects: Sequence[TreeProject]) -> dict[str, Exported]:
+    """Exported commits by the name of their file in a series: that of a ported commit is the variant for the tree's version.
+
+    Raises:
+        BadPatch: two commits have the same name.
+    """
+    versions = {project.project: project.version for project in projects}
+    for_tree = {f"{patch.project}/{patch.family}": patch.name for patch in series if patch.is_for(versions[patch.project])}
+    names = {
+        patch.name: for_tree.get(f"{patch.project}/{patch.family}", patch.name)
+        for patch in series
+        if not patch.is_for(versions[patch.project])
+    }
+    found: dict[str, Exported] = {}
+    for commit in exported:
+        name = names.get(commit.patch.name, commit.patch.name)
+        if name in found:
+            raise BadPatch(f"{commit.title}: two commits are for {name}", "squash them or change a subject")
+        found[name] = commit
+    return found
+
+
+def _content(exported: Exported | None) -> bytes | None:
+    return exported.patch.content if exported else None
+
+
+def _in(names: Collection[str], others: Collection[str]) -> list[str]:
+    """Those of some names that are among others, in their order."""
+    return [name for name in names if name in others]
