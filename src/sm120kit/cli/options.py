@@ -161,6 +161,14 @@ RecipeNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
 ]
+SourceRecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        autocompletion=recipe_names,
+        help="A FlashInfer recipe, or a recipe of an engine with a source of its own, such as vllm@0.20.0; or its file.",
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True)

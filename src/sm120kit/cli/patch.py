@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import FlashInferName, Json, Sources, recipe_names
+from sm120kit.cli.options import Json, SourceRecipeName, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.patches.records import PatchStatus
-    from sm120kit.sources.context import Options
+    from sm120kit.recipes.target import PatchSource
 
 
 def _root() -> Path:
@@ -21,12 +21,10 @@ def _root() -> Path:
     return data_root() / "patches"
 
 
-def _status(name: str, options: Options) -> tuple[PatchStatus, ...]:
-    from sm120kit import patches, recipes, sources
+def _status(source: PatchSource) -> tuple[PatchStatus, ...]:
+    from sm120kit import patches
 
-    recipe = recipes.load_flashinfer(name)
-    checkout = sources.fetch(recipe.pin, options.workspace, options.origin)
-    return patches.status(checkout, recipe.inside, _root())
+    return patches.status(source.checkout, source.inside, _root())
 
 
 def list_(json: Json = False) -> None:
@@ -51,7 +49,7 @@ def status(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE", autocompletion=recipe_names, help="FlashInfer recipes, by name or file; default: all."
+            metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all that have a source."
         ),
     ] = None,
     *,
@@ -60,14 +58,15 @@ def status(
 ) -> None:
     """Show the state of each patch on each recipe's version.
 
-    A patch applies, is already upstream, is not for this version, or conflicts; of a conflict, the file and line.
+    A patch applies, is already upstream, is not for this version, or conflicts; of a conflict, the file and line. A FlashInfer
+    recipe has the series of FlashInfer and CUTLASS, a recipe of an engine that of the engine.
     """
     from dataclasses import asdict
 
-    from sm120kit import recipes
+    from sm120kit.recipes.target import resolve_sources
 
-    options = sources.run_options()
-    states = [(name, state) for name in names or recipes.names(recipes.FlashInferRecipe) for state in _status(name, options)]
+    resolved = resolve_sources(names or (), sources.run_options())
+    states = [(source.recipe, state) for source in resolved for state in _status(source)]
     if json:
         console.json_data([{"recipe": name, **asdict(state)} for name, state in states])
         return
@@ -80,7 +79,9 @@ def status(
 def check(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Also apply the series to this recipe's source."),
+        typer.Argument(
+            metavar="RECIPE", autocompletion=recipe_names, help="Also apply the series of its projects to this recipe's source."
+        ),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="First rewrite the files in normal form.")] = False,
     *,
@@ -93,14 +94,14 @@ def check(
     """
     from dataclasses import asdict
 
-    from sm120kit import patches, recipes
+    from sm120kit import patches
     from sm120kit.patches.records import PatchState
+    from sm120kit.recipes.target import resolve_source
 
-    if recipe:
-        recipes.load_flashinfer(recipe)
+    source = resolve_source(recipe, sources.run_options()) if recipe else None
     wrote = patches.fix(_root()) if fix else []
     problems = patches.lint(_root())
-    states = _status(recipe, sources.run_options()) if recipe and not problems else ()
+    states = _status(source) if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:
         console.json_data({"wrote": wrote, "problems": [asdict(p) for p in problems], "unfit": [asdict(s) for s in unfit]})
@@ -119,7 +120,7 @@ def check(
 
 
 def apply(
-    recipe: FlashInferName,
+    recipe: SourceRecipeName,
     into: Annotated[
         Path, typer.Option("--into", metavar="DIR", help="New or empty directory, or one that this command wrote.")
     ],
@@ -132,9 +133,9 @@ def apply(
     A second run rewrites the files that differ: edits in the directory are lost.
     """
     from sm120kit import patches
-    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.recipes.target import resolve_source
 
-    tree = resolve_flashinfer(recipe, sources.run_options()).tree
+    tree = resolve_source(recipe, sources.run_options()).tree
     patches.materialise(tree, into)
     if json:
         from dataclasses import asdict
@@ -147,7 +148,7 @@ def apply(
 
 
 def edit(
-    recipe: FlashInferName,
+    recipe: SourceRecipeName,
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
     *,
     sources: Sources,
@@ -157,16 +158,16 @@ def edit(
     Change the commits with git; `sm120kit patch export` writes them back to the patch files.
     """
     from sm120kit import patches
-    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.recipes.target import resolve_source
 
-    target = resolve_flashinfer(recipe, sources.run_options())
-    patches.edit(target.tree, into, target.argument)
-    console.data(f"{into}: {len(target.tree.patches)} patches on branch series")
+    source = resolve_source(recipe, sources.run_options())
+    patches.edit(source.tree, into, source.recipe)
+    console.data(f"{into}: {len(source.tree.patches)} patches on branch series")
     console.info(f"when done: sm120kit patch export {recipe} --from {into}")
 
 
 def export(
-    recipe: FlashInferName,
+    recipe: SourceRecipeName,
     from_: Annotated[Path, typer.Option("--from", metavar="DIR", help="A directory that `sm120kit patch edit` created.")],
     overwrite: Annotated[
         list[str] | None,
@@ -187,8 +188,8 @@ def export(
     from sm120kit.recipes.target import argument
 
     path, loaded = recipes.load_with_path(recipe)
-    source = recipes.require_flashinfer(loaded)
-    changed = patches.export_edits(from_, argument(path), source.pin, source.inside, _root(), overwrite or ())
+    pin = recipes.require_pin(loaded)
+    changed = patches.export_edits(from_, argument(path), pin, loaded.inside, _root(), overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

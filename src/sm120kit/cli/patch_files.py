@@ -14,7 +14,7 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from sm120kit.patches import Patch
     from sm120kit.patches.records import PatchStatus
-    from sm120kit.recipes.target import FlashInferTarget
+    from sm120kit.recipes.target import PatchSource
     from sm120kit.sources.context import Options
 
 RecipeOption = Annotated[
@@ -60,8 +60,9 @@ def new(
     """
     from sm120kit import patches, recipes
 
-    source = recipes.load_flashinfer(recipe)
-    console.data(patches.new_message(patch, patches.projects_in_tree(source.pin, source.inside), _root()).rstrip("\n"))
+    loaded = recipes.load(recipe)
+    projects = patches.projects_in_tree(recipes.require_pin(loaded), loaded.inside)
+    console.data(patches.new_message(patch, projects, _root()).rstrip("\n"))
 
 
 def import_(
@@ -79,10 +80,10 @@ def import_(
     from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.recipes.target import resolve_source
 
     foreign = patches.read_commit(target.repository, source) if target.repository else patches.read_diff(Path(source))
-    tree = resolve_flashinfer(target.recipe, sources.run_options()).tree
+    tree = resolve_source(target.recipe, sources.run_options()).tree
     place = patches.ImportTarget(target.project, target.name, target.strip)
     file, problems = patches.import_patch(foreign, tree, place, _root())
     if json:
@@ -158,8 +159,8 @@ def drop(
     dropped = patches.find(_root(), patch)
     overrides = data_root() / "cutlass_overrides"
     required_by: dict[str, list[str]] = {}
-    for target in [] if force else _targets(dropped, sources.run_options()):
-        required_by[target.argument] = patches.dependents(dropped, target.unpatched_tree, _root(), overrides)
+    for source in [] if force else _sources_for(dropped, sources.run_options()):
+        required_by[source.recipe] = patches.dependents(dropped, source.unpatched_tree, _root(), overrides)
     _print_changed(patches.drop(dropped, _root(), required_by), json)
 
 
@@ -183,18 +184,11 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
         console.info(f"{mention.file}:{mention.line} names {renamed.slug}" + f" ({mention.count} lines)" * (mention.count > 1))
 
 
-def _targets(patch: Patch, options: Options) -> list[FlashInferTarget]:
-    """The recipes whose source contains a version that a patch is for."""
-    from sm120kit import patches, recipes
-    from sm120kit.recipes.target import resolve_flashinfer
+def _sources_for(patch: Patch, options: Options) -> list[PatchSource]:
+    """The sources of recipes that contain a version that a patch is for."""
+    from sm120kit.recipes.target import resolve_sources
 
-    targets = [resolve_flashinfer(name, options) for name in recipes.names(recipes.FlashInferRecipe)]
-    return [
-        target
-        for target in targets
-        for part in patches.projects_in_tree(target.recipe.pin, target.recipe.inside)
-        if part.project == patch.project and patch.is_for(part.version)
-    ]
+    return [source for source in resolve_sources((), options) if source.has_version_of(patch)]
 
 
 def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
@@ -202,9 +196,9 @@ def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
     from sm120kit import patches
 
     return [
-        (target.argument, status)
-        for target in _targets(patch, options)
-        for status in patches.status(target.checkout, target.recipe.inside, _root())
+        (source.recipe, status)
+        for source in _sources_for(patch, options)
+        for status in patches.status(source.checkout, source.inside, _root())
         if f"{status.project}/{status.slug}" == patch.name
     ]
 

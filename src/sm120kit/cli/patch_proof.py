@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sm120kit.core.records import Arch
     from sm120kit.kernels.records import TileFacts
     from sm120kit.patches.records import Probe
-    from sm120kit.proofs.records import KernelCode, PatchAblation, ProbeComparison, ProbeResult
+    from sm120kit.proofs.records import KernelCode, PatchAblation, ProbeComparison, ProbeResult, SourceChange
 
 Dtype = Annotated[
     str | None, typer.Option("--for", metavar="DTYPE", help="Only this data type: nvfp4, mxfp4, mxfp8 or fp8xmxfp4.")
@@ -30,7 +30,7 @@ class ProbeOptions:
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", metavar="RECIPE", help="Recipe whose source is patched; default: the first that the patch applies to."
+            "--recipe", metavar="RECIPE", help="Recipe whose source is patched; default: the first that the patch is for."
         ),
     ] = None
     code: Annotated[
@@ -40,6 +40,11 @@ class ProbeOptions:
         list[str] | None,
         typer.Option("--probe", metavar="TEXT", help="Probe to compile instead of those that the patch names; repeatable."),
     ] = None
+
+    @property
+    def selected(self) -> bool:
+        """Whether an option selects probes or what is compiled of them."""
+        return bool(self.dtype or self.arch or self.code or self.probe)
 
 
 def prove(
@@ -57,17 +62,24 @@ def prove(
     The host compiler shows what compiles, with types, stages and bytes; emulation on the CPU shows whether the numbers are
     right; nvcc, with --code, whether the machine code of a kernel differs. A file that is in no series is applied alone to the
     unpatched source. No GPU is used: the effect on speed is unverified on SM120.
+
+    Probes compile kernels of CUTLASS. Of a patch for a source without CUTLASS, such as vLLM's, the files that it changes are
+    listed, and the tests that it names as evidence; they are not run.
     """
     from sm120kit.proofs import prover
-    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.recipes.target import resolve
 
     if write and (probes.dtype or probes.probe):
         raise typer.BadParameter("only a complete proof is written: leave out --for and --probe", param_hint="--write")
     options = sources.run_options()
+    target = resolve(probes.recipe, options) if probes.recipe else None
+    if not (write or probes.selected) and (change := prover.source_change(patch, options, target)):
+        _print_change(change, json)
+        return
     proof = prover.prove_patch(
         patch,
         options,
-        target=resolve_flashinfer(probes.recipe, options) if probes.recipe else None,
+        target=target,
         dtype=_dtype(probes.dtype),
         arch=_arch(probes.arch),
         code=probes.code,
@@ -87,6 +99,19 @@ def prove(
         console.info("machine code was not compared: --code does that")
 
 
+def _print_change(change: SourceChange, json: bool) -> None:
+    from dataclasses import asdict
+
+    if json:
+        console.json_data(asdict(change))
+        return
+    console.table(("file",), ((file,) for file in change.files))
+    offsets = f" ({change.offsets})" if change.offsets else ""
+    trees = f"tree {change.tree_below[:12]} → {change.tree_above[:12]}"
+    console.data(f"{change.patch} applies to {change.recipe}{offsets}: {trees}")
+    console.data(f"no probe compiled: the source contains no CUTLASS; evidence, not run: {change.evidence}")
+
+
 def ablate(
     recipe: FlashInferName = "flashinfer",
     patch: Annotated[
@@ -97,7 +122,7 @@ def ablate(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Show the effect of leaving out each patch of a series.
+    """Show the effect of leaving out each patch of a FlashInfer recipe's series.
 
     Lists tiles that appear or disappear, and changes in what compiles, in stages and in bytes. Patches that do not apply
     without the one that is left out are left out with it and named. Numbers and machine code are not compared: `sm120kit patch

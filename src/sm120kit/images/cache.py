@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm120kit import recipes, sources
+from sm120kit import sources
 from sm120kit.core.errors import StateUnwritable
 from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
 from sm120kit.images.context import INSTALLER, LABEL
@@ -27,7 +27,7 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.records import Pin, SdistPin
 
 _SHA256 = r"[0-9a-f]{64}"
 _RECORD = rf"{_SHA256}\.json"
@@ -130,29 +130,27 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
     Raises:
         Sm120kitError: a recipe, lock or record cannot be read, so that the references are incomplete.
     """
-    by_name: dict[str, recipes.Recipe] = {}
+    names: set[str] = set()
+    pins: list[Pin] = []
     locks: dict[str, Lock] = {}
     trees: dict[str, PatchedTree | None] = {}
     for target in targets:
         recipe = target.recipe
-        by_name[recipe.name] = recipe
-        pin, inside = (recipe.pin, recipe.inside) if isinstance(recipe, recipes.FlashInferRecipe) else (recipe.source, ())
-        if pin is not None:
-            trees[recipe.name] = checkout.cached_tree(pin, inside, workspace, target.flashinfer.files)
+        names.add(recipe.name)
+        if source := target.source:
+            pins.append(source.pin)
+            trees[recipe.name] = checkout.cached_tree(source.pin, source.inside, workspace, source.files)
         if target.lock_path.is_file():
             locks[recipe.name] = lockfile.read(target.lock_path)
-    pins = {
-        name: recipe.pin if isinstance(recipe, recipes.FlashInferRecipe) else recipe.source for name, recipe in by_name.items()
-    }
     wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
     locked = {tree for lock in locks.values() for source in lock.sources for tree in (source.tree, source.patched_tree)}
     images = dict(_built_images(workspace))
     return References(
-        recipes=frozenset(by_name),
-        checkouts=frozenset(sources.checkout_name(pin) for pin in pins.values() if pin is not None),
+        recipes=frozenset(names),
+        checkouts=frozenset(sources.checkout_name(pin) for pin in pins),
         downloads=frozenset(
             {INSTALLER.sha256}
-            | {pin.sha256 for pin in pins.values() if isinstance(pin, SdistPin)}
+            | {pin.sha256 for pin in pins if isinstance(pin, SdistPin)}
             | wheels
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),

@@ -12,7 +12,7 @@ from sm120kit.kernels.records import TileFacts
 from sm120kit.kernels.tiles import compare
 from sm120kit.patches.records import PatchState
 from sm120kit.proofs.records import Ablation, PatchAblation, TileChange
-from sm120kit.proofs.side import Side
+from sm120kit.proofs.side import Side, has_cutlass
 from sm120kit.recipes.target import FlashInferTarget
 
 
@@ -22,9 +22,13 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
     ``dtype`` limits the tiles. A table of tiles takes about a minute; tiles with unchanged headers are read from the cache.
 
     Raises:
-        UnknownName: the recipe's series has no such patch, or no tile has that dtype.
+        UnknownName: the source contains no CUTLASS, the recipe's series has no such patch, or no tile has that dtype.
     """
     recipe, options = target.recipe, target.options
+    if not has_cutlass(target):
+        raise UnknownName(
+            f"the source of {recipe.name} contains no CUTLASS, so it has no tiles to compare", "name another FlashInfer recipe"
+        )
     tools = toolchain.find(headers=recipe.headers)
     checkout, full_tree = target.checkout, target.tree
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"

@@ -14,24 +14,30 @@ from sm120kit.core.records import Arch
 from sm120kit.core.state import data_root, write_atomic
 from sm120kit.patches.records import PatchState, Probe
 from sm120kit.proofs.ablation import ablate
-from sm120kit.proofs.records import PatchProof
-from sm120kit.proofs.side import Side
-from sm120kit.recipes.target import FlashInferTarget, resolve_flashinfer
+from sm120kit.proofs.records import PatchProof, SourceChange
+from sm120kit.proofs.side import Side, has_cutlass
+from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
 from sm120kit.sources.context import Options
+from sm120kit.sources.git import Repository
 
-__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "store"]
+__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "source_change", "store"]
 
+_OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
 
 
 @dataclass(frozen=True)
 class PatchTrees:
-    """A patch and its recipe, with the git tree ids of the recipe's source without (``below``) and with (``above``) it."""
+    """A patch and its recipe, with the git tree ids of the recipe's source without (``below``) and with (``above``) it.
+
+    ``offsets`` describes hunks that apply at other lines than the patch gives.
+    """
 
     patch: patches.Patch
-    target: FlashInferTarget
+    target: Target
     below: str
     above: str
+    offsets: str
 
 
 def find_patch(name: str) -> tuple[patches.Patch, bool]:
@@ -51,33 +57,31 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
     return patches.find(root, name), True
 
 
-def patch_trees(name: str, options: Options, target: FlashInferTarget | None = None) -> PatchTrees:
+def patch_trees(name: str, options: Options, target: Target | None = None) -> PatchTrees:
     """The trees without and with a patch, of ``target`` or of the first recipe that the patch is for.
 
     A patch of a series is applied on top of those before it; any other patch alone, to the unpatched source.
 
     Raises:
-        PatchConflict: the patch does not apply, or is for the version of no recipe.
+        UnknownName: the recipe of ``target`` has no source.
+        PatchConflict: the patch does not apply, or is for the version of no recipe that has a source.
     """
     patch, in_series = find_patch(name)
-    target = target or _first_for(patch, options)
-    recipe = target.recipe
-    versions = {part.project: part.version for part in patches.projects_in_tree(recipe.pin, recipe.inside)}
-    other_recipe = "choose another recipe with --recipe"
-    if patch.project and patch.project not in versions:
-        raise PatchConflict(f"{patch.name} is for {patch.project}; {recipe.name} has {', '.join(versions)}", other_recipe)
-    if patch.project and not patch.is_for(versions[patch.project]):
-        applies_to = patch.trailer("Applies-To")
-        raise PatchConflict(f"{patch.name} is for {applies_to}; {recipe.name} has {versions[patch.project]}", other_recipe)
-    checkout = target.checkout
+    return _trees(patch, in_series, _target_for(patch, options, target))
+
+
+def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
+    """The trees without and with a patch, which is for the versions of ``target``. See :func:`patch_trees`."""
+    recipe, source = target.recipe, require_source(target)
+    checkout, inside = source.checkout, source.inside
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
     if in_series:
-        series = patches.load_for_tree(recipe.pin, recipe.inside, root)
+        series = patches.load_for_tree(source.pin, inside, root)
         series = series[: series.index(patch) + 1] if patch in series else [*series, patch]
-        tree, steps = patches.compose(checkout, recipe.inside, series, overrides)
+        tree, steps = patches.compose(checkout, inside, series, overrides)
     else:
-        for project in [patch.project] if patch.project else versions:
-            tree, steps = patches.compose(checkout, recipe.inside, [replace(patch, project=project)], None)
+        for project in [patch.project] if patch.project else [part.project for part in source.projects]:
+            tree, steps = patches.compose(checkout, inside, [replace(patch, project=project)], None)
             if steps[-1].status.state is PatchState.APPLIES:
                 break
     last = steps[-1]
@@ -85,20 +89,59 @@ def patch_trees(name: str, options: Options, target: FlashInferTarget | None = N
     if failed:
         raise _REFUSED[failed.status.state](
             f"{failed.patch.name} does not apply to {recipe.name}: {failed.status.state}\n{failed.status.detail}".rstrip(),
-            f"{other_recipe}; `sm120kit patch status` lists the status of each patch by recipe",
+            f"{_OTHER_RECIPE}; `sm120kit patch status` lists the status of each patch by recipe",
         )
-    return PatchTrees(last.patch, target, steps[-2].tree if len(steps) > 1 else tree, last.tree)
+    return PatchTrees(last.patch, target, steps[-2].tree if len(steps) > 1 else tree, last.tree, last.status.detail)
 
 
-def _first_for(patch: patches.Patch, options: Options) -> FlashInferTarget:
-    names = recipes.names(recipes.FlashInferRecipe)
-    for name in names:
-        target = resolve_flashinfer(name, options)
-        parts = patches.projects_in_tree(target.recipe.pin, target.recipe.inside)
-        if not patch.project or any(part.project == patch.project and patch.is_for(part.version) for part in parts):
+def _target_for(patch: patches.Patch, options: Options, target: Target | None) -> Target:
+    """``target``, or the first recipe that a patch is for. Nothing is fetched. See :func:`patch_trees` for errors."""
+    if target is None:
+        return _first_for(patch, options)
+    versions = {part.project: part.version for part in require_source(target).projects}
+    if patch.project and patch.project not in versions:
+        problem = f"{patch.name} is for {patch.project}; {target.recipe.name} has {', '.join(versions)}"
+        raise PatchConflict(problem, _OTHER_RECIPE)
+    if patch.project and not patch.is_for(versions[patch.project]):
+        problem = f"{patch.name} is for {patch.trailer('Applies-To')}; {target.recipe.name} has {versions[patch.project]}"
+        raise PatchConflict(problem, _OTHER_RECIPE)
+    return target
+
+
+def _first_for(patch: patches.Patch, options: Options) -> Target:
+    names = []
+    for target in resolve_each(recipes.names(), options):
+        if target.source is None:
+            continue
+        if not patch.project or target.source.has_version_of(patch):
             return target
+        names.append(target.recipe.name)
     raise PatchConflict(
-        f"{patch.name} is for {patch.trailer('Applies-To')}, which no recipe has", f"recipes: {', '.join(names)}"
+        f"{patch.name} is for {patch.trailer('Applies-To')}, which no recipe with a source has",
+        f"recipes with a source: {', '.join(names)}",
+    )
+
+
+def source_change(name: str, options: Options, target: Target | None = None) -> SourceChange | None:
+    """The change of a patch to a source without CUTLASS, of which no probe can be compiled; None if the source contains it.
+
+    See :func:`patch_trees` for the source and for errors.
+    """
+    patch, in_series = find_patch(name)
+    target = _target_for(patch, options, target)
+    if has_cutlass(target):
+        return None
+    trees = _trees(patch, in_series, target)
+    repository = Repository(require_source(target).checkout.repository)
+    return SourceChange(
+        patch=trees.patch.name,
+        hunks_sha256=patch.hunks_sha256,
+        recipe=target.recipe.name,
+        tree_below=trees.below,
+        tree_above=trees.above,
+        files=tuple(repository.changed(trees.below, trees.above)),
+        offsets=trees.offsets,
+        evidence=_evidence(patch),
     )
 
 
@@ -106,7 +149,7 @@ def prove_patch(
     name: str,
     options: Options,
     *,
-    target: FlashInferTarget | None = None,
+    target: Target | None = None,
     dtype: str | None = None,
     arch: Arch | None = None,
     code: bool = False,
@@ -117,26 +160,34 @@ def prove_patch(
     ``dtype`` limits the probes; with ``code``, nvcc compiles those that request it, for ``arch`` or the archs of the recipe.
 
     Raises:
-        UnknownName: the patch does not exist, or has no probe of that dtype.
+        UnknownName: the patch does not exist, or has no probe of that dtype, or is for a source without CUTLASS.
         PatchConflict: the patch does not apply.
     """
-    trees = patch_trees(name, options, target)
-    patch, recipe = trees.patch, trees.target.recipe
-    tools = toolchain.find([arch] if arch else [], recipe.headers)
+    patch, in_series = find_patch(name)
+    target = _target_for(patch, options, target)
+    title = patch.name if patch.project else patch.slug
+    if not (isinstance(target, FlashInferTarget) and has_cutlass(target)):
+        raise UnknownName(
+            f"no probe of {title} can be compiled: the source of {target.recipe.name} contains no CUTLASS",
+            f"leave out --write and the options of probes to list what it changes; its evidence: {_evidence(patch)}",
+        )
+    recipe = target.recipe
     archs = ([arch] if arch else list(recipe.archs)) if code else []
     candidates = list(probes) or list(patch.probes)
     if not candidates:
-        raise UnknownName(f"{patch.name} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
+        raise UnknownName(f"{title} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
     selected = [probe for probe in candidates if dtype in (None, probe.dtype)]
     if not selected:
         dtypes = ", ".join(sorted({probe.dtype for probe in candidates} - {""})) or "no dtype in particular"
-        raise UnknownName(f"{patch.name} has no probe for {dtype}", f"its probes are for {dtypes}")
+        raise UnknownName(f"{title} has no probe for {dtype}", f"its probes are for {dtypes}")
+    trees = _trees(patch, in_series, target)
+    tools = toolchain.find([arch] if arch else [], recipe.headers)
     with options.workspace.scratch() as scratch:
-        sides = [Side(recipe, trees.target.checkout, tree, tools, options, scratch) for tree in (trees.below, trees.above)]
+        sides = [Side(recipe, target.checkout, tree, tools, options, scratch) for tree in (trees.below, trees.above)]
         concrete = list(dict.fromkeys(expanded for probe in selected for expanded in _expand(probe, sides)))
         below, above = (side.inspect(concrete, archs) for side in sides)
     return PatchProof(
-        patch=patch.name,
+        patch=trees.patch.name,
         hunks_sha256=patch.hunks_sha256,
         recipe=recipe.name,
         tree_below=trees.below,
@@ -145,6 +196,10 @@ def prove_patch(
         nvcc=tools.nvcc_version,
         results=tuple(proofs.compare(probe, below[probe], above[probe]) for probe in concrete),
     )
+
+
+def _evidence(patch: patches.Patch) -> str:
+    return patch.trailer("Evidence") or "none is named"
 
 
 def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:

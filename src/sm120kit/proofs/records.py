@@ -89,6 +89,24 @@ class PatchProof:
 
 
 @dataclass(frozen=True)
+class SourceChange:
+    """A patch that applies to a source without CUTLASS, of which no probe can be compiled.
+
+    ``recipe`` and trees are as in a :class:`PatchProof`. ``offsets`` describes hunks that apply at other lines than the patch
+    gives. ``evidence`` is the value of the patch's trailer.
+    """
+
+    patch: str
+    hunks_sha256: str
+    recipe: str
+    tree_below: str
+    tree_above: str
+    files: tuple[str, ...]
+    offsets: str
+    evidence: str
+
+
+@dataclass(frozen=True)
 class TileChange:
     """A tile that differs between a series without one patch and the full series; None on a side without the tile.
 

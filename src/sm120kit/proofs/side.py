@@ -20,10 +20,16 @@ from sm120kit.kernels.records import Emulation, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics, introspect, listing
 from sm120kit.patches.records import Probe
 from sm120kit.proofs.records import ProbeResult
+from sm120kit.recipes.target import Target
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout
 from sm120kit.wheels.generators import generate
+
+
+def has_cutlass(target: Target) -> bool:
+    """Whether the source of a target contains CUTLASS, whose kernels probes compile."""
+    return any(project.project == "cutlass" for project in target.recipe.inside)
 
 
 class Side:

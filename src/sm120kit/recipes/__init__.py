@@ -26,6 +26,7 @@ from sm120kit.recipes.schema import (
     Recipe,
     TargetTable,
 )
+from sm120kit.sources.records import Pin
 
 __all__ = [
     "DEFAULT_RECIPES",
@@ -51,6 +52,7 @@ __all__ = [
     "parse_arch",
     "read",
     "require_flashinfer",
+    "require_pin",
 ]
 
 DEFAULT_RECIPES = {"flashinfer": "flashinfer-0.6.6"}
@@ -170,6 +172,23 @@ def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
             f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels", f"it uses those of {recipe.flashinfer}"
         )
     return recipe
+
+
+def require_pin(recipe: Recipe) -> Pin:
+    """Return the pin of a recipe's own source, to which patch series are applied.
+
+    Raises:
+        UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses.
+    """
+    if recipe.pin is not None:
+        return recipe.pin
+    assert isinstance(recipe, EngineRecipe), "a FlashInfer recipe has a source"
+    of_engine = [name for name in names(EngineRecipe) if name.startswith(f"{recipe.engine}-") and load(name).pin]
+    others = f"; recipes of {recipe.engine} with a source: {', '.join(of_engine)}" if of_engine else ""
+    raise UnknownName(
+        f"{recipe.name} takes {recipe.engine} from its official wheel: it has no source with a patch series",
+        f"name {recipe.flashinfer}, the FlashInfer recipe that it uses{others}",
+    )
 
 
 def load_engine(name: str) -> EngineRecipe:

@@ -298,9 +298,14 @@ class EngineRecipe(Strict):
         return self.model_dump(mode="json", exclude=prose if self.from_source else {**prose, "from_source": True})
 
     @property
-    def source(self) -> SdistPin | None:
-        """The pin of the engine's own source, if parts of it can be built from source."""
+    def pin(self) -> SdistPin | None:
+        """The pin of the engine's own source, if parts of it are built from source."""
         return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
+
+    @property
+    def inside(self) -> tuple[VendoredProject, ...]:
+        """Projects inside the engine's own source: none has a patch series."""
+        return ()
 
 
 Recipe = FlashInferRecipe | EngineRecipe

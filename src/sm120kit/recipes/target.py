@@ -9,12 +9,53 @@ from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.format import Patch
+from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe
 from sm120kit.sources.context import Options
-from sm120kit.sources.records import Checkout
+from sm120kit.sources.records import Checkout, Pin, VendoredProject
+
+
+@dataclass(frozen=True)
+class PatchSource:
+    """The source of a recipe, to which the patch series of its projects are applied: unpatched and patched.
+
+    ``recipe`` is the recipe as an argument of commands. ``inside`` are projects inside the source that ``pin`` fetches.
+    ``files`` is from :func:`sm120kit.patches.checkout.series_files`. Checkout and tree are read, or fetched, when they are
+    first used, because not every command needs them; then they stay.
+    """
+
+    recipe: str
+    pin: Pin
+    inside: tuple[VendoredProject, ...]
+    options: Options
+    files: Mapping[str, str]
+
+    @property
+    def projects(self) -> list[TreeProject]:
+        """The projects of the source in the order in which they are patched."""
+        return projects_in_tree(self.pin, self.inside)
+
+    def has_version_of(self, patch: Patch) -> bool:
+        """Whether a patch is for the version of a project of the source."""
+        return any(part.project == patch.project and patch.is_for(part.version) for part in self.projects)
+
+    @cached_property
+    def checkout(self) -> Checkout:
+        """The unpatched source, fetched if it is not cached."""
+        return sources.fetch(self.pin, self.options.workspace, self.options.origin)
+
+    @cached_property
+    def tree(self) -> PatchedTree:
+        """The source with its patch series applied; fetched and patched if it is not cached."""
+        return fetch_patched(self.pin, self.inside, self.options, self.files)
+
+    @property
+    def unpatched_tree(self) -> PatchedTree:
+        """The source without the patch series."""
+        return PatchedTree(self.checkout, self.inside, self.checkout.commit, self.checkout.tree, ())
 
 
 class _LockedRecipe:
@@ -56,8 +97,8 @@ class _LockedRecipe:
 class FlashInferTarget(_LockedRecipe):
     """A FlashInfer recipe with its lockfile and its source tree, unpatched and patched.
 
-    A command resolves its argument to a target once and passes that on. Lockfile and trees are read, or fetched, when they are
-    first used, because not every command needs them; then they stay.
+    A command resolves its argument to a target once and passes that on. The lockfile is read when it is first used, because not
+    every command needs it; then it stays. So do the trees, see :class:`PatchSource`.
 
     ``path`` is the file of the recipe. ``files`` is from :func:`sm120kit.patches.checkout.series_files`.
     """
@@ -73,19 +114,24 @@ class FlashInferTarget(_LockedRecipe):
         return self
 
     @cached_property
+    def source(self) -> PatchSource:
+        """The source of the recipe."""
+        return PatchSource(self.argument, self.recipe.pin, self.recipe.inside, self.options, self.files)
+
+    @property
     def checkout(self) -> Checkout:
-        """The source, fetched if it is not cached."""
-        return sources.fetch(self.recipe.pin, self.options.workspace, self.options.origin)
+        """The unpatched source. See :attr:`PatchSource.checkout`."""
+        return self.source.checkout
 
-    @cached_property
+    @property
     def tree(self) -> PatchedTree:
-        """The source with its patch series applied; fetched and patched if it is not cached."""
-        return fetch_patched(self.recipe.pin, self.recipe.inside, self.options, self.files)
+        """The patched source. See :attr:`PatchSource.tree`."""
+        return self.source.tree
 
-    @cached_property
+    @property
     def unpatched_tree(self) -> PatchedTree:
         """The source without the patch series."""
-        return PatchedTree(self.checkout, self.recipe.inside, self.checkout.commit, self.checkout.tree, ())
+        return self.source.unpatched_tree
 
     @property
     def engine_tree(self) -> PatchedTree | None:
@@ -118,9 +164,15 @@ class EngineTarget(_LockedRecipe):
         return self.flashinfer.options
 
     @cached_property
+    def source(self) -> PatchSource | None:
+        """The engine's own source; None if no part of the engine is built from source."""
+        pin, inside = self.recipe.pin, self.recipe.inside
+        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files) if pin else None
+
+    @property
     def engine_tree(self) -> PatchedTree | None:
-        """The engine's own source with its patch series applied; None if no part of the engine can be built from source."""
-        return fetch_patched(self.recipe.source, (), self.options, self.flashinfer.files) if self.recipe.source else None
+        """The engine's own source with its patch series applied; None if no part of the engine is built from source."""
+        return self.source.tree if self.source else None
 
 
 Target = FlashInferTarget | EngineTarget
@@ -150,6 +202,32 @@ def resolve_flashinfer(name: str, options: Options) -> FlashInferTarget:
     """
     path, recipe = recipes.load_with_path(name)
     return FlashInferTarget(recipes.require_flashinfer(recipe), path, options, series_files())
+
+
+def resolve_source(name: str, options: Options) -> PatchSource:
+    """Resolve a recipe to its source. See :func:`resolve` and :func:`require_source` for errors."""
+    return require_source(resolve(name, options))
+
+
+def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]:
+    """The sources of several recipes, or of all recipes that have one if ``names`` is empty.
+
+    See :func:`resolve` and :func:`require_source` for errors.
+    """
+    if names := list(names):
+        return [require_source(target) for target in resolve_each(names, options)]
+    return [target.source for target in resolve_each(recipes.names(), options) if target.source]
+
+
+def require_source(target: Target) -> PatchSource:
+    """The source of a target.
+
+    Raises:
+        UnknownName: the recipe of an engine has no source; see :func:`sm120kit.recipes.require_pin`.
+    """
+    recipes.require_pin(target.recipe)
+    assert target.source is not None
+    return target.source
 
 
 def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:

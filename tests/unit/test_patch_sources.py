@@ -1,0 +1,239 @@
+"""Patch commands take every recipe that has a source: of FlashInfer, or of an engine, whichever it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patch_series import BASE, BUILDER, KERNEL, LAUNCHER, TRAILERS, PatchDirectory, changed, git_in, patch_text
+from small_engine import ENGINE, KERNELS, make_sdist
+from typer.testing import CliRunner, Result
+
+from sm120kit.cli import app
+from sm120kit.core.errors import EditMismatch, PatchConflict, UnknownName
+
+CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
+FROM_SOURCE = """
+[from_source]
+sha256 = "{sha256}"
+environment = []
+[from_source.targets._tiny]
+member = "{engine}/_tiny.abi3.so"
+units = ["csrc/tiny.cu"]
+"""
+PYTHON, BUILD = "{engine}/layers.py", "CMakeLists.txt"
+Run = Callable[..., Result]
+
+
+def engine_files(engine: str) -> dict[str, str]:
+    return {PYTHON.format(engine=engine): KERNEL, BUILD: KERNEL}
+
+
+class Site:
+    """A data directory with recipes, and a mirror with their sources.
+
+    ``flashinfer-1.0`` has a source with CUTLASS in it, ``flashinfer-1.1`` one without. ``vllm-9.0`` and ``sglang-9.0`` have a
+    source of the engine, ``vllm-8.0`` has none. The series have two patches of vLLM, and one each of CUTLASS and FlashInfer.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.data, self.mirror = root / "data", root / "mirror"
+        self.recipes = self.data / "recipes" / "engines"
+        self.patches = PatchDirectory(self.data)
+        self.mirror.mkdir()
+        self.recipes.mkdir(parents=True)
+        sha256 = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", BASE)
+        self.recipe("flashinfer-1.0", KERNELS.format(sha256=sha256) + CUTLASS)
+        sha256 = make_sdist(self.mirror / "flashinfer_python-1.1.tar.gz", {LAUNCHER: KERNEL})
+        self.recipe("flashinfer-1.1", KERNELS.format(sha256=sha256).replace('"1.0"', '"1.1"').replace("-1.0", "-1.1"))
+        for engine in ("vllm", "sglang"):
+            sha256 = make_sdist(self.mirror / f"{engine}-9.0.tar.gz", engine_files(engine))
+            source = FROM_SOURCE.format(sha256=sha256, engine=engine)
+            self.recipe(f"{engine}-9.0", ENGINE.replace("vllm", engine) + source)
+        self.recipe("vllm-8.0", ENGINE.replace("9.0", "8.0"))
+        self.patches.put("builder", patch_text(self.patches.edit(BUILDER, 10, "ten\n")))
+        self.put("launcher", BASE, LAUNCHER, 3, "flashinfer ==1.0")
+        files = engine_files("vllm")
+        self.put("python", files, "vllm/layers.py", 3, "vllm ==9.0")
+        self.put("build", {**files, "vllm/layers.py": changed(KERNEL, 3, "3\n")}, BUILD, 20, "vllm ==9.0")
+
+    def recipe(self, name: str, text: str) -> None:
+        (self.recipes / f"{name}.toml").write_text(text)
+
+    def put(self, slug: str, files: dict[str, str], path: str, line: int, applies_to: str) -> Path:
+        """Put a patch that replaces a line of a file by its number."""
+        project, _, versions = applies_to.partition(" ")
+        diff = self.patches.edit(path, line, f"{line}\n", files, "")
+        return self.patches.put(slug, patch_text(diff, project, versions, f"{slug}: change"), project)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def run(site: Site) -> Run:
+    """Run a command of ``sm120kit patch``; a command that fetches takes sources from the mirror. Raises the command's error."""
+
+    def run_command(command: str, *words: str | Path, code: int = 0) -> Result:
+        sources = () if command in ("export", "list") else ("--mirror", site.mirror, "--offline")
+        result = CliRunner().invoke(app, ["patch", command, *map(str, (*words, *sources))])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return run_command
+
+
+def states(result: Result) -> list[tuple[str, str, str]]:
+    return [(row["recipe"], f"{row['project']}/{row['slug']}", row["state"]) for row in json.loads(result.stdout)]
+
+
+KERNEL_STATES = [
+    ("flashinfer-1.0", "cutlass/builder", "applies"),
+    ("flashinfer-1.0", "flashinfer/launcher", "applies"),
+    ("flashinfer-1.1", "flashinfer/launcher", "not for this version"),
+]
+VLLM_STATES = [("vllm-9.0", "vllm/python", "applies"), ("vllm-9.0", "vllm/build", "applies")]
+
+
+def test_status_lists_every_recipe_with_a_source(site: Site, run: Run) -> None:
+    assert states(run("status", "--json")) == KERNEL_STATES + VLLM_STATES, "sglang-9.0 has a source, but no series"
+    assert states(run("status", "vllm@9.0", "flashinfer-1.1", "--json")) == VLLM_STATES + KERNEL_STATES[2:]
+    site.put("only", engine_files("sglang"), "sglang/layers.py", 5, "sglang >=9")
+    assert states(run("status", "--json")) == [*KERNEL_STATES, ("sglang-9.0", "sglang/only", "applies"), *VLLM_STATES]
+
+
+@pytest.mark.parametrize("command", ["status", "check", "apply", "edit", "export"])
+def test_engine_without_source_is_refused(command: str, site: Site, run: Run, tmp_path: Path) -> None:
+    """Before anything is fetched or written, whatever other recipes the command was given."""
+    words: dict[str, list[Any]] = {
+        "status": ["flashinfer-1.0", "vllm-8.0"],
+        "check": ["vllm-8.0", "--fix"],
+        "export": ["vllm-8.0", "--from", tmp_path],
+    }
+    unformed = site.patches.root / "cutlass/builder.patch"
+    unformed.write_bytes(unformed.read_bytes().replace(b"From 0000", b"From 1111"))
+    before = unformed.read_bytes()
+    with pytest.raises(UnknownName, match=r"vllm-8\.0 takes vllm from its official wheel: it has no source") as error:
+        run(command, *words.get(command, ["vllm-8.0", "--into", tmp_path / "out"]))
+    assert (
+        error.value.hint == "name flashinfer-1.0, the FlashInfer recipe that it uses; recipes of vllm with a source: vllm-9.0"
+    )
+    assert unformed.read_bytes() == before
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "state").glob("checkouts/*"))
+
+
+def test_check_applies_the_series_of_an_engine(site: Site, run: Run) -> None:
+    assert run("check", "vllm-9.0").stdout == "ok cutlass, flashinfer, vllm; 2 patches apply\n"
+    site.put("other", {**engine_files("vllm"), BUILD: changed(KERNEL, 20, "twenty\n")}, BUILD, 21, "vllm ==9.0")
+    result = run("check", "vllm-9.0", code=1)
+    assert result.stdout.startswith("vllm/other: conflicts in vllm 9.0\n")
+    assert run("check", "flashinfer-1.0").stdout == "ok cutlass, flashinfer, vllm; 2 patches apply\n"
+
+
+def commit(clone: Path, path: str, text: str, message: str) -> None:
+    (clone / path).write_text(text)
+    git_in(clone, "commit", "-q", "-a", "-m", message)
+
+
+@pytest.mark.parametrize(("engine", "patches"), [("vllm", 2), ("sglang", 0)])
+def test_series_of_an_engine_is_edited_and_applied(engine: str, patches: int, site: Site, run: Run, tmp_path: Path) -> None:
+    """Also the first patch of a project without a series."""
+    recipe, clone, path = f"{engine}-9.0", tmp_path / "clone", PYTHON.format(engine=engine)
+    result = run("edit", recipe, "--into", clone)
+    assert f"{patches} patches on branch series" in result.stdout
+    kernels = {file: file.read_bytes() for file in site.patches.root.glob("[cf]*/*")}
+    text = changed((clone / path).read_text(), 25, "mine\n")
+    body = TRAILERS.format(project=engine, versions="==9.0")
+    commit(clone, path, text, f"layers: mine\n\nBecause.\n\n{body}")
+    result = run("export", recipe, "--from", clone)
+    directory = site.patches.root / engine
+    assert result.stdout.splitlines() == [f"wrote {directory / 'layers-mine.patch'}", f"wrote {directory / 'series'}"]
+    assert {file: file.read_bytes() for file in site.patches.root.glob("[cf]*/*")} == kernels
+    assert run("export", recipe, "--from", clone).stdout == ""
+    run("apply", recipe, "--into", tmp_path / "out")
+    assert (tmp_path / "out" / path).read_text() == text
+    assert states(run("status", recipe, "--json"))[-1] == (recipe, f"{engine}/layers-mine", "applies")
+
+
+def test_directory_of_an_engine_is_not_exported_as_its_flashinfer_recipe(run: Run, tmp_path: Path) -> None:
+    run("edit", "vllm-9.0", "--into", tmp_path / "clone")
+    with pytest.raises(EditMismatch, match=r"was made from recipe vllm-9\.0, not from flashinfer-1\.0"):
+        run("export", "flashinfer-1.0", "--from", tmp_path / "clone")
+
+
+def test_prove_lists_the_change_of_a_patch_without_probes(site: Site, run: Run) -> None:
+    first, second = (json.loads(run("prove", f"vllm/{slug}", "--json").stdout) for slug in ("python", "build"))
+    assert first["files"] == [{"path": "vllm/layers.py", "added": 1, "removed": 1}]
+    assert (second["patch"], second["recipe"], second["offsets"]) == ("vllm/build", "vllm-9.0", "")
+    assert first["tree_below"] != first["tree_above"] == second["tree_below"] != second["tree_above"]
+    assert second["evidence"] == "tests/unit/test_patches.py"
+    lines = run("prove", "vllm/build").stdout.splitlines()
+    assert "CMakeLists.txt" in lines[3]
+    assert lines[-2:] == [
+        f"vllm/build applies to vllm-9.0: tree {second['tree_below'][:12]} → {second['tree_above'][:12]}",
+        "no probe compiled: the source contains no CUTLASS; evidence, not run: tests/unit/test_patches.py",
+    ]
+    assert not (site.patches.root / "evidence").exists()
+
+
+def test_prove_reports_lines_of_offset_hunks(site: Site, run: Run) -> None:
+    files = {**engine_files("sglang"), "sglang/layers.py": "above\n" + KERNEL}
+    site.put("only", files, "sglang/layers.py", 20, "sglang >=9")
+    assert (
+        "applies to sglang-9.0 (sglang/layers.py: hunk 1 lies 1 lines further up): tree " in run("prove", "sglang/only").stdout
+    )
+
+
+def test_prove_applies_a_foreign_diff_to_an_engine(site: Site, run: Run, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.diff"
+    theirs.write_bytes(site.patches.edit(BUILD, 4, "four\nand more\n", engine_files("vllm"), ""))
+    change = json.loads(run("prove", theirs, "--recipe", "vllm-9.0", "--json").stdout)
+    assert (change["patch"], change["files"]) == ("vllm/theirs", [{"path": BUILD, "added": 2, "removed": 1}])
+    assert change["evidence"] == "none is named"
+    with pytest.raises(PatchConflict, match=r"flashinfer/theirs does not apply to flashinfer-1\.1"):
+        run("prove", theirs, "--recipe", "flashinfer-1.1")
+
+
+@pytest.mark.parametrize(
+    "option", [["--probe", "collective grouped nvfp4 128x128x64"], ["--write"], ["--code"], ["--for", "nvfp4"]]
+)
+def test_probes_are_refused_without_cutlass(option: list[str], site: Site, run: Run, tmp_path: Path) -> None:
+    """Before anything is fetched."""
+    with pytest.raises(
+        UnknownName, match=r"no probe of vllm/build can be compiled: the source of vllm-9\.0 contains no CUTLASS"
+    ):
+        run("prove", "vllm/build", *option)
+    site.put("alone", {LAUNCHER: KERNEL}, LAUNCHER, 9, "flashinfer ==1.1")
+    with pytest.raises(UnknownName, match=r"the source of flashinfer-1\.1 contains no CUTLASS"):
+        run("prove", "alone", *option)
+    assert not list((tmp_path / "state").glob("checkouts/*"))
+
+
+def test_prove_names_the_recipes_with_a_source(site: Site, run: Run) -> None:
+    site.put("old", engine_files("vllm"), BUILD, 5, "vllm ==8.0")
+    with pytest.raises(PatchConflict, match=r"vllm/old is for vllm ==8\.0, which no recipe with a source has") as error:
+        run("prove", "vllm/old")
+    assert error.value.hint == "recipes with a source: flashinfer-1.0, flashinfer-1.1, sglang-9.0, vllm-9.0"
+    with pytest.raises(UnknownName, match=r"vllm-8\.0 takes vllm from its official wheel"):
+        run("prove", "vllm/old", "--recipe", "vllm-8.0")
+    with pytest.raises(PatchConflict, match=r"vllm/build is for vllm; flashinfer-1\.0 has cutlass, flashinfer"):
+        run("prove", "vllm/build", "--recipe", "flashinfer-1.0")
+    with pytest.raises(UnknownName, match="cutlass/builder names no probe"):
+        run("prove", "cutlass/builder")
+
+
+def test_ablate_requires_tiles(run: Run) -> None:
+    with pytest.raises(UnknownName, match=r"vllm-9\.0 is a recipe of vllm and lists no kernels"):
+        run("ablate", "vllm-9.0")
+    with pytest.raises(UnknownName, match=r"the source of flashinfer-1\.1 contains no CUTLASS, so it has no tiles"):
+        run("ablate", "flashinfer-1.1")
