@@ -124,9 +124,9 @@ def ablate(
 ) -> None:
     """Show the effect of leaving out each patch of a series.
 
-    The series is that of a FlashInfer recipe. Lists tiles that appear or disappear, and changes in what compiles, in stages and in bytes. Patches that do not apply
-    without the one that is left out are left out with it and named. Numbers and machine code are not compared: `sm120kit patch
-    prove` does that. About a minute per patch; results are cached.
+    The series is that of a FlashInfer recipe. Lists tiles that appear or disappear, and changes in what compiles, in stages
+    and in bytes. Patches that do not apply without the one that is left out are left out with it and named. Numbers and
+    machine code are not compared: `sm120kit patch prove` does that. About a minute per patch; results are cached.
     """
     from dataclasses import asdict
 
