@@ -101,9 +101,10 @@ def show(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Show a patch: its message, the files that it changes, its state on each recipe, and its proof.
+    """Show a patch, its state on each recipe, and its proof.
 
-    Sources of the versions that it is for are fetched if they are not cached.
+    Also prints its message and the files that it changes. Sources of the versions that it is for are fetched if they are not
+    cached.
     """
     from dataclasses import asdict
 
@@ -148,10 +149,10 @@ def drop(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Remove a patch: its file, its line in the series and its proof.
+    """Remove a patch from its series.
 
-    Refused if a later patch no longer applies without it to the version of a recipe, whose source is fetched if it is not
-    cached.
+    Its file and its proof are removed as well. Refused if a later patch no longer applies without it to the version of a
+    recipe, whose source is fetched if it is not cached.
     """
     from sm120kit import patches
     from sm120kit.core.state import data_root
@@ -165,9 +166,9 @@ def drop(
 
 
 def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
-    """Rename a patch and its variants: files, lines of the series, proofs, and trailers that name these.
+    """Rename a patch and its variants.
 
-    Lists the other files that name it.
+    Renames files, lines of the series, proofs, and trailers that name these. Lists the other files that name it.
     """
     from dataclasses import asdict
 
