@@ -16,10 +16,12 @@ if [ "$python" = /usr/bin/python3 ]; then
   compgen -G '/usr/include/python3*/Python.h' > /dev/null || need+=(python3-dev)
 fi
 if [ "$(id -u)" = 0 ]; then
-  # Tests of images start their own container daemon and registry; without the programs they are skipped, with the reason.
+  # Tests of images start their own container daemon and registry, others need a sandbox; without the programs they are skipped, with
+  # the reason.
   command -v dockerd > /dev/null || need+=(docker.io)
   command -v docker-registry > /dev/null || need+=(docker-registry)
   command -v debootstrap > /dev/null || need+=(debootstrap)
+  command -v bwrap > /dev/null || need+=(bubblewrap)
   if [ ${#need[@]} -gt 0 ]; then
     apt-get update -q && apt-get install -qy --no-install-recommends "${need[@]}"
   fi

@@ -40,6 +40,10 @@ class ProbeOptions:
         list[str] | None,
         typer.Option("--probe", metavar="TEXT", help="Probe to compile instead of those that the patch names; repeatable."),
     ] = None
+    trust_patch: Annotated[
+        bool,
+        typer.Option("--trust-patch", help="Run the code of a patch that is in no series without a sandbox, with your rights."),
+    ] = False
 
     @property
     def selected(self) -> bool:
@@ -61,12 +65,13 @@ def prove(
 
     The host compiler shows what compiles, with types, stages and bytes; emulation on the CPU shows whether the numbers are
     right; nvcc, with --code, whether the machine code of a kernel differs. A file that is in no series is applied alone to the
-    unpatched source. No GPU is used: the effect on speed is unverified on SM120.
+    unpatched source, and its code runs in a sandbox. No GPU is used: the effect on speed is unverified on SM120.
 
     Probes compile kernels of CUTLASS. Of a patch for a source without CUTLASS, such as vLLM's, the files that it changes are
     listed, and the tests that it names as evidence; they are not run.
     """
     from sm120kit.proofs import prover
+    from sm120kit.proofs.records import ProofRequest
     from sm120kit.recipes.target import resolve
 
     if write and (probes.dtype or probes.probe):
@@ -79,11 +84,14 @@ def prove(
     proof = prover.prove_patch(
         patch,
         options,
-        target=target,
-        dtype=_dtype(probes.dtype),
-        arch=_arch(probes.arch),
-        code=probes.code,
-        probes=[_probe(text) for text in probes.probe or ()],
+        ProofRequest(
+            dtype=_dtype(probes.dtype),
+            arch=_arch(probes.arch),
+            code=probes.code,
+            probes=tuple(_probe(text) for text in probes.probe or ()),
+            trusted=probes.trust_patch,
+        ),
+        target,
     )
     if write:
         proof, path = prover.store(patch, proof)

@@ -116,6 +116,18 @@ class PatchOverwritten(Sm120kitError):
     exit_code = 34
 
 
+class SandboxMissing(Sm120kitError):
+    """The code of a patch that is in no series cannot be run: this system offers no sandbox."""
+
+    exit_code = 35
+
+
+class PatchFails(Sm120kitError):
+    """Code of a patch fails in the sandbox, or its output is malformed."""
+
+    exit_code = 36
+
+
 class ToolchainMissing(Sm120kitError):
     """A compiler, another program or a required Python package is absent."""
 

@@ -12,6 +12,7 @@ from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, NotEnoughMemory
 from sm120kit.core.memory import ran_out_of_memory
 from sm120kit.core.records import Arch, Toolchain
+from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.state import digest_of, exclusive, owned_directory, read_record, write_record
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.records import Kernel
@@ -39,7 +40,9 @@ class _CodeRecord:
     kernels: tuple[KernelCode, ...]
 
 
-def compile_unit(unit: TranslationUnit, arch: Arch, toolchain: Toolchain, cache: Path) -> tuple[KernelCode, ...]:
+def compile_unit(
+    unit: TranslationUnit, arch: Arch, toolchain: Toolchain, cache: Path, sandbox: Sandbox | None = None
+) -> tuple[KernelCode, ...]:
     """The kernels of a translation unit; one that is not in ``cache`` takes a minute or two and 6 GB.
 
     Raises:
@@ -51,14 +54,16 @@ def compile_unit(unit: TranslationUnit, arch: Arch, toolchain: Toolchain, cache:
     with exclusive(record.with_suffix(".lock"), f"the code of a probe ({key[:12]})"):
         if not record.is_file():
             with owned_directory(record.parent, ".work-") as directory:
-                write_record(record, _CodeRecord(_compile(unit, arch, toolchain, directory)))
+                write_record(record, _CodeRecord(_compile(unit, arch, toolchain, directory, sandbox)))
     return read_record(_CodeRecord, record).kernels
 
 
-def _compile(unit: TranslationUnit, arch: Arch, toolchain: Toolchain, directory: Path) -> tuple[KernelCode, ...]:
+def _compile(
+    unit: TranslationUnit, arch: Arch, toolchain: Toolchain, directory: Path, sandbox: Sandbox | None
+) -> tuple[KernelCode, ...]:
     (directory / "probe.cu").write_text(unit.source)
     number = arch.removeprefix("sm_")
-    done = process.run(
+    argv, env = wrap(
         [
             toolchain.cuda_home / "bin" / "nvcc",
             *FLAGS,
@@ -73,10 +78,11 @@ def _compile(unit: TranslationUnit, arch: Arch, toolchain: Toolchain, directory:
             "-o",
             "probe.cubin",
         ],
-        cwd=directory,
-        check=False,
-        tied=True,
+        sandbox,
+        read=[path for path in unit.includes if path.is_dir()],
+        write=[directory],
     )
+    done = process.run(argv, cwd=directory, env=env, check=False, tied=True)
     if done.returncode:
         if ran_out_of_memory(done.returncode, done.stderr):
             raise NotEnoughMemory("nvcc ran out of memory: a probe needs 6 GB to compile", "end other programs")
@@ -85,8 +91,11 @@ def _compile(unit: TranslationUnit, arch: Arch, toolchain: Toolchain, directory:
             f"nvcc does not compile a probe: {errors[0] if errors else done.stderr.strip()[-300:]}",
             f"command: {process.shell_line(done.argv)}",
         )
-    (ptx,) = directory.glob("*.ptx")
-    kernels = [kernel for image in cubin.read(directory / "probe.cubin") for kernel in image.kernels]
+    outputs = [*directory.glob("probe*.ptx"), *directory.glob("probe.cubin")]
+    if len(outputs) != 2 or any(path.is_symlink() or not path.is_file() for path in outputs):
+        raise CompileFailed("nvcc wrote no PTX or no cubin for a probe", f"command: {process.shell_line(done.argv)}")
+    ptx, code = outputs
+    kernels = [kernel for image in cubin.read(code) for kernel in image.kernels]
     if not kernels:
         raise CompileFailed("a probe contains no kernel", f"command: {process.shell_line(done.argv)}")
     return kernel_codes(kernels, ptx.read_text())

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit import patches, proofs, recipes
-from sm120kit.core import toolchain
-from sm120kit.core.errors import PatchAlreadyUpstream, PatchConflict, UnknownName
-from sm120kit.core.records import Arch
+from sm120kit.core import sandbox, toolchain
+from sm120kit.core.errors import (
+    CommandFailed,
+    CompileFailed,
+    ExpectationFailed,
+    PatchAlreadyUpstream,
+    PatchConflict,
+    PatchFails,
+    UnknownName,
+)
 from sm120kit.core.state import data_root, write_atomic
 from sm120kit.patches.records import PatchState, Probe
 from sm120kit.proofs.ablation import ablate
-from sm120kit.proofs.records import PatchProof, SourceChange
+from sm120kit.proofs.records import PatchProof, ProofRequest, SourceChange
 from sm120kit.proofs.side import Side, has_cutlass
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
 from sm120kit.sources.context import Options
@@ -145,23 +153,16 @@ def source_change(name: str, options: Options, target: Target | None = None) -> 
     )
 
 
-def prove_patch(
-    name: str,
-    options: Options,
-    *,
-    target: Target | None = None,
-    dtype: str | None = None,
-    arch: Arch | None = None,
-    code: bool = False,
-    probes: Sequence[Probe] = (),
-) -> PatchProof:
-    """The effects of a patch on each of its probes, or on ``probes``.
+def prove_patch(name: str, options: Options, request: ProofRequest, target: Target | None = None) -> PatchProof:
+    """The effects of a patch on each of its probes, of ``target`` or of the first recipe that the patch is for.
 
-    ``dtype`` limits the probes; with ``code``, nvcc compiles those that request it, for ``arch`` or the archs of the recipe.
+    The code of a patch that is in no series runs in a sandbox.
 
     Raises:
         UnknownName: the patch does not exist, or has no probe of that dtype, or is for a source without CUTLASS.
         PatchConflict: the patch does not apply.
+        SandboxMissing: the patch is in no series, and this system offers no sandbox.
+        PatchFails: its code fails in the sandbox.
     """
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)
@@ -171,21 +172,28 @@ def prove_patch(
             f"no probe of {title} can be compiled: the source of {target.recipe.name} contains no CUTLASS",
             f"leave out --write and the options of probes to list what it changes; its evidence: {_evidence(patch)}",
         )
-    recipe = target.recipe
-    archs = ([arch] if arch else list(recipe.archs)) if code else []
-    candidates = list(probes) or list(patch.probes)
+    recipe, arch, dtype = target.recipe, request.arch, request.dtype
+    archs = ([arch] if arch else list(recipe.archs)) if request.code else []
+    candidates = list(request.probes or patch.probes)
     if not candidates:
         raise UnknownName(f"{title} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
     selected = [probe for probe in candidates if dtype in (None, probe.dtype)]
     if not selected:
         dtypes = ", ".join(sorted({probe.dtype for probe in candidates} - {""})) or "no dtype in particular"
         raise UnknownName(f"{title} has no probe for {dtype}", f"its probes are for {dtypes}")
+    confined = None if in_series or request.trusted else sandbox.find()
     trees = _trees(patch, in_series, target)
     tools = toolchain.find([arch] if arch else [], recipe.headers)
     with options.workspace.scratch() as scratch:
-        sides = [Side(recipe, target.checkout, tree, tools, options, scratch) for tree in (trees.below, trees.above)]
-        concrete = list(dict.fromkeys(expanded for probe in selected for expanded in _expand(probe, sides)))
-        below, above = (side.inspect(concrete, archs) for side in sides)
+        without = Side(recipe, target.checkout, trees.below, tools, options, scratch)
+        boundary = confined.containing(tools) if confined else None
+        patched = Side(recipe, target.checkout, trees.above, tools, options, scratch, boundary)
+        with _failures_of(trees.patch, boundary):
+            expanded = [_expand(probe, (without, patched)) for probe in selected]
+        concrete = list(dict.fromkeys(probe for group in expanded for probe in group))
+        below = without.inspect(concrete, archs)
+        with _failures_of(trees.patch, boundary):
+            above = patched.inspect(concrete, archs)
     return PatchProof(
         patch=trees.patch.name,
         hunks_sha256=patch.hunks_sha256,
@@ -200,6 +208,23 @@ def prove_patch(
 
 def _evidence(patch: patches.Patch) -> str:
     return patch.trailer("Evidence") or "none is named"
+
+
+@contextmanager
+def _failures_of(patch: patches.Patch, confined: sandbox.Sandbox | None) -> Iterator[None]:
+    """Report what fails in a sandbox as an error of the patch."""
+    try:
+        yield
+    except (CommandFailed, CompileFailed, ExpectationFailed) as error:
+        if confined is None:
+            raise
+        # The first line of a failed command names the program that made the sandbox.
+        reason = error.message.partition("\n")[2] or error.message
+        raise PatchFails(
+            f"the code of {patch.name} fails in the sandbox:\n{reason}",
+            "the sandbox has no network, home directory or variables of the user, and only /tmp can be written; "
+            "if you trust the patch, run its code with your rights: --trust-patch",
+        ) from error
 
 
 def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:

@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sm120kit.core.records import Arch
 from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
 from sm120kit.patches.records import Probe
+
+
+@dataclass(frozen=True)
+class ProofRequest:
+    """What a proof covers: the probes of the patch, or ``probes``; only those of ``dtype`` unless it is None.
+
+    With ``code``, nvcc compiles the probes that request it, for ``arch`` or the archs of the recipe. ``trusted`` runs the code
+    of a patch that is in no series without a sandbox.
+    """
+
+    dtype: str | None = None
+    arch: Arch | None = None
+    code: bool = False
+    probes: tuple[Probe, ...] = ()
+    trusted: bool = False
 
 
 @dataclass(frozen=True)

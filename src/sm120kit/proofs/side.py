@@ -13,6 +13,7 @@ from sm120kit import proofs, recipes
 from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, UnknownName
 from sm120kit.core.records import Arch, Toolchain
+from sm120kit.core.sandbox import Sandbox
 from sm120kit.core.state import digest_of, file_sha256, read_record, write_record
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels import emulation
@@ -24,7 +25,7 @@ from sm120kit.recipes.target import Target
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout
-from sm120kit.wheels.generators import generate
+from sm120kit.wheels.generators import run_generators
 
 
 def has_cutlass(target: Target) -> bool:
@@ -33,12 +34,23 @@ def has_cutlass(target: Target) -> bool:
 
 
 class Side:
-    """One tree of a recipe, on which probes are run. ``scratch`` receives the files of the tree."""
+    """One tree of a recipe, on which probes are run. ``scratch`` receives the files of the tree.
+
+    The code of the tree runs in ``sandbox``, unless it is None.
+    """
 
     def __init__(
-        self, recipe: recipes.FlashInferRecipe, checkout: Checkout, tree: str, tools: Toolchain, options: Options, scratch: Path
+        self,
+        recipe: recipes.FlashInferRecipe,
+        checkout: Checkout,
+        tree: str,
+        tools: Toolchain,
+        options: Options,
+        scratch: Path,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.recipe, self.tree, self.tools, self.options, self.scratch = recipe, tree, tools, options, scratch
+        self.sandbox = sandbox
         self.repository = Repository(checkout.repository)
         (self.cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
         self.cache = options.workspace.cache / "prove"
@@ -54,7 +66,7 @@ class Side:
     @cached_property
     def instantiations(self) -> list[listing.Instantiation]:
         """The engine's launcher calls."""
-        return listing.instantiations(self.directory)
+        return listing.instantiations(self.directory, self.sandbox)
 
     def inspect(self, probes: Sequence[Probe], archs: Sequence[Arch]) -> dict[Probe, ProbeResult]:
         """The results of probes on this tree; machine code only for ``archs``."""
@@ -65,13 +77,15 @@ class Side:
         for arch in archs:
             for probe in (probe for probe in probes if probe.code and not results[probe].error):
                 reporting.info(f"tree {self.tree[:12]}: code for {arch} of {probe.text}")
-                kernels = proofs.compile_unit(self._unit(probe), arch, self.tools, self.options.workspace.cache)
+                kernels = proofs.compile_unit(self._unit(probe), arch, self.tools, self.options.workspace.cache, self.sandbox)
                 results[probe] = replace(results[probe], code={**results[probe].code, str(arch): kernels})
         return results
 
     def collectives(self, probes: Sequence[Probe]) -> dict[Probe, ProbeResult]:
         """The results of CUTLASS's builder in the host compiler; probes that are not cached share a translation unit."""
-        base = [self.headers, proofs.own_sources(), introspect.own_sources(), introspect.toolchain_key(self.tools)]
+        # Other directories of the tree are searched before CUTLASS's: headers there must not affect results of other trees.
+        headers = self.tree if self.sandbox else self.headers
+        base = [headers, proofs.own_sources(), introspect.own_sources(), introspect.toolchain_key(self.tools)]
 
         def record(probe: Probe) -> Path:
             key = [base, probe.family, probe.dtype, probe.shape, probe.definitions]
@@ -79,7 +93,7 @@ class Side:
 
         for definitions in {probe.definitions for probe in probes}:
             missing = [probe for probe in probes if probe.definitions == definitions and not record(probe).is_file()]
-            compiler = introspect.HostCompiler.of(self.tools, self.directory.resolve(), definitions)
+            compiler = introspect.HostCompiler.of(self.tools, self.directory.resolve(), definitions, sandbox=self.sandbox)
             for probe, result in (self._compile(missing, compiler) if missing else {}).items():
                 write_record(record(probe), result)
         return {probe: read_record(ProbeResult, record(probe)) for probe in probes}
@@ -114,9 +128,8 @@ class Side:
         """The results of the engine's launcher; for a tile that is not generated, the call of another tile is edited."""
         calls = {probe: self._call(probe) for probe in probes}
         distinct = list(dict.fromkeys(calls.values()))
-        cache = self.options.workspace.cache / "tiles"
         try:
-            measured = introspect.measure(distinct, self.directory, self.tools, cache, lambda done: None) if distinct else {}
+            measured = self._measure(distinct) if distinct else {}
         except CompileFailed as failure:  # the headers that all calls include
             return dict.fromkeys(probes, ProbeResult(failure.message))
         results = {}
@@ -158,10 +171,12 @@ class Side:
     def tiles(self, dtype: str | None) -> tuple[TileFacts, ...]:
         """The facts of every tile that the engine generates, and of the K=64 candidates; of one dtype unless it is None."""
         calls = [call for call in self.instantiations if dtype in (None, call.tile.dtype)]
-        measured = introspect.measure(
-            calls, self.directory, self.tools, self.options.workspace.cache / "tiles", lambda done: None
-        )
+        measured = self._measure(calls)
         return tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
+
+    def _measure(self, calls: Sequence[listing.Instantiation]) -> dict[listing.Instantiation, tuple[TileFacts, ...]]:
+        cache = self.options.workspace.cache / "tiles"
+        return introspect.measure(calls, self.directory, self.tools, cache, lambda done: None, self.sandbox)
 
     def flags(self, probes: Sequence[Probe]) -> dict[Probe, ProbeResult]:
         """The ``-D`` flags that the engine's generator passes to nvcc for each module."""
@@ -181,8 +196,8 @@ class Side:
             with tempfile.TemporaryDirectory(dir=self.scratch) as directory:
                 work = Path(directory)
                 self.repository.export(self.tree, work / "tree")
-                generated, _ = generate(work / "tree", work, orders, self.recipe.archs, self.tools)
-            write_record(record, _Flags({module.name: _definitions(module.ninja) for module in generated}))
+                output = run_generators(work / "tree", work, orders, self.recipe.archs, self.tools, self.sandbox)
+            write_record(record, _Flags({name: _definitions(module.ninja) for name, module in output.modules.items()}))
         definitions = read_record(_Flags, record).definitions
         return {probe: ProbeResult(facts={"definitions": definitions[probe.module]}) for probe in probes}
 
@@ -200,7 +215,7 @@ class Side:
             return
         reporting.info(f"tree {self.tree[:12]}: {len(set(mainloops.values()))} mainloops on the CPU")
         headers = self.directory / self.cutlass.path / "include"
-        emulator = emulation.Emulator(headers, self.tools, self.options.workspace.cache, self.tree)
+        emulator = emulation.Emulator(headers, self.tools, self.options.workspace.cache, self.tree, self.sandbox)
         with reporting.task("emulating", len(set(mainloops.values()))) as advance:
             emulated = emulator.run_all(list(mainloops.values()), advance)
         for probe, mainloop in mainloops.items():

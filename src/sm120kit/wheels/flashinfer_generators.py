@@ -23,13 +23,6 @@ def main() -> None:
     request = json.load(sys.stdin)
     tree = Path(request["tree"])
     output, sys.stdout = sys.stdout, sys.stderr  # generators print
-    data = tree / "flashinfer" / "data"
-    data.mkdir(exist_ok=True)
-    # The layout that FlashInfer's build backend makes for an editable install.
-    for source in ("3rdparty/cutlass", "3rdparty/spdlog", "3rdparty/cccl", "csrc", "include"):
-        link = data / Path(source).name
-        if (tree / source).is_dir() and not link.is_symlink():
-            link.symlink_to(Path("../..") / source)
     package = types.ModuleType("flashinfer")
     package.__path__ = [str(tree / "flashinfer")]
     sys.modules["flashinfer"] = package

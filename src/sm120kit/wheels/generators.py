@@ -8,17 +8,37 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import ExpectationFailed, ToolchainMissing
 from sm120kit.core.records import Arch, Toolchain
+from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 from sm120kit.wheels.records import Generated
 
 GENERATOR_PACKAGES = ("torch", "tvm_ffi", "jinja2", "numpy", "requests", "tqdm", "setuptools")
 """Python packages that FlashInfer's generators and its build backend import."""
+
+
+@dataclass(frozen=True)
+class GeneratorOutput:
+    """The output of the generators of one module: names of sources, path of the library, and the ninja file."""
+
+    sources: tuple[str, ...]
+    library: str
+    ninja: str
+
+
+@dataclass(frozen=True)
+class GeneratorsOutput:
+    """The output of FlashInfer's generators by module, and the packages whose headers the generated code includes."""
+
+    modules: dict[str, GeneratorOutput]
+    tvm_ffi: str
+    includes: dict[str, str]
 
 
 def generate(
@@ -31,17 +51,57 @@ def generate(
 
     Raises:
         ToolchainMissing: a Python package that the generators import is absent.
+        CommandFailed, ExpectationFailed: a generator fails, or prints no result.
     """
+    output = run_generators(tree, work, requests, archs, toolchain)
+    links = work / "include"
+    links.mkdir(exist_ok=True)
+    prefixes = {str(work) + "/": ""}
+    for name, directory in output.includes.items():
+        relink(links / name, Path(directory))
+        prefixes[directory] = f"include/{name}"
+    modules = []
+    for name, module in output.modules.items():
+        ninja = module.ninja
+        for absolute, relative in sorted(prefixes.items(), key=lambda prefix: -len(prefix[0])):
+            ninja = ninja.replace(absolute, relative)
+        units = tuple(
+            (source, object_file)
+            for object_file, source in re.findall(r"^build (\S+): (?:cuda_)?compile (\S+)$", ninja, re.MULTILINE)
+        )
+        library = module.library.removeprefix(f"{work}/")
+        modules.append(Generated(name, library, module.sources, units, ninja))
+    return tuple(modules), {"apache-tvm-ffi": output.tvm_ffi}
+
+
+def run_generators(
+    tree: Path,
+    work: Path,
+    requests: dict[str, Any],
+    archs: Sequence[Arch],
+    toolchain: Toolchain,
+    sandbox: Sandbox | None = None,
+) -> GeneratorsOutput:
+    """Run the generators, which write to ``work/jit``. In a sandbox, that directory and their output are foreign data.
+
+    Raises:
+        ToolchainMissing: a Python package that the generators import is absent.
+        CommandFailed, ExpectationFailed: a generator fails, or prints no result.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
     absent = [name for name in GENERATOR_PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         raise ToolchainMissing(
             f"FlashInfer's kernel generators import {', '.join(absent)}, which this environment lacks",
             "install what they need: pip install 'sm120kit[torch]'",
         )
-    cuda = link_toolchain(work / "cuda", toolchain)
+    _link_data(tree)
+    cuda, jit = link_toolchain(work / "cuda", toolchain), work / "jit"
+    jit.mkdir(exist_ok=True)
     env = {
         "FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in sorted(archs)),
-        "FLASHINFER_WORKSPACE_BASE": str(work / "jit"),
+        "FLASHINFER_WORKSPACE_BASE": str(jit),
         "FLASHINFER_NVCC": "$$SM120KIT_GATE $cuda_home/bin/nvcc",
         # Symbol tables name nvcc's temporary files, and a build id would hash them.
         "FLASHINFER_EXTRA_LDFLAGS": "-Wl,-s -Wl,--build-id=none",
@@ -52,29 +112,28 @@ def generate(
     }
     request = json.dumps({"tree": str(tree), "modules": requests}).encode()
     dropped = [name for name in os.environ if name.startswith("FLASHINFER_") or name in ("CC", "MAX_JOBS")]
-    done = process.run(
+    argv, environment = wrap(
         [sys.executable, Path(__file__).with_name("flashinfer_generators.py")],
+        sandbox,
+        read=[tree, cuda],
+        write=[jit],
         env={**dict.fromkeys(dropped), **env},
-        stdin=request,
-        logfile=work / "generate.log",
-        tied=True,
     )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    links = work / "include"
-    links.mkdir(exist_ok=True)
-    prefixes = {str(work) + "/": ""}
-    for name, directory in answer["includes"].items():
-        relink(links / name, Path(directory))
-        prefixes[directory] = f"include/{name}"
-    modules = []
-    for name, output in answer["modules"].items():
-        ninja = output["ninja"]
-        for absolute, relative in sorted(prefixes.items(), key=lambda prefix: -len(prefix[0])):
-            ninja = ninja.replace(absolute, relative)
-        units = tuple(
-            (source, object_file)
-            for object_file, source in re.findall(r"^build (\S+): (?:cuda_)?compile (\S+)$", ninja, re.MULTILINE)
-        )
-        library = output["library"].removeprefix(f"{work}/")
-        modules.append(Generated(name, library, tuple(output["sources"]), units, ninja))
-    return tuple(modules), {"apache-tvm-ffi": answer["tvm_ffi"]}
+    done = process.run(argv, env=environment, stdin=request, logfile=work / "generate.log", tied=True)
+    try:
+        return TypeAdapter(GeneratorsOutput).validate_json((done.stdout.splitlines() or [""])[-1])
+    except ValidationError as error:
+        raise ExpectationFailed(f"the generators of {tree} printed no list of modules: {error.errors()[0]['msg']}") from error
+
+
+def _link_data(tree: Path) -> None:
+    """Make the layout below ``flashinfer/data`` that FlashInfer's build backend makes for an editable install."""
+    data = tree / "flashinfer" / "data"
+    try:
+        data.mkdir(exist_ok=True)
+        for source in ("3rdparty/cutlass", "3rdparty/spdlog", "3rdparty/cccl", "csrc", "include"):
+            link = data / Path(source).name
+            if (tree / source).is_dir() and not link.is_symlink():
+                link.symlink_to(Path("../..") / source)
+    except FileExistsError as error:
+        raise ExpectationFailed(f"{error.filename2 or error.filename} is a file of the source, not its build's link") from error

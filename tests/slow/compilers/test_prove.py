@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from sm120kit import patches, proofs
+from sm120kit.core import sandbox
+from sm120kit.core.errors import SandboxMissing
 from sm120kit.core.records import Arch
 from sm120kit.core.state import Workspace
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes
 from sm120kit.proofs import prover
-from sm120kit.proofs.records import Effect, PatchProof
+from sm120kit.proofs.records import Effect, PatchProof, ProofRequest
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.context import Options
 
@@ -50,14 +52,19 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
 
 @pytest.fixture(scope="module")
 def again(options: Options) -> Again:
-    """Prove a patch without machine code, and with the numbers of a few probes."""
+    """Prove a patch without machine code, and with the numbers of a few probes, of a file of no series in a sandbox."""
+    try:
+        sandbox.find()
+        sandboxed = True
+    except SandboxMissing:
+        sandboxed = False
 
     def prove_again(name: str, stored: PatchProof) -> PatchProof:
         probes = [
             replace(result.probe, numbers=result.probe.numbers and result.probe.text.startswith(EMULATED))
             for result in stored.results
         ]
-        return prover.prove_patch(name, options, probes=probes)
+        return prover.prove_patch(name, options, ProofRequest(probes=tuple(probes), trusted=not sandboxed))
 
     return prove_again
 
@@ -123,7 +130,7 @@ def test_changed_patch_differs_from_its_stored_proof(options: Options, tmp_path:
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     stored = proofs.read(proofs.path_of(ROOT / "patches", "flashinfer/sm120-smem-accounting"))
     assert stored is not None
-    proof = prover.prove_patch("sm120-smem-accounting", options, probes=[stored.results[0].probe])
+    proof = prover.prove_patch("sm120-smem-accounting", options, ProofRequest(probes=(stored.results[0].probe,)))
     lines = proofs.differences(replace(stored, results=stored.results[:1]), proof)
     assert any(line.startswith("hunks_sha256") for line in lines)
     assert any("above: facts" in line and "'smem_bytes': 74752" in line for line in lines)
@@ -175,15 +182,17 @@ def test_foreign_patch(options: Options, tmp_path: Path) -> None:
     stock = "include/cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
     theirs = tmp_path / "theirs.diff"
     theirs.write_text("diff --git a/nowhere b/nowhere\n--- a/nowhere\n+++ b/nowhere\n@@ -1 +1 @@\n-a\n+b\n")
-    done = command("prove", theirs, "--probe", "collective grouped nvfp4 128x128x128", state=options.workspace.root)
+    done = command(
+        "prove", theirs, "--trust-patch", "--probe", "collective grouped nvfp4 128x128x128", state=options.workspace.root
+    )
     assert done.returncode == 31, done.stderr
     ours = patches.load(ROOT / "patches", "cutlass")[0]
     assert stock in ours.diff.decode()
     theirs.write_bytes(ours.diff)
-    done = command("prove", theirs, state=options.workspace.root)
+    done = command("prove", theirs, "--trust-patch", state=options.workspace.root)
     assert (done.returncode, "names no probe" in done.stderr) == (10, True), done.stderr
     probe = "collective grouped nvfp4 128x128x128"
-    done = command("prove", theirs, "--probe", probe, "--json", state=options.workspace.root)
+    done = command("prove", theirs, "--probe", probe, "--trust-patch", "--json", state=options.workspace.root)
     assert done.returncode == 0, done.stderr
     assert '"patch": "cutlass/theirs"' in done.stdout
 
@@ -192,7 +201,7 @@ def test_nvcc_code_equals_the_stored_proof(options: Options) -> None:
     name = "cutlass/array-kernels-grid-dependency"
     stored = proofs.read(proofs.path_of(ROOT / "patches", name))
     assert stored is not None
-    proof = prover.prove_patch(name, options, code=True, arch=Arch.SM_120F)
+    proof = prover.prove_patch(name, options, ProofRequest(code=True, arch=Arch.SM_120F))
     (result,) = (result for result in proof.results if result.probe.definitions)
     assert Effect.CHANGES_CODE in result.effects
     assert [sum(kernel.grid_waits for kernel in side.code["sm_120f"]) > 0 for side in (result.below, result.above)] == [

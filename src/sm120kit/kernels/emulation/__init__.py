@@ -16,7 +16,7 @@ among them), clusters, timing, memory ordering between the generic and the async
 
 from __future__ import annotations
 
-import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,17 +27,19 @@ from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
 from sm120kit.core.records import Toolchain
+from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.state import (
     digest_of,
     exclusive,
     file_sha256,
     mark_tree_used,
     mark_used,
+    parse_json,
     publish_directory,
     read_record,
     write_record,
 )
-from sm120kit.kernels.records import Emulation, EmulationFinding, Tile
+from sm120kit.kernels.records import Emulation, Tile
 
 SOURCES = Path(__file__).with_name("cpp")
 UNIT_BYTES = 2_000_000_000
@@ -125,8 +127,11 @@ class Emulator:
     the git tree id of the engine; ``sm120kit cache gc`` keeps the emulations of trees that are in use.
     """
 
-    def __init__(self, cutlass: Path, toolchain: Toolchain, cache: Path, tree: str = "") -> None:
+    def __init__(
+        self, cutlass: Path, toolchain: Toolchain, cache: Path, tree: str = "", sandbox: Sandbox | None = None
+    ) -> None:
         self.cutlass, self.toolchain, self.cache, self.tree = cutlass, toolchain, cache / "emulate", tree
+        self.sandbox = sandbox
         major, minor = toolchain.nvcc_version.split(".")[:2]
         self.flags = (*FLAGS, f"-D__CUDACC_VER_MAJOR__={major}", f"-D__CUDACC_VER_MINOR__={minor}")
         compiler = (toolchain.host_compiler, toolchain.host_version, toolchain.nvcc_version)
@@ -158,8 +163,9 @@ class Emulator:
                 return cached
             if not directory.is_dir():
                 with publish_directory(directory) as fresh:
-                    self._compile(mainloop.definitions(), fresh / "program", stop)
-            emulation = _result(mainloop.tile, fault, process.run_until([directory / "program", fault], stop))
+                    self._compile(mainloop.definitions(), fresh, stop)
+            argv, env = wrap([directory / "program", fault], self.sandbox, read=[directory])
+            emulation = _result(mainloop.tile, fault, process.run_until(argv, stop, env=env))
             write_record(directory / f"{fault}.json", emulation)
             self._use(directory)
             return emulation
@@ -197,10 +203,13 @@ class Emulator:
     def _directory(self, mainloop: Mainloop) -> Path:
         return self.cache / digest_of([self.base, mainloop.definitions()])
 
-    def _compile(self, definitions: tuple[str, ...], output: Path, stop: threading.Event | None) -> None:
+    def _compile(self, definitions: tuple[str, ...], directory: Path, stop: threading.Event | None) -> None:
+        """Compile an emulation to ``directory/program``."""
+        output = directory / "output"
+        output.mkdir()
         cuda = self.toolchain.cuda_home / "include"
         includes = [f"-I{SOURCES}", *(f"-isystem{path}" for path in (self.cutlass, cuda, cuda / "cccl"))]
-        done = process.run_until(
+        argv, env = wrap(
             [
                 self.toolchain.host_compiler,
                 *self.flags,
@@ -209,11 +218,14 @@ class Emulator:
                 "-s",
                 SOURCES / "collective.cpp",
                 "-o",
-                output,
+                output / "program",
             ],
-            stop,
+            self.sandbox,
+            read=[self.cutlass],
+            write=[output],
             env={"LC_ALL": "C"},  # the first error is parsed
         )
+        done = process.run_until(argv, stop, env=env)
         if done.returncode != 0:
             if ran_out_of_memory(done.returncode, done.stderr):
                 raise NotEnoughMemory(
@@ -225,6 +237,10 @@ class Emulator:
                 f"no mainloop to emulate: {errors[0] if errors else done.stderr.strip()[-300:]}",
                 f"command: {process.shell_line(done.argv, {'LC_ALL': 'C'})}",
             )
+        if not (output / "program").is_file():
+            raise CompileFailed("no mainloop to emulate: the compiler wrote no program")
+        (output / "program").rename(directory / "program")
+        shutil.rmtree(output)
 
 
 def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:
@@ -234,11 +250,14 @@ def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:
             f"emulating {tile.dtype} {tile.shape} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
             f"command: {process.shell_line(done.argv)}",
         )
-    fields = json.loads(done.stdout)
-    findings = tuple(
-        EmulationFinding(kind, finding["count"], tuple(finding["first"])) for kind, finding in fields.pop("findings").items()
-    )
-    return Emulation(tile=tile, fault=fault, findings=findings, **fields)
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        fields = parse_json(done.stdout)
+        findings = [{"kind": kind, **finding} for kind, finding in fields.pop("findings").items()]
+        return TypeAdapter(Emulation).validate_python({**fields, "tile": tile, "fault": fault, "findings": findings})
+    except (ValueError, TypeError, AttributeError, KeyError, ValidationError) as error:
+        raise ExpectationFailed(f"emulating {tile.dtype} {tile.shape} printed no result: {str(error)[:300]}") from error
 
 
 def _content(directory: Path) -> list[list[str]]:

@@ -17,6 +17,7 @@ from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, NotEnoughMemory
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
 from sm120kit.core.records import Toolchain
+from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.state import digest_of, file_sha256, owned_directory, read_record, write_record
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels.records import TileFacts
@@ -57,16 +58,25 @@ class TileFactsRecord:
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """The host compiler with the probe's and one module's flags. ``stop`` ends it from another thread."""
+    """The host compiler with the probe's and one module's flags. ``stop`` ends it from another thread.
+
+    In a sandbox it reads the tree and the directories of its arguments.
+    """
 
     program: str
     flags: tuple[str, ...]
     tree: Path
     stop: threading.Event | None = None
+    sandbox: Sandbox | None = None
 
     @classmethod
     def of(
-        cls, toolchain: Toolchain, tree: Path, definitions: Sequence[str], stop: threading.Event | None = None
+        cls,
+        toolchain: Toolchain,
+        tree: Path,
+        definitions: Sequence[str],
+        stop: threading.Event | None = None,
+        sandbox: Sandbox | None = None,
     ) -> HostCompiler:
         """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last."""
         major, minor = toolchain.nvcc_version.split(".")[:2]
@@ -85,16 +95,19 @@ class HostCompiler:
             ),
             tree,
             stop,
+            sandbox,
         )
 
-    def run(self, *arguments: str | Path) -> process.Completed:
-        """Run the compiler; the caller checks the exit code.
+    def run(self, *arguments: str | Path, write: Sequence[Path] = ()) -> process.Completed:
+        """Run the compiler, which writes to the directories ``write``; the caller checks the exit code.
 
         Raises:
             NotEnoughMemory: the compiler ran out of memory.
             CompileFailed: the compiler crashed.
         """
-        done = process.run_until([self.program, *self.flags, *arguments], self.stop, env=LANGUAGE)
+        read = [self.tree, *(argument.parent for argument in arguments if isinstance(argument, Path))]
+        argv, env = wrap([self.program, *self.flags, *arguments], self.sandbox, read=read, write=write, env=LANGUAGE)
+        done = process.run_until(argv, self.stop, env=env)
         if not done.returncode:
             return done
         command = f"command: {process.shell_line(done.argv, LANGUAGE)}"
@@ -106,9 +119,12 @@ class HostCompiler:
         return done
 
     def prefix(self, head: str, directory: Path) -> Path:
-        """Write a header with the probe and the includes of a module; :meth:`precompile` makes it faster to read."""
-        directory.mkdir()
-        path = directory / "prefix.hpp"
+        """Write a header with the probe and the includes of a module; :meth:`precompile` makes it faster to read.
+
+        It is in a directory of its own, the only one that the compiler writes to.
+        """
+        path = directory / "prefix" / "prefix.hpp"
+        path.parent.mkdir(parents=True)
         path.write_text('#include "sm120kit_probe.hpp"\n' + "\n".join(re.findall(r"^#include .*$", head, re.MULTILINE)) + "\n")
         return path
 
@@ -121,21 +137,22 @@ class HostCompiler:
 
     def precompile(self, prefix: Path) -> None:
         """Compile ``prefix`` once for all translation units that include it."""
-        self._checked(prefix, "-x", "c++-header", prefix, "-o", prefix.with_name(prefix.name + ".gch"))
+        self._checked(prefix, "-x", "c++-header", prefix, "-o", f"{prefix}.gch", write=[prefix.parent])
 
     def messages(self, calls: Sequence[Instantiation], prefix: Path, unit: Path) -> str:
         """The compiler's messages for a translation unit with these calls, numbered from 0."""
         unit.write_text(translation_unit(calls))
         return self.run("-fsyntax-only", "-include", prefix, "-x", "c++", unit).stderr
 
-    def _checked(self, prefix: Path, *arguments: str | Path) -> process.Completed:
-        done = self.run(*arguments)
+    def _checked(self, prefix: Path, *arguments: str | Path, write: Sequence[Path] = ()) -> process.Completed:
+        header = prefix.read_text().split()
+        done = self.run(*arguments, write=write)
         if done.returncode:
             reason = diagnostics.first_reason(done.stderr, self.tree)
             message = f"{reason.text} ({reason.where})" if reason else done.stderr.strip()[-500:]
             raise CompileFailed(
                 f"the engine's launcher headers do not compile with {self.program}: {message}",
-                f"command: {process.shell_line(done.argv, LANGUAGE)}; the header: {prefix.read_text().split()}",
+                f"command: {process.shell_line(done.argv, LANGUAGE)}; the header: {header}",
             )
         return done
 
@@ -190,7 +207,7 @@ class LauncherModule:
 
     def compile(self, calls: Sequence[Instantiation]) -> None:
         """Measure a group of calls and cache the facts of each."""
-        unit = self.prefix.with_name(f"{digest_of([call.call for call in calls])[:16]}.cpp")
+        unit = self.prefix.parent.with_name(f"{digest_of([call.call for call in calls])[:16]}.cpp")
         messages = self.compiler.messages(calls, self.prefix, unit)
         reason = diagnostics.first_reason(messages, self.compiler.tree)
         if reason and len(calls) > 1:
@@ -231,7 +248,12 @@ class LauncherModule:
 
 
 def measure(
-    calls: Sequence[Instantiation], tree: Path, toolchain: Toolchain, cache: Path, advance: Callable[[int], None]
+    calls: Sequence[Instantiation],
+    tree: Path,
+    toolchain: Toolchain,
+    cache: Path,
+    advance: Callable[[int], None],
+    sandbox: Sandbox | None = None,
 ) -> dict[Instantiation, tuple[TileFacts, ...]]:
     """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged."""
     tree, stop = tree.resolve(), threading.Event()
@@ -241,7 +263,7 @@ def measure(
             modules = [
                 LauncherModule(
                     group,
-                    HostCompiler.of(toolchain, tree, group[0].definitions, stop),
+                    HostCompiler.of(toolchain, tree, group[0].definitions, stop, sandbox),
                     directory / group[0].module,
                     cache / "units",
                     toolchain,

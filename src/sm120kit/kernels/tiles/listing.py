@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 from sm120kit.core import process
 from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.sandbox import Sandbox, wrap
+from sm120kit.core.state import parse_json
 from sm120kit.kernels.records import Tile
 
 GROUPED = "INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM"
@@ -61,23 +62,27 @@ class Instantiation:
     generated: bool = True
 
 
-def instantiations(tree: Path) -> list[Instantiation]:
+def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantiation]:
     """All calls that the engine generates for SM120, then the candidates that it does not generate.
 
     Raises:
         ExpectationFailed: the generators differ from those of the supported engine versions.
+        CommandFailed: a generator fails.
     """
-    generated = [*_grouped(tree), *_dense(tree)]
+    try:
+        generated = [*_grouped(tree, sandbox), *_dense(tree)]
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
+        raise ExpectationFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
 
 
-def _grouped(tree: Path) -> Iterator[Instantiation]:
+def _grouped(tree: Path, sandbox: Sandbox | None) -> Iterator[Instantiation]:
     definitions = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", "gen_cutlass_fused_moe_sm120_module"))
-    with tempfile.TemporaryDirectory(prefix="sm120kit-tiles-") as directory:
-        process.run([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree, directory])
-        for path in sorted(Path(directory, "gemm_grouped", "120").glob("*.cu")):
-            yield from parse(path.read_text(), "fused_moe", definitions)
+    argv, env = wrap([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree], sandbox, read=[tree])
+    printed = process.run(argv, env=env).stdout.splitlines()
+    for text in parse_json(printed[-1] if printed else "").values():
+        yield from parse(text, "fused_moe", definitions)
 
 
 def _dense(tree: Path) -> Iterator[Instantiation]:
@@ -177,9 +182,9 @@ def _dense_lists(function: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
         and isinstance(node.targets[0], ast.Name)
         and node.targets[0].id in ("cta_m_n_k_list", "dtype_list")
     }
-    if len(templates) != 1 or len(lists) != 2:
+    if len(templates) != 1 or "/" in templates[0] or len(lists) != 2:
         raise ExpectationFailed(
-            f"{function.name} does not have one template, a cta_m_n_k_list and a dtype_list",
+            f"{function.name} does not have one template in csrc/, a cta_m_n_k_list and a dtype_list",
             UNSUPPORTED,
         )
     return templates[0], lists

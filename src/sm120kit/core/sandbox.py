@@ -1,0 +1,192 @@
+"""Run programs with foreign code in a sandbox: bubblewrap, or namespaces by util-linux where bubblewrap is missing.
+
+A program in a sandbox has no network, no capabilities and no variables but those that are passed. It is alone in a process
+namespace, which ends with it and with this process. It reads system directories, the files of Python, compiler and sm120kit,
+and the paths that a call names; it writes to an empty ``/tmp`` of its own and to the directories that a call names. What it
+writes there is foreign data: nothing else is written to these directories, and links in them are not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.errors import SandboxMissing, ToolchainMissing
+from sm120kit.core.process import Environment
+from sm120kit.core.records import Toolchain
+
+SYSTEM = ("/bin", "/etc/alternatives", "/etc/ld.so.cache", "/lib", "/lib32", "/lib64", "/sbin", "/usr")
+"""The paths of the system that every program reads: programs, libraries, headers; no settings."""
+
+INSTALLED = ("bin", "include", "lib", "lib64", "libexec", "nvvm", "targets", "pyvenv.cfg")
+"""The parts of an installed program's prefix, which may be a home directory. Cross compilers also have one named by target."""
+
+PASSED = ("LANG", "PATH")
+"""The variables of this process that a program in a sandbox has."""
+
+_BUBBLEWRAP = ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
+_NAMESPACES = ("--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
+# setpriv: unshare itself ignores signals while its child runs, and would outlive this process.
+_UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", *_NAMESPACES, "--fork", "--kill-child", "sh", "-c")
+
+_SETUP = """\
+# Build a root file system below /sys, which holds no path that is to be mounted, and run a program in it: MOUNT... -- PROGRAM.
+set -eu
+PATH=$PATH:/usr/sbin:/sbin here=$PWD root=/sys
+mount -t tmpfs -o mode=755 sandbox $root
+mkdir $root/dev $root/host $root/proc $root/tmp
+mount -t tmpfs -o mode=1777 sandbox $root/tmp
+for device in full null random urandom zero; do
+  : > $root/dev/$device
+  mount --bind /dev/$device $root/dev/$device
+done
+while [ "$1" != -- ]; do
+  kind=$1 path=$2
+  shift 2
+  if [ $kind = link ]; then
+    ln -s "$1" "$root$path"
+    shift
+    continue
+  fi
+  if [ -d "$path" ]; then mkdir -p "$root$path"; else mkdir -p "$root${path%/*}"; : > "$root$path"; fi
+  mount --rbind "$path" "$root$path"
+  [ $kind = write ] && continue
+  while read -r _ _ _ _ point flags _; do
+    point=$(printf %b "$point") # spaces are octal
+    case $point in "$root$path" | "$root$path"/*) mount -o "remount,bind,$flags,ro" none "$point" ;; esac
+  done < /proc/self/mountinfo
+done
+shift
+mount -t proc proc $root/proc
+mount -o remount,bind,ro,nosuid,nodev,noexec none $root/proc
+cd $root
+pivot_root . host
+cd /
+umount -l /host
+rmdir /host
+mount -o remount,bind,ro none /
+cd "$here" 2> /dev/null || cd /tmp
+# Not exec: a program that is process 1 ignores signals.
+code=0
+setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@" || code=$?
+exit $code
+"""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A program that isolates others, ``bwrap`` or ``unshare``, and the paths that all of them read besides the system's."""
+
+    program: str
+    readable: tuple[Path, ...] = ()
+
+    def containing(self, toolchain: Toolchain) -> Sandbox:
+        """This sandbox with Python, the programs of sm120kit, and a toolchain."""
+        return replace(self, readable=tuple(_installed(toolchain)))
+
+
+def wrap(
+    argv: Sequence[str | Path],
+    sandbox: Sandbox | None,
+    *,
+    read: Sequence[Path] = (),
+    write: Sequence[Path] = (),
+    env: Environment | None = None,
+) -> tuple[Sequence[str | Path], Environment | None]:
+    """The command and environment that run ``argv`` in a sandbox; unchanged if it is None.
+
+    ``read`` and ``write`` are existing absolute paths, ``write`` directories. A working directory that the sandbox does not
+    contain is replaced by ``/tmp``.
+    """
+    if sandbox is None:
+        return argv, env
+    mounts = [("read", path) for path in {*sandbox.readable, *read} if not path.is_relative_to("/usr")]
+    mounts += [("write", path) for path in write]
+    mounts.sort(key=lambda mount: mount[1].parts)
+    system = [Path(path) for path in SYSTEM if os.path.lexists(path)]
+    # The sandbox program itself has this environment too: a program in it reads that of process 1 (bubblewrap issue 725).
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    environment = {**dict.fromkeys(os.environ), **passed, "HOME": "/tmp", "TMPDIR": "/tmp", **(env or {})}
+    if sandbox.program == "bwrap":
+        options: list[str | Path] = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        for path in system:
+            options += ["--symlink", path.readlink(), path] if path.is_symlink() else ["--ro-bind", path, path]
+        for kind, path in mounts:
+            options += ["--ro-bind" if kind == "read" else "--bind", path, path]
+        return [*_BUBBLEWRAP, *options, "--remount-ro", "/proc", "--remount-ro", "/", "--", *argv], environment
+    options = []
+    for path in system:
+        options += ["link", path, path.readlink()] if path.is_symlink() else ["read", path]
+    for kind, path in mounts:
+        options += [kind, path]
+    return [*_UNSHARE, _SETUP, "sandbox", *options, "--", *argv], environment
+
+
+def find() -> Sandbox:
+    """The first sandbox that works on this system, determined by running a program in it.
+
+    Raises:
+        SandboxMissing: none works; the message has the reason for each.
+    """
+    reasons = []
+    for program in ("bwrap", "unshare"):
+        sandbox = Sandbox(program)
+        argv, env = wrap(["true"], sandbox)
+        try:
+            done = process.run(argv, env=env, check=False)
+        except ToolchainMissing as error:
+            reasons.append(error.message)
+            continue
+        if done.returncode == 0:
+            return sandbox
+        reasons.append(f"{program} fails: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
+    raise SandboxMissing(
+        "this system offers no sandbox for the code of a patch that is in no series\n"
+        + "\n".join(f"  {reason}" for reason in reasons),
+        f"{_remedy()}; or review the patch, and run its code with your rights: --trust-patch",
+    )
+
+
+def _installed(toolchain: Toolchain) -> Iterator[Path]:
+    """The existing paths that Python, the compilers and sm120kit's own programs consist of."""
+    yield Path(__file__).parents[1]
+    prefixes = [*_prefixes(Path(sys.executable)), Path(sys.base_prefix)]
+    prefixes += [*_prefixes(Path(toolchain.host_compiler)), toolchain.cuda_home]
+    for prefix in prefixes:
+        for path in (*(prefix / name for name in INSTALLED), *prefix.glob("*-linux-gnu*")):
+            if path.exists():
+                yield path
+
+
+def _prefixes(program: Path) -> Iterator[Path]:
+    """The directory above ``bin`` of a program, and of each that it is a link to."""
+    yield program.parent.parent
+    while program.is_symlink():
+        program = Path(os.path.normpath(program.parent / program.readlink()))
+        yield program.parent.parent
+
+
+def _remedy() -> str:
+    """The changes of the system that permit a sandbox."""
+    remedies = []
+    for setting, off, remedy in (
+        ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
+        ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "load AppArmor's profile bwrap-userns-restrict (Ubuntu: package apparmor-profiles), or "
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        file = Path("/proc/sys", setting)
+        if file.is_file() and file.read_text().strip() == off:
+            remedies.append(f"permit user namespaces: {remedy}")
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        options = (f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
+        remedies.append(f"start the container with {' '.join(options)}")
+    return "; ".join(["install bubblewrap", *remedies])
