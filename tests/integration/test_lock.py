@@ -149,6 +149,7 @@ def test_warm_command_reads_each_input_once(locked: Site, arguments: tuple[str, 
     assert {locked.patch, locked.header, locked.lock, locked.kernels} <= {*inputs}
     assert {path: counts["opened"].get(str(path)) for path in inputs} == dict.fromkeys(inputs, 1)
     assert not [argv for argv in counts["programs"] if argv[0] != "git"]
+    assert not [path for path in counts["opened"] if "/git/objects/" in path], "a warm command loads no GitPython"
 
 
 def test_locked_versions_stay_until_upgrade(locked: Site) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from sm120kit.core.errors import UnsafeSource
-from sm120kit.sources.git import IDENTITY, Repository
+from sm120kit.core.errors import CommandFailed, UnsafeSource
+from sm120kit.sources.git import DATE, IDENTITY, Repository
 
 COMMIT = "88f0974db18be98788498faf81c2b9b4706bfcd0"
 
@@ -214,3 +222,220 @@ def test_author_without_address_is_rejected(tmp_path: Path) -> None:
     )
     shown = repository.git("show", "-s", "--format=%an|%ae|%at|%cn <%ce>|%cI|%P", child).stdout.strip()
     assert shown == f"A B|a@example.invalid|1700000000|{IDENTITY}|2023-11-15T00:13:20+02:00|{commit}"
+
+
+def commit_by_git(repository: Repository, tree: str, message: str, author: str, date: str) -> str:
+    """The id of a commit that ``git commit-tree`` creates."""
+    env = {}
+    for role, actor in (("AUTHOR", author), ("COMMITTER", IDENTITY)):
+        name, _, address = actor.removesuffix(">").rpartition(" <")
+        env |= {f"GIT_{role}_NAME": name, f"GIT_{role}_EMAIL": address, f"GIT_{role}_DATE": date}
+    return repository.git("commit-tree", tree, stdin=message.encode(), env=env).stdout.strip()
+
+
+AUTHORS = (IDENTITY, "J\u00fcrgen \u9648 <j@\u00fc.example>", "A\tB O'C. D <a b>", "No Address <>", "A\x01B <a@b>")
+DATES = (DATE, "@0 -0000", "@1700000000 -0030", "@4000000000 +1345", "@99999999999 -1200", "@1 +0001")
+MESSAGES = ("", "x", "x\n\n\nbody  \n \n", "\n\nx", "\u00fc\r\n#c\n", "x\x01")
+
+
+def test_commit_ids_equal_those_of_git_commit_tree(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    tree = repository.tree_of(commit)
+    cases = {*zip(AUTHORS, itertools.cycle(DATES), itertools.cycle(MESSAGES))}
+    cases |= {(AUTHORS[1], date, message) for date, message in zip(DATES, MESSAGES, strict=True)}
+    for author, date, message in sorted(cases):
+        created = repository.commit_tree(tree, None, message, author=author, date=date)
+        assert created == commit_by_git(repository, tree, message, author, date), (author, date, message)
+    assert repository.git("fsck", "--full").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"author": "nobody"}, "Name <address>"),
+        ({"author": "A. <a@b>"}, "removes"),
+        ({"author": "A\nparent 1 <a@b>"}, "removes"),
+        ({"author": "A <b> <a@b>"}, "removes"),
+        ({"author": "A\0 <a@b>"}, "removes"),
+        ({"author": "J\udcfcrgen <a@b>"}, "surrogates"),
+        ({"message": "a\0b"}, "NUL"),
+        ({"message": "a\udcfcb"}, "surrogates"),
+        ({"date": "@-1 +0000"}, "date"),
+        ({"date": "yesterday"}, "date"),
+        ({"date": "@1 +0060"}, "date"),
+    ],
+)
+def test_commit_that_versions_of_git_store_differently_is_rejected(
+    tmp_path: Path, arguments: dict[str, str], problem: str
+) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    before = repository.git("count-objects").stdout
+    with pytest.raises(ValueError, match=problem):
+        repository.commit_tree(repository.tree_of(commit), None, **{"message": "x", **arguments})
+    assert repository.git("count-objects").stdout == before
+
+
+def test_commit_of_absent_or_wrong_objects_is_rejected(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    tree = repository.tree_of(commit)
+    for wrong, parent in (
+        ("1" * 40, None),
+        (commit, None),
+        (repository.write(b"x"), None),
+        ("a\nb", None),
+        (tree, "1" * 40),
+        (tree, tree),
+    ):
+        with pytest.raises(CommandFailed, match=r"does not exist|is a (commit|tree|blob), not a"):
+            repository.commit_tree(wrong, parent, "x")
+    assert repository.commit_tree(tree, commit, "x") == repository.commit_tree(tree, commit, "x"), "usable afterwards"
+    (repository.path / "HEAD").unlink()
+    with pytest.raises(CommandFailed):
+        Repository(repository.path).commit_tree(tree, None, "x")
+
+
+def test_tree_with_submodule_link_and_bytes_in_names(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    blob = repository.write(b"a.txt")
+    entries = (
+        b"120000 %s\tlink\0" % blob.encode(),
+        b"160000 %s\tsubmodule\0" % commit.encode(),
+        b"100644 %s\td\xff/\xe9\n\0" % blob.encode(),
+    )
+    with repository.index(commit) as index:
+        index.git("update-index", "-z", "--index-info", stdin=b"".join(entries))
+        tree = index.write_tree()
+    child = repository.commit_tree(tree, commit, "x")
+    names = [".gitattributes", "a.txt", "bin/run", "d\udcff/\udce9\n", "link", "submodule", "\u00fc/name with space"]
+    assert repository.paths(child) == names and repository.tree_of(child) == tree
+    assert repository.changed(commit, child) == ["d\udcff/\udce9\n", "link", "submodule"]
+    assert repository.read(child, "link") == b"a.txt"
+    with pytest.raises(FileNotFoundError):
+        repository.subtree(child, "submodule")
+
+
+def test_objects_that_git_writes_or_packs_later_are_found(tmp_path: Path) -> None:
+    repository, commit = small_commit(tmp_path / "r")
+    first = repository.commit_tree(repository.tree_of(commit), commit, "first\n")
+    repository.set_ref("refs/heads/base", first)
+    repository.git("repack", "-adq")
+    repository.git("prune-packed", "-q")
+    with repository.index(commit) as index:
+        index.add("later", b"later")
+        tree = index.write_tree()
+    second = repository.commit_tree(tree, first, "second\n")
+    repository.set_ref("refs/heads/base", second)
+    repository.git("repack", "-adq")
+    assert repository.commit_tree(repository.tree_of(second), second, "third\n")
+    assert repository.git("rev-list", "--count", second).stdout == "3\n"
+
+
+ALL_METHODS = """
+import sys
+from pathlib import Path
+from sm120kit.sources.git import Repository
+path, out = map(Path, sys.argv[1:])
+repository = Repository(path)
+tree = repository.tree_of("refs/heads/base")
+assert repository.subtree(tree, "bin") and repository.read(tree, "a.txt") and repository.paths(tree)
+with repository.index(tree) as index:
+    index.add("b.txt", b"b")
+    index.graft("c", tree)
+    other = index.write_tree()
+assert repository.changed(tree, other)
+assert "git" not in sys.modules, "reading loads no GitPython"
+commit = repository.commit_tree(tree, None, "base\\n\\nbody\\n")
+repository.commit_tree(other, commit, "other\\n")
+assert "git" in sys.modules
+repository.set_ref("refs/heads/again", commit)
+repository.export(commit, out)
+print(commit)
+"""
+
+
+def test_planted_variables_run_no_program_and_redirect_nothing(tmp_path: Path) -> None:
+    """Also none of GitPython's own variables, which it reads when it is imported: in another process."""
+    mark, elsewhere = tmp_path / "ran", tmp_path / "elsewhere"
+    repository, commit = small_commit(tmp_path / "r")
+    repository.set_ref("refs/heads/base", commit)
+    theirs, _ = small_commit(elsewhere)
+    plant(repository.path, mark)
+    plant(theirs.path, mark)
+    program = mark.with_name("program")
+    (repository.path / ".git").write_text(f"gitdir: {elsewhere}\n")
+    (repository.path / "commondir").write_text(f"{elsewhere}\n")
+    (repository.path / "objects/info/alternates").write_text(f"{elsewhere}/objects\n")
+    for name in ("git-cat-file", "git-hash-object", "git-commit-tree"):
+        (tmp_path / name).symlink_to(program)
+    (tmp_path / ".gitconfig").write_text((elsewhere / "config").read_text())
+    programs = (
+        "GIT_PYTHON_GIT_EXECUTABLE GIT_EXTERNAL_DIFF GIT_SSH GIT_SSH_COMMAND GIT_PROXY_COMMAND GIT_ASKPASS GIT_EDITOR GIT_PAGER"
+    )
+    variables = {
+        **dict.fromkeys(programs.split(), str(program)),
+        **dict.fromkeys(["GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE"], str(elsewhere)),
+        **dict.fromkeys(["GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"], str(elsewhere / "objects")),
+        **dict.fromkeys(["GIT_TRACE", "GIT_TRACE2", "GIT_TRACE_SETUP"], str(tmp_path / "trace")),
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": str(program),
+        "GIT_CONFIG_KEY_1": "gpg.program",
+        "GIT_CONFIG_VALUE_1": str(program),
+        "GIT_CONFIG_PARAMETERS": f"'diff.external={program}'",
+        "GIT_EXEC_PATH": str(tmp_path),
+        "GIT_PYTHON_TRACE": "full",
+        "GIT_AUTHOR_NAME": "Somebody Else",
+        "GIT_COMMITTER_DATE": "@1 +0000",
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
+    before = sorted(path for path in elsewhere.rglob("*"))
+    script = [sys.executable, "-c", ALL_METHODS, repository.path, tmp_path / "out"]
+    done = subprocess.run(script, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{COMMIT}\n" and done.stderr == ""
+    assert (tmp_path / "out/a.txt").read_bytes() == b"one\r\ntwo\r\n"
+    assert sorted(path for path in elsewhere.rglob("*")) == before
+    assert not (tmp_path / "trace").exists()
+    assert not mark.exists(), mark.read_text()
+
+
+def test_planted_program_is_not_run_by_commits(tmp_path: Path) -> None:
+    """Also when the configuration is planted while the process that reads objects is running."""
+    mark = tmp_path / "ran"
+    repository, commit = small_commit(tmp_path / "r")
+    tree = repository.tree_of(commit)
+    for parent in (sign(repository, commit), None, commit):
+        plant(repository.path, mark)
+        repository.commit_tree(tree, parent, "x\n")
+    assert not mark.exists(), mark.read_text()
+
+
+def test_process_that_reads_objects_ends_with_the_repository(tmp_path: Path) -> None:
+    small_commit(tmp_path / "warm")
+    this = psutil.Process()
+    children, files = this.children(recursive=True), this.num_fds()
+    repository, commit = small_commit(tmp_path / "r")
+    assert len(this.children(recursive=True)) == len(children) + 1
+    with pytest.raises(CommandFailed):
+        repository.commit_tree("1" * 40, commit, "x")
+    del repository
+    assert this.children(recursive=True) == children and this.num_fds() == files
+
+
+def test_process_that_reads_objects_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    program = """
+import json, os, psutil, signal, sys
+from pathlib import Path
+from sm120kit.sources.git import Repository
+repository = Repository.init(Path(sys.argv[1]))
+with repository.index() as index:
+    repository.commit_tree(index.write_tree(), None, "x")
+print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "r"], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (pid,) = json.loads(done.stdout)
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)

@@ -25,6 +25,9 @@ from sm120kit.core.urls import redacted
 Environment = Mapping[str, str | None]
 """Variables added to this process's environment; None removes one."""
 
+RunningProgram = subprocess.Popen[bytes]
+"""A running program."""
+
 
 class Stopped(Exception):
     """A program was ended because another thread set its stop event."""
@@ -141,6 +144,17 @@ def deadline(seconds: float) -> Iterator[threading.Event]:
         yield stop
     finally:
         timer.cancel()
+
+
+def start(argv: Sequence[str | Path], *, env: Environment | None = None) -> RunningProgram:
+    """Start a program that answers requests on stdin and ends with its input, for the caller to end; stderr is discarded.
+
+    The input also ends when this process is killed.
+
+    Raises:
+        ToolchainMissing: the program does not exist.
+    """
+    return _spawn(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager

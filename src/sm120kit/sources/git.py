@@ -6,6 +6,10 @@ credentials and ``insteadOf``; such a call transfers objects and creates none.
 
 A repository's own configuration can name programs (``gpg.program``, ``filter.*.clean``, ``core.sshCommand``, a promisor's
 ``uploadpack``), and git has no option to ignore it. It is therefore overwritten before each call.
+
+GitPython creates the commits, see :mod:`sm120kit.sources.git_objects`. The other methods run git once a call: commands read
+fewer objects than the import of GitPython costs, its diffs and listings of trees are slower than git's, and it has no
+``apply``, no index without a work tree and no limits for a fetch (figures: docs/measurements/gitpython.md).
 """
 
 from __future__ import annotations
@@ -15,12 +19,17 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.errors import CommandFailed, NotEnoughDisk, UnsafeSource
-from sm120kit.core.process import Completed, run
+from sm120kit.core.process import Completed, RunningProgram, run, start
 from sm120kit.core.state import write_atomic
+
+if TYPE_CHECKING:
+    from sm120kit.sources.git_objects import Objects
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
 """Author and committer of our own commits."""
@@ -47,6 +56,9 @@ _SETTINGS = {
     "log.showSignature": "false",
     "advice.detachedHead": "false",
 }
+_OPTIONS = [argument for name, value in _SETTINGS.items() for argument in ("-c", f"{name}={value}")]
+"""Options of every git."""
+
 PROTOCOLS = ("file", "git", "http", "https", "ssh")
 """Transports that git may use, whatever its configuration: none of them runs a program that a URL names, as ``ext`` does.
 
@@ -133,6 +145,18 @@ class Repository:
         self._reset_configuration()
         return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
 
+    def start(self, *args: str | Path) -> RunningProgram:
+        """Start git in this repository as :meth:`git` runs it, see :func:`sm120kit.core.process.start`."""
+        self._reset_configuration()
+        return start(["git", *_OPTIONS, f"--git-dir={self.path}", *args], env=environment())
+
+    @cached_property
+    def _objects(self) -> Objects:
+        """This repository in GitPython; its processes end with this object."""
+        from sm120kit.sources.git_objects import Objects
+
+        return Objects(self.path)
+
     def tree_of(self, commit: str) -> str:
         """The tree id of a commit."""
         return self.git("rev-parse", "--verify", "--quiet", f"{_revision(commit)}^{{tree}}").stdout.strip()
@@ -181,21 +205,12 @@ class Repository:
         """Commit a tree and return the commit id, which depends on the arguments alone.
 
         ``author`` is ``Name <address>``; ``date`` is ``@<seconds since 1970> <zone>`` and dates both author and committer.
+
+        Raises:
+            ValueError: author, date or message is not in the form in which every version of git stores it.
+            CommandFailed: the tree or the parent does not exist.
         """
-        name, _, address = author.rpartition(" <")
-        if not name or not address.endswith(">"):
-            raise ValueError(f"author is not of the form 'Name <address>': {author!r}")
-        own_name, own_address = IDENTITY.removesuffix(">").split(" <")
-        env = {
-            "GIT_AUTHOR_NAME": name,
-            "GIT_AUTHOR_EMAIL": address.removesuffix(">"),
-            "GIT_AUTHOR_DATE": date,
-            "GIT_COMMITTER_NAME": own_name,
-            "GIT_COMMITTER_EMAIL": own_address,
-            "GIT_COMMITTER_DATE": date,
-        }
-        parents = ["-p", parent] if parent else []
-        return self.git("commit-tree", _revision(tree), *parents, stdin=message.encode(), env=env).stdout.strip()
+        return self._objects.create_commit(_revision(tree), parent, message, (author, IDENTITY), date)
 
     def set_ref(self, ref: str, commit: str) -> None:
         """Set ``ref`` (``refs/...``) to ``commit``, which keeps it from garbage collection."""
@@ -259,6 +274,24 @@ def _revision(revision: str) -> str:
     return revision
 
 
+def environment(network: bool = False) -> dict[str, str | None]:
+    """Variables of every git, for :func:`sm120kit.core.process.run`; ``network`` leaves the user's settings as they are."""
+    variables: dict[str, str | None] = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+    if network:
+        allowed = os.environ.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":")
+        protocols = ":".join(protocol for protocol in PROTOCOLS if protocol in allowed)
+        return {**variables, **dict.fromkeys(_LOCATION_VARIABLES), "GIT_ALLOW_PROTOCOL": protocols}
+    return {
+        **dict.fromkeys(name for name in os.environ if name.startswith("GIT_")),
+        **variables,
+        "GIT_ALLOW_PROTOCOL": "file",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+    }
+
+
 def _git(
     args: Iterable[str | Path],
     *,
@@ -268,25 +301,11 @@ def _git(
     network: bool = False,
     tied: bool = False,
 ) -> Completed:
-    variables: dict[str, str | None] = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
-    if network:
-        variables |= dict.fromkeys(_LOCATION_VARIABLES)
-        allowed = os.environ.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":")
-        variables["GIT_ALLOW_PROTOCOL"] = ":".join(protocol for protocol in PROTOCOLS if protocol in allowed)
-    else:
-        variables = {
-            **dict.fromkeys(name for name in os.environ if name.startswith("GIT_")),
-            **variables,
-            "GIT_ALLOW_PROTOCOL": "file",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_NO_REPLACE_OBJECTS": "1",
-        }
     program = ["/bin/sh", "-c", _LIMITED, str(MAX_FETCH_BYTES // 512), "git"] if network else ["git"]
-    settings = [argument for name, value in _SETTINGS.items() for argument in ("-c", f"{name}={value}")]
     try:
-        return run([*program, *settings, *args], env={**variables, **(env or {})}, stdin=stdin, check=check, tied=tied)
+        return run(
+            [*program, *_OPTIONS, *args], env={**environment(network), **(env or {})}, stdin=stdin, check=check, tied=tied
+        )
     except CommandFailed as error:
         if "No space left on device" in error.message or "Out of diskspace" in error.message:
             raise NotEnoughDisk(
