@@ -25,7 +25,9 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
-from sm120kit.core.errors import SystemRefused
+from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, Sm120kitError, SystemRefused
+
+BASE = f"sha256:{'0' * 64}"
 
 HEAVY = ("docker", "importlib.metadata", "git", "httpx2", "pydantic", "rich", "torch", "unearth")
 ROOT = typer.main.get_command(app)
@@ -170,17 +172,26 @@ def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.parametrize(
-    ("options", "warned"), [([], True), (["--base", f"sha256:{'0' * 64}"], False), (["--to", "pack"], False)]
+    ("options", "error"),
+    [
+        ([], NoSuchImage),
+        (["--base", "debian:12"], NoSuchImage),
+        (["--base", BASE], DaemonUnreachable),
+        (["--base", BASE, "--context-only"], SystemRefused),
+        (["--to", "pack"], SystemRefused),
+        (["--dry-run"], SystemRefused),
+    ],
 )
-def test_build_without_base_image_warns_before_it_compiles(
-    options: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch
+def test_base_and_daemon_are_required_before_the_build(
+    options: list[str], error: type[Sm120kitError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compile_nothing(*args: Any) -> None:
         raise SystemRefused("nothing is compiled", "")
 
     monkeypatch.setattr("sm120kit.wheels.pipeline.build", compile_nothing)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     result = run("build", "vllm@0.19.1", *options)
-    assert isinstance(result.exception, SystemRefused) and ("no base image" in result.stderr) == warned
+    assert type(result.exception) is error
 
 
 def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:

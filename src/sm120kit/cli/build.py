@@ -84,17 +84,10 @@ class ImageOptions:
         return self != ImageOptions()
 
     def request(self) -> ImageRequest:
-        """The request of an image with these options.
-
-        Raises:
-            NoSuchImage: the base is a tag.
-        """
+        """The request of an image with these options."""
         from sm120kit.images.delivery import ImageRequest
 
-        request = ImageRequest(self.base, self.network, self.context_only)
-        if self.base:
-            request.require_base()
-        return request
+        return ImageRequest(self.base, self.network, self.context_only)
 
 
 def build(
@@ -129,9 +122,11 @@ def build(
     target = pipeline.resolve(engine, options)
     delivers = isinstance(target, EngineTarget) and not steps.to and not steps.dry_run
     _require_applicable(kernels, steps, image, engine=isinstance(target, EngineTarget), delivers=delivers)
-    image_request = image.request() if delivers else None
-    if image_request and isinstance(target, EngineTarget) and not (image_request.base or target.recipe.base_image):
-        console.warn("no base image: only the wheels are built, then the command fails; name one with --base, or use --to pack")
+    image_request = None
+    if delivers and isinstance(target, EngineTarget):
+        from sm120kit.images import delivery
+
+        image_request = delivery.prepare(image.request(), target.recipe)
     started = time.monotonic()
     with _watcher() as watch:
         result = pipeline.build(target, request, watch)

@@ -55,16 +55,17 @@ def image_(
 
     started = time.monotonic()
     options = sources.run_options()
-    target, request, build_request = resolve(engine, options), image.request(), kernels.request()
+    target, build_request = resolve(engine, options), kernels.request()
     if isinstance(target, EngineTarget):
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
+        request = delivery.prepare(image.request(), target.recipe)
         result = delivery.engine_image(engines.build(target, build_request), request, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
-        request.require_base()
         wheels = delivery.read_closure(closure)
+        request = delivery.prepare(image.request(), target.recipe)
         result = delivery.flashinfer_image(flashinfer.build(target, build_request), wheels, request, options)
     if result.image is None:
         show_context(result.context)

@@ -254,6 +254,20 @@ def require_pinned(base: str) -> None:
         )
 
 
+def require_base(base: str, daemon: Daemon, report: Callable[[str], None]) -> None:
+    """Require that the daemon has a base; one that is named by digest is pulled.
+
+    Raises:
+        NoSuchImage: neither the daemon nor a registry has it.
+    """
+    if daemon.inspect(base) is not None:
+        return
+    if base.startswith("sha256:"):
+        raise NoSuchImage(f"the daemon has no base {base}", "import or pull it, or pass a base as name@sha256:...")
+    report(f"pulling the base {base}")
+    daemon.pull(base, report)
+
+
 def build(
     context: ImageContext, daemon: Daemon, workspace: Workspace, *, network: str, report: Callable[[str], None]
 ) -> tuple[Image, bool]:
@@ -271,13 +285,7 @@ def build(
             recorded = read_record(Image, record)
             if daemon.inspect(recorded.id) == recorded:
                 return recorded, False
-        if daemon.inspect(context.base) is None:
-            if context.base.startswith("sha256:"):
-                raise NoSuchImage(
-                    f"the daemon has no base {context.base}", "import or pull it, or pass a base as name@sha256:..."
-                )
-            report(f"pulling the base {context.base}")
-            daemon.pull(context.base, report)
+        require_base(context.base, daemon, report)
         built = daemon.inspect(daemon.build(context, network, report))
         if built is None or {key: built.labels.get(key) for key in context.labels} != context.labels:
             raise ImageBuildFailed("the image in the daemon lacks labels of its build", "look at the daemon's log")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadRecipe, BadRecord, NoSuchImage, NotVerified
+from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
 from sm120kit.core.state import Workspace, digest_of, read_record
 from sm120kit.images import attestation, checks, registry
 from sm120kit.images import context as contexts
@@ -45,14 +45,6 @@ class ImageRequest:
     network: str = "none"
     context_only: bool = False
 
-    def require_base(self) -> None:
-        """Require a base, by digest or id.
-
-        Raises:
-            NoSuchImage: there is none, or it is a tag.
-        """
-        contexts.require_pinned(self.base)
-
 
 @dataclass(frozen=True)
 class ImageBuild:
@@ -83,14 +75,44 @@ def read_closure(path: Path) -> Closure:
     return closure
 
 
+def prepare(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
+    """Complete a request, and require what an image needs besides wheels, so that nothing is compiled in vain.
+
+    Returns the request with a base. Unless only the context is requested, the daemon has the base afterwards: it is pulled if
+    it is named by digest.
+
+    Raises:
+        NoSuchImage: neither the recipe nor the request names a base, or it is a tag, or neither daemon nor registry has it.
+        DaemonUnreachable: no daemon responds.
+        ToolchainMissing: the Docker SDK is not installed.
+    """
+    base = request.base or (recipe.base_image if isinstance(recipe, recipes.EngineRecipe) else "")
+    if not base:
+        raise NoSuchImage(
+            f"no base image: neither {recipe.name} nor --base names one",
+            "add --base name@sha256:<digest> or the id of a local image, see docs/images.md; without an image:"
+            f" sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
+        )
+    contexts.require_pinned(base)
+    if not request.context_only:
+        try:
+            daemon = Daemon()
+        except DaemonUnreachable as error:
+            raise DaemonUnreachable(
+                error.message, "start it, or set DOCKER_HOST to its socket; --context-only writes the build context without it"
+            ) from error
+        contexts.require_base(base, daemon, reporting.info)
+    return replace(request, base=base)
+
+
 def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest, options: Options) -> ImageBuild:
-    """Build an image of a FlashInfer wheel with the wheels of ``closure``.
+    """Build an image of a FlashInfer wheel with the wheels of ``closure``; ``request`` is from :func:`prepare`.
 
     No daemon is needed until the build context is complete.
 
     Raises:
-        NoSuchImage: the base is not given by digest, or does not exist.
-        DaemonUnreachable: no daemon answers; wheel and context are kept.
+        NoSuchImage: the base does not exist.
+        DaemonUnreachable: no daemon responds; wheel and context are kept.
         ImageBuildFailed: a step failed.
     """
     assert build.plan is not None
@@ -106,19 +128,9 @@ def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest,
 def engine_image(build: EngineBuild, request: ImageRequest, options: Options) -> ImageBuild:
     """Build the image of an engine from the wheels of ``build`` and the official wheels of its lockfile.
 
-    See :func:`flashinfer_image`; the base of the request replaces the one in the recipe.
-
-    Raises:
-        NoSuchImage: also if neither names a base.
+    See :func:`flashinfer_image`.
     """
     recipe, closure = build.recipe, build.closure
-    base = request.base or recipe.base_image
-    if not base:
-        raise NoSuchImage(
-            f"the wheel of {recipe.name} is ready, but no image is built: neither the recipe nor --base names a base image",
-            f"run the same command with --base name@sha256:<digest> or the id of a local image, which must have Python "
-            f"{closure.python} and a C++ compiler; --to pack builds only the wheel",
-        )
     setup = contexts.ImageSetup(
         kind=recipe.engine,
         recipe=recipe.name,
@@ -127,14 +139,13 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
         env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
         serve=recipe.serve,
     )
-    return _build(setup, build.wheels, closure, replace(request, base=base), options)
+    return _build(setup, build.wheels, closure, request, options)
 
 
 def _build(
     setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, request: ImageRequest, options: Options
 ) -> ImageBuild:
     """Build an image of our wheels and those of a closure."""
-    request.require_base()
     *locked, installer = sources.wheelhouse((*closure.wheels, contexts.INSTALLER), options.workspace, options.origin)
     pairs = list(zip(closure.wheels, locked, strict=True))
     context = contexts.make_context(setup, request.base, ours, pairs, installer, options.workspace)

@@ -80,18 +80,22 @@ def engine_image(engine: ImageHost, base: str) -> str:
     return engine.run("image", "vllm@0.0.1", "--base", base).stdout.strip()
 
 
-def test_build_without_a_base_stops_after_the_wheel_with_a_hint(engine: ImageHost) -> None:
-    done = engine.run("build", "vllm@0.0.1", code=61)
-    assert len(list((engine.directory / "wheelhouse").glob("flashinfer_python-0.6.6+sm120kit.*.whl"))) == 1
-    assert "the wheel of vllm-0.0.1 is ready, but no image is built" in done.stderr and "--base" in done.stderr
+def test_build_without_a_base_stops_before_the_wheel(engine: ImageHost) -> None:
+    for command in ("build", "image"):
+        done = engine.run(command, "vllm@0.0.1", code=61)
+        assert "no base image: neither vllm-0.0.1 nor --base names one" in done.stderr
+        assert "sm120kit build vllm@0.0.1 --to pack" in done.stderr
+    assert not (engine.directory / "wheelhouse").exists()
     assert engine.run("build", "vllm@0.0.1", "--to", "pack").stdout.strip().endswith(".whl")
 
 
-def test_build_without_a_daemon_stops_after_the_context(engine: ImageHost, base: str) -> None:
+def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engine: ImageHost, base: str) -> None:
     absent = ImageHost(engine.state, engine.data, f"unix://{engine.directory}/absent", engine.directory)
-    done = absent.run("build", "vllm@0.0.1", "--base", base, code=60)
-    assert "the build context is complete: " in done.stderr and "the same command resumes" in done.stderr
-    context = Path(absent.run("build", "vllm@0.0.1", "--base", base, "--context-only").stdout.strip())
+    for command in ("build", "image"):
+        done = absent.run(command, "vllm@0.0.1", "--base", base, code=60)
+        assert "--context-only" in done.stderr and "is complete" not in done.stderr
+    done = absent.run("build", "vllm@0.0.1", "--base", base, "--context-only")
+    context = Path(done.stdout.strip())
     assert (context / "Dockerfile").is_file() and f"is complete: {context}" in done.stderr
 
 
