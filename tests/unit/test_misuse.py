@@ -54,6 +54,7 @@ BASE = {
     "patch apply": ["flashinfer", "--into", "out", "--offline"],
     "patch edit": ["flashinfer", "--into", "out", "--offline"],
     "patch export": ["flashinfer", "--from", "model"],
+    "patch rebase": ["flashinfer", "--onto", "flashinfer", "--into", "out", "--offline"],
     "patch show": ["gdc-flags", "--offline"],
     "patch new": ["cutlass/new"],
     "patch import": ["log.txt", "--offline"],

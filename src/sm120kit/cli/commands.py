@@ -71,6 +71,7 @@ COMMANDS = Branch(
                 "import": Leaf("patch_files:import_", "Make a patch file of a diff, mail or commit"),
                 "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
+                "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),
                 "prove": Leaf("patch_proof:prove", "Show the effects of a patch: compile its probes with and without it"),
                 "ablate": Leaf("patch_proof:ablate", "Show the effect of leaving out each patch of a series"),
             },

@@ -37,17 +37,14 @@ def apply(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path, o
         PatchAlreadyUpstream: the checkout already contains what a patch changes.
     """
     repository = Repository(checkout.repository)
-    commit, tree = checkout.commit, _with_overrides(repository, checkout, inside, overrides)
-    if tree != checkout.tree:
-        commit = repository.commit_tree(tree, commit, OVERRIDES_MESSAGE)
+    commit, tree = base_commit(repository, checkout, inside, overrides)
     tried = list(steps(checkout, inside, load_for_tree(checkout.pin, inside, root), tree))
     _require_all_apply(tried)
     applied = []
     for step in tried:
         if step.status.state is PatchState.APPLIES:
             patch, tree = step.patch, step.tree
-            date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
-            commit = repository.commit_tree(tree, commit, commit_message(patch), author=patch.author, date=date)
+            commit = commit_patch(repository, patch, tree, commit)
             applied.append(AppliedPatch(patch.project, patch.slug, patch.sha256, commit))
     repository.set_ref(f"{REFS}/{commit}", commit)
     return PatchedTree(checkout, inside, commit, tree, tuple(applied))
@@ -62,6 +59,22 @@ def compose(
     """
     tree = _with_overrides(Repository(checkout.repository), checkout, inside, overrides) if overrides else checkout.tree
     return tree, tuple(steps(checkout, inside, chosen, tree))
+
+
+def base_commit(
+    repository: Repository, checkout: Checkout, inside: tuple[VendoredProject, ...], overrides: Path
+) -> tuple[str, str]:
+    """Commit our headers on top of a checkout, in a repository that contains it; returns the ids of commit and tree."""
+    tree = _with_overrides(repository, checkout, inside, overrides)
+    if tree == checkout.tree:
+        return checkout.commit, tree
+    return repository.commit_tree(tree, checkout.commit, OVERRIDES_MESSAGE), tree
+
+
+def commit_patch(repository: Repository, patch: Patch, tree: str, parent: str) -> str:
+    """Commit ``tree`` as the result of a patch; returns the commit id, which depends on the arguments alone."""
+    date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
+    return repository.commit_tree(tree, parent, commit_message(patch), author=patch.author, date=date)
 
 
 def commit_message(patch: Patch) -> str:

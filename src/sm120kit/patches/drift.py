@@ -17,10 +17,11 @@ from packaging.version import Version
 from sm120kit.core.errors import BadPatch, BadRecipe, WrongSource
 from sm120kit.core.process import Completed
 from sm120kit.patches import anchors
+from sm120kit.patches.conflicts import describe, explain
 from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.format import Patch
 from sm120kit.patches.locate import ambiguities
-from sm120kit.patches.records import PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
+from sm120kit.patches.records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.records import Checkout, VendoredProject
@@ -80,22 +81,37 @@ def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequ
     with repository.index(tree) as index:
         for patch in patches:
             project = by_name[patch.project]
-            state, detail = _try_patch(index, patch, project)
+            state, detail, conflicts = _try_patch(index, checkout, patch, project)
             if state is PatchState.APPLIES:
                 before, tree = tree, index.write_tree()
                 _require_own_files(repository, (before, tree), patch, project, projects)
-            yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail), tree)
+            yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail, conflicts), tree)
 
 
-def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str]:
-    """Apply a patch to an index if it applies; its state and the detail of it."""
+def _try_patch(
+    index: GitIndex, checkout: Checkout, patch: Patch, project: TreeProject
+) -> tuple[PatchState, str, tuple[HunkConflict, ...]]:
+    """Apply a patch to an index if it applies; its state, the detail of it, and conflicts."""
     if not patch.is_for(project.version):
-        return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}"
+        return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}", ()
     fit = fit_patch(index, patch, project)
     if fit.state is PatchState.APPLIES:
         apply_fitting(index, patch, project)
-        return fit.state, "; ".join(fit.lines)
-    return fit.state, "\n".join([*fit.lines, *_made_for(index, patch, project, fit.conflicts)])
+        return fit.state, "; ".join(fit.lines), ()
+    conflicts = explain(index, checkout, patch, project, fit.conflicts)
+    lines = [*_explained(fit.lines, conflicts, patch, project), *_made_for(index, patch, project, fit.conflicts)]
+    return fit.state, "\n".join(lines), tuple(conflicts)
+
+
+def _explained(lines: Sequence[str], conflicts: Sequence[HunkConflict], patch: Patch, project: TreeProject) -> Iterator[str]:
+    """The lines of a fit, where git names one hunk of a file, with every hunk that does not fit and why."""
+    explained = {conflict.path for conflict in conflicts}
+    yield from (line for line in lines if not any(line.startswith(f"  {path}:") for path in explained))
+    hunks = {(hunk.path, hunk.number): hunk for hunk in patch.hunks}
+    for conflict in conflicts:
+        hunk = hunks[conflict.path, conflict.hunk]
+        yield f"  {hunk.path}:{hunk.start}: {_hunk_name(hunk, patch)} does not fit"
+        yield from describe(conflict, project.project, project.version)
 
 
 def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> DiffFit:

@@ -25,7 +25,7 @@ from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Pin, VendoredProject
 
-_BASE = "refs/sm120kit/base"
+BASE = "refs/sm120kit/base"
 """In a repository that :func:`edit` made: the commit below the series."""
 
 _RECORDED = "refs/sm120kit/recorded"
@@ -65,8 +65,7 @@ class EditRecord:
         values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
         values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
         values += [("commit", commit) for commit in self.commits]
-        escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
-        return "".join([f"[{_SECTION}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+        return config_section(_SECTION, values)
 
     @classmethod
     def read(cls, repository: Repository, config: Path) -> EditRecord | None:
@@ -90,6 +89,12 @@ class EditRecord:
         return cls(recipe, pin, series, patches, tuple(values.get("commit", [])))
 
 
+def config_section(name: str, values: Sequence[tuple[str, str]]) -> str:
+    """A section of git's configuration with these keys and values."""
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+    return "".join([f"[{name}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+
+
 def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
     """Create a git repository in ``directory`` with the series as commits on branch ``series``, for a developer to edit.
 
@@ -105,7 +110,7 @@ def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
     repository = Repository.init(directory / ".git")
     base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
     repository.git("fetch", "--quiet", "--", tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
-    repository.git("update-ref", _BASE, base)
+    repository.git("update-ref", BASE, base)
     repository.git("symbolic-ref", "HEAD", SERIES)
     repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
     repository.make_worktree()
@@ -143,7 +148,7 @@ def export_edits(
         repository = Repository.init(Path(scratch) / "repository")
         record = EditRecord.read(repository, edited / "config")
         fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--"]
-        result = repository.git(*fetch, edited, f"{_BASE}:{_BASE}", f"HEAD:{SERIES}", check=False) if record else None
+        result = repository.git(*fetch, edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
             raise EditMismatch(
@@ -151,7 +156,7 @@ def export_edits(
                 "start with `sm120kit patch edit RECIPE --into DIR`",
             )
         repository.git("symbolic-ref", "HEAD", SERIES)
-        commits = repository.git("rev-list", "--reverse", f"{_BASE}..{SERIES}").stdout.split()
+        commits = repository.git("rev-list", "--reverse", f"{BASE}..{SERIES}").stdout.split()
         series = load_for_tree(pin, inside, root)
         present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, series), commits)
         _require_same_origin(directory, record, present)
@@ -164,14 +169,14 @@ def export_edits(
             if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
                 raise BadPatch(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
         projects = projects_in_tree(pin, inside)
-        headers = OwnHeaders.of(repository, _BASE, projects)
-        exported = export(repository, _BASE, SERIES, projects, headers)
+        headers = OwnHeaders.of(repository, BASE, projects)
+        exported = export(repository, BASE, SERIES, projects, headers)
         recorded = _recorded_tip(repository, edited, record)
         own_files = headers.edited(repository, (recorded, SERIES), overrides or root.parent / OVERRIDES)
         merge = record.series != present.series
         meanwhile: list[str] = []
         if merge:
-            before = export(repository, _BASE, recorded, projects, headers)
+            before = export(repository, BASE, recorded, projects, headers)
             sides = Sides(
                 by_name(before, series, projects),
                 by_name(exported, series, projects),
@@ -180,14 +185,14 @@ def export_edits(
             )
             meanwhile = sides.changes
             try:
-                if recorded == _BASE and record.commits:
+                if recorded == BASE and record.commits:
                     raise BothChanged("  its commits of that time are gone")
-                merged = rebuild(repository, _BASE, pin, inside, sides.merged())
+                merged = rebuild(repository, BASE, pin, inside, sides.merged())
             except (BothChanged, PatchConflict) as reason:
                 message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
                 listed = "".join(f"\n  {change}" for change in meanwhile)
                 raise EditMismatch(message + listed, _by_hand(directory, record, present)) from None
-            exported = export(repository, _BASE, merged, projects, headers)
+            exported = export(repository, BASE, merged, projects, headers)
         changed = write_back(repository, exported, projects, root, overwrite, own_files)
         for change in meanwhile:
             reporting.info(f"kept, although {directory} lacks it: {change}")
@@ -203,11 +208,11 @@ def export_edits(
 
 def _recorded_tip(repository: Repository, edited: Path, record: EditRecord) -> str:
     """The last commit of a directory when it was made or exported, fetched from it; its base if that is gone."""
-    tip = record.commits[-1] if record.commits else _BASE
+    tip = record.commits[-1] if record.commits else BASE
     if re.fullmatch("[0-9a-f]{40}", tip):
         fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--", edited, f"{tip}:{_RECORDED}")
-        return _RECORDED if repository.git(*fetch, check=False).returncode == 0 else _BASE
-    return _BASE
+        return _RECORDED if repository.git(*fetch, check=False).returncode == 0 else BASE
+    return BASE
 
 
 def _applied(pin: Pin, inside: tuple[VendoredProject, ...], patches: Sequence[Patch]) -> dict[str, str]:

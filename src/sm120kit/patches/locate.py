@@ -49,7 +49,7 @@ def ambiguities(hunks: Sequence[Hunk], offsets: Mapping[int, int], content: byte
     return ambiguous
 
 
-def fitting_lines(hunk: Hunk, lines: list[bytes]) -> list[int]:
+def fitting_lines(hunk: Hunk, lines: Sequence[bytes]) -> list[int]:
     """The lines where a hunk alone fits."""
     at_end = not (hunk.old and hunk.new and hunk.old[-1] == hunk.new[-1])
     starts = _occurrences(hunk.old, lines) if hunk.old else range(len(lines) + 1)

@@ -66,14 +66,34 @@ class PatchState(StrEnum):
 
 
 @dataclass(frozen=True)
+class HunkConflict:
+    """A hunk that does not fit a file.
+
+    ``place`` is the line of the file that is most like the hunk, or 0; ``excerpt`` shows the difference there. Of the ``added``
+    lines that the hunk adds, those at the lines ``present`` are in the file already. ``fits_release`` is the nearest release of
+    the fetched project that the hunk fits, and ``changed_in`` the one after it that it does not fit; empty if unknown.
+    """
+
+    path: str
+    hunk: int
+    place: int
+    excerpt: tuple[str, ...]
+    added: int
+    present: tuple[int, ...]
+    fits_release: str = ""
+    changed_in: str = ""
+
+
+@dataclass(frozen=True)
 class PatchStatus:
-    """The state of a patch on one pin; ``detail`` has file, line and hunk of a conflict."""
+    """The state of a patch on one pin; ``detail`` has file, line and hunk of a conflict, ``conflicts`` each hunk of it."""
 
     project: str
     slug: str
     version: str
     state: PatchState
     detail: str = ""
+    conflicts: tuple[HunkConflict, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,14 @@ def argument(recipe: Path) -> str:
     return recipe.stem if recipe.parent == recipes.directory() else str(recipe)
 
 
+def pinned_versions(options: Options) -> dict[str, set[str]]:
+    """The versions of each project that recipes of this data directory pin."""
+    versions: dict[str, set[str]] = {}
+    for project in (project for source in resolve_sources((), options) for project in source.projects):
+        versions.setdefault(project.project, set()).add(project.version)
+    return versions
+
+
 def resolve(name: str, options: Options) -> Target:
     """Resolve a recipe by name. See :func:`sm120kit.recipes.locate` for the forms of a name.
 
