@@ -203,7 +203,11 @@ def test_build_with_outdated_or_edited_lockfile_reports_differences(locked: Site
     change, message = CHANGES[name]
     before = locked.lock.read_bytes()
     change(locked)
-    for arguments in (("recipe", "lock", "vllm@9.0", "--check"), ("build", "vllm@9.0", "--dry-run"), ("build", "vllm@9.0")):
+    for arguments in (
+        ("recipe", "lock", "vllm@9.0", "--check"),
+        ("build", "vllm@9.0", "--dry-run"),
+        ("build", "vllm@9.0", "--to", "pack"),
+    ):
         stopped = locked.run(*arguments, code=12)
         assert re.search(message, stopped.stderr), stopped.stderr
         assert "sm120kit recipe lock" in stopped.stderr and not stopped.stdout

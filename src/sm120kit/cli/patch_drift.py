@@ -62,10 +62,10 @@ def drift(
         from sm120kit.bench.receipt import require_writable
 
         require_writable(svg, "--svg")
-    wanted = [name for name in known if name in (projects or known)]
+    selected = [name for name in known if name in (projects or known)]
     options = sources.run_options()
-    rows = matrix.drift_matrix(wanted, root, Releases(options.workspace, options.origin), since=since, every=every)
-    summaries = list(matrix.summaries(rows, wanted, root))
+    rows = matrix.drift_matrix(selected, root, Releases(options.workspace, options.origin), since=since, every=every)
+    summaries = list(matrix.summaries(rows, selected, root))
     if svg:
         from sm120kit.patches import matrix_svg
 

@@ -52,8 +52,8 @@ def place(hunk: Hunk, anchors: Sequence[Anchor], content: bytes) -> int:
     for anchor in anchors:
         rows = [number for number, line in enumerate(lines, 1) if line.strip() == anchor.text.encode()]
         if len(rows) != 1:
-            found = f"lines {', '.join(map(str, rows[:20]))} are" if rows else "no line is"
-            raise Unplaced(f"{found} {anchor.text!r}, which its {anchor.trailer} names")
+            places = f"lines {', '.join(map(str, rows[:20]))} are" if rows else "no line is"
+            raise Unplaced(f"{places} {anchor.text!r}, which its {anchor.trailer} names")
         where.append(f"{anchor.trailer.removeprefix('Hunk-').lower()} line {rows[0]} {anchor.text!r}")
         if anchor.trailer == "Hunk-Below":
             begin = max(begin, rows[0])

@@ -84,9 +84,9 @@ def describe(conflict: HunkConflict, project: str, version: str) -> Iterator[str
 
 def _releases(checkout: Checkout) -> Iterator[tuple[str, Repository]]:
     """Name and repository of each release of the fetched project in the state directory, oldest first."""
-    found = sources.releases(checkout)
-    for version in sorted(found, key=Version):
-        yield version, Repository(found[version])
+    repositories = sources.other_versions(checkout)
+    for version in sorted(repositories, key=Version):
+        yield version, Repository(repositories[version])
 
 
 def _lines_in(repository: Repository, path: str) -> list[bytes]:

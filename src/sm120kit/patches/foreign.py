@@ -117,12 +117,12 @@ def read_commit(directory: Path, revision: str) -> ForeignPatch:
     Raises:
         BadPatch: the directory has no repository or no such commit, or the commit has not exactly one parent.
     """
-    found = directory / ".git"
-    if not found.exists():
-        found = directory
+    git_directory = directory / ".git"
+    if not git_directory.exists():
+        git_directory = directory
     with tempfile.TemporaryDirectory(prefix="sm120kit-commit-") as scratch:
         repository = Repository.init(Path(scratch) / "repository")
-        where = f"--git-dir={found.absolute()}"
+        where = f"--git-dir={git_directory.absolute()}"
         parsed = repository.git(where, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", check=False)
         commit = parsed.stdout.strip()
         fetch: list[str | Path] = [
@@ -132,7 +132,7 @@ def read_commit(directory: Path, revision: str) -> ForeignPatch:
             "--no-write-fetch-head",
             "--depth=2",
             "--",
-            found.absolute(),
+            git_directory.absolute(),
         ]
         result = repository.git(*fetch, f"{commit}:refs/heads/imported", check=False) if parsed.returncode == 0 else parsed
         if result.returncode != 0:

@@ -116,7 +116,7 @@ def with_releases(root: Path) -> list[str]:
 
 
 def drift_matrix(
-    wanted: Sequence[str], root: Path, releases: Releases, *, since: str = "", every: bool = False
+    projects: Sequence[str], root: Path, releases: Releases, *, since: str = "", every: bool = False
 ) -> list[ReleaseDrift]:
     """Try the patches of projects on every release from ``since`` on, default: that of :data:`UPSTREAMS`; the oldest first.
 
@@ -126,17 +126,17 @@ def drift_matrix(
         BadPatch: a series is not well-formed.
         FetchFailed, OfflineMiss: no release of a project is listed.
     """
-    upstreams = [upstream for upstream in UPSTREAMS if not set(wanted).isdisjoint(upstream.projects)]
+    upstreams = [upstream for upstream in UPSTREAMS if not set(projects).isdisjoint(upstream.projects)]
     series = [_Series(each, tuple(patch for name in each.projects for patch in load(root, name)), {}) for each in upstreams]
-    found = [
+    listed = [
         (each, release)
         for each in series
         for release in releases.find(
             each.upstream.project, each.upstream.distribution, since or each.upstream.since, every=every
         )
     ]
-    rows = [_row(each, release, releases) for each, release in found]
-    return [replace(row, cells=tuple(cell for cell in row.cells if cell.project in wanted)) for row in rows]
+    rows = [_row(each, release, releases) for each, release in listed]
+    return [replace(row, cells=tuple(cell for cell in row.cells if cell.project in projects)) for row in rows]
 
 
 def _row(series: _Series, release: Release, releases: Releases) -> ReleaseDrift:
@@ -232,9 +232,9 @@ def _conflict(cell: DriftCell) -> str:
     return cell.detail if cell.state is PatchState.CONFLICTS else ""
 
 
-def summaries(rows: Sequence[ReleaseDrift], wanted: Sequence[str], root: Path) -> Iterator[DriftSummary]:
+def summaries(rows: Sequence[ReleaseDrift], projects: Sequence[str], root: Path) -> Iterator[DriftSummary]:
     """Each patch of projects over the releases. None is needed by a release that contains it, or from ``Fixed-In`` on."""
-    for patch in (patch for project in wanted for patch in load(root, project)):
+    for patch in (patch for project in projects for patch in load(root, project)):
         cells = [(row.version, cell) for row in rows for cell in row.cells if cell.project == patch.project]
         cells = [(release, cell) for release, cell in cells if cell.slug == patch.slug]
         applied = [release for release, cell in cells if cell.state is PatchState.APPLIES]

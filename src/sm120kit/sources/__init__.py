@@ -43,16 +43,16 @@ def checkout_name(pin: Pin) -> str:
     return f"{name}-{digest_of([_FORMAT, pin])[:16]}"
 
 
-def releases(checkout: Checkout) -> dict[str, Path]:
+def other_versions(checkout: Checkout) -> dict[str, Path]:
     """The repositories of the other versions of a checkout's project in the same state directory, by version."""
     name = re.compile(rf"{re.escape(checkout.pin.project)}-(.+)-[0-9a-f]{{16}}")
-    found = {}
+    repositories = {}
     for path in checkout.repository.parent.iterdir():
         match = name.fullmatch(path.name)
         if match and path != checkout.repository and (path / "HEAD").is_file():
             with contextlib.suppress(InvalidVersion):
-                found[str(Version(match[1]))] = path
-    return found
+                repositories[str(Version(match[1]))] = path
+    return repositories
 
 
 def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
