@@ -17,6 +17,7 @@ from sm120kit.images.records import Attestation, Image, ImageContext, PublishedI
 from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
+from sm120kit.wheels import engines
 from sm120kit.wheels.engines import EngineBuild
 from sm120kit.wheels.records import WheelBuild
 
@@ -85,8 +86,12 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
         NoSuchImage: neither the recipe nor the request names a base, or it is a tag, or neither daemon nor registry has it.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
+        ToolchainUnsuitable: the image is for another machine.
     """
-    base = request.base or (recipe.base_image if isinstance(recipe, recipes.EngineRecipe) else "")
+    base = request.base
+    if isinstance(recipe, recipes.EngineRecipe):
+        engines.require_native(recipe)
+        base = base or recipe.base_image
     if not base:
         raise NoSuchImage(
             f"no base image: neither {recipe.name} nor --base names one",

@@ -55,6 +55,20 @@ class EngineBuild:
         return (self.flashinfer.wheel, *([self.engine.wheel] if self.engine else []))
 
 
+def require_native(recipe: EngineRecipe) -> None:
+    """Require that this machine has the architecture of a recipe's image.
+
+    Raises:
+        ToolchainUnsuitable: it has another.
+    """
+    machine = recipe.environment.platforms[0].split("_", 3)[3]
+    if machine != platform.machine():
+        raise ToolchainUnsuitable(
+            f"{recipe.name} is built natively on {machine}; this machine is {platform.machine()}",
+            "--dry-run plans it on any machine",
+        )
+
+
 def build(
     target: EngineTarget, request: BuildRequest, watch: Callable[[Progress], None] = lambda progress: None
 ) -> EngineBuild:
@@ -70,12 +84,7 @@ def build(
     """
     recipe, lock = target.recipe, target.lock
     if request.stage in (Stage.COMPILE, Stage.PACK):
-        machine = recipe.environment.platforms[0].split("_", 3)[3]
-        if machine != platform.machine():
-            raise ToolchainUnsuitable(
-                f"{recipe.name} is built natively on {machine}; this machine is {platform.machine()}",
-                "--dry-run plans it on any machine",
-            )
+        require_native(recipe)
         lockfile.require_toolchain(target.flashinfer)
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)
