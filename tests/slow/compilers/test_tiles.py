@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,14 +58,15 @@ def measure(calls: Sequence[listing.Instantiation], tree: Path, tools: Toolchain
 CUTLASS = "3rdparty/cutlass/include"
 
 
-def quick(tree: Path, directory: Path) -> list[listing.Instantiation]:
+def quick(tree: Path) -> list[listing.Instantiation]:
     """The calls of the kernel group ``quick``: its block-scaled module, and the units of another that it samples."""
     recipe = recipes.load_flashinfer("flashinfer-0.6.6")
     group = recipe.groups["quick"]
     calls = [call for call in listing.instantiations(tree) if call.generated and call.module in group.modules]
-    process.run([sys.executable, "-I", listing.__file__.replace("listing", "_generate"), tree, directory])
-    units = [unit for pattern in group.samples for unit in directory.rglob(f"{pattern.rsplit('/', 1)[1]}")]
-    sampled = {call.tile for unit in units for call in listing.parse(unit.read_text(), "", ())}
+    units = listing.grouped_sources(tree)
+    patterns = [f"{pattern.rsplit('/', 1)[1]}.cu" for pattern in group.samples]
+    names = [name for name in units for pattern in patterns if fnmatch.fnmatch(name, pattern)]
+    sampled = {call.tile for name in names for call in listing.parse(units[name], "", ())}
     calls += [call for call in listing.instantiations(tree) if call.module == "fused_moe" and call.tile in sampled]
     assert {call.tile.family for call in calls} == {"dense", "grouped"}
     return calls
@@ -74,7 +75,7 @@ def quick(tree: Path, directory: Path) -> list[listing.Instantiation]:
 def test_every_tile_of_the_quick_group_is_proven(
     trees: dict[str, Path], tools: Toolchain, tmp_path: Path, emulations: Path
 ) -> None:
-    calls = quick(trees["after"], tmp_path / "units")
+    calls = quick(trees["after"])
     facts = [fact for kernels in measure(calls, trees["after"], tools, tmp_path / "tiles") for fact in kernels]
     emulator = Emulator(trees["after"] / CUTLASS, tools, emulations)
     emulated = tables.with_numbers(facts, emulator, "quick", emulated=True)

@@ -79,10 +79,20 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
 
 def _grouped(tree: Path, sandbox: Sandbox | None) -> Iterator[Instantiation]:
     definitions = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", "gen_cutlass_fused_moe_sm120_module"))
+    for text in grouped_sources(tree, sandbox).values():
+        yield from parse(text, "fused_moe", definitions)
+
+
+def grouped_sources(tree: Path, sandbox: Sandbox | None = None) -> dict[str, str]:
+    """The text of each file that the engine generates for its grouped kernels on SM120, by name.
+
+    Raises:
+        CommandFailed: the generator fails.
+    """
     argv, env = wrap([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree], sandbox, read=[tree])
     printed = process.run(argv, env=env).stdout.splitlines()
-    for text in parse_json(printed[-1] if printed else "").values():
-        yield from parse(text, "fused_moe", definitions)
+    sources: dict[str, str] = parse_json(printed[-1] if printed else "")
+    return sources
 
 
 def _dense(tree: Path) -> Iterator[Instantiation]:
