@@ -141,6 +141,12 @@ def parse_own(project: str, slug: str, content: bytes) -> Patch:
     return patch
 
 
+def with_versions(patch: Patch, slug: str, applies_to: str) -> Patch:
+    """A patch with another slug and another value of ``Applies-To``."""
+    body = _APPLIES_TO.sub(f"Applies-To: {applies_to}", patch.body)
+    return parse_own(patch.project, slug, normal_form(replace(patch, body=body)))
+
+
 def _owner_of_changes(changed: Sequence[str], projects: Sequence[TreeProject], title: str) -> TreeProject:
     """The one project whose files a commit changes: of nested projects, the innermost that contains each file."""
     owners = {owner for path in changed if (owner := owner_of(path, projects))}
@@ -260,8 +266,7 @@ def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patc
     slug = current.slug if current else f"{patch.family}--{re.sub('[^a-z0-9.]+', '-', project.version)}"
     if not patch.is_for(project.version):
         versions = current.trailer("Applies-To") if current else f"{project.project} =={project.version}"
-        body = _APPLIES_TO.sub(f"Applies-To: {versions}", patch.body)
-        patch = parse_own(project.project, slug, normal_form(replace(patch, body=body)))
+        patch = with_versions(patch, slug, versions)
     for other in family:
         if other.slug != slug and (shared := overlap(other.versions, patch.versions)):
             raise PatchOverwritten(

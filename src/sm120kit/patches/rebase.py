@@ -31,8 +31,8 @@ from sm120kit.patches import ranges
 from sm120kit.patches.apply import REFS, apply, base_commit, commit_patch
 from sm120kit.patches.drift import DiffFit, apply_fitting, fit_patch
 from sm120kit.patches.edits import BASE, SERIES, EditRecord
-from sm120kit.patches.export import Exported, export, write_back
-from sm120kit.patches.format import Patch, normal_form, overlap, parse
+from sm120kit.patches.export import Exported, export, with_versions, write_back
+from sm120kit.patches.format import Patch, normal_form, overlap
 from sm120kit.patches.rebase_directory import (
     ANEW,
     FileWrite,
@@ -50,7 +50,7 @@ from sm120kit.patches.rebase_directory import (
     write_state,
 )
 from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, projects_in_tree
-from sm120kit.patches.series import load_for_tree, require_no_problems, slug_problem
+from sm120kit.patches.series import load_for_tree, slug_problem
 from sm120kit.patches.threeway import HunkState, Merge, Pick, hunk_states, merge, recommit
 from sm120kit.sources.git import GitIndex, Repository
 
@@ -59,7 +59,6 @@ _OLD = "refs/sm120kit/old"
 
 
 _MARKER = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
-_APPLIES_TO = re.compile(r"^Applies-To:.*(?:\n[ \t].*)*", re.MULTILINE)
 _UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")
 """The states of unmerged files in ``git status``."""
 
@@ -459,7 +458,7 @@ def _final_patches(
         wider = _widened(before, version, pinned, existing.values())
         if unchanged and wider:
             overwrite.append(before.name)
-            final.append(replace(commit, patch=_with_range(patch, wider)))
+            final.append(replace(commit, patch=with_versions(patch, patch.slug, f"{patch.project} {wider}")))
             continue
         versions = f"=={version}"
         if before.is_for(version):
@@ -467,12 +466,13 @@ def _final_patches(
         slug = f"{patch.family}--{re.sub('[^a-z0-9.]+', '-', version)}"
         evidence = f"patches/evidence/{patch.project}-"
         body = patch.body.replace(f"{evidence}{patch.slug}.json", f"{evidence}{slug}.json")
-        final.append(replace(commit, patch=_with_range(replace(patch, slug=slug, body=body), versions)))
+        final.append(replace(commit, patch=with_versions(replace(patch, body=body), slug, f"{patch.project} {versions}")))
     for patch in existing.values():
         version, kept_version = new[patch.project], old[patch.project]
         if patch.is_for(version) and patch.is_for(kept_version) and patch.name not in kept:
             first = ranges.split(_range(patch), kept_version, version, move.pinned.get(patch.project, ()))[0]
-            write_atomic(root / patch.project / f"{patch.slug}.patch", normal_form(_with_range(patch, first)))
+            shortened = with_versions(patch, patch.slug, f"{patch.project} {first}")
+            write_atomic(root / patch.project / f"{patch.slug}.patch", normal_form(shortened))
     return final, overwrite
 
 
@@ -491,16 +491,6 @@ def _widened(patch: Patch, version: str, pinned: Collection[str], patches: Colle
 def _range(patch: Patch) -> str:
     """The version range in ``Applies-To``."""
     return patch.trailer("Applies-To").partition(" ")[2]
-
-
-def _with_range(patch: Patch, versions: str) -> Patch:
-    """A patch with another version range."""
-    body = _APPLIES_TO.sub(f"Applies-To: {patch.project} {versions}", patch.body)
-    content = normal_form(replace(patch, body=body))
-    changed, problems = parse(patch.project, Path(patch.project) / f"{patch.slug}.patch", content)
-    require_no_problems(problems)
-    assert changed is not None
-    return changed
 
 
 def _content(file: Path) -> bytes | None:

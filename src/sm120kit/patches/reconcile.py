@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.errors import BadPatch, PatchConflict
-from sm120kit.patches.apply import commit_message
+from sm120kit.patches.apply import commit_patch
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import Exported
 from sm120kit.patches.format import Patch
@@ -100,8 +100,7 @@ def rebuild(repository: Repository, base: str, pin: Pin, inside: tuple[VendoredP
         patch = step.patch
         if step.status.state is not PatchState.APPLIES:
             raise PatchConflict(f"{patch.name}: {step.status.state}\n{step.status.detail}".rstrip())
-        date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
-        base = repository.commit_tree(step.tree, base, commit_message(patch), author=patch.author, date=date)
+        base = commit_patch(repository, patch, step.tree, base)
     return base
 
 
@@ -118,13 +117,13 @@ def by_name(exported: Sequence[Exported], series: Sequence[Patch], projects: Seq
         for patch in series
         if not patch.is_for(versions[patch.project])
     }
-    found: dict[str, Exported] = {}
+    commits: dict[str, Exported] = {}
     for commit in exported:
         name = names.get(commit.patch.name, commit.patch.name)
-        if name in found:
+        if name in commits:
             raise BadPatch(f"{commit.title}: two commits are for {name}", "squash them or change a subject")
-        found[name] = commit
-    return found
+        commits[name] = commit
+    return commits
 
 
 def _content(exported: Exported | None) -> bytes | None:

@@ -17,7 +17,7 @@ from sm120kit.patches.diff import Hunk, Problem, scan
 from sm120kit.patches.export import diff
 from sm120kit.patches.locate import split_lines
 from sm120kit.patches.records import TreeProject
-from sm120kit.sources.git import GitIndex, Repository
+from sm120kit.sources.git import Repository
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,8 @@ def _transplanted(repository: Repository, commit: str, pick: Pick) -> str:
     with repository.index(commit) as index:
         for project in pick.old:
             if project.path:
-                _remove(index, project.path)
+                index.remove(project.path)
         for project in pick.new:
             if project.path:
                 index.graft(project.path, repository.subtree(pick.onto, project.path))
         return index.write_tree()
-
-
-def _remove(index: GitIndex, path: str) -> None:
-    """Remove a directory from an index."""
-    listed = index.git("ls-files", "-z", "--", f":(literal){path.strip('/')}").raw.split(b"\0")
-    removals = b"".join(b"0 %s\t%s\0" % (b"0" * 40, name) for name in listed if name)
-    index.git("update-index", "-z", "--index-info", stdin=removals)

@@ -253,10 +253,14 @@ class GitIndex:
 
     def graft(self, path: str, tree: str) -> None:
         """Put a tree at ``path``, in place of existing entries."""
+        self.remove(path)
+        self.git("read-tree", "-i", f"--prefix={path.strip('/')}/", _revision(tree))
+
+    def remove(self, path: str) -> None:
+        """Remove the file at ``path``, or the files below it."""
         existing = self.git("ls-files", "-z", "--", f":(literal){path.strip('/')}").raw.split(b"\0")
         removals = b"".join(b"0 %s\t%s\0" % (b"0" * 40, name) for name in existing if name)
         self.git("update-index", "-z", "--index-info", stdin=removals)
-        self.git("read-tree", "-i", f"--prefix={path.strip('/')}/", _revision(tree))
 
     def write_tree(self) -> str:
         """Store the index as a tree and return its id."""
