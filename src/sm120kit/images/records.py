@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.state import digest_of
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.records import Artifact
 
@@ -69,6 +71,35 @@ class Image:
         name = image_name(kind, version, context)
         matches = _NAME.fullmatch(name) and _DIGEST.fullmatch(context) and self.labels.get("sm120kit.reference") == name
         return name if matches else ""
+
+
+EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+"""Digest of an empty tar file, 1024 zero bytes. BuildKit creates such a layer for WORKDIR, the classic builder does not."""
+
+_START_SETTINGS = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "Labels",
+    "Shell",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+)
+
+
+def start_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with which a container starts, of the ``config`` of an image, by their names in Docker's API."""
+    return {key: config[key] for key in _START_SETTINGS if config.get(key)}
+
+
+def image_content(layers: Sequence[str], os: str, architecture: str, config: Mapping[str, Any]) -> str:
+    """See :attr:`Image.content`; ``layers`` are digests of unpacked layers."""
+    nonempty = [layer for layer in layers if layer != EMPTY_LAYER]
+    return digest_of([nonempty, os, architecture, start_settings(config)])
 
 
 _NAME = re.compile(r"sm120kit/[a-z0-9]+(?:[._-][a-z0-9]+)*:[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

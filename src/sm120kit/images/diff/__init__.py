@@ -15,8 +15,8 @@ from pathlib import PurePosixPath
 
 from sm120kit.images.diff.causes import BASE, LABEL, Cause, CauseFinder, label_of
 from sm120kit.images.diff.contents import Contents, FileEntry, WheelFile, read
-from sm120kit.images.docker import DAEMON_PATHS, EMPTY_LAYER, Daemon
-from sm120kit.images.records import Image
+from sm120kit.images.docker import DAEMON_PATHS, Daemon
+from sm120kit.images.records import EMPTY_LAYER, Image
 
 _DERIVED = {f"{LABEL}context", f"{LABEL}reference"}
 """Labels that differ whenever any other label does."""

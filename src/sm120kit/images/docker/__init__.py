@@ -12,28 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
-from sm120kit.core.state import digest_of
 from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status
 from sm120kit.images.docker.unpacking import unpack
-from sm120kit.images.records import Image, ImageContext
+from sm120kit.images.records import Image, ImageContext, image_content, start_settings
 
-_START_SETTINGS = (
-    "Cmd",
-    "Entrypoint",
-    "Env",
-    "ExposedPorts",
-    "Healthcheck",
-    "Labels",
-    "Shell",
-    "StopSignal",
-    "User",
-    "Volumes",
-)
 _TIMEOUT_SECONDS = 600
 
-EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
-"""Digest of an empty tar file, 1024 zero bytes. BuildKit creates such a layer for WORKDIR, the classic builder does not."""
 DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
 """Paths that a daemon adds to each container in place of the image's, with everything below them."""
 
@@ -75,10 +60,9 @@ class Daemon:
                 return None
         config = image["Config"]
         layers = tuple(image["RootFS"].get("Layers") or ())
-        nonempty = [layer for layer in layers if layer != EMPTY_LAYER]
         return Image(
             id=image["Id"],
-            content=digest_of([nonempty, image["Os"], image["Architecture"], _settings(config)]),
+            content=image_content(layers, image["Os"], image["Architecture"], config),
             platform=f"{image['Os']}/{image['Architecture']}",
             layers=layers,
             labels=config.get("Labels") or {},
@@ -108,7 +92,7 @@ class Daemon:
             NoSuchImage: the daemon does not have it.
         """
         with daemon_call(f"inspecting {reference}"):
-            return _settings(self._client.api.inspect_image(reference)["Config"])
+            return start_settings(self._client.api.inspect_image(reference)["Config"])
 
     def find(self, reference: str) -> Image:
         """Look up an image that must exist.
@@ -276,10 +260,6 @@ class Daemon:
         if image is None:
             raise DaemonUnreachable(f"the daemon pulled {reference} and does not have it", "look at its log")
         return image
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: config[key] for key in (*_START_SETTINGS, "WorkingDir") if config.get(key)}
 
 
 class _ChunkReader(io.RawIOBase):

@@ -1,0 +1,81 @@
+"""Layers of images: tar files whose bytes follow from their entries."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable
+from typing import Any
+
+from sm120kit.core.errors import UnsafeArchive
+from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
+
+
+class LayerWriter:
+    """Write a layer: entries in the caller's order, all with one time, each path once.
+
+    Paths are relative and have no ``.`` or ``..``. Directories above an entry that the layer lacks are added, with mode 755 and
+    owner root. Long names and large files have PAX headers.
+    """
+
+    def __init__(self, blob: BlobWriter, epoch: int) -> None:
+        """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries."""
+        self._blob = blob
+        self._epoch = epoch
+        self._types: dict[str, bytes] = {"": tarfile.DIRTYPE}
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the layer has an entry of that path."""
+        return path in self._types
+
+    def directory(self, path: str, *, mode: int = 0o755, uid: int = 0, gid: int = 0) -> None:
+        """Add a directory.
+
+        Raises:
+            UnsafeArchive: the path is not a path in a layer, exists already, or leads through an entry that is no directory.
+        """
+        self._header(path, tarfile.DIRTYPE, mode=mode, uid=uid, gid=gid)
+
+    def file(self, path: str, chunks: Iterable[bytes], size: int, *, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
+        """Add a file of ``size`` bytes. See :meth:`directory`.
+
+        Raises:
+            UnsafeArchive: also if ``chunks`` have another size.
+        """
+        self._header(path, tarfile.REGTYPE, mode=mode, uid=uid, gid=gid, size=size)
+        written = sum(map(self._blob.write, chunks))
+        if written != size:
+            raise UnsafeArchive(f"{path} has {written} bytes, not {size}", "fetch its archive again")
+        self._blob.write(bytes(-size % tarfile.BLOCKSIZE))
+
+    def symlink(self, path: str, target: str, *, uid: int = 0, gid: int = 0) -> None:
+        """Add a symbolic link. See :meth:`directory`."""
+        self._header(path, tarfile.SYMTYPE, mode=0o777, uid=uid, gid=gid, linkname=target)
+
+    def hardlink(self, path: str, target: str, *, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
+        """Add another name of the file ``target``, an entry before this one. See :meth:`directory`."""
+        if self._types.get(target) != tarfile.REGTYPE:
+            raise UnsafeArchive(f"{path} is a link to {target}, which is no file before it", "fetch its archive again")
+        self._header(path, tarfile.LNKTYPE, mode=mode, uid=uid, gid=gid, linkname=target)
+
+    def finish(self) -> Descriptor:
+        """End the layer and commit the blob. Its digest is the diff id."""
+        self._blob.write(bytes(2 * tarfile.BLOCKSIZE))
+        return self._blob.commit(LAYER)
+
+    def _header(self, path: str, type_: bytes, **fields: Any) -> None:
+        parts = path.split("/")
+        if "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
+            raise UnsafeArchive(f"{path!r} is not a path in a layer", "fetch its archive again")
+        if path in self._types:
+            raise UnsafeArchive(f"{path} is in a layer twice", "fetch its archive again")
+        parent = path.rpartition("/")[0]
+        if parent not in self._types:
+            self.directory(parent)
+        elif self._types[parent] != tarfile.DIRTYPE:
+            raise UnsafeArchive(f"{path} is below {parent}, which is no directory", "fetch its archive again")
+        self._types[path] = type_
+        entry = tarfile.TarInfo(path)
+        entry.type, entry.mtime = type_, self._epoch
+        for name, value in fields.items():
+            setattr(entry, name, value)
+        self._blob.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))

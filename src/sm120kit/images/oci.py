@@ -1,0 +1,385 @@
+"""An OCI image layout on disk: blobs named by their sha256, and an index of images with their references.
+
+https://github.com/opencontainers/image-spec/blob/main/image-layout.md. Layers that images share are stored once. A blob is
+written to a temporary file and renamed, the index is replaced under a lock: a killed process leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, NoSuchImage
+from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, parse_json, write_atomic
+from sm120kit.images.records import Image, image_content
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+INDEX = "application/vnd.oci.image.index.v1+json"
+REFERENCE = "org.opencontainers.image.ref.name"
+
+MAX_DOCUMENT_BYTES = 4 * 2**20
+"""Limit for manifests and configs, that of registries (OCI distribution-spec, "Pushing Manifests")."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_BUFFER = 2**20
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A blob by media type, digest (``sha256:<64 hexadecimal digits>``) and size in bytes."""
+
+    media_type: str
+    digest: str
+    size: int
+    annotations: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The form in manifests and indexes."""
+        document: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        return document | ({"annotations": self.annotations} if self.annotations else {})
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
+        """Read the form in manifests and indexes.
+
+        Raises:
+            BadArtifact: a key is missing or malformed.
+        """
+        try:
+            digest, size = _require_digest(document["digest"]), document["size"]
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(size)
+            return cls(str(document["mediaType"]), digest, size, dict(document.get("annotations") or {}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadArtifact(
+                f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again"
+            ) from error
+
+
+class BlobWriter:
+    """A new blob, hashed while it is written; see :meth:`Layout.writer`."""
+
+    def __init__(self, layout: Layout, path: Path) -> None:
+        self._layout = layout
+        self._path = path
+        self._hash = hashlib.sha256()
+        self._file = path.open("wb", buffering=_BUFFER)
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        """Append bytes; returns their number."""
+        with disk_errors(self._path):
+            self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def commit(self, media_type: str) -> Descriptor:
+        """Add the blob to the layout. An existing blob of that digest is kept.
+
+        Raises:
+            NotEnoughDisk, StateUnwritable: it cannot be stored.
+        """
+        blob = Descriptor(media_type, f"sha256:{self._hash.hexdigest()}", self.size)
+        with disk_errors(self._path):
+            self._file.flush()
+            if not self._layout.has(blob.digest, blob.size):
+                os.fsync(self._file.fileno())
+                self._path.replace(self._layout.path(blob.digest))
+        return blob
+
+    def close(self) -> None:
+        """Close the temporary file; what is not committed is lost."""
+        with suppress(OSError):  # a full disk was reported by the write
+            self._file.close()
+
+
+class Layout:
+    """An OCI image layout in a directory, which is created by the first write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._blobs = directory / "blobs" / "sha256"
+
+    def path(self, digest: str) -> Path:
+        """The path of a blob, which need not exist.
+
+        Raises:
+            BadArtifact: ``digest`` is not a sha256 digest.
+        """
+        return self._blobs / _require_digest(digest).removeprefix("sha256:")
+
+    def has(self, digest: str, size: int | None = None) -> bool:
+        """Whether a blob exists, with ``size`` bytes if given; :meth:`verify` compares contents."""
+        try:
+            return self.path(digest).stat().st_size == size or size is None
+        except OSError:
+            return False
+
+    @contextmanager
+    def writer(self) -> Iterator[BlobWriter]:
+        """Write a new blob. Without a commit, its file is removed; that of a killed process by the next writer.
+
+        Raises:
+            NotEnoughDisk, StateUnwritable: it cannot be stored.
+        """
+        self._create()
+        with ExitStack() as stack:
+            with disk_errors(self.directory):
+                directory = stack.enter_context(owned_directory(self.directory / "partial", ""))
+                blob = BlobWriter(self, directory / "blob")
+            stack.callback(blob.close)
+            yield blob
+
+    def add_blob(self, content: bytes, media_type: str) -> Descriptor:
+        """Store a small blob."""
+        with self.writer() as blob:
+            blob.write(content)
+            return blob.commit(media_type)
+
+    def read(self, digest: str) -> bytes:
+        """A small blob: a manifest or config.
+
+        Raises:
+            ArtifactChanged: it is missing, too large, or does not have its digest.
+        """
+        path = self.path(digest)
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_DOCUMENT_BYTES + 1)
+        except OSError as error:
+            raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise _damaged(path, "does not have the sha256 of its name")
+        return content
+
+    def add_image(self, layers: Sequence[Descriptor], diff_ids: Sequence[str], config: Mapping[str, Any]) -> Descriptor:
+        """Store config and manifest of an image of layers that the layout has, lowest first. Returns the manifest.
+
+        ``config`` has everything but ``rootfs`` (OCI image-spec, config.md); ``diff_ids`` are the digests of unpacked layers.
+
+        Raises:
+            ArtifactChanged: a layer is missing or has another size.
+        """
+        rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
+        packed_config = self.add_blob(_canonical({**config, "rootfs": rootfs}), CONFIG)
+        document = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": packed_config.as_json(),
+            "layers": [layer.as_json() for layer in layers],
+        }
+        return self.add_manifest(_canonical(document), MANIFEST)
+
+    def add_manifest(self, content: bytes, media_type: str) -> Descriptor:
+        """Store the bytes of a manifest whose config and layers the layout has, and list it as an image.
+
+        Raises:
+            ArtifactChanged: a blob is missing or has another size.
+            BadArtifact: it is not a manifest.
+        """
+        manifest = self.add_blob(content, media_type)
+        with self._index() as entries:
+            self._require_blobs(self.manifest(manifest.digest))
+            if not any(entry["digest"] == manifest.digest for entry in entries):
+                config = self.config(manifest.digest)
+                platform = {key: config[key] for key in ("architecture", "os", "variant") if key in config}
+                entries.append(manifest.as_json() | {"platform": platform})
+        return manifest
+
+    def manifest(self, digest: str) -> dict[str, Any]:
+        """A manifest by its digest.
+
+        Raises:
+            ArtifactChanged: it is missing or changed.
+            BadArtifact: it is not the manifest of an image.
+        """
+        document = self._document(digest)
+        if not isinstance(document.get("config"), dict) or not isinstance(document.get("layers"), list):
+            raise BadArtifact(f"{self.path(digest)} is not the manifest of an image", "the image is damaged: fetch it again")
+        return document
+
+    def layers(self, digest: str) -> tuple[Descriptor, ...]:
+        """The layers of an image, lowest first, by the digest of its manifest."""
+        return tuple(map(Descriptor.from_json, self.manifest(digest)["layers"]))
+
+    def config(self, manifest_digest: str) -> dict[str, Any]:
+        """The config of an image."""
+        return self._document(Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest)
+
+    def image(self, manifest_digest: str) -> Image:
+        """An image as a container daemon describes it, where the digest of the config is its id."""
+        manifest, config = self.manifest(manifest_digest), self.config(manifest_digest)
+        settings = config.get("config") or {}
+        diff_ids = tuple(config["rootfs"]["diff_ids"])
+        return Image(
+            id=manifest["config"]["digest"],
+            content=image_content(diff_ids, config["os"], config["architecture"], settings),
+            platform=f"{config['os']}/{config['architecture']}",
+            layers=diff_ids,
+            labels=settings.get("Labels") or {},
+            user=settings.get("User") or "",
+            bytes=sum(layer.size for layer in self.layers(manifest_digest)),
+        )
+
+    def images(self) -> list[tuple[Descriptor, tuple[str, ...]]]:
+        """All manifests, each with its references."""
+        references: dict[str, list[str]] = {}
+        manifests: dict[str, Descriptor] = {}
+        for entry in self._read_index():
+            listed = Descriptor.from_json(entry)
+            manifests[listed.digest] = Descriptor(listed.media_type, listed.digest, listed.size)
+            references.setdefault(listed.digest, []).extend(filter(None, [listed.annotations.get(REFERENCE)]))
+        return [(manifest, tuple(sorted(references[digest]))) for digest, manifest in sorted(manifests.items())]
+
+    def find(self, reference: str) -> Descriptor | None:
+        """The manifest with a reference, or with the digest of the manifest or config; None if there is none."""
+        images = self.images()
+        for manifest, references in images:
+            if reference in (*references, manifest.digest):
+                return manifest
+        if not _DIGEST.fullmatch(reference):
+            return None
+        return next(
+            (manifest for manifest, _ in images if self.manifest(manifest.digest)["config"]["digest"] == reference), None
+        )
+
+    def tag(self, manifest_digest: str, reference: str) -> None:
+        """Give an image a reference. It moves if another image has it.
+
+        Raises:
+            NoSuchImage: the layout does not have the image.
+        """
+        with self._index() as entries:
+            of_image = [entry for entry in entries if entry["digest"] == manifest_digest]
+            if not of_image:
+                raise NoSuchImage(f"{self.directory} has no image {manifest_digest}", "sm120kit build builds one")
+            self._drop(entries, reference)
+            entries[:] = [entry for entry in entries if entry["digest"] != manifest_digest or _reference(entry)]
+            bare = {key: value for key, value in of_image[0].items() if key != "annotations"}
+            entries.append(bare | {"annotations": {REFERENCE: reference}})
+
+    def untag(self, reference: str) -> None:
+        """Remove a reference if it exists. The image stays."""
+        with self._index() as entries:
+            self._drop(entries, reference)
+
+    @staticmethod
+    def _drop(entries: list[dict[str, Any]], reference: str) -> None:
+        """Remove a reference from the entries of an index; an image without another stays as an entry without one."""
+        for entry in [entry for entry in entries if _reference(entry) == reference]:
+            entries.remove(entry)
+            if not any(other["digest"] == entry["digest"] for other in entries):
+                entries.append({key: value for key, value in entry.items() if key != "annotations"})
+
+    def remove(self, manifest_digest: str) -> int:
+        """Remove an image with its references, and its blobs that no other image has. Returns the bytes that this frees."""
+        with self._index() as entries:
+            try:
+                own = self._blobs_of(manifest_digest)
+            except (ArtifactChanged, BadArtifact):  # a damaged image can be removed
+                own = {manifest_digest}
+            entries[:] = [entry for entry in entries if entry["digest"] != manifest_digest]
+            others = {entry["digest"] for entry in entries}
+            kept = set().union(*(self._blobs_of(digest) for digest in others)) if others else set()
+        freed = 0
+        for digest in own - kept:
+            with suppress(FileNotFoundError):
+                freed += self.path(digest).stat().st_size
+                self.path(digest).unlink()
+        return freed
+
+    def verify(self, digest: str) -> None:
+        """Compare every blob of an image with its size and sha256.
+
+        Raises:
+            ArtifactChanged: one is missing or changed.
+        """
+        manifest = self.manifest(digest)
+        self._require_blobs(manifest)
+        for blob in sorted(self._blobs_of(digest)):
+            if f"sha256:{file_sha256(self.path(blob))}" != blob:
+                raise _damaged(self.path(blob), "does not have the sha256 of its name")
+
+    def _document(self, digest: str) -> dict[str, Any]:
+        try:
+            document = parse_json(self.read(digest))
+            if not isinstance(document, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            raise BadArtifact(f"{self.path(digest)} is not JSON: {error}", "the image is damaged: fetch it again") from error
+        return document
+
+    def _blobs_of(self, digest: str) -> set[str]:
+        """The digests of all blobs of an image."""
+        manifest = self.manifest(digest)
+        return {digest, *(Descriptor.from_json(blob).digest for blob in (manifest["config"], *manifest["layers"]))}
+
+    def _require_blobs(self, manifest: Mapping[str, Any]) -> None:
+        for blob in map(Descriptor.from_json, (manifest["config"], *manifest["layers"])):
+            if not self.has(blob.digest, blob.size):
+                raise _damaged(self.path(blob.digest), f"is missing or does not have {blob.size} bytes")
+
+    @contextmanager
+    def _index(self) -> Iterator[list[dict[str, Any]]]:
+        """The entries of the index, to be changed in place; they are written when the block succeeds."""
+        self._create()
+        with exclusive(self.directory / "index.lock", f"images in {self.directory}"):
+            entries = self._read_index()
+            yield entries
+            self._write_index(entries)
+
+    def _read_index(self) -> list[dict[str, Any]]:
+        path = self.directory / "index.json"
+        try:
+            entries = parse_json(path.read_bytes())["manifests"]
+            for entry in entries:
+                Descriptor.from_json(entry)
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError, BadArtifact) as error:
+            raise _damaged(path, f"is not the index of an OCI image layout: {error}") from error
+        return list(entries)
+
+    def _write_index(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        ordered = sorted(entries, key=lambda entry: (_reference(entry), entry["digest"]))
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": ordered}
+        write_atomic(self.directory / "index.json", json.dumps(document, sort_keys=True, indent=2).encode() + b"\n")
+
+    def _create(self) -> None:
+        with disk_errors(self.directory):
+            for directory in (self._blobs, self.directory / "partial"):
+                directory.mkdir(parents=True, exist_ok=True)
+            if not (self.directory / "oci-layout").is_file():
+                write_atomic(self.directory / "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+            if not (self.directory / "index.json").is_file():
+                with exclusive(self.directory / "index.lock", f"images in {self.directory}"):
+                    if not (self.directory / "index.json").is_file():
+                        self._write_index([])
+
+
+def _reference(entry: Mapping[str, Any]) -> str:
+    return str((entry.get("annotations") or {}).get(REFERENCE, ""))
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _require_digest(digest: str) -> str:
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise BadArtifact(f"{digest!r} is not a sha256 digest", "the image is damaged: fetch it again")
+    return digest
+
+
+def _damaged(path: Path, problem: str) -> ArtifactChanged:
+    return ArtifactChanged(f"{path} {problem}", f"rm {path}, then build or pull the image again")
