@@ -137,14 +137,23 @@ def test_table_in_pipe_has_a_line_per_row(monkeypatch: pytest.MonkeyPatch, capsy
     assert "k" * 3000 in capsys.readouterr().out
 
 
-def test_table_in_pipe_is_that_of_a_wide_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = (*ROWS, ("漢字", "a\n\nb", "e\u0301"), ("", " x ", None))
+def test_table_in_pipe_is_that_of_a_wide_terminal_without_padding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (*ROWS, ("漢字", "a\n\nb", "e\u0301"), ("", " x ", None), ("short", "last", "detail " * 40))
+    outputs = []
     for columns in ("1000", ""):
         monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS")
         console.table(NAMES, rows)
         console.table(NAMES, [])
-    output = capsys.readouterr().out
-    assert len(output) > 500 and output[: len(output) // 2] == output[len(output) // 2 :]
+        outputs.append(capsys.readouterr().out.splitlines())
+    wide, piped = outputs
+    rule = [line.strip(" ─") == "" != line.strip() for line in piped]
+    assert sum(rule) == 2 and [(line.rstrip(), cut) for line, cut in zip(wide, rule, strict=True) if not cut] == [
+        (line, cut) for line, cut in zip(piped, rule, strict=True) if not cut
+    ]
+    assert not any(line.endswith(" ") for line in piped)
+    assert max(len(line) for line, cut in zip(piped, rule, strict=True) if "detail" not in line) < 120
 
 
 def test_word_wider_than_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
