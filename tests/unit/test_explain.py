@@ -1,53 +1,162 @@
-"""Explain logs: each rule matches its own sample, and no log content causes an error."""
+"""Explain logs: each rule matches its sample, no fix has an option that the engine rejects, and no log causes an error."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import time
 import tracemalloc
+from dataclasses import replace
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.testing import CliRunner
 
+from sm120kit import recipes
 from sm120kit.cli import app
 from sm120kit.core.errors import LogUnreadable
+from sm120kit.core.state import data_root
 from sm120kit.hosts import log_rules
+from sm120kit.hosts.log_rules import Kind
+from sm120kit.hosts.log_rules.records import Remedy, Rule
+from sm120kit.recipes import arguments
 
 RULES = log_rules.rules()
 BY_ID = {rule.id: rule for rule in RULES}
+NOW = datetime(2026, 11, 22, 12)
 
 
-def explain(text: str | bytes) -> log_rules.Explanation:
-    return log_rules.explain(io.BytesIO(text.encode() if isinstance(text, str) else text))
+def explain(text: str | bytes, *, ended: bool = False) -> log_rules.Explanation:
+    return log_rules.explain(io.BytesIO(text.encode() if isinstance(text, str) else text), ended=ended, now=NOW)
 
 
 def ids(explanation: log_rules.Explanation) -> list[str]:
     return [match.rule.id for match in explanation.found]
 
 
-def test_number_of_rules() -> None:
-    assert len(RULES) >= 30
-    assert all(rule.cause and rule.fix and rule.source for rule in RULES)
+def sample_log(rule: Rule, sample: str) -> str:
+    """A log with the sample of a rule, with the engine that the rule applies to."""
+    engine = Requirement(rule.engines[0]) if rule.engines else None
+    version = next(iter(engine.specifier), None) if engine else None
+    names = {"vllm": "vLLM API server version ", "sglang": "sglang==", "flashinfer": "flashinfer-python=="}
+    head = ""
+    if engine:
+        head = names[engine.name] + (str(version.version) if version and version.operator in (">=", "<=") else "0.0.1")
+    return f"{head}\n{sample}\n" + ("" if rule.kind is Kind.HANG else "end\n")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_sample_matches_its_own_rule_only(rule: log_rules.Rule) -> None:
-    assert ids(explain(f"start\n{rule.sample}\nend\n")) == [rule.id]
-    assert ids(explain(f"INFO 09-10 [pid=1] \x1b[31m{rule.sample.upper()}\x1b[0m")) == [rule.id]
+def test_sample_matches_its_own_rule_only(rule: Rule) -> None:
+    assert ids(explain(sample_log(rule, rule.sample))) == [rule.id]
+    assert ids(explain(sample_log(rule, f"INFO [pid=1] \x1b[31m{rule.sample.upper()}\x1b[0m"))) == [rule.id]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if len(rule.match) > 1], ids=lambda rule: rule.id)
-def test_all_strings_are_required_in_order(rule: log_rules.Rule) -> None:
+def test_all_strings_are_required_in_order(rule: Rule) -> None:
     reversed_strings = " ".join(reversed(rule.match))
     for text in (*rule.match, reversed_strings):
-        assert rule.id not in ids(explain(text))
+        assert rule.id not in ids(explain(sample_log(rule, text)))
 
 
-def test_matches_have_rule_order_count_and_first_line() -> None:
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+COMMAND = re.compile(r"`(--[^`]+)`")
+"""An option in a fix, with its value if the fix depends on it."""
+RECORDED = [
+    (recipes.load_engine(name), record)
+    for path in sorted((data_root() / "recipes" / "engines").glob("*.arguments.json"))
+    if (record := arguments.load(name := path.name.removesuffix(".arguments.json")))
+]
+"""Engine recipes with a record of their parser's options."""
+
+
+def refusals(fix: Remedy) -> list[str]:
+    """Options in a fix that a recorded parser of its engine rejects, in versions that the fix applies to."""
+    required = Requirement(fix.engine) if fix.engine else None
+    if required is None:
+        return [
+            f"{option} is an option of {engine.name}: restrict the fix to an engine"
+            for engine, record in RECORDED
+            for option in OPTION.findall(fix.text)
+            if any(option in known.names for known in record.options)
+        ]
+    rejected = [f"{option} is not in backquotes" for option in OPTION.findall(COMMAND.sub("", fix.text))]
+    fitting = [
+        record
+        for engine, record in RECORDED
+        if engine.engine == required.name and required.specifier.contains(Version(engine.version), prereleases=True)
+    ]
+    for command in COMMAND.findall(fix.text):
+        if not fitting:
+            rejected.append(f"no record of the options of {fix.engine}")
+        rejected += [f"{record.recipe}: {reason}" for record in fitting if (reason := rejection(record, shlex.split(command)))]
+    return rejected
+
+
+def rejection(record: arguments.Arguments, argv: list[str]) -> str:
+    """As :func:`arguments.rejection`; an option without its value is only required to exist."""
+    if len(argv) == 1 and any(argv[0] in option.names for option in record.options):
+        return ""
+    model = [] if all(option.names for option in record.options) else ["model"]
+    return arguments.rejection(record, [*model, *argv])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_engines_accept_the_options_in_fixes(rule: Rule) -> None:
+    assert [reason for fix in rule.fixes for reason in refusals(fix)] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "reason"),
+    [
+        ("vllm>=0.19", "`--moe-backend flashinfer_b12x`", "vllm-0.19.1: argument --moe-backend: invalid choice"),
+        ("vllm", "`--no-enable-flashinfer-autotune`", "vllm-0.33.0: unknown argument"),
+        ("vllm<0.2", "`--moe-backend marlin`", "no record"),
+        ("vllm", "use --moe-backend marlin", "not in backquotes"),
+        (None, "`--moe-backend marlin`", "restrict the fix"),
+    ],
+)
+def test_refused_options_are_found(engine: str | None, text: str, reason: str) -> None:
+    assert any(reason in found for found in refusals(Remedy(text, engine)))
+
+
+MAXIMUM_AGE = timedelta(days=90)
+
+
+def stale(rule: Rule) -> list[str]:
+    """Engine recipes that are much newer than the last check of a rule without upper bound for their engine."""
+    open_ended = {
+        required.name
+        for required in map(Requirement, rule.engines)
+        if not any(specifier.operator in ("<", "<=", "==") for specifier in required.specifier)
+    }
+    newest = {engine.name: date.fromisoformat(str(engine.environment.as_of)) for engine, _ in RECORDED}
+    return [
+        f"{engine.name} is of {newest[engine.name]}; {rule.id} was checked on {rule.checked}"
+        for engine, _ in RECORDED
+        if engine.engine in open_ended and newest[engine.name] - rule.checked > MAXIMUM_AGE
+    ]
+
+
+def test_rules_are_not_stale() -> None:
+    assert [reason for rule in RULES for reason in stale(rule)] == []
+
+
+def test_stale_rules_are_found() -> None:
+    rule = replace(BY_ID["moe-no-backend"], checked=date(2026, 1, 1))
+    assert any("vllm-0.33.0" in reason for reason in stale(rule))
+    assert stale(replace(rule, engines=("vllm<0.20",))) == []
+
+
+def test_first_failure_precedes_consequences_and_harmless_lines() -> None:
     log = [
-        "hello",
+        BY_ID["symm-mem"].sample,
+        BY_ID["moe-config"].sample,
+        BY_ID["tma-descriptor-after-fault"].sample,
         BY_ID["illegal-instruction"].sample,
         "",
         BY_ID["grouped-gemm-smem"].sample,
@@ -55,16 +164,64 @@ def test_matches_have_rule_order_count_and_first_line() -> None:
     ]
     explanation = explain("\r\n".join(log))
     assert [(match.rule.id, match.count, match.number) for match in explanation.found] == [
-        ("grouped-gemm-smem", 1, 4),
-        ("illegal-instruction", 2, 2),
+        ("illegal-instruction", 2, 4),
+        ("grouped-gemm-smem", 1, 6),
+        ("moe-config", 1, 2),
+        ("tma-descriptor-after-fault", 1, 3),
+        ("symm-mem", 1, 1),
     ]
-    assert explanation.lines == 5 and explanation.known
+    assert explanation.lines == 7 and explanation.known
 
 
-def test_hang_rules_match_only_at_the_end() -> None:
-    line = BY_ID["hang-after-nccl"].sample
-    assert ids(explain(f"{line}\nshort\n")) == ["hang-after-nccl"]
-    assert ids(explain(line + "\n" + "loading\n" * log_rules.LAST_LINES)) == []
+NCCL = "(Worker pid=9) INFO 11-22 {} [pynccl.py:113] vLLM is using nccl==2.28.9"
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ([NCCL.format("11:00:00"), NCCL.format("11:00:01")], ["hang-after-nccl"]),
+        (["vLLM is using nccl==2.28.9"], ["hang-after-nccl"]),
+        ([NCCL.format("11:00:00"), "INFO 11-22 11:00:09 loading"], []),
+        ([NCCL.format("11:59:30")], []),
+        (["[HAMI-core Msg(1:2:libvgpu.c:873)]: Initializing.....", NCCL.format("11:00:00")], ["hami-hang"]),
+    ],
+)
+def test_a_hang_requires_that_nothing_follows_for_a_minute(log: list[str], found: list[str]) -> None:
+    assert ids(explain("\n".join(log) + "\n")) == found
+    assert ids(explain("\n".join(log), ended=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("ImportError: libnuma.so.1: cannot open shared object file\nCould not load any common_ops library!", "libnuma"),
+        ("Could not load any common_ops library!\nlibnuma.so.1: cannot open shared object file", "common-ops-libnuma"),
+        ("RuntimeError: Assertion error (/w/csrc/apis/attention.hpp:136): Unsupported architecture", "deepgemm-architecture"),
+        ("/entry.sh: line 7: 111 Illegal instruction (core dumped) vllm serve", "cpu-illegal-instruction"),
+        ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", "illegal-instruction"),
+        ("GPU 0: NVIDIA RTX PRO 6000\nNVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "nv-no-memory"),
+        ("GPU 0: NVIDIA GB10\nNVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "gb10-memory"),
+    ],
+)
+def test_similar_lines_with_different_causes(log: str, found: str) -> None:
+    assert ids(explain(log + "\n"))[0] == found
+
+
+def test_fixes_are_those_of_the_engine_and_version() -> None:
+    failure = "kernel requires 10.x architecture\n"
+    new, old, sglang = (
+        explain(f"{head}\n{failure}").found[0].fixes
+        for head in ("vLLM API server version 0.33.0", "Initializing a V1 LLM engine (v0.19.1) with config", "sglang==0.5.11")
+    )
+    assert "flashinfer_b12x" in new[0] and len(new) == len(old) == len(sglang) == 1
+    assert "flashinfer_b12x" not in old[0] and "--moe-runner-backend" in sglang[0]
+    assert explain(failure).found[0].fixes[0].startswith("vllm>=0.33: ")
+
+
+def test_rules_apply_to_their_versions_only() -> None:
+    line = BY_ID["w4a16-linear"].sample
+    assert ids(explain(f"vLLM API server version 0.29.0\n{line}\n")) == ["w4a16-linear"]
+    assert ids(explain(f"vLLM API server version 0.33.0\n{line}\n")) == []
 
 
 def test_progress_bars_escape_sequences_and_invalid_utf8() -> None:
@@ -78,9 +235,11 @@ def test_progress_bars_escape_sequences_and_invalid_utf8() -> None:
 
 
 def test_unknown_log_lists_possible_errors() -> None:
-    explanation = explain("fine\nRuntimeError: the moon is full\nValueError: error of a new kind\n")
+    explanation = explain(
+        "fine\nTraceback (most recent call last):\n(pid=1) ValueError: of a new kind\n(pid=2) ValueError: of a new kind"
+    )
     assert not explanation.known and explanation.found == ()
-    assert explanation.errors == ("ValueError: error of a new kind",)
+    assert [(error.number, error.line) for error in explanation.errors] == [(3, "(pid=1) ValueError: of a new kind")]
     assert not explain(BY_ID["symm-mem"].sample).known
     assert explain("").lines == 0
 
@@ -128,7 +287,7 @@ def test_command_line(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(BY_ID["w4a16-linear"].sample.encode() + b"\n" + BY_ID["symm-mem"].sample.encode())
     result = CliRunner().invoke(app, ["explain", str(log)])
-    assert result.exit_code == 0 and "VLLM_DISABLED_KERNELS" in result.output and "harmless: line 2" in result.output
+    assert result.exit_code == 0 and "VLLM_DISABLED_KERNELS" in result.output and "symm-mem (harmless): line 2" in result.output
     record = json.loads(CliRunner().invoke(app, ["explain", "-", "--json"], input=log.read_bytes()).stdout)
     assert record["known"] and [match["rule"]["id"] for match in record["found"]] == ["w4a16-linear", "symm-mem"]
     unknown = CliRunner().invoke(app, ["explain", "-"], input="all is well\n")
@@ -137,21 +296,38 @@ def test_command_line(tmp_path: Path) -> None:
         assert isinstance(CliRunner().invoke(app, ["explain", str(path)]).exception, LogUnreadable)
 
 
+GOOD = """[[rule]]
+id='a'
+match=['x']
+cause='c'
+fixes=[{text='f'}]
+sources=['s']
+confidence='reported'
+checked=2026-11-22
+sample='x'
+"""
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "rule = 3",
         "[[rules]]\nid='a'",
-        "[[rule]]\nid='a'\nmatch=['x']\ncause='c'\nfix='f'\nsource='s'",
-        "[[rule]]\nid='a'\nmatch=[]\ncause='c'\nfix='f'\nsource='s'\nsample='x'",
-        "[[rule]]\nid='a'\nmatch=['']\ncause='c'\nfix='f'\nsource='s'\nsample='x'",
-        "[[rule]]\nid='A b'\nmatch=['x']\ncause='c'\nfix='f'\nsource='s'\nsample='x'",
-        "[[rule]]\nid='a'\nmatch=['x']\ncause='c'\nfix='f'\nsource='s'\nsample='x'\nharmles=true",
-        "[[rule]]\nid='a'\nmatch=['x']\ncause='c'\nfix='f'\nsource='s'\nsample='x'\n" * 2,
+        GOOD.replace("sample='x'\n", ""),
+        GOOD.replace("['x']", "[]"),
+        GOOD.replace("['x']", "['']"),
+        GOOD.replace("id='a'", "id='A b'"),
+        GOOD + "harmles=true",
+        GOOD.replace("reported", "certain"),
+        GOOD + "engines=['vllm 0.3 or so']",
+        GOOD * 2,
     ],
 )
 def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rules.toml").write_text(text)
-    monkeypatch.setattr(log_rules, "RULES", tmp_path / "rules.toml")
+    file = tmp_path / "rules.toml"
+    monkeypatch.setattr(log_rules, "RULES", file)
+    file.write_text(GOOD)
+    assert len(log_rules.rules.__wrapped__()) == 1
+    file.write_text(text)
     with pytest.raises((ValueError, KeyError)):
         log_rules.rules.__wrapped__()

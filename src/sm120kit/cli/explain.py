@@ -51,12 +51,14 @@ def _print(explanation: Explanation) -> None:
 
     for match in explanation.found:
         rule = match.rule
-        label = "harmless" if rule.harmless else rule.id
-        console.data(f"{label}: line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
-        for name, text in (("line", match.line), ("cause", rule.cause), ("fix", rule.fix), ("source", rule.source)):
-            console.data(f"  {name + ':':<8}{text}")
+        console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
+        console.data(f"  line:   {match.line}")
+        console.data(f"  cause:  {rule.cause} ({rule.confidence})")
+        for fix in match.fixes:
+            console.data(f"  fix:    {fix}")
+        console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")
         console.data("")
     if not explanation.known:
-        console.data(f"unknown: no {'other ' if explanation.found else ''}known error in {explanation.lines} lines")
-        for line in explanation.errors:
-            console.data(f"  possible error: {line}")
+        console.data(f"unknown: no known failure in {explanation.lines} lines")
+        for error in explanation.errors:
+            console.data(f"  line {error.number}: {error.line}")

@@ -232,11 +232,11 @@ def _without_secrets(argv: tuple[str, ...], configuration: Configuration) -> tup
 
 def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:
     with log.open("rb") as stream:
-        explained = log_rules.explain(stream)
-    known = [match for match in explained.found if not match.rule.harmless]
+        explained = log_rules.explain(stream, ended=outcome.ending is not Ending.NOT_HEALTHY)
+    known = [match for match in explained.found if match.rule.kind is not log_rules.Kind.HARMLESS]
     lines = [f"  {match.rule.id} (line {match.number}): {match.line}\n    cause: {match.rule.cause}" for match in known[:3]]
-    lines = lines or [f"  {line}" for line in explained.errors] or ["  nothing in its log looks like an error"]
-    fix = f"{known[0].rule.fix}; " if known else ""
+    lines = lines or [f"  {error.line}" for error in explained.errors] or ["  nothing in its log looks like an error"]
+    fix = f"{' '.join(known[0].fixes)} " if known else ""
     hint = f"{fix}the whole log: {log}"
     shown = "\n".join(lines)
     if outcome.ending is Ending.NOT_HEALTHY:

@@ -6,65 +6,56 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+from pydantic import TypeAdapter
+
+from sm120kit.hosts.log_rules.records import Candidate, Explanation, Kind, Remedy, Rule, RuleMatch
+
+__all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
 RULES = Path(__file__).with_name("rules.toml")
 BLOCK_BYTES = 1 << 20
 SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
-LAST_LINES = 5
-"""Number of non-empty lines at the end of a log that rules with ``last`` apply to."""
-LOOKS_LIKE_ERROR = re.compile(rb"\b(error|exception|fatal|traceback|xid|assert\w*|segfault|core dumped)\b", re.IGNORECASE)
+HANG_SECONDS = 60
+"""A line that is younger than this is not the last line of a hang."""
+FIRST_ERRORS, LAST_ERRORS = 5, 3
+ERROR = re.compile(
+    rb"\b(\w*(error|exception)|fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
+    rb"|not supported|out of memory|panic\w*|oops)\b",
+    re.IGNORECASE,
+)
+NOISE = re.compile(
+    rb"traceback \(most recent|during handling of the above|direct cause of the following|^\s*file \"|^\s*[\^~ ]+$"
+    rb"|resource_tracker|stacktrace below might be incorrect|ignored exception|\braise \w+|loading nvidia unix",
+    re.IGNORECASE,
+)
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
-
-Text = Annotated[str, StringConstraints(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A known line. ``match``: strings that must occur in it, in this order, case-insensitively; see ``rules.toml``."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    match: Annotated[tuple[Text, ...], Field(min_length=1)]
-    cause: Text
-    fix: Text
-    source: Text
-    sample: Text
-    harmless: bool = False
-    last: bool = False
-
-
-@dataclass(frozen=True)
-class RuleMatch:
-    """A rule that matched: the number of matching lines, and the first of them with its line number from 1."""
-
-    rule: Rule
-    count: int
-    number: int
-    line: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Matches in the order of the rules, the most specific first. ``errors`` are the last unexplained lines with an error."""
-
-    found: tuple[RuleMatch, ...]
-    lines: int
-    errors: tuple[str, ...]
-
-    @property
-    def known(self) -> bool:
-        """Whether a failure is explained; harmless lines explain none."""
-        return any(not match.rule.harmless for match in self.found)
+TIME = re.compile(rb"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+PREFIX = re.compile(rb"^\s*(\([^)]*\)\s*|\[[^\]]*\]:?\s*|(INFO|WARNING|ERROR|DEBUG)\b\s*|[-\d:.T ]+\s+)+")
+"""Ranks, levels, times and places before the message of a line."""
+_VERSION = rb"v?(\d+\.\d+[\w.+]*)"
+VERSIONS = {
+    "vllm": re.compile(rb"(?:vllm api server version|llm engine \(|vllm==|vllm version *:?) *" + _VERSION),
+    "sglang": re.compile(rb"sglang(?:==| version *:?|:) *" + _VERSION),
+    "flashinfer": re.compile(rb"flashinfer(?:[-_]python)?(?:==| version:? *)" + _VERSION),
+    "torch": re.compile(rb"torch(?:==| version *: *)" + _VERSION),
+    "triton": re.compile(rb"triton==" + _VERSION),
+    "nccl": re.compile(rb"nccl(?: version |==)" + _VERSION),
+    "driver": re.compile(rb"(?:driver version *:|kernel module(?: for \w+)?) *(\d{3}\.\d+[\d.]*)"),
+    "cuda": re.compile(rb"cuda(?: runtime)? version *: *(\d+\.\d+[\d.]*)"),
+    "gpu": re.compile(rb"(rtx (?:pro )?\d{4}[\w -]*?(?:blackwell[\w -]*?edition|blackwell|ti|d)?\b|gb10\b)"),
+}
+"""Versions in lower-case logs, by package."""
 
 
 @cache
@@ -74,79 +65,191 @@ def rules() -> tuple[Rule, ...]:
     Raises:
         ValueError: ``rules.toml`` does not have the exact form of :class:`Rule`, which is a bug.
     """
-    content = json.dumps(tomllib.loads(RULES.read_text()))
+    content = json.dumps(tomllib.loads(RULES.read_text()), default=str)
     tables = TypeAdapter(dict[Literal["rule"], list[Rule]]).validate_json(content, strict=True)
     if len({rule.id for rule in tables["rule"]}) != len(tables["rule"]):
         raise ValueError(f"{RULES}: two rules with the same id")
     return tuple(tables["rule"])
 
 
-def explain(stream: BinaryIO) -> Explanation:
-    """Match a log of any size and encoding against the rules, in one pass."""
-    matches: dict[str, RuleMatch] = {}
-    anywhere = [rule for rule in rules() if not rule.last]
-    needles = {rule.id: tuple(text.lower().encode() for text in rule.match) for rule in rules()}
-    tail: deque[tuple[int, bytes]] = deque(maxlen=LAST_LINES)
-    errors: deque[str] = deque(maxlen=3)
-    number = 0
-    for block in _blocks(stream):
-        lowered = block.lower()
-        candidates = [rule for rule in anywhere if all(needle in lowered for needle in needles[rule.id])]
-        for line in re.split(rb"\r\n|\n|\r", block):
-            number += 1
-            if not line.strip():
-                continue
-            tail.append((number, line))
-            rule = _first_match(candidates, needles, line)
-            if rule:
-                _add(matches, rule, number, line)
-            elif LOOKS_LIKE_ERROR.search(line):
-                errors.append(_shown(line))
-    at_end = [rule for rule in rules() if rule.last]
-    for line_number, line in tail:
-        rule = _first_match(at_end, needles, line)
-        if rule and not _first_match(anywhere, needles, line):
-            _add(matches, rule, line_number, line)
-    order = [rule.id for rule in rules()]
-    return Explanation(tuple(sorted(matches.values(), key=lambda match: order.index(match.rule.id))), number, tuple(errors))
-
-
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Blocks of complete lines of about ``BLOCK_BYTES``, without terminal escape sequences; a longer line is split."""
-    rest = b""
+def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
+    """Match a log of any size and encoding against the rules, in one pass; parameters as in :meth:`LogScan.explanation`."""
+    scan = LogScan()
     while chunk := stream.read(BLOCK_BYTES):
-        block = rest + chunk
+        scan.feed(chunk)
+    return scan.explanation(ended=ended, now=now)
+
+
+@dataclass
+class _Group:
+    """Lines that match the same rules: the first rule whose condition holds explains all of them."""
+
+    rules: tuple[Rule, ...]
+    count: int
+    number: int
+    line: bytes
+    last: int
+    last_line: bytes
+
+
+class LogScan:
+    """A log that is matched while it grows."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._number = 0
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._needles = {rule.id: tuple(text.lower().encode() for text in rule.match) for rule in rules()}
+        self._contexts = {text: False for rule in rules() for text in rule.log}
+        self._versions: dict[str, str] = {}
+        self._words = {b"vllm": False, b"sglang": False}
+        self._hang_from: int | None = None
+        """Number of the first of the last lines, all of which match rules for hangs."""
+        self._errors: dict[bytes, Candidate] = {}
+        self._last_errors: deque[Candidate] = deque(maxlen=LAST_ERRORS)
+
+    def feed(self, chunk: bytes) -> None:
+        """Match more of the log; an incomplete last line is kept for the next call."""
+        block = self._rest + chunk
         cut = block.rfind(b"\n") + 1 or (len(block) if len(block) > BLOCK_BYTES else 0)
-        rest = block[cut:]
+        self._rest = block[cut:]
         if cut:
-            yield TERMINAL.sub(b"", block[:cut]).removesuffix(b"\n").removesuffix(b"\r")
-    if rest:
-        yield TERMINAL.sub(b"", rest)
+            self._match(block[:cut].removesuffix(b"\n").removesuffix(b"\r"))
 
+    def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
+        """What is explained so far.
 
-def _first_match(candidates: list[Rule], needles: dict[str, tuple[bytes, ...]], line: bytes) -> Rule | None:
-    """The first rule whose strings occur in a line, in their order."""
-    if not candidates:
-        return None
-    lowered = line.lower()
-    for rule in candidates:
-        position = 0
-        for needle in needles[rule.id]:
-            position = lowered.find(needle, position)
-            if position < 0:
-                break
-            position += len(needle)
+        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no other
+        line follows and, where lines have times, it is at least ``HANG_SECONDS`` older than ``now``.
+        """
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._match(rest)
+        now = now or datetime.now()
+        found: dict[str, RuleMatch] = {}
+        for group in sorted(self._groups.values(), key=lambda group: group.number):
+            rule = next((rule for rule in group.rules if self._applies(rule, group, ended, now)), None)
+            if rule is None:
+                continue
+            if previous := found.get(rule.id):
+                found[rule.id] = RuleMatch(rule, previous.count + group.count, previous.number, previous.line, previous.fixes)
+            else:
+                fixes = tuple(self._fixes(rule.fixes))
+                found[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), fixes)
+        order = list(Kind)
+        ranked = sorted(found.values(), key=lambda match: (order.index(match.rule.kind), match.number))
+        errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
+        return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
+
+    def _match(self, block: bytes) -> None:
+        block = TERMINAL.sub(b"", block)
+        lowered = block.lower()
+        self._note(block, lowered)
+        candidates = [rule for rule in rules() if all(needle in lowered for needle in self._needles[rule.id])]
+        for line in re.split(rb"\r\n|\n|\r", block):
+            self._number += 1
+            if line.strip():
+                self._match_line(candidates, line)
+
+    def _match_line(self, candidates: list[Rule], line: bytes) -> None:
+        matched = tuple(self._matching(candidates, line)) if candidates else ()
+        if any(rule.kind is Kind.HANG for rule in matched):
+            self._hang_from = self._hang_from or self._number
         else:
-            return rule
-    return None
+            self._hang_from = None
+        if matched:
+            key = tuple(rule.id for rule in matched)
+            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:SHOWN_BYTES], 0, b""))
+            group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
+        elif ERROR.search(line) and not NOISE.search(line):
+            self._add_error(line)
+
+    def _matching(self, candidates: list[Rule], line: bytes) -> Iterable[Rule]:
+        """The rules that match a line, up to the first that depends on nothing else."""
+        lowered = line.lower()
+        for rule in candidates:
+            if _in_order(self._needles[rule.id], lowered) and not any(
+                text.lower().encode() in lowered for text in rule.without
+            ):
+                yield rule
+                if not rule.conditional:
+                    return
+
+    def _add_error(self, line: bytes) -> None:
+        candidate = Candidate(self._number, _shown(line))
+        message = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))[:SHOWN_BYTES]
+        if message in self._errors:
+            return
+        if len(self._errors) < FIRST_ERRORS:
+            self._errors[message] = candidate
+        elif not any(candidate.line == other.line for other in self._last_errors):
+            self._last_errors.append(candidate)
+
+    def _note(self, block: bytes, lowered: bytes) -> None:
+        """Note versions and contexts."""
+        for name, pattern in VERSIONS.items():
+            if name not in self._versions and (match := pattern.search(lowered)):
+                self._versions[name] = block[slice(*match.span(1))].decode(errors="replace").strip()
+        for word, seen in self._words.items():
+            self._words[word] = seen or word in lowered
+        for text, seen in self._contexts.items():
+            self._contexts[text] = seen or text.lower().encode() in lowered
+
+    def _applies(self, rule: Rule, group: _Group, ended: bool, now: datetime) -> bool:
+        if rule.log and not any(self._contexts[text] for text in rule.log):
+            return False
+        if rule.engines and all(self._fits(versions) is False for versions in rule.engines):
+            return False
+        if rule.kind is not Kind.HANG:
+            return True
+        if ended or self._hang_from is None or group.last < self._hang_from:
+            return False
+        time = _time(group.last_line, now)
+        return time is None or now - time >= timedelta(seconds=HANG_SECONDS)
+
+    def _fits(self, versions: str) -> bool | None:
+        """Whether the log is of a package in these versions; None if it does not show that."""
+        required = Requirement(versions)
+        version = self._versions.get(required.name)
+        engines = {"vllm", "sglang"}
+        if version is None and required.name in engines:
+            others = [name for name in engines - {required.name} if name in self._versions]
+            words = [word.decode() for word, seen in self._words.items() if seen]
+            return False if others or (words and required.name not in words) else None
+        try:
+            return None if version is None else required.specifier.contains(Version(version), prereleases=True)
+        except InvalidVersion:
+            return None
+
+    def _fixes(self, fixes: tuple[Remedy, ...]) -> Iterable[str]:
+        for fix in fixes:
+            fits = self._fits(fix.engine) if fix.engine else True
+            if fits is not False:
+                yield fix.text if fits else f"{fix.engine}: {fix.text}"
 
 
-def _add(matches: dict[str, RuleMatch], rule: Rule, number: int, line: bytes) -> None:
-    previous = matches.get(rule.id)
-    if previous:
-        matches[rule.id] = replace(previous, count=previous.count + 1)
-    else:
-        matches[rule.id] = RuleMatch(rule, 1, number, _shown(line))
+def _in_order(needles: tuple[bytes, ...], lowered: bytes) -> bool:
+    position = 0
+    for needle in needles:
+        position = lowered.find(needle, position)
+        if position < 0:
+            return False
+        position += len(needle)
+    return True
+
+
+def _time(line: bytes, now: datetime) -> datetime | None:
+    """The time in a line; a date without year is the latest such date that is not in the future."""
+    match = TIME.search(line)
+    if not match:
+        return None
+    year, *rest = (int(text) if text else now.year for text in match.groups())
+    month, day, hour, minute, second = rest
+    try:
+        time = datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    return time.replace(year=year - 1) if match[1] is None and time > now + timedelta(days=1) else time
 
 
 def _shown(line: bytes) -> str:

@@ -1,0 +1,125 @@
+"""Rules for logs, and what they match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from enum import StrEnum
+from typing import Annotated
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+
+
+def _requirement(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement such as vllm>=0.20,<0.33: {error}") from error
+    return text
+
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+Versions = Annotated[str, AfterValidator(_requirement)]
+"""A package and its versions, as in ``vllm>=0.20,<0.33``."""
+
+
+class Kind(StrEnum):
+    """What a matched line means. The order is that of findings."""
+
+    FAILURE = "failure"
+    HANG = "hang"
+    """The last line before nothing is printed any more: the rule applies only if no other line follows."""
+    SLOW = "slow"
+    CONSEQUENCE = "consequence"
+    """Reports that something failed before; does not explain the log."""
+    HARMLESS = "harmless"
+
+
+class Confidence(StrEnum):
+    """How certain a cause is."""
+
+    CONFIRMED = "confirmed"
+    """By the source code that prints the line, or by maintainers."""
+    REPORTED = "reported"
+    """By owners whose problem the fix solved."""
+    INFERRED = "inferred"
+    """The usual of several causes of this line."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A way to fix or avoid a failure. ``engine`` restricts it to an engine, whose options ``text`` may then contain."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    text: Text
+    engine: Versions | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line with a known cause.
+
+    ``match`` are strings that must occur in the line, in this order, case-insensitively; ``without``, strings that must not;
+    ``log``, strings of which at least one must occur anywhere in the log. ``engines`` are packages and versions, one of
+    which the log must be of, as far as it shows.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    match: Annotated[tuple[Text, ...], Field(min_length=1)]
+    cause: Text
+    fixes: tuple[Remedy, ...]
+    sources: Annotated[tuple[Text, ...], Field(min_length=1)]
+    sample: Text
+    confidence: Confidence
+    checked: date
+    kind: Kind = Kind.FAILURE
+    without: tuple[Text, ...] = ()
+    log: tuple[Text, ...] = ()
+    engines: tuple[Versions, ...] = ()
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the rule depends on more than one line."""
+        return bool(self.log or self.engines or self.kind is Kind.HANG)
+
+
+@dataclass(frozen=True)
+class RuleMatch:
+    """A rule that matched: the number of matching lines, the first of them with its number from 1, and its remedies."""
+
+    rule: Rule
+    count: int
+    number: int
+    line: str
+    fixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An unexplained line that looks like an error, with its number from 1."""
+
+    number: int
+    line: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Findings in the order in which they matter; ``errors`` are unexplained lines that look like errors.
+
+    ``versions`` are those that the log names, by package; "gpu" and "driver" are among the keys.
+    """
+
+    found: tuple[RuleMatch, ...]
+    lines: int
+    errors: tuple[Candidate, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        """Whether the log is explained; consequences and harmless lines explain nothing."""
+        return any(match.rule.kind not in (Kind.CONSEQUENCE, Kind.HARMLESS) for match in self.found)
