@@ -55,6 +55,36 @@ while len(list(directory.glob('*.running'))) < 2:
     assert [child.wait() for child in children] == [0, 0]
 
 
+def test_waiting_units_start_in_order_if_they_fit(tmp_path: Path) -> None:
+    """Beside a running unit of 60 MiB in a budget of 100: one of 60 waits, one of 30 does not."""
+    gate, release, log = Gate(tmp_path / "gate"), tmp_path / "release", tmp_path / "log"
+    sizes = {"running": 60, "long": 60, "middle": 60, "short": 60, "small": 30}
+    gate.open({name: size * MIB for name, size in sizes.items()}, budget_bytes=100 * MIB)
+    program = f"""
+import pathlib, sys, time
+with open({str(log)!r}, "a") as log:
+    log.write(sys.argv[2] + " ")
+while sys.argv[2] == "running" and not pathlib.Path({str(release)!r}).exists():
+    time.sleep(0.02)
+"""
+
+    def count(state: str, expected: int) -> None:
+        until = time.monotonic() + 30
+        while len(list((gate.directory / state).iterdir())) != expected:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    children = [start(gate, "running", program)]
+    count("running", 1)
+    children += [start(gate, name, program) for name in ("short", "middle", "long")]
+    count("waiting", 3)
+    assert start(gate, "small", program).wait() == 0
+    release.touch()
+    assert [child.wait() for child in children] == [0] * 4
+    assert log.read_text().split() == ["running", "small", "long", "middle", "short"]
+    assert not list((gate.directory / "waiting").iterdir())
+
+
 def test_peak_seconds_and_exit_code_are_recorded(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     gate.open({}, budget_bytes=1)

@@ -2,16 +2,19 @@
 
 ``python -m sm120kit.core.memory COMPILER ARGS...`` waits until the expected peak of the unit is free, in addition to what the
 running units may still allocate. Then it runs the compiler and records seconds and peak. One CUTLASS unit takes 3 to 9 GB, so
-memory limits the number of parallel compilers more than cores do. The directory in ``SM120KIT_GATE_DIR`` contains
+memory limits the number of parallel compilers more than cores do. Of the units that wait, the one that starts is the first in
+``expected.json`` that fits. The directory in ``SM120KIT_GATE_DIR`` contains
 
-``expected.json``   output file -> expected peak in bytes; ``budget`` in bytes, for all units together
-``running/PID``     one file per running unit: output and expected peak
+``expected.json``   output file -> expected peak in bytes, most urgent first; ``budget`` in bytes, for all units together
+``waiting/PID``     one file per unit that does not fit yet: output and expected peak
+``running/PID``     one file per running unit: the same
 ``events.jsonl``    one line per finished unit: output, seconds, peak_bytes, exit code
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -72,12 +75,11 @@ class Gate:
         self.directory = directory
 
     def open(self, expected: dict[str, int], budget_bytes: int) -> None:
-        """Reset the gate. ``expected`` is the peak of each output, in bytes."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        running = self.directory / "running"
-        running.mkdir(exist_ok=True)
-        for leftover in running.iterdir():
-            leftover.unlink()
+        """Reset the gate. ``expected`` is the peak of each output, in bytes, in the order in which waiting units start."""
+        for state in ("running", "waiting"):
+            (self.directory / state).mkdir(parents=True, exist_ok=True)
+            for leftover in (self.directory / state).iterdir():
+                leftover.unlink()
         (self.directory / "events.jsonl").write_text("")
         (self.directory / "expected.json").write_text(json.dumps({"budget": budget_bytes, "units": expected}))
 
@@ -88,10 +90,13 @@ class Gate:
 
     def running(self) -> tuple[RunningUnit, ...]:
         """Units whose compiler runs. Files of processes that ended are removed."""
+        return self._units("running")
+
+    def _units(self, state: str) -> tuple[RunningUnit, ...]:
         import psutil
 
         units = []
-        for file in (self.directory / "running").iterdir():
+        for file in (self.directory / state).iterdir():
             try:
                 unit = RunningUnit(**json.loads(file.read_text()))
             except (FileNotFoundError, json.JSONDecodeError):
@@ -112,16 +117,24 @@ class Gate:
         """Wait until a unit fits, then reserve its memory. Without other units it always starts: waiting would free nothing."""
         settings = json.loads((self.directory / "expected.json").read_text())
         needed = int(settings["units"].get(output, 0))
-        while True:
-            with self._locked():
-                running = self.running()
-                within_budget = needed + sum(unit.expected_bytes for unit in running) <= settings["budget"]
-                unallocated = sum(max(0, unit.expected_bytes - resident_bytes(unit.pid)) for unit in running)
-                if not running or (within_budget and needed + unallocated <= available_bytes()):
-                    reservation = self.directory / "running" / str(os.getpid())
-                    reservation.write_text(json.dumps(asdict(RunningUnit(output, os.getpid(), needed))))
-                    return reservation
-            time.sleep(POLL_SECONDS)
+        more_urgent = set(itertools.takewhile(lambda name: name != output, settings["units"]))
+        waiting, reservation = (self.directory / state / str(os.getpid()) for state in ("waiting", "running"))
+        with self._locked():
+            waiting.write_text(json.dumps(asdict(RunningUnit(output, os.getpid(), needed))))
+        try:
+            while True:
+                with self._locked():
+                    running = self.running()
+                    unallocated = sum(max(0, unit.expected_bytes - resident_bytes(unit.pid)) for unit in running)
+                    free = min(
+                        settings["budget"] - sum(unit.expected_bytes for unit in running), available_bytes() - unallocated
+                    )
+                    before = [unit.expected_bytes for unit in self._units("waiting") if unit.output in more_urgent]
+                    if (not running or needed <= free) and all(running and size > free for size in before):
+                        return waiting.rename(reservation)
+                time.sleep(POLL_SECONDS)
+        finally:
+            waiting.unlink(missing_ok=True)
 
     def record(self, unit: FinishedUnit) -> None:
         """Append a finished unit to ``events.jsonl``."""

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,21 +72,53 @@ def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, s
         NotEnoughDisk: the file system is too small.
         CompileFailed: the compiler rejected a unit; all others that were running have ended.
     """
-    # The files of modules give the same variables different values; with subninja, each file has a scope of its own.
-    for module in generated:
-        write_atomic(work / "ninja" / f"{module.name}.ninja", module.ninja.encode())
-    includes = "".join(f"subninja ninja/{module.name}.ninja\n" for module in generated)
-    write_atomic(work / "build.ninja", ("ninja_required_version = 1.3\n" + includes).encode())
-    outputs = [module.library for module in plan.modules if module.packed]
-    outputs += [unit.output for module in plan.modules if not module.packed for unit in module.units]
-    units = [unit for module in plan.modules for unit in module.units]
-    ninja = ninja_program()
-    stale = _stale_units(ninja, work, outputs, units)
-    argv = [ninja, "-f", "build.ninja", "-j", str(settings.parallel), *outputs]
+    units = longest_first(unit for module in plan.modules for unit in module.units)
+    for name, text in ninja_files(generated, units).items():
+        write_atomic(work / name, text.encode())
+    ninja = [ninja_program(), "-f", "build.ninja", "-j", str(settings.parallel)]
     gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
-    done, finished = run_gated(argv, work, stale, units, settings, env=gate)
+    # Ninja starts what a library needs before units of samples: hence first the units, in their order, then the libraries.
+    stale = _stale_units(ninja, work, units)
+    done, finished = run_gated([*ninja, *(unit.output for unit in units)], work, stale, units, settings, env=gate)
+    libraries = [module.library for module in plan.modules if module.packed]
+    if done.returncode == 0 and libraries:
+        env = {**dict.fromkeys(_COMPILER_VARIABLES), **gate}
+        done = process.run([*ninja, *libraries], cwd=work, env=env, logfile=work / LOG, check=False, tied=True)
     if done.returncode != 0:
         raise compile_error(done.stdout, finished, work / LOG)
+
+
+def longest_first(units: Iterable[Unit]) -> list[Unit]:
+    """The order in which units start, so that none of the long ones runs alone at the end; units of equal time by name."""
+    return sorted(units, key=lambda unit: (-unit.estimate_seconds, unit.output))
+
+
+def ninja_files(generated: Sequence[Generated], units: Sequence[Unit]) -> dict[str, str]:
+    """The ninja files of a build by path; ``build.ninja`` includes the others.
+
+    Ninja starts units in the order in which it reads them, so each has a file of its own and they are included in the order of
+    ``units``. The files of modules give the same variables different values; with subninja, each file has a scope of its own.
+    """
+    files = {"build.ninja": "ninja_required_version = 1.3\n"}
+    statements: dict[str, tuple[str, str]] = {}
+    for module in generated:
+        rules, *rest = re.split(r"^(?=build |default )", module.ninja, flags=re.MULTILINE)
+        files[f"ninja/{module.name}.rules.ninja"] = rules
+        compiled = {output for _, output in module.units}
+        links = []
+        for statement in rest:
+            output = statement.split(":")[0].removeprefix("build ")
+            if output in compiled:
+                statements[output] = (module.name, statement)
+            else:
+                links.append(statement)
+        files[f"ninja/{module.name}.ninja"] = f"include ninja/{module.name}.rules.ninja\n{''.join(links)}"
+    for number, unit in enumerate(units):
+        module_name, statement = statements[unit.output]
+        files[f"ninja/unit{number}.ninja"] = f"include ninja/{module_name}.rules.ninja\n{statement}"
+    files["build.ninja"] += "".join(f"subninja {name}\n" for name in files if name.startswith("ninja/unit"))
+    files["build.ninja"] += "".join(f"subninja ninja/{module.name}.ninja\n" for module in generated)
+    return files
 
 
 def run_gated(
@@ -100,7 +132,8 @@ def run_gated(
 ) -> tuple[process.Completed, tuple[FinishedUnit, ...]]:
     """Run a program in ``work`` whose compilers run through :mod:`sm120kit.core.memory`, and store what each unit cost.
 
-    ``stale`` are the units that it compiles, of all ``units`` of the plan. Its output is the log of the work directory.
+    ``stale`` are the units that it compiles, of all ``units`` of the plan. Of units that wait for memory, the longest that fits
+    starts first. The program's output is the log of the work directory.
 
     Raises:
         NotEnoughMemory: the largest unit needs more than the budget.
@@ -111,7 +144,7 @@ def run_gated(
     log = work / LOG
     log.unlink(missing_ok=True)
     gate = Gate(work / "gate")
-    gate.open({unit.output: unit.estimate_bytes for unit in units}, budget_bytes)
+    gate.open({unit.output: unit.estimate_bytes for unit in longest_first(units)}, budget_bytes)
     try:
         with _watched(gate, stale, settings.watch):
             done = process.run(
@@ -175,9 +208,10 @@ def ninja_program() -> str:
     return str(Path(ninja.BIN_DIR) / "ninja")
 
 
-def _stale_units(ninja: str, work: Path, outputs: Sequence[str], units: Sequence[Unit]) -> list[Unit]:
+def _stale_units(ninja: Sequence[str], work: Path, units: Sequence[Unit]) -> list[Unit]:
     """Units that ninja would compile."""
-    dry = process.run([ninja, "-f", "build.ninja", "-n", "-v", *outputs], cwd=work, logfile=work / LOG, check=False)
+    argv = [*ninja, "-n", "-v", *(unit.output for unit in units)]
+    dry = process.run(argv, cwd=work, logfile=work / LOG, check=False)
     if dry.returncode != 0:
         raise CompileFailed(f"ninja cannot plan the build\n{(dry.stdout + dry.stderr).strip()[-500:]}", f"log: {work / LOG}")
     return [unit for unit in units if f" -o {unit.output} " in dry.stdout + " "]

@@ -26,8 +26,8 @@ from sm120kit.core.toolchain import PLACEHOLDERS
 SOURCES = Path(__file__).with_name("cpp")
 PRELUDE = "sm120_on_sm90.hpp"
 
-GEMM_BYTES, INSTRUCTIONS_BYTES = 6_500_000_000, 1_000_000_000
-"""Memory in bytes that is reserved for a compile that has not been measured yet."""
+GEMM_COST, INSTRUCTIONS_COST = (6_500_000_000, 90.0), (1_000_000_000, 20.0)
+"""Memory in bytes and seconds of a compile that has not been measured yet."""
 
 FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "--expt-relaxed-constexpr", "-static-global-template-stub=false")
 DEFINITIONS = (
@@ -139,8 +139,11 @@ class Compiler:
             cached = [program for program in programs if (self.directory(program) / "program").is_file()]
             for program in cached:
                 mark_used(self.directory(program))
-            missing = {str(self._output(program)): program for program in programs if program not in cached}
-            expected = {output: self._expected(program) for output, program in missing.items()}
+            longest_first = sorted(
+                (program for program in programs if program not in cached), key=lambda program: -self._cost(program)[1]
+            )
+            missing = {str(self._output(program)): program for program in longest_first}
+            expected = {output: self._cost(program)[0] for output, program in missing.items()}
             gate.open(expected, self.budget_bytes or available_bytes())
             try:
                 waiting = {pool.submit(self._compile, program, gate, stop): program for program in missing.values()}
@@ -159,9 +162,8 @@ class Compiler:
                     self.costs.record(missing[event.output].name, event)
                 self.costs.save()
 
-    def _expected(self, program: Program) -> int:
-        cost = self.costs.of(program.name)
-        return cost[0] if cost else GEMM_BYTES if program.tree else INSTRUCTIONS_BYTES
+    def _cost(self, program: Program) -> tuple[int, float]:
+        return self.costs.of(program.name) or (GEMM_COST if program.tree else INSTRUCTIONS_COST)
 
     def _output(self, program: Program) -> Path:
         return self.cache / "new" / self.directory(program).name

@@ -1,0 +1,68 @@
+"""The order in which units are compiled: real ninja and memory gate, with a shell script as compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sm120kit.core.memory import Costs
+from sm120kit.core.records import Arch, Toolchain
+from sm120kit.wheels.compile import CompileSettings, compile_units
+from sm120kit.wheels.records import BuildPlan, Generated, Module, Unit
+
+NINJA = """
+flag = {module}
+nvcc = $$SM120KIT_GATE $
+    sh compiler
+post_cflags =
+rule cuda_compile
+  command = $nvcc $flag -o $out $post_cflags
+rule link
+  command = cat $in > $out
+
+{units}
+
+build {module}.so: link {outputs}
+default {module}.so
+"""
+
+
+def module_of(name: str, seconds: dict[str, float], *, packed: bool) -> tuple[Module, Generated]:
+    """A module with a unit for each name in ``seconds``, and its ninja file in the form of FlashInfer's."""
+    outputs = {unit: f"{name}/{unit}.o" for unit in seconds}
+    statements = "\n".join(f"build {output}: cuda_compile source" for output in outputs.values())
+    ninja = NINJA.format(module=name, units=statements, outputs=" ".join(outputs.values()))
+    units = tuple(Unit(name, "source", outputs[unit], 1, time) for unit, time in seconds.items())
+    compiled = tuple(("source", output) for output in outputs.values())
+    return Module(name, f"{name}.so", units, packed, ()), Generated(name, f"{name}.so", (), compiled, ninja)
+
+
+def compile_in(work: Path, modules: list[tuple[Module, Generated]]) -> list[str]:
+    """Compile the modules with one job and return the lines of the compiler's log: flag and output of each call."""
+    work.mkdir(exist_ok=True)
+    if not (work / "source").exists():
+        (work / "source").touch()
+    (work / "compiler").write_text('echo "$1 $3" >> started; echo "$3" > "$3"\n')
+    (work / "started").write_text("")
+    toolchain = Toolchain(Path(), "13.0.88", "c++", "12.2")
+    plans, generated = zip(*modules, strict=True)
+    plan = BuildPlan("r", "flashinfer", "1", (Arch.SM_120F,), ("g",), "", "", plans, (), toolchain, "")
+    compile_units(plan, generated, work, CompileSettings(Costs(work / "costs.json"), jobs=1))
+    return (work / "started").read_text().splitlines()
+
+
+def test_units_start_longest_first_across_modules_and_samples(tmp_path: Path) -> None:
+    packed = module_of("packed", {"a": 20, "b": 70, "c": 10}, packed=True)
+    sample = module_of("sample", {"d": 120, "e": 15}, packed=False)
+    order = ["sample sample/d.o", "packed packed/b.o", "packed packed/a.o", "sample sample/e.o", "packed packed/c.o"]
+    assert compile_in(tmp_path / "work", [packed, sample]) == order
+    assert (tmp_path / "work" / "packed.so").read_text() == "packed/a.o\npacked/b.o\npacked/c.o\n", (
+        "the order of its ninja file"
+    )
+    assert not (tmp_path / "work" / "sample.so").exists()
+
+
+def test_units_are_not_compiled_again_when_their_order_changes(tmp_path: Path) -> None:
+    first = module_of("packed", {"a": 20, "b": 70}, packed=True)
+    assert len(compile_in(tmp_path / "work", [first])) == 2
+    other_costs = module_of("packed", {"a": 90, "b": 70}, packed=True)
+    assert compile_in(tmp_path / "work", [other_costs]) == []
