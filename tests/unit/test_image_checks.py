@@ -267,6 +267,21 @@ def test_base_owner_must_be_root_without_write_access_for_others(
         base.check_owners({})
 
 
+def test_base_owners_are_those_of_the_layers_where_the_runtime_shows_the_users(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, site = tree
+    for path in [site.parents[2], *site.parents[2].rglob("*")]:
+        path.chmod(0o755)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert int(base.check_owners({"owners": {"/etc/shadow": "0:42"}})["files"]) > 0
+    with pytest.raises(AssertionError, match=r"one.py belongs to 0:42"):
+        base.check_owners({"owners": {str(site / "one.py"): "0:42"}})
+    (site / "one.py").chmod(0o777)
+    with pytest.raises(AssertionError, match="mode"):
+        base.check_owners({"owners": {}})
+
+
 def test_base_requirements_are_satisfied_left_out_or_overridden(tree: tuple[Any, Path]) -> None:
     base, site = tree
     strict: dict[str, list[str]] = {"left_out": [], "overridden": []}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import Json, State
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 def diff_(
     first: Annotated[str, typer.Argument(metavar="IMAGE", help="An image by id, tag or digest.")],
     second: Annotated[str, typer.Argument(metavar="IMAGE", help="The image to compare it with.")],
+    state: State = None,
     json: Json = False,
 ) -> None:
     """Show the differences between two images and their causes.
 
     Exit code 1 if there is a difference.
     """
+    from sm120kit.core.state import Workspace
     from sm120kit.images import diff
-    from sm120kit.images.docker import Daemon
+    from sm120kit.images.stores import EveryStore
 
-    result = diff.diff(first, second, Daemon())
+    result = diff.diff(first, second, EveryStore(Workspace.open(state)))
     if json:
         console.json_data(result)
     else:

@@ -19,7 +19,8 @@ def list_(
 ) -> None:
     """List images with their size, digest and checks.
 
-    Without --remote, list all images of sm120kit in the container daemon. Unverified images have no tag.
+    Without --remote, list all images of sm120kit in the state directory and in the container daemon, if there is one.
+    Unverified images have no tag.
     """
     if remote:
         _show_remote(index, json=json)
@@ -30,17 +31,22 @@ def list_(
 def _show_local(state: Path | None, *, json: bool) -> None:
     from sm120kit.core.state import Workspace
     from sm120kit.images import inventory
-    from sm120kit.images.docker import Daemon
+    from sm120kit.images.stores import EveryStore
 
-    images = inventory.local_images(Daemon(), Workspace.open(state))
+    workspace = Workspace.open(state)
+    every = EveryStore(workspace)
+    images = inventory.local_images(every.stores(), workspace)
+    if every.unreachable:
+        console.info(f"only images in the state directory are listed: {every.unreachable.message}")
     if json:
         console.json_data(images)
         return
     console.table(
-        ("image", "id", "recipe", "platform", "size", "checks"),
+        ("image", "store", "id", "recipe", "platform", "size", "checks"),
         (
             (
                 "\n".join(local.tags) or "(no tag)",
+                local.store,
                 _short(local.image.id),
                 local.image.labels.get("sm120kit.recipe"),
                 local.image.platform,

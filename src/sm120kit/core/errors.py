@@ -128,6 +128,12 @@ class PatchFails(Sm120kitError):
     exit_code = 36
 
 
+class NamespacesMissing(Sm120kitError):
+    """The checks of an image cannot be run without a container daemon: this system does not permit namespaces."""
+
+    exit_code = 37
+
+
 class ToolchainMissing(Sm120kitError):
     """A compiler, another program or a required Python package is absent."""
 

@@ -28,7 +28,8 @@ INSTALLED = ("bin", "include", "lib", "lib64", "libexec", "nvvm", "targets", "py
 PASSED = ("LANG", "PATH")
 """The variables of this process that a program in a sandbox has."""
 
-_BUBBLEWRAP = ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
+BUBBLEWRAP = ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
+"""Bubblewrap without mounts: no network, no capabilities, and namespaces that end with this process."""
 _NAMESPACES = ("--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
 # setpriv: unshare itself ignores signals while its child runs, and would outlive this process.
 _UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", *_NAMESPACES, "--fork", "--kill-child", "sh", "-c")
@@ -117,7 +118,7 @@ def wrap(
             options += ["--symlink", path.readlink(), path] if path.is_symlink() else ["--ro-bind", path, path]
         for kind, path in mounts:
             options += ["--ro-bind" if kind == "read" else "--bind", path, path]
-        return [*_BUBBLEWRAP, *options, "--remount-ro", "/proc", "--remount-ro", "/", "--", *argv], environment
+        return [*BUBBLEWRAP, *options, "--remount-ro", "/proc", "--remount-ro", "/", "--", *argv], environment
     options = []
     for path in system:
         options += ["link", path, path.readlink()] if path.is_symlink() else ["read", path]
@@ -147,7 +148,7 @@ def find() -> Sandbox:
     raise SandboxMissing(
         "this system offers no sandbox for the code of a patch that is in no series\n"
         + "\n".join(f"  {reason}" for reason in reasons),
-        f"{_remedy()}; or review the patch, and run its code with your rights: --trust-patch",
+        f"{remedy()}; or review the patch, and run its code with your rights: --trust-patch",
     )
 
 
@@ -170,7 +171,7 @@ def _prefixes(program: Path) -> Iterator[Path]:
         yield program.parent.parent
 
 
-def _remedy() -> str:
+def remedy() -> str:
     """The changes of the system that permit a sandbox."""
     remedies = []
     for setting, off, remedy in (

@@ -14,6 +14,7 @@ from sm120kit.images import attestation, checks, registry
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
+from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
@@ -163,20 +164,23 @@ def _build(
 
 def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
     """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs."""
-    daemon = Daemon()
+    store = EveryStore(workspace)
     try:
-        verified = checks.require_verified(image.id, daemon, workspace)
+        verified = checks.require_verified(image.id, store, workspace)
     except NotVerified:
         return verify(image.id, workspace, reporting.info)
-    daemon.tag(image.id, verified.reference)
+    store.tag(image.id, verified.reference)
     return checks.CheckReport(image, verified.checks, verified.said, verified)
 
 
 def verify(reference: str, workspace: Workspace, report: Callable[[str], None] = lambda line: None) -> checks.CheckReport:
-    """Run the checks of an image, built here or pulled, against the properties that its labels and its recipe require."""
-    daemon = Daemon()
-    image = daemon.find(reference)
-    return checks.verify(image, image.canonical_name, expected(image), daemon, workspace, report)
+    """Run the checks of a local image against the properties that its labels and its recipe require.
+
+    The image is in the state directory, or else in the container daemon.
+    """
+    store = EveryStore(workspace)
+    image = store.find(reference)
+    return checks.verify(image, image.canonical_name, expected(image), store, workspace, report)
 
 
 def expected(image: Image) -> checks.ExpectedImage:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sm120kit.core.state import Workspace, read_record
 from sm120kit.images import checks
 from sm120kit.images.context import LABEL
-from sm120kit.images.docker import Daemon
-from sm120kit.images.records import Check, Image, VerifiedImage
+from sm120kit.images.records import Check, Image, ImageStore, VerifiedImage
 
 
 class CheckStatus(StrEnum):
@@ -24,30 +23,36 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image in the daemon with its tags. ``checks`` are the results on record, by the current suite or an older one."""
+    """An image with its tags in a store. ``checks`` are the results on record, by the current suite or an older one."""
 
     image: Image
     tags: tuple[str, ...]
     standing: CheckStatus
     checks: tuple[Check, ...] = ()
+    store: str = "docker"
 
 
-def local_images(daemon: Daemon, workspace: Workspace) -> tuple[LocalImage, ...]:
-    """List all images in the daemon that carry sm120kit's labels, sorted by recipe; also those without a record here.
+def local_images(stores: Mapping[str, ImageStore], workspace: Workspace) -> tuple[LocalImage, ...]:
+    """List all images that carry sm120kit's labels, sorted by recipe; also those without a record here.
 
     Raises:
-        DaemonUnreachable: the daemon does not answer.
+        DaemonUnreachable: the daemon stopped responding.
     """
-    images = []
-    for image, tags in daemon.images(f"{LABEL}context"):
-        record = checks.record_path(workspace, image)
-        if not record.is_file():
-            images.append(LocalImage(image, tags, CheckStatus.UNVERIFIED))
-            continue
-        verified = read_record(VerifiedImage, record)
-        current = verified.suite == checks.suite_digest(image.labels.get(f"{LABEL}kind", ""))
-        images.append(LocalImage(image, tags, CheckStatus.VERIFIED if current else CheckStatus.OUTDATED, verified.checks))
+    images = [
+        _local_image(image, tags, name, workspace)
+        for name, store in stores.items()
+        for image, tags in store.images(f"{LABEL}context")
+    ]
     return tuple(sorted(images, key=lambda local: (local.image.labels.get(f"{LABEL}recipe", ""), local.tags, local.image.id)))
+
+
+def _local_image(image: Image, tags: tuple[str, ...], store: str, workspace: Workspace) -> LocalImage:
+    record = checks.record_path(workspace, image)
+    if not record.is_file():
+        return LocalImage(image, tags, CheckStatus.UNVERIFIED, store=store)
+    verified = read_record(VerifiedImage, record)
+    current = verified.suite == checks.suite_digest(image.labels.get(f"{LABEL}kind", ""))
+    return LocalImage(image, tags, CheckStatus.VERIFIED if current else CheckStatus.OUTDATED, verified.checks, store)
 
 
 def check_summary(results: Sequence[Check]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from sm120kit.core.state import digest_of
 from sm120kit.sources.records import LockedWheel
@@ -133,7 +135,8 @@ class Check:
 class VerifiedImage:
     """An image that passed its checks. Only :func:`sm120kit.images.checks.verify` creates one.
 
-    ``suite`` is the sha256 of the programs of the checks; ``said`` are the facts that the checks reported, by name.
+    ``suite`` is the sha256 of the programs of the checks; ``said`` are the facts that the checks reported, by name. The fact
+    ``runtime`` is what ran the checks, see :class:`ContainerResult`; a record without it was made with docker.
     """
 
     image: Image
@@ -141,6 +144,92 @@ class VerifiedImage:
     suite: str
     checks: tuple[Check, ...]
     said: dict[str, str]
+
+
+DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
+"""Paths that a daemon adds to each container in place of the image's, with everything below them."""
+
+
+@dataclass(frozen=True)
+class ContainerResult:
+    """Exit code and output of a program in a container, and what ran it: docker, unshare, bubblewrap or chroot."""
+
+    code: int
+    stdout: str
+    stderr: str
+    runtime: str = "docker"
+
+
+class ImageFiles(Protocol):
+    """The files of an image as an archive, which can be read once, front to back."""
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        """Every path with its type, mode, owner and time."""
+        ...
+
+    def extractfile(self, member: tarfile.TarInfo) -> IO[bytes] | None:
+        """The content of a file; None for anything else."""
+        ...
+
+
+class ImageStore(Protocol):
+    """Where local images are: a container daemon, or an OCI image layout in the state directory."""
+
+    def inspect(self, reference: str) -> Image | None:
+        """Look up an image by id, tag or digest; None if it does not exist."""
+        ...
+
+    def find(self, reference: str) -> Image:
+        """Look up an image that must exist.
+
+        Raises:
+            NoSuchImage: it does not exist.
+        """
+        ...
+
+    def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
+        """All images with a label, each with its tags."""
+        ...
+
+    def base_of(self, image: Image) -> Image | None:
+        """The base in an image's labels; None if they have none or it does not exist here."""
+        ...
+
+    def settings(self, reference: str) -> dict[str, Any]:
+        """The settings with which a container of an image starts, see :func:`start_settings`."""
+        ...
+
+    def history(self, reference: str) -> tuple[str, ...]:
+        """The build commands in the history of an image, newest first."""
+        ...
+
+    def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
+        """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``."""
+        ...
+
+    def owners(self, image: str) -> dict[str, str] | None:
+        """Owners ``uid:gid`` of the files that do not belong to root, by path; None if programs of :meth:`run` detect them."""
+        ...
+
+    def fetch(self, image: str, path: str, into: Path) -> bool:
+        """Copy a file or directory of an image below ``into``; false if the image does not have it.
+
+        Raises:
+            UnsafeArchive: it contains a link or a special file.
+        """
+        ...
+
+    def filesystem(self, image: str) -> AbstractContextManager[ImageFiles]:
+        """All files of an image, perhaps with :data:`DAEMON_PATHS`."""
+        ...
+
+    def tag(self, image: str, reference: str) -> None:
+        """Tag an image. The tag moves if another image has it."""
+        ...
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag, and with the last of them the image."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Verify images (``Image -> VerifiedImage``): run their checks, and tag an image only if none fails.
 
 The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network; an image must pass
-the checks of its parent kinds too. Checks that a container cannot run on itself are in this module: size, history, base, and
-the device code of the modules, which are read from a copy.
+the checks of its parent kinds too. The container is the daemon's, or without one, that of :mod:`sm120kit.images.local`. Checks
+that a container cannot run on itself are in this module: size, history, base, and the device code of the modules, which are
+read from a copy.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Any
 
 from sm120kit.core.errors import NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
-from sm120kit.images.docker import Daemon
-from sm120kit.images.records import Check, CheckResult, Image, VerifiedImage
+from sm120kit.images.records import Check, CheckResult, Image, ImageStore, VerifiedImage
 from sm120kit.kernels.cubin import matching, read
 
 PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
@@ -106,7 +106,7 @@ def verify(
     image: Image,
     reference: str,
     expected: ExpectedImage,
-    daemon: Daemon,
+    store: ImageStore,
     workspace: Workspace,
     report: Callable[[str], None] = lambda line: None,
 ) -> CheckReport:
@@ -114,7 +114,7 @@ def verify(
     names, suite = suites(expected.kind), suite_digest(expected.kind)
     checks: list[Check] = []
     facts: dict[str, str] = {}
-    for check, reported in [*_inside(image, names, expected, daemon), *_outside(image, expected, daemon, workspace)]:
+    for check, reported in [*_inside(image, names, expected, store), *_outside(image, expected, store, workspace)]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
         facts |= reported
@@ -122,20 +122,20 @@ def verify(
     if not any(check.verdict is CheckResult.FAILED for check in checks):
         verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
         write_record(record_path(workspace, image), verified)
-        daemon.tag(image.id, reference)
+        store.tag(image.id, reference)
     else:
         record_path(workspace, image).unlink(missing_ok=True)
     return CheckReport(image, tuple(checks), facts, verified)
 
 
-def require_verified(reference: str, daemon: Daemon, workspace: Workspace) -> VerifiedImage:
+def require_verified(reference: str, store: ImageStore, workspace: Workspace) -> VerifiedImage:
     """The record of a local image that passed the current checks.
 
     Raises:
-        NoSuchImage: the daemon has no such image.
+        NoSuchImage: the store has no such image.
         NotVerified: it was never verified, or the image or its checks changed since.
     """
-    image = daemon.find(reference)
+    image = store.find(reference)
     record = record_path(workspace, image)
     if not record.is_file():
         raise NotVerified(
@@ -151,12 +151,12 @@ def require_verified(reference: str, daemon: Daemon, workspace: Workspace) -> Ve
 
 
 def _inside(
-    image: Image, names: tuple[str, ...], expected: ExpectedImage, daemon: Daemon
+    image: Image, names: tuple[str, ...], expected: ExpectedImage, store: ImageStore
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks inside a container. Yields each with the facts that it reported."""
     files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
-    files["checks/expected.json"] = json.dumps(expected.__dict__).encode()
-    result = daemon.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+    files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
+    result = store.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
     for text in result.stdout.splitlines():
         try:
             line: dict[str, Any] = parse_json(text)
@@ -167,37 +167,38 @@ def _inside(
     if result.code != 0:
         last = messages[-1] if messages else "no message"
         yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
-    yield (_failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED)), {}
+    last_check = _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED)
+    yield last_check, {"runtime": result.runtime}
 
 
 def _outside(
-    image: Image, expected: ExpectedImage, daemon: Daemon, workspace: Workspace
+    image: Image, expected: ExpectedImage, store: ImageStore, workspace: Workspace
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks that a container cannot run on itself: size, history, base, device code."""
     limit = SIZE_LIMIT_BYTES.get(expected.kind, 0)
     size = f"{image.bytes / 2**20:.0f} MiB"
     yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
     wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"  # names of wheels such as tokenizers match _SECRET
-    leaks = [step for step in daemon.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
+    leaks = [step for step in store.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
     yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
-    base = daemon.base_of(image)
+    base = store.base_of(image)
     if base is None:
-        yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not in the daemon"), {}
+        yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not where this image is"), {}
     else:
         same = image.layers[: len(base.layers)] == base.layers
         yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
-    site = daemon.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
+    site = store.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
     with workspace.scratch() as directory:
-        yield from _device_code(image, site, expected, daemon, directory)
+        yield from _device_code(image, site, expected, store, directory)
     with workspace.scratch() as directory:
-        yield from _rebuilt(image, site, expected, daemon, directory)
+        yield from _rebuilt(image, site, expected, store, directory)
     for suite, (name, reason) in NEEDS_GPU.items():
         if suite in suites(expected.kind):
             yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 
 
 def _device_code(
-    image: Image, site: str, expected: ExpectedImage, daemon: Daemon, directory: Path
+    image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check archs and kernels of all FlashInfer modules compiled ahead, read from their cubins."""
     if not expected.modules:
@@ -205,7 +206,7 @@ def _device_code(
     problems: list[str] = []
     archs: set[str] = set()
     count = 0
-    if not daemon.fetch(image.id, f"{site}/flashinfer/data/aot", directory):
+    if not store.fetch(image.id, f"{site}/flashinfer/data/aot", directory):
         problems.append("flashinfer/data/aot is missing")
     for library in sorted(directory.rglob("*.so")):
         cubins = read(library)
@@ -225,13 +226,13 @@ def _device_code(
 
 
 def _rebuilt(
-    image: Image, site: str, expected: ExpectedImage, daemon: Daemon, directory: Path
+    image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check the modules of the engine's wheel that were built from source: sha256 as recorded, device code for SM12x only."""
     version = expected.distributions.get(expected.kind, "")
     if "+sm120kit." not in version:
         return
-    if not daemon.fetch(image.id, f"{site}/{expected.kind}-{version}.dist-info/sm120kit.json", directory):
+    if not store.fetch(image.id, f"{site}/{expected.kind}-{version}.dist-info/sm120kit.json", directory):
         yield (
             Check("engine", "rebuilt", CheckResult.FAILED, f"{expected.kind} {version} does not record its replaced files"),
             {},
@@ -243,7 +244,7 @@ def _rebuilt(
     count = 0
     for member, sha256 in modules.items():
         library = directory / Path(member).name
-        if not daemon.fetch(image.id, f"{site}/{member}", directory) or file_sha256(library) != sha256:
+        if not store.fetch(image.id, f"{site}/{member}", directory) or file_sha256(library) != sha256:
             problems.append(f"{member} is not the file that was built")
             continue
         cubins = read(library)

@@ -15,8 +15,7 @@ from pathlib import PurePosixPath
 
 from sm120kit.images.diff.causes import BASE, LABEL, Cause, CauseFinder, label_of
 from sm120kit.images.diff.contents import Contents, FileEntry, WheelFile, read
-from sm120kit.images.docker import DAEMON_PATHS, Daemon
-from sm120kit.images.records import EMPTY_LAYER, Image
+from sm120kit.images.records import DAEMON_PATHS, EMPTY_LAYER, Image, ImageStore
 
 _DERIVED = {f"{LABEL}context", f"{LABEL}reference"}
 """Labels that differ whenever any other label does."""
@@ -64,17 +63,17 @@ class ImageDiff:
         return tuple(difference for difference in self.differences if difference.cause is Cause.UNEXPLAINED)
 
 
-def diff(first: str, second: str, daemon: Daemon) -> ImageDiff:
-    """Compare two images in the daemon. The files of images with the same layers are not read.
+def diff(first: str, second: str, store: ImageStore) -> ImageDiff:
+    """Compare two images of a store. The files of images with the same layers are not read.
 
     Raises:
-        NoSuchImage: the daemon does not have one of them.
+        NoSuchImage: the store does not have one of them.
         DaemonUnreachable: the daemon stopped responding.
     """
-    images = [daemon.find(reference) for reference in (first, second)]
+    images = [store.find(reference) for reference in (first, second)]
     layers_differ = images[0].layers != images[1].layers
     bases_differ = label_of(images[0], BASE) != label_of(images[1], BASE)
-    return compare(*(_contents(image, daemon, files=layers_differ, base=layers_differ and bases_differ) for image in images))
+    return compare(*(_contents(image, store, files=layers_differ, base=layers_differ and bases_differ) for image in images))
 
 
 def compare(first: Contents, second: Contents) -> ImageDiff:
@@ -90,21 +89,21 @@ def compare(first: Contents, second: Contents) -> ImageDiff:
     )
 
 
-def _contents(image: Image, daemon: Daemon, *, files: bool, base: bool) -> Contents:
+def _contents(image: Image, store: ImageStore, *, files: bool, base: bool) -> Contents:
     """Read the contents of an image: settings, with ``files`` also its files, with ``base`` also those of its base."""
-    base_image = daemon.base_of(image) if base else None
-    entries, recorded = _read(image, daemon) if files else ({}, {})
+    base_image = store.base_of(image) if base else None
+    entries, recorded = _read(image, store) if files else ({}, {})
     return Contents(
         image,
-        daemon.settings(image.id),
+        store.settings(image.id),
         entries,
         recorded,
-        _read(base_image, daemon)[0] if base_image else None,
+        _read(base_image, store)[0] if base_image else None,
     )
 
 
-def _read(image: Image, daemon: Daemon) -> tuple[dict[str, FileEntry], dict[str, WheelFile]]:
-    with daemon.filesystem(image.id) as archive:
+def _read(image: Image, store: ImageStore) -> tuple[dict[str, FileEntry], dict[str, WheelFile]]:
+    with store.filesystem(image.id) as archive:
         return read(archive)
 
 

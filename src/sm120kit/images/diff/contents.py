@@ -7,13 +7,11 @@ import csv
 import hashlib
 import io
 import re
-import tarfile
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from sm120kit.images.docker import DAEMON_PATHS
-from sm120kit.images.records import Image
+from sm120kit.images.records import DAEMON_PATHS, Image, ImageFiles
 
 _RECORD = re.compile(r"(?P<site>.*)/(?P<name>[^/]+)-(?P<version>[^/-]+)\.dist-info/RECORD")
 
@@ -52,7 +50,7 @@ class Contents:
     base: dict[str, FileEntry] | None = None
 
 
-def read(archive: tarfile.TarFile) -> tuple[dict[str, FileEntry], dict[str, WheelFile]]:
+def read(archive: ImageFiles) -> tuple[dict[str, FileEntry], dict[str, WheelFile]]:
     """Read a file system from a tar stream: its entries, and the files that its installed wheels record, by path."""
     entries: dict[str, FileEntry] = {}
     recorded: dict[str, WheelFile] = {}

@@ -7,7 +7,6 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,9 @@ from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissin
 from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status
 from sm120kit.images.docker.unpacking import unpack
-from sm120kit.images.records import Image, ImageContext, image_content, start_settings
+from sm120kit.images.records import ContainerResult, Image, ImageContext, image_content, start_settings
 
 _TIMEOUT_SECONDS = 600
-
-DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
-"""Paths that a daemon adds to each container in place of the image's, with everything below them."""
-
-
-@dataclass(frozen=True)
-class ContainerResult:
-    """Exit code and output of a container."""
-
-    code: int
-    stdout: str
-    stderr: str
 
 
 class Daemon:
@@ -156,11 +143,14 @@ class Daemon:
                 unpack(packed, into, image)
         return True
 
+    def owners(self, image: str) -> None:
+        """Programs in a container detect the owners of files."""
+
     @contextlib.contextmanager
     def filesystem(self, image: str) -> Iterator[tarfile.TarFile]:
         """All files of an image as a tar stream that can be read once, front to back; nothing is written to disk.
 
-        It includes the paths that the daemon adds, see :data:`DAEMON_PATHS`.
+        It includes the paths that the daemon adds, see :data:`sm120kit.images.records.DAEMON_PATHS`.
 
         Raises:
             DaemonUnreachable: the stream is truncated.

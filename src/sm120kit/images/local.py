@@ -1,0 +1,292 @@
+"""Images in the state directory, an OCI image layout: inspected, run and compared without a container daemon.
+
+A program runs in a root file system of the image's layers (:mod:`sm120kit.images.rootfs`) that it cannot write, with a ``/tmp``
+and a home directory of its own, without network and capabilities, alone in a process namespace. Which program isolates it
+depends on the rights of this process:
+
+``chroot``      root changes the root directory in new namespaces, and drops its rights to become the image's user
+``unshare``     the same in a user namespace, in which this user appears as the image's user, and so do the owners of all files
+``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor); without overlayfs, on hard links
+
+The kernel's overlayfs combines the layers. Where it refuses, or a layer removes files of a lower one, they are hard links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import process, sandbox
+from sm120kit.core.errors import NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
+from sm120kit.core.state import Workspace, disk_errors
+from sm120kit.images import namespaces, rootfs
+from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.images.records import ContainerResult, Image, start_settings
+from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""``PATH`` of a container whose image sets none, as Docker has it."""
+
+_HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_MOUNT_OPTIONS_LIMIT = 4000
+"""Characters of overlayfs's list of layers: the options of mount(2) are a page."""
+
+
+@dataclass(frozen=True)
+class _Container:
+    """A root file system and the settings of the programs in it. ``layers`` are lowest first, above them our mount points."""
+
+    layers: tuple[UnpackedLayer, ...]
+    directory: Path
+    writable: dict[str, Path]
+    uid: int
+    gid: int
+    env: dict[str, str]
+    cwd: str
+
+
+class LocalImages:
+    """The images in ``<state>/oci``."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.layout = Layout(workspace.root / "oci")
+
+    def inspect(self, reference: str) -> Image | None:
+        """Look up an image by id, tag or digest; None if the layout does not have it."""
+        manifest = self.layout.find(reference)
+        return None if manifest is None else self.layout.image(manifest.digest)
+
+    def find(self, reference: str) -> Image:
+        """Look up an image that must exist.
+
+        Raises:
+            NoSuchImage: the layout does not have it.
+        """
+        return self.layout.image(self._manifest(reference).digest)
+
+    def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
+        """All images with a label, each with its tags."""
+        images = ((self.layout.image(manifest.digest), tags) for manifest, tags in self.layout.images())
+        return [(image, tags) for image, tags in images if label in image.labels]
+
+    def base_of(self, image: Image) -> Image | None:
+        """The base in an image's labels; None if they have none or the layout does not have it."""
+        digest = image.labels.get("org.opencontainers.image.base.digest", "")
+        return self.inspect(digest) if digest else None
+
+    def settings(self, reference: str) -> dict[str, Any]:
+        """The settings with which a container of an image starts, see :func:`sm120kit.images.records.start_settings`.
+
+        Raises:
+            NoSuchImage: the layout does not have it.
+        """
+        return start_settings(self._config(reference).get("config") or {})
+
+    def history(self, reference: str) -> tuple[str, ...]:
+        """The build commands in the history of an image, newest first."""
+        steps = self._config(reference).get("history") or []
+        return tuple(str(step.get("created_by", "")) for step in reversed(steps))
+
+    def owners(self, image: str) -> dict[str, str]:
+        """Owners ``uid:gid`` of the files that do not belong to root, by path, from the headers of the layers."""
+        return rootfs.owners(self._layers(image))
+
+    def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
+        """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``.
+
+        Raises:
+            NamespacesMissing: this system does not permit namespaces.
+            BadArtifact: the image has no such user as it names.
+        """
+        with self._container(image, files) as container:
+            runtime, command = _isolated(container, argv)
+            variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
+            done = process.run(command, env=variables, check=False, tied=True)
+        return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
+
+    def fetch(self, image: str, path: str, into: Path) -> bool:
+        """Copy a file or directory of an image below ``into``, as hard links where possible: they must not be changed.
+
+        Returns false if the image does not have it.
+
+        Raises:
+            UnsafeArchive: it contains a link.
+        """
+        entry = rootfs.find(self._layers(image), path)
+        if entry is None:
+            return False
+        for member in [entry, *(rootfs.walk(entry.below, entry.path) if entry.below else ())]:
+            if member.source.is_symlink():
+                raise UnsafeArchive(f"{image}: member {member.path!r} is a link", "sm120kit builds no such image")
+        target = into / entry.source.name
+        with disk_errors(into):
+            if entry.below:
+                target.mkdir()
+                rootfs.combine(entry.below, target, entry.path)
+            else:
+                target.unlink(missing_ok=True)
+                rootfs.link_or_copy(entry.source, target)
+        return True
+
+    @contextmanager
+    def filesystem(self, image: str) -> Iterator[rootfs.LayeredFiles]:
+        """All files of an image."""
+        yield rootfs.LayeredFiles(self._layers(image))
+
+    def tag(self, image: str, reference: str) -> None:
+        """Tag an image. The tag moves if another image has it."""
+        self.layout.tag(self._manifest(image).digest, reference)
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag, and with the last of them the image."""
+        manifest = self.layout.find(reference)
+        if manifest is None:
+            return
+        self.layout.untag(reference)
+        if not any(tags for listed, tags in self.layout.images() if listed.digest == manifest.digest):
+            self.layout.remove(manifest.digest)
+
+    def _manifest(self, reference: str) -> Descriptor:
+        manifest = self.layout.find(reference)
+        if manifest is None:
+            raise NoSuchImage(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+        return manifest
+
+    def _config(self, reference: str) -> dict[str, Any]:
+        return self.layout.config(self._manifest(reference).digest)
+
+    def _layers(self, image: str) -> tuple[UnpackedLayer, ...]:
+        return rootfs.layers(self.layout, self._manifest(image).digest, self._workspace)
+
+    @contextmanager
+    def _container(self, image: str, files: Mapping[str, bytes]) -> Iterator[_Container]:
+        """A container of an image with its own ``/tmp`` and home directory, which are removed with the block."""
+        layers, settings = self._layers(image), self.settings(image)
+        user = rootfs.user_of(layers, settings.get("User", ""))
+        env = dict(variable.partition("=")[::2] for variable in settings.get("Env") or ())
+        env = {"PATH": DEFAULT_PATH, "HOSTNAME": "sm120kit", "HOME": user["home"]} | env
+        with self._workspace.scratch() as directory, disk_errors(directory):
+            for name in ("root", "tmp", "points/dev", "points/etc", "points/proc", "points/sys", "points/tmp"):
+                (directory / name).mkdir(parents=True)
+            for name, text in (("hosts", _HOSTS), ("hostname", "sm120kit\n"), ("resolv.conf", "")):
+                (directory / "points" / "etc" / name).write_text(text)
+            for name, content in files.items():
+                path = directory / "tmp" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            (directory / "tmp").chmod(0o1777)
+            writable = {"/tmp": directory / "tmp"}
+            home = rootfs.find(layers, user["home"])
+            owner = rootfs.owners(layers).get(user["home"], "0:0").partition(":")[0]
+            if home is not None and home.below and owner == str(user["uid"]):  # otherwise it is not the user's, and read-only
+                writable[user["home"]] = directory / "home"
+                (directory / "home").mkdir()
+                rootfs.combine(home.below, directory / "home", home.path, link=False)
+            points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
+            cwd = settings.get("WorkingDir") or "/"
+            yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd)
+
+
+def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
+    """The first runtime that works here, and its command for a program in a container.
+
+    Raises:
+        NamespacesMissing: none works; the message has the reason for each.
+    """
+    for directory in container.writable.values():
+        _give(directory, container)
+    reasons = []
+    for runtime in ("chroot", "unshare") if _has_every_id() else ("unshare",):
+        if mounts := _overlay(container):
+            reason = _failure(_command(container, runtime, mounts, []))
+            if not reason:
+                return runtime, _command(container, runtime, mounts, argv)
+            reasons.append(f"{runtime} with overlayfs: {reason}")
+        points = {"copy": str(container.layers[-1].tree)}
+        reason = _failure(_command(replace(container, writable={}), runtime, points, []))
+        if not reason:
+            return runtime, _command(container, runtime, {"copy": str(_copy(container))}, argv)
+        reasons.append(f"{runtime}: {reason}")
+    try:
+        reason = _failure([*_bubblewrap(container, Path("/")), "true"])
+    except ToolchainMissing as error:
+        reason = error.message
+    if not reason:
+        return "bubblewrap", [*_bubblewrap(container, _copy(container)), "--", *argv]
+    raise NamespacesMissing(
+        "this system does not permit to run a program in a root file system of its own\n"
+        + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
+        f"{sandbox.remedy()}; or load the image into a container daemon and verify it there",
+    )
+
+
+def _has_every_id() -> bool:
+    """Whether this process is root, and not in a user namespace with few ids."""
+    if os.geteuid() != 0:
+        return False
+    return sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()) > 2**16
+
+
+def _give(directory: Path, container: _Container) -> None:
+    """Give a directory with its files to the container's user, if this process is root."""
+    if _has_every_id():
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, container.uid, container.gid, follow_symlinks=False)
+
+
+def _overlay(container: _Container) -> dict[str, Any]:
+    """The mount of a container's layers by overlayfs; empty if they need another way."""
+    directory = container.layers[0].tree.parents[1]
+    trees = [os.path.relpath(layer.tree, directory) for layer in reversed(container.layers)]
+    if any(layer.record.whiteouts for layer in container.layers) or len(":".join(trees)) > _MOUNT_OPTIONS_LIMIT:
+        return {}
+    return {"layers": trees, "directory": str(directory)}
+
+
+def _copy(container: _Container) -> Path:
+    """A directory with the files of all layers, as hard links."""
+    directory = container.directory / "copy"
+    directory.mkdir()
+    rootfs.combine(container.layers, directory)
+    return directory
+
+
+def _command(container: _Container, runtime: str, mounts: Mapping[str, Any], argv: Sequence[str]) -> list[str | Path]:
+    request = {
+        **mounts,
+        "root": str(container.directory / "root"),
+        "writable": {path: str(source) for path, source in container.writable.items()},
+        "uid": container.uid,
+        "gid": container.gid,
+        "user_namespace": runtime != "chroot",
+        "argv": list(argv),
+        "env": container.env,
+        "cwd": container.cwd,
+    }
+    return [sys.executable, "-I", namespaces.__file__, json.dumps(request)]
+
+
+def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:
+    """The command of bubblewrap, to which the program is appended."""
+    argv: list[str | Path] = [*sandbox.BUBBLEWRAP, "--unshare-user", "--uid", str(container.uid), "--gid", str(container.gid)]
+    argv += ["--ro-bind", root, "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind", "/sys", "/sys"]
+    if root != Path("/"):
+        for path, source in container.writable.items():
+            argv += ["--bind", source, path]
+        argv += ["--clearenv", "--hostname", "sm120kit", "--chdir", container.cwd]
+        for name, value in container.env.items():
+            argv += ["--setenv", name, value]
+    return argv
+
+
+def _failure(command: Sequence[str | Path]) -> str:
+    """Why a command fails; empty if it succeeds."""
+    done = process.run(command, check=False, tied=True)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,0 +1,406 @@
+"""Files of images without a daemon: layers unpacked once each into the state directory, and read as one file system.
+
+An unpacked layer is a directory of its files with their modes and times. They belong to this user; the owners in the layer's
+headers are kept in a record beside it. Whiteouts, by which a layer removes files of lower ones, stay as the files ``.wh.NAME``
+that the layer has (OCI image-spec, layer.md). Device files and pipes are left out: containers have devices of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
+from sm120kit.core.state import Workspace, disk_errors, publish_directory, read_record, require_disk, write_record
+from sm120kit.images.oci import Descriptor, Layout
+
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+"""A file of this name hides everything that lower layers have in its directory."""
+
+_BUFFER = 2**20
+_HINT = "sm120kit builds no such image: build or pull it again"
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What the files of an unpacked layer do not show.
+
+    ``owners`` are the owners ``uid:gid`` of the paths that do not belong to root. ``modes`` are the modes of the paths whose
+    owner may not read them, which the unpacked file permits. ``whiteouts`` is whether the layer removes files of lower ones.
+    """
+
+    owners: dict[str, str]
+    modes: dict[str, int]
+    whiteouts: bool
+
+
+@dataclass(frozen=True)
+class UnpackedLayer:
+    """A layer's files in ``tree``, which may be shared with other images and must not be changed."""
+
+    tree: Path
+    record: LayerRecord
+
+
+def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[UnpackedLayer, ...]:
+    """The layers of an image, lowest first, each unpacked in ``<state>/oci-unpacked`` if it is not yet.
+
+    Raises:
+        ArtifactChanged: a layer is not the one that the image's config names.
+        UnsafeArchive: a layer is damaged, or a path leads out of it.
+        NotEnoughDisk, StateUnwritable: it cannot be unpacked.
+    """
+    described = dict(zip(layout.config(manifest)["rootfs"]["diff_ids"], layout.layers(manifest), strict=True))
+    parent = workspace.root / "oci-unpacked"
+    missing = [layer for diff_id, layer in described.items() if not _target(parent, diff_id).is_dir()]
+    if missing:
+        require_disk(parent, sum(layer.size for layer in missing), "unpacking the layers")
+    return tuple(_layer(layout, diff_id, layer, workspace, parent) for diff_id, layer in described.items())
+
+
+def _target(parent: Path, diff_id: str) -> Path:
+    return parent / diff_id.removeprefix("sha256:")
+
+
+def _layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Workspace, parent: Path) -> UnpackedLayer:
+    target = _target(parent, diff_id)
+    with workspace.exclusive(f"unpack-{target.name}"):
+        if not target.is_dir():
+            with publish_directory(target) as directory, disk_errors(directory):
+                (directory / "tree").mkdir(mode=0o755)
+                with _opened(layout.path(blob.digest), blob.media_type) as stream:
+                    reader = _HashingReader(stream)
+                    record = unpack(cast(IO[bytes], reader), directory / "tree", layout.path(blob.digest))
+                    if f"sha256:{reader.finish()}" != diff_id:
+                        raise ArtifactChanged(
+                            f"{layout.path(blob.digest)} is not the layer {diff_id}: it was changed",
+                            f"rm {layout.path(blob.digest)}, then build or pull the image again",
+                        )
+                write_record(directory / "layer.json", record)
+    return UnpackedLayer(target / "tree", read_record(LayerRecord, target / "layer.json"))
+
+
+@contextmanager
+def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
+    """The tar stream of a layer, decompressed."""
+    import gzip
+
+    compression = media_type.rpartition("+")[2] if "+" in media_type else "gzip" if media_type.endswith(".gzip") else ""
+    try:
+        with path.open("rb") as file:
+            if compression == "zstd":
+                import zstandard
+
+                with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
+                    yield cast(IO[bytes], stream)
+            elif compression == "gzip":
+                with gzip.open(file) as unzipped:
+                    yield cast(IO[bytes], unzipped)
+            elif compression:
+                raise BadArtifact(f"{path} is compressed with {compression}, which is not supported", _HINT)
+            else:
+                yield file
+    except FileNotFoundError as error:
+        raise ArtifactChanged(f"{path} is missing", "build or pull the image again") from error
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ArtifactChanged(f"{path} is damaged: {error}", f"rm {path}, then build or pull the image again") from error
+
+
+class _HashingReader:
+    """Reads a stream front to back and hashes it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._stream.read(size)
+        self._hash.update(piece)
+        return piece
+
+    def finish(self) -> str:
+        """Read to the end; returns the sha256 of everything."""
+        while self.read(_BUFFER):
+            pass
+        return self._hash.hexdigest()
+
+
+def unpack(stream: IO[bytes], tree: Path, origin: Path) -> LayerRecord:
+    """Write the files of a layer below ``tree``, an empty directory. ``origin`` is named in errors.
+
+    A member's parents must be directories of this layer, or are created: no path leads through a link. Modes of files and
+    directories include permission for their owner to read and change them.
+
+    Raises:
+        UnsafeArchive: the archive is damaged, or a path or hard link leads out of ``tree``.
+    """
+    unpacking = _Unpacking(tree, origin)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER) as archive:
+            for member in archive:
+                unpacking.add(member, archive)
+                archive.members = []  # type: ignore[attr-defined]  # otherwise the archive keeps every header
+    except (tarfile.TarError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        raise UnsafeArchive(f"{origin}: the layer is damaged: {error}", _HINT) from error
+    return unpacking.finish()
+
+
+class _Unpacking:
+    """State of :func:`unpack`: the paths written so far."""
+
+    def __init__(self, tree: Path, origin: Path) -> None:
+        self._tree = tree
+        self._origin = origin
+        self._directories: dict[str, float | None] = {"": None}
+        self._files: set[str] = set()
+        self._record = LayerRecord({}, {}, whiteouts=False)
+        self._whiteouts = False
+
+    def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        """Write a member."""
+        path = self._path(member.name)
+        target = self._tree / path
+        if path:
+            self._make_parents(path)
+        self._record.owners.pop(path, None)
+        self._record.modes.pop(path, None)
+        if member.uid or member.gid:
+            self._record.owners[path] = f"{member.uid}:{member.gid}"
+        if member.isdir():
+            self._replace(path, target, keep_directory=True)
+            if path not in self._directories:
+                target.mkdir()
+            self._directories[path] = member.mtime
+            self._set_mode(path, target, member.mode, 0o700)
+            return
+        if not path:
+            raise UnsafeArchive(f"{self._origin}: the root of the layer is not a directory", _HINT)
+        self._replace(path, target)
+        if member.issym():
+            target.symlink_to(member.linkname)
+            os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
+        elif member.islnk():
+            source = self._path(member.linkname)
+            if source not in self._files:
+                raise UnsafeArchive(
+                    f"{self._origin}: {member.name!r} is a hard link to {member.linkname!r}, no file of it", _HINT
+                )
+            os.link(self._tree / source, target, follow_symlinks=False)
+            self._files.add(path)
+        elif member.isreg():
+            content = archive.extractfile(member)
+            assert content is not None
+            with target.open("xb") as file:
+                shutil.copyfileobj(content, file, _BUFFER)
+            self._set_mode(path, target, member.mode, 0o600)
+            os.utime(target, (member.mtime, member.mtime))
+            self._files.add(path)
+            self._whiteouts |= target.name.startswith(WHITEOUT)
+        else:
+            self._record.owners.pop(path, None)
+
+    def finish(self) -> LayerRecord:
+        """Set the times of directories, deepest first, and return the record."""
+        for path in sorted(self._directories, reverse=True):
+            mtime = self._directories[path]
+            if mtime is not None:
+                os.utime(self._tree / path, (mtime, mtime))
+        return LayerRecord(self._record.owners, self._record.modes, self._whiteouts)
+
+    def _path(self, name: str) -> str:
+        """A member's path relative to the root; it cannot lead out of it."""
+        path = PurePosixPath(name)
+        parts = [part for part in path.parts if part != "/"]
+        if ".." in parts or "\0" in name:
+            raise UnsafeArchive(f"{self._origin}: the path of member {name!r} leads out of its directory", _HINT)
+        return "/".join(parts)
+
+    def _make_parents(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        if parent in self._directories:
+            return
+        self._make_parents(parent)
+        if os.path.lexists(self._tree / parent):
+            raise UnsafeArchive(f"{self._origin}: {parent!r} is not a directory, and {path!r} is below it", _HINT)
+        (self._tree / parent).mkdir(mode=0o755)
+        self._directories[parent] = None
+
+    def _replace(self, path: str, target: Path, *, keep_directory: bool = False) -> None:
+        """Remove what an earlier member wrote at the path: the last member counts."""
+        if path in self._directories:
+            if keep_directory:
+                return
+            raise UnsafeArchive(f"{self._origin}: {path!r} is a directory and a file", _HINT)
+        if os.path.lexists(target):
+            target.unlink()
+            self._files.discard(path)
+
+    def _set_mode(self, path: str, target: Path, mode: int, needed: int) -> None:
+        target.chmod((mode | needed) & 0o7777)
+        if mode | needed != mode:
+            self._record.modes[path] = mode & 0o7777
+
+
+@dataclass(frozen=True)
+class VisibleEntry:
+    """A path of combined layers, the layer that it is from, and the layers that a directory's entries are from."""
+
+    path: str
+    layer: UnpackedLayer
+    below: tuple[UnpackedLayer, ...]
+
+    @property
+    def source(self) -> Path:
+        """The unpacked file."""
+        return self.layer.tree / self.path
+
+
+def walk(sources: Sequence[UnpackedLayer], path: str = "") -> Iterator[VisibleEntry]:
+    """Everything below a directory of combined layers, lowest first; directories before their entries, sorted by name."""
+    for entry in _listing(sources, path):
+        yield entry
+        if entry.below:
+            yield from walk(entry.below, entry.path)
+
+
+def find(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
+    """A path of combined layers; None if it does not exist. Links are not followed."""
+    entry = None
+    directory = ""
+    for name in PurePosixPath(path.strip("/")).parts:
+        entry = next((entry for entry in _listing(sources, directory) if entry.source.name == name), None)
+        if entry is None:
+            return None
+        directory, sources = entry.path, entry.below
+    return entry
+
+
+def _listing(sources: Sequence[UnpackedLayer], path: str) -> list[VisibleEntry]:
+    """The entries of a directory that ``sources`` have."""
+    entries: dict[str, list[UnpackedLayer]] = {}
+    directories: set[str] = set()
+    for layer in sources:
+        with os.scandir(layer.tree / path) as scan:
+            found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in scan}
+        if OPAQUE in found:
+            entries.clear()
+        for name in found:
+            if name.startswith(WHITEOUT):
+                entries.pop(name.removeprefix(WHITEOUT), None)
+        for name, is_directory in found.items():
+            if name.startswith(WHITEOUT):
+                continue
+            if is_directory and name in entries and name in directories:
+                entries[name].append(layer)
+            else:
+                entries[name] = [layer]
+            (directories.add if is_directory else directories.discard)(name)
+    prefix = f"{path}/" if path else ""
+    return [
+        VisibleEntry(prefix + name, entries[name][-1], tuple(entries[name]) if name in directories else ())
+        for name in sorted(entries)
+    ]
+
+
+def owners(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
+    """Owners ``uid:gid`` of the paths of combined layers that do not belong to root, by absolute path."""
+    combined: dict[str, str] = {}
+    for number, layer in enumerate(sources):
+        for path, owner in layer.record.owners.items():
+            if not any(os.path.lexists(higher.tree / path) for higher in sources[number + 1 :]):
+                combined[f"/{path}"] = owner
+    return combined
+
+
+def combine(sources: Sequence[UnpackedLayer], into: Path, path: str = "", *, link: bool = True) -> None:
+    """Write the files below a directory of combined layers into an existing directory.
+
+    With ``link`` they are hard links where possible, which must not be changed, else copies.
+    """
+    directories = []
+    for entry in walk(sources, path):
+        target = into / entry.path[len(path) + 1 if path else 0 :]
+        if entry.below:
+            target.mkdir()
+            directories.append((entry.source, target))
+        elif link:
+            link_or_copy(entry.source, target)
+        else:
+            shutil.copy2(entry.source, target, follow_symlinks=False)
+    for source, target in reversed(directories):
+        shutil.copystat(source, target)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link of an unpacked file; a copy on another file system, or one without hard links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+class LayeredFiles:
+    """The files of combined layers as members of an archive; hard links are separate files."""
+
+    def __init__(self, sources: Sequence[UnpackedLayer]) -> None:
+        self._sources = sources
+        self._entries: dict[int, VisibleEntry] = {}
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        """Every path with its type, mode, owner and time."""
+        for entry in walk(self._sources):
+            status = entry.source.lstat()
+            member = tarfile.TarInfo(entry.path)
+            member.mode = entry.layer.record.modes.get(entry.path, stat.S_IMODE(status.st_mode))
+            uid, _, gid = entry.layer.record.owners.get(entry.path, "0:0").partition(":")
+            member.uid, member.gid, member.mtime = int(uid), int(gid), int(status.st_mtime)
+            if entry.below:
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(status.st_mode):
+                member.type, member.linkname = tarfile.SYMTYPE, str(entry.source.readlink())
+                member.mode = 0o777
+            else:
+                member.size = status.st_size
+            self._entries = {id(member): entry}
+            yield member
+
+    def extractfile(self, member: tarfile.TarInfo) -> IO[bytes]:
+        """The content of the file that the iteration has reached."""
+        return self._entries[id(member)].source.open("rb")
+
+
+def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:
+    """Ids and home directory of a ``User`` setting: ``name``, ``uid``, ``name:group`` or ``uid:gid``; by default root.
+
+    Raises:
+        BadArtifact: the image has no user or group of that name.
+    """
+    name, _, group = (user or "0").partition(":")
+    accounts = [line for line in _lines(sources, "etc/passwd") if len(line) >= 6]
+    account = next((line for line in accounts if name in (line[0], line[2])), None)
+    if account is None and not name.isdigit():
+        raise BadArtifact(f"the image has no user {name!r}, as which it runs", _HINT)
+    gid = group or (account[3] if account else "0")
+    if not gid.isdigit():
+        entry = next((line for line in _lines(sources, "etc/group") if len(line) >= 3 and line[0] == group), None)
+        if entry is None:
+            raise BadArtifact(f"the image has no group {group!r}, as which it runs", _HINT)
+        gid = entry[2]
+    return {"uid": int(account[2] if account else name), "gid": int(gid), "home": account[5] if account else "/"}
+
+
+def _lines(sources: Sequence[UnpackedLayer], path: str) -> list[list[str]]:
+    entry = find(sources, path)
+    if entry is None or entry.source.is_symlink() or not entry.source.is_file():
+        return []
+    return [line.split(":") for line in entry.source.read_text(errors="replace").splitlines()]

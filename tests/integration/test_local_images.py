@@ -1,0 +1,244 @@
+"""Programs run in images of an OCI layout without a container daemon, in each kind of container that is permitted here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import layers
+import pytest
+import zstandard
+
+from sm120kit.core.errors import ArtifactChanged, NamespacesMissing, NoSuchImage, UnsafeArchive
+from sm120kit.core.state import Workspace
+from sm120kit.images import local
+from sm120kit.images.local import LocalImages
+from sm120kit.images.oci import LAYER
+
+KINDS = ("chroot", "unshare", "bubblewrap")
+NOBODY = 65534
+
+
+def limited_to(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave only one kind of container."""
+    if kind == "chroot" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if kind == "bubblewrap" and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    if kind != "chroot":
+        monkeypatch.setattr(local, "_has_every_id", lambda: False)
+    if kind == "bubblewrap":
+        command = local._command
+        monkeypatch.setattr(local, "_command", lambda *request: ["false"] if request[1] == "unshare" else command(*request))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalImages:
+    return LocalImages(Workspace.open(tmp_path / "state"))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    limited_to(request.param, monkeypatch)
+    return str(request.param)
+
+
+INSPECT = """
+id -u; id -g; id -Gn; pwd; env; cat /tmp/checks/f greeting; touch written /tmp/written && ls
+grep -E '^(Cap|NoNewPrivs|SigIgn)' /proc/self/status
+ls /proc; ls /sys; ls /dev
+"""
+
+
+def test_program_is_the_images_user_and_alone(store: LocalImages, kind: str) -> None:
+    image = store.find(layers.small_image(store.layout).digest)
+    done = store.run(image.id, ["sh", "-c", INSPECT], {"checks/f": b"content\n"})
+    lines = done.stdout.splitlines()
+    assert (done.code, done.runtime, done.stderr) == (0, kind, "")
+    assert lines[:4] == ["1000", "1000", "user", "/home/user"]
+    assert {"PATH=/bin", "A=b=c", "HOME=/home/user", "content", "hello", "written"} <= {*lines}
+    assert not any(line.startswith(("SM120KIT", "PYTEST", "DOCKER", "LANG")) for line in lines)
+    status = dict(line.split(":\t") for line in lines if ":\t" in line)
+    assert status.pop("NoNewPrivs") == "1" and {*status.values()} == {"0" * 16}, status
+    processes = [line for line in lines if line.isdigit()][2:]
+    assert len(processes) <= 4 and {"cpu", "null", "shm", "meminfo", "devices"} - {"cpu"} <= {*lines}
+
+
+def test_image_cannot_be_changed(store: LocalImages, kind: str) -> None:
+    image = store.find(layers.small_image(store.layout).digest)
+    for path in ("/etc/added", "/bin/added", "/added", "/etc/passwd", "/sys/added", "/proc/added"):
+        done = store.run(image.id, ["sh", "-c", f"echo changed > {path}"], {})
+        assert done.code != 0 and ("Read-only" in done.stderr or "denied" in done.stderr or "nonexistent" in done.stderr), path
+    store.run(image.id, ["sh", "-c", "echo changed > greeting"], {})
+    assert store.run(image.id, ["cat", "greeting"], {}).stdout == "hello\n"
+
+
+def test_network_is_a_loopback_only(store: LocalImages, kind: str) -> None:
+    image = store.find(layers.small_image(store.layout).digest)
+    assert store.run(image.id, ["sh", "-c", "ls /proc/self/net/dev_snmp6; cat /etc/hosts"], {}).stdout.split()[0] == "lo"
+    state = store.run(image.id, ["cat", "/sys/class/net/lo/operstate", "/proc/net/fib_trie"], {}).stdout
+    assert "127.0.0.1" in state or kind == "bubblewrap", state
+
+
+def test_exit_codes(store: LocalImages, kind: str) -> None:
+    image = store.find(layers.small_image(store.layout).digest)
+    codes = [store.run(image.id, ["sh", "-c", command], {}).code for command in ("exit 3", "kill -9 $$", "kill $$")]
+    assert codes == [3, 137, 143]
+    assert store.run(image.id, ["missing"], {}).code in (1, 127)
+
+
+HIGHER: list[layers.Member] = [
+    ("etc/replaced", None, {}),
+    ("etc/replaced/inside", b"now a directory\n", {}),
+    ("opt", None, {}),
+    ("opt/.wh.removed", b"", {}),
+    ("opt/.wh.directory", b"", {}),
+    ("opaque", None, {}),
+    ("opaque/.wh..wh..opq", b"", {}),
+    ("opaque/kept", b"of the higher layer\n", {}),
+]
+LOWER: list[layers.Member] = [
+    ("etc/replaced", b"a file\n", {}),
+    ("opt", None, {}),
+    ("opt/removed", b"", {}),
+    ("opt/directory", None, {}),
+    ("opt/directory/file", b"", {}),
+    ("opt/kept", b"of the lower layer\n", {}),
+    ("opt/link", b"", {"type": b"1", "linkname": "opt/kept"}),
+    ("opaque", None, {}),
+    ("opaque/hidden", b"", {}),
+]
+
+
+def test_layers_remove_and_replace_files_of_lower_layers(store: LocalImages, kind: str) -> None:
+    image = store.find(layers.small_image(store.layout, LOWER, HIGHER).digest)
+    done = store.run(image.id, ["sh", "-c", "ls -a /opt /opaque; cat /opaque/kept /opt/link /etc/replaced/inside"], {})
+    assert done.stdout.split("\n") == [
+        *("/opaque:", ".", "..", "kept", "", "/opt:", ".", "..", "kept", "link"),
+        *("of the higher layer", "of the lower layer", "now a directory", ""),
+    ]
+    with store.filesystem(image.id) as files:
+        paths = {member.name: member for member in files}
+    assert {"opt/kept", "opt/link", "opaque/kept", "etc/replaced/inside"} <= paths.keys()
+    assert not {"opt/removed", "opt/directory", "opt/directory/file", "opaque/hidden"} & paths.keys()
+    assert (paths["etc/shadow"].gid, paths["etc/shadow"].mode, paths["home/user"].uid) == (42, 0o640, 1000)
+
+
+def test_hard_links_where_overlayfs_is_refused(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_overlay", lambda container: {"layers": ["missing", "missing"], "directory": "/"})
+    image = store.find(layers.small_image(store.layout).digest)
+    assert store.run(image.id, ["cat", "greeting"], {}).stdout == "hello\n"
+    assert "Read-only" in store.run(image.id, ["touch", "/bin/added"], {}).stderr
+
+
+def test_home_that_is_not_the_users_is_read_only(store: LocalImages, kind: str) -> None:
+    """Otherwise the check of the user would pass on an image whose user cannot write its home directory."""
+    foreign = [("home/user", None, {"uid": 0})]
+    image = store.find(layers.small_image(store.layout, foreign).digest)
+    assert store.run(image.id, ["touch", "written"], {}).code != 0
+    assert "/home/user" not in store.owners(image.id) and store.owners(image.id)["/etc/shadow"] == "0:42"
+
+
+def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"])
+    monkeypatch.setattr(local, "_bubblewrap", lambda *request: ["no-such-bwrap"])
+    image = store.find(layers.small_image(store.layout).digest)
+    with pytest.raises(NamespacesMissing) as error:
+        store.run(image.id, ["true"], {})
+    assert "Operation not permitted" in error.value.message and "no-such-bwrap" in error.value.message
+    assert "daemon" in error.value.hint and error.value.exit_code == 37
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+def test_ordinary_user(tmp_path: Path) -> None:
+    """A state directory of another user, with no rights but its own."""
+    program = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+import json, layers
+from sm120kit.core.state import Workspace
+from sm120kit.images.local import LocalImages
+store = LocalImages(Workspace.open(Path(sys.argv[1])))
+image = store.find(layers.small_image(store.layout).digest)
+done = store.run(image.id, ["sh", "-c", "id -u; stat -c %u:%g /bin; touch written; touch /bin/added"], {})
+print(json.dumps(done.__dict__))
+"""
+    home = Path(os.path.realpath(tmp_path.parents[1])) / f"nobody-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    modes = {parent: parent.stat().st_mode for parent in home.parents if not parent.stat().st_mode & 0o001}
+    try:
+        os.chown(home, NOBODY, NOBODY)
+        for parent in modes:
+            parent.chmod(modes[parent] | 0o001)
+        argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
+        support = Path(layers.__file__).parent
+        done = subprocess.run(
+            [*argv, sys.executable, "-c", program, home / "state", *sys.path, str(support)],
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{Path(local.__file__).parents[2]}:{support}"},
+            cwd="/",
+        )
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        assert result["runtime"] == "unshare" and result["stdout"].splitlines() == ["1000", "1000:1000"]
+        assert "Read-only" in result["stderr"]
+    finally:
+        for parent, mode in modes.items():
+            parent.chmod(mode)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), ("+gzip", gzip.compress), ("+zstd", zstandard.ZstdCompressor().compress)]
+)
+def test_compressed_layers(store: LocalImages, suffix: str, pack: Any) -> None:
+    files = layers.packed(("a", b"content", {}))
+    image = store.find(layers.add_image(store.layout, [files], {}, ["FROM scratch"], pack, LAYER + suffix).digest)
+    with store.filesystem(image.id) as read:
+        assert [(member.name, read.extractfile(member).read()) for member in read] == [("a", b"content")]
+    assert store.history(image.id) == ("FROM scratch",)
+
+
+def test_changed_layer_is_refused(store: LocalImages) -> None:
+    manifest = layers.small_image(store.layout)
+    blob = store.layout.path(store.layout.layers(manifest.digest)[1].digest)
+    content = blob.read_bytes()
+    blob.write_bytes(content.replace(b"hello", b"HELLO"))
+    with pytest.raises(ArtifactChanged, match=blob.name):
+        store.owners(manifest.digest)
+    assert not [path for path in (store._workspace.root / "oci-unpacked").iterdir() if path.name == blob.name]
+    blob.write_bytes(content)
+    assert store.owners(manifest.digest)["/home/user"] == "1000:1000"
+
+
+def test_fetch(store: LocalImages, tmp_path: Path) -> None:
+    image = store.find(layers.small_image(store.layout, LOWER, HIGHER).digest)
+    assert store.fetch(image.id, "/opt", tmp_path) and {path.name for path in (tmp_path / "opt").iterdir()} == {"kept", "link"}
+    assert store.fetch(image.id, "/opt/kept", tmp_path) and (tmp_path / "kept").read_text() == "of the lower layer\n"
+    assert not store.fetch(image.id, "/opt/removed", tmp_path) and not store.fetch(image.id, "/opt/kept/below", tmp_path)
+    linked = store.find(layers.small_image(store.layout, [("opt/l", b"", {"type": b"2", "linkname": "/etc"})]).digest)
+    with pytest.raises(UnsafeArchive, match="is a link"):
+        store.fetch(linked.id, "/opt/", tmp_path / "state")
+
+
+def test_references(store: LocalImages) -> None:
+    manifest = layers.small_image(store.layout, Labels={"a": "b"})
+    image = store.find(manifest.digest)
+    store.tag(image.id, "x:1")
+    store.tag(image.id, "x:2")
+    assert store.find("x:1") == store.find(image.id) == image and store.images("a") == [(image, ("x:1", "x:2"))]
+    assert store.images("b") == [] and store.inspect("x:3") is None
+    store.remove("x:1")
+    assert store.find("x:2") == image
+    store.remove("x:2")
+    store.remove("x:2")
+    with pytest.raises(NoSuchImage):
+        store.find(image.id)

@@ -1,0 +1,137 @@
+"""Layers are unpacked safely, and combined as a container daemon combines them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import layers
+import pytest
+
+from sm120kit.core.errors import BadArtifact, UnsafeArchive
+from sm120kit.images import rootfs
+from sm120kit.images.rootfs import UnpackedLayer
+
+
+def unpacked(directory: Path, *members: layers.Member) -> UnpackedLayer:
+    tree = directory / "tree"
+    tree.mkdir(parents=True)
+    return UnpackedLayer(tree, rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob")))
+
+
+def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
+    layer = unpacked(
+        tmp_path,
+        ("./", None, {"mode": 0o755}),
+        ("./a", None, {"mode": 0o500, "mtime": 7}),
+        ("a/program", b"x", {"mode": 0o4711, "uid": 3, "gid": 4}),
+        ("a/name", b"", {"type": b"1", "linkname": "./a/program"}),
+        ("a/link", b"", {"type": b"2", "linkname": "/etc/passwd"}),
+        ("b/c/made", b"", {"mode": 0o200}),
+        ("dev/null", b"", {"type": b"3", "uid": 5}),
+        ("pipe", b"", {"type": b"6"}),
+    )
+    tree = layer.tree
+    assert (tree / "a/program").samefile(tree / "a/name") and (tree / "a/link").readlink() == Path("/etc/passwd")
+    assert (tree / "a/program").stat().st_mode & 0o7777 == 0o4711 and (tree / "a").stat().st_mtime == 7
+    assert layer.record.owners == {"a/program": "3:4"} and not layer.record.whiteouts
+    assert layer.record.modes == {"a": 0o500, "b/c/made": 0o200}
+    assert not (tree / "dev/null").exists() and not (tree / "pipe").exists()
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ([("../evil", b"", {})], "leads out of its directory"),
+        ([("a/../../evil", b"", {})], "leads out of its directory"),
+        ([("link", b"", {"type": b"2", "linkname": "/"}), ("link/evil", b"", {})], "is not a directory"),
+        ([("link", b"", {"type": b"2", "linkname": ".."}), ("link/evil", None, {})], "is not a directory"),
+        ([("link", b"", {"type": b"2", "linkname": "/"}), ("a", b"", {"type": b"1", "linkname": "link"})], "is a hard link to"),
+        ([("a", b"", {"type": b"1", "linkname": "/etc/passwd"})], "is a hard link to"),
+        ([("a", b"", {}), ("a/b", b"", {})], "is not a directory"),
+        ([("a/b", b"", {}), ("a", b"", {})], "is a directory and a file"),
+        ([("./", b"", {})], "is not a directory"),
+    ],
+)
+def test_layer_cannot_write_outside(tmp_path: Path, members: list[layers.Member], problem: str) -> None:
+    with pytest.raises(UnsafeArchive, match=problem):
+        unpacked(tmp_path / "layer", *members)
+    assert [path.name for path in tmp_path.iterdir()] == ["layer"]
+
+
+def test_absolute_paths_are_below_the_root(tmp_path: Path) -> None:
+    assert (unpacked(tmp_path, ("/etc/added", b"x", {})).tree / "etc/added").read_bytes() == b"x"
+
+
+def test_damaged_layer(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with pytest.raises(UnsafeArchive, match="damaged"):
+        rootfs.unpack(io.BytesIO(layers.packed(("a", b"x" * 5000, {}))[:2000]), tree, Path("blob"))
+    with pytest.raises(UnsafeArchive, match="damaged"):
+        rootfs.unpack(io.BytesIO(b"not a tar file" * 100), tree, Path("blob"))
+
+
+def test_last_of_two_members_counts(tmp_path: Path) -> None:
+    layer = unpacked(tmp_path, ("a", b"first", {"uid": 1}), ("b", b"", {"type": b"1", "linkname": "a"}), ("a", b"second", {}))
+    assert (layer.tree / "a").read_bytes() == b"second" and (layer.tree / "b").read_bytes() == b"first"
+    assert layer.record.owners == {}
+
+
+def test_owners_are_those_of_the_highest_layer(tmp_path: Path) -> None:
+    sources = [
+        unpacked(tmp_path / "0", ("a", b"", {"uid": 1}), ("b", b"", {"uid": 1}), ("c", b"", {"uid": 1})),
+        unpacked(tmp_path / "1", ("a", b"", {"uid": 2}), ("b", b"", {})),
+    ]
+    assert rootfs.owners(sources) == {"/a": "2:0", "/c": "1:0"}
+
+
+def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None:
+    sources = [
+        unpacked(
+            tmp_path / "0", ("d", None, {}), ("d/0", b"0", {}), ("d/both", b"0", {}), ("file", b"0", {}), ("dir/x", b"0", {})
+        ),
+        unpacked(
+            tmp_path / "1", ("d", None, {}), ("d/1", b"1", {}), ("d/both", b"1", {}), ("file/x", b"1", {}), ("dir", b"1", {})
+        ),
+        unpacked(tmp_path / "2", ("d", None, {"mode": 0o700}), ("d/.wh.0", b"", {}), ("dir/y", b"2", {})),
+    ]
+    expected = {"d/1": "1", "d/both": "1", "file/x": "1", "dir/y": "2"}
+    into = tmp_path / "into"
+    into.mkdir()
+    rootfs.combine(sources, into)
+    assert {str(path.relative_to(into)): path.read_text() for path in into.rglob("*") if path.is_file()} == expected
+    assert (into / "d").stat().st_mode & 0o777 == 0o700 and (into / "file/x").samefile(sources[1].tree / "file/x")
+    assert [entry.path for entry in rootfs.walk(sources)] == ["d", "d/1", "d/both", "dir", "dir/y", "file", "file/x"]
+    read = rootfs.LayeredFiles(sources)
+    assert {member.name: read.extractfile(member).read().decode() for member in read if member.isfile()} == expected
+    entry = rootfs.find(sources, "/dir/y")
+    assert entry is not None and entry.source == sources[2].tree / "dir/y"
+    assert rootfs.find(sources, "dir/x") is None and rootfs.find(sources, "d/0") is None
+
+
+def test_copies_do_not_share_bytes_with_the_layer(tmp_path: Path) -> None:
+    layer = unpacked(tmp_path, ("home/file", b"x", {}))
+    (tmp_path / "into").mkdir()
+    rootfs.combine([layer], tmp_path / "into", "home", link=False)
+    assert (tmp_path / "into" / "file").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        ("", {"uid": 0, "gid": 0, "home": "/root"}),
+        ("user", {"uid": 1000, "gid": 1000, "home": "/home/user"}),
+        ("1000:7", {"uid": 1000, "gid": 7, "home": "/home/user"}),
+        ("user:staff", {"uid": 1000, "gid": 50, "home": "/home/user"}),
+        ("12", {"uid": 12, "gid": 0, "home": "/"}),
+    ],
+)
+def test_user_of_an_image(tmp_path: Path, user: str, expected: dict[str, object]) -> None:
+    accounts = [("etc/passwd", layers.ACCOUNTS.encode(), {}), ("etc/group", b"staff:x:50:\n", {})]
+    assert rootfs.user_of([unpacked(tmp_path, *accounts)], user) == expected
+
+
+def test_unknown_user_of_an_image(tmp_path: Path) -> None:
+    with pytest.raises(BadArtifact, match="no user 'else'"):
+        rootfs.user_of([unpacked(tmp_path)], "else")
