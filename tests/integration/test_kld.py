@@ -67,9 +67,9 @@ def kld(*argv: object) -> Result:
     return CliRunner().invoke(app, ["kld", *map(str, argv)])
 
 
-def comparison(*argv: object) -> dict[str, Any]:
+def comparison(*argv: object, exit_code: int = 0) -> dict[str, Any]:
     result = kld(*argv, "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return dict(json.loads(result.stdout))
 
 
@@ -104,7 +104,9 @@ def test_perturbed_copy_equals_float64_computation(tiny: Path, perturbed: Path, 
     assert result["p99"] == pytest.approx(torch.tensor(nats, dtype=torch.float64).quantile(0.99).item(), rel=1e-5)
     assert result["mean"] > 100 * abs(record["noise"]["mean"])
     shown = kld(tiny, perturbed, "--text", text, *WINDOWS)
-    assert f"{result['mean']:.3g}" in shown.output and "control" in shown.output
+    assert f"{result['mean']:.3g}" in shown.output and "control" in shown.output and shown.exit_code == 0
+    limited = kld(tiny, perturbed, "--text", text, *WINDOWS, "--max-mean", result["mean"] / 2)
+    assert limited.exit_code == 1 and f"the mean of {result['mean']:.3g} nats is larger than" in limited.output
 
 
 def test_nan_in_some_or_all_positions(tiny: Path, text: Path, tmp_path: Path) -> None:
@@ -118,10 +120,14 @@ def test_nan_in_some_or_all_positions(tiny: Path, text: Path, tmp_path: Path) ->
             weight[ids[2]] = torch.nan
         return weight
 
-    result = comparison(tiny, modified_copy(tiny, tmp_path / "some", with_nan), "--text", rare, *WINDOWS)["result"]
+    some = modified_copy(tiny, tmp_path / "some", with_nan)
+    result = comparison(tiny, some, "--text", rare, *WINDOWS, exit_code=1)["result"]
     # The attention of torch on a CPU spreads a NaN over its window.
     assert (result["nan_reference"], result["nan_test"], result["positions"]) == (0, 32, 64)
     assert result["mean"] == 0 and len(result["window_means"]) == 2
+    shown = kld(tiny, some, "--text", rare, *WINDOWS)
+    assert shown.exit_code == 1 and "the test returns NaN at 32 of 96 positions" in shown.output
+    assert "not rated" in shown.output and "lossless" not in shown.output
     everywhere = modified_copy(tiny, tmp_path / "all", lambda name, weight: weight * torch.nan)
     assert refused(kld(tiny, everywhere, "--text", text, *WINDOWS), NothingMeasured, "96 in the test")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sm120kit.bench import circumstances, clocks, compare, receipt, workload
 from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
-from sm120kit.bench.sample import Sample, parse_sample
+from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
 from sm120kit.core.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
 from sm120kit.core.state import data_root
@@ -75,8 +75,8 @@ def chunk(delta: dict[str, object] | None, finish: str | None = None, **more: ob
 USAGE = {"prompt_tokens": 9, "completion_tokens": 6, "completion_tokens_details": {"reasoning_tokens": 4}}
 
 
-def sample(reads: list[tuple[float, bytes]], error: str = "") -> Sample:
-    return parse_sample(reads, user=0, prompt=0, started=1.0, ended=9.0, status=200, error=error)
+def sample(reads: list[tuple[float, bytes]], error: str = "", max_tokens: int | None = None) -> Sample:
+    return parse_sample(reads, Exchange(0, 0, 1.0, 9.0, 200, max_tokens, error))
 
 
 def test_reasoning_counts_for_ttft_but_not_for_ttfa() -> None:
@@ -106,6 +106,17 @@ def test_reasoning_counts_for_ttft_but_not_for_ttfa() -> None:
         (b"data: [1]\n\n", "an event is not JSON: '[1]'"),
         (b'data: {"error": {"message": "out of blocks"}}\n\n', "server: out of blocks"),
         (b'data: {"error": "gone"}\n\n', "server: gone"),
+        (b'data: {"object": "error", "message": "too long", "code": 400}\n\n', "server: too long"),
+        (b'data: {"detail": "Not Found"}\n\n', "server: Not Found"),
+        (b'event: error\ndata: {"message": "aborted"}\n\n', "server: aborted"),
+        (b'data: {"choices": [{"finish_reason": "abort"}]}\n\n', "server: the request ended with finish_reason 'abort'"),
+        (b'data: {"choices": [{"finish_reason": "error"}]}\n\n', "server: the request ended with finish_reason 'error'"),
+        (b'data: {"choices": ["a"]}\n\n', 'an event has no list of choices: \'{"choices": ["a"]}\''),
+        (b'data: {"usage": [7]}\n\n', "usage has no counts of tokens: [7]"),
+        (b'data: {"usage": "7"}\n\n', 'usage has no counts of tokens: "7"'),
+        (b'data: {"usage": {"completion_tokens": -7}}\n\n', 'usage has no counts of tokens: {"completion_tokens": -7}'),
+        (b'data: {"usage": {"completion_tokens": "7"}}\n\n', 'usage has no counts of tokens: {"completion_tokens": "7"}'),
+        (b'data: {"usage": {"prompt_tokens": 1.5}}\n\n', 'usage has no counts of tokens: {"prompt_tokens": 1.5}'),
     ],
 )
 def test_broken_stream_has_an_error_and_no_rate(last: bytes, error: str) -> None:
@@ -117,6 +128,12 @@ def test_broken_stream_has_an_error_and_no_rate(last: bytes, error: str) -> None
 def test_stream_ends_with_a_finish_reason_or_done() -> None:
     assert sample([(2.0, chunk({"content": "a"})), (3.0, b"data: [DONE]\n\n")]).error == ""
     assert sample([(2.0, chunk({"content": "a"}, "length"))]).error == ""
+
+
+def test_more_tokens_than_requested_is_an_error() -> None:
+    reads = [(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, "length", usage={"completion_tokens": 8192}))]
+    assert sample(reads, max_tokens=8192).error == ""
+    assert sample(reads, max_tokens=4096).error == "usage reports 8,192 completion tokens for max_tokens 4,096"
 
 
 def test_no_rate_without_usage() -> None:
@@ -252,6 +269,15 @@ def test_total_rate_counts_partial_intervals_at_both_ends() -> None:
     """Four users out of step, ten tokens each: counting whole chunks only would give a tenth less."""
     cell = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), users=4)
     assert receipt.summary(cell).total_tok_s == pytest.approx(40)
+
+
+def test_total_rate_excludes_the_time_before_the_next_first_token() -> None:
+    """Four users at 100 tokens per second, three requests each, half a second until each first token."""
+    later = [steady(user, 0.5 + turn * 1.49, 0.01, 100) for user in range(4) for turn in range(3)]
+    assert receipt.summary(measured(*later, users=4)).total_tok_s == pytest.approx(400)
+    alone = measured(*(steady(0, 0.5 + turn * 1.49, 0.01, 100) for turn in range(3)))
+    figures = receipt.summary(alone)
+    assert (figures.total_tok_s, figures.decode_tok_s) == (pytest.approx(100), pytest.approx(100))
 
 
 def test_failed_requests_are_counted_not_averaged() -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench.sample import Sample, parse_sample
+from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.core.errors import ServerUnreachable
 from sm120kit.core.state import parse_json
 from sm120kit.core.urls import Endpoint, redacted
@@ -187,9 +187,8 @@ async def _stream(
     except httpx2.HTTPError as failure:
         error = server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
     ended = clock() - began
-    return partial(
-        parse_sample, reads, user=user, prompt=request.prompt, started=started, ended=ended, status=status, error=error
-    )
+    max_tokens = request.body.get("max_tokens")
+    return partial(parse_sample, reads, Exchange(user, request.prompt, started, ended, status, max_tokens, error))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -232,23 +233,29 @@ def summary(cell: MeasuredCell) -> Summary:
 
 
 def _together(samples: Sequence[Sample], users: int) -> float | None:
-    """Tokens per second of all users while all of them were decoding; each chunk counts as the average of its stream."""
-    decoding: dict[int, tuple[float, float]] = {}
-    for sample in samples:
-        if sample.completion_tokens is None or len(sample.chunk_seconds) < 2:
-            return None
-        first, last = decoding.get(sample.user, (sample.chunk_seconds[0], 0.0))
-        decoding[sample.user] = min(first, sample.chunk_seconds[0]), max(last, sample.chunk_seconds[-1])
-    if len(decoding) < users:
+    """Tokens per second of all users while every one of them was decoding; each chunk counts as the average of its stream.
+
+    The time between the last chunk of a user's request and the first chunk of the user's next request does not count.
+    """
+    if any(sample.completion_tokens is None or len(sample.chunk_seconds) < 2 for sample in samples):
         return None
-    begin, end = max(first for first, _ in decoding.values()), min(last for _, last in decoding.values())
-    if end <= begin:
-        return None
-    tokens = 0.0
-    for sample in samples:
-        inside = _chunks_until(sample, end) - _chunks_until(sample, begin)
-        tokens += inside * (sample.completion_tokens or 0) / len(sample.chunk_seconds)
-    return tokens / (end - begin)
+    # Requests of a user follow each other: the number of streams that are decoding is the number of users that are.
+    changes = sorted(
+        [(sample.chunk_seconds[0], 1) for sample in samples] + [(sample.chunk_seconds[-1], -1) for sample in samples]
+    )
+    decoding, seconds, tokens = 0, 0.0, 0.0
+    for (begin, change), (end, _) in pairwise(changes):
+        decoding += change
+        if decoding == users and end > begin:
+            seconds += end - begin
+            tokens += sum(
+                (_chunks_until(sample, end) - _chunks_until(sample, begin))
+                * (sample.completion_tokens or 0)
+                / len(sample.chunk_seconds)
+                for sample in samples
+                if sample.chunk_seconds[0] <= begin and sample.chunk_seconds[-1] >= end
+            )
+    return tokens / seconds if seconds else None
 
 
 def _chunks_until(sample: Sample, seconds: float) -> float:

@@ -17,6 +17,9 @@ from sm120kit.core.state import parse_json
 Reads = Sequence[tuple[float, bytes]]
 """Received bytes, with seconds since the run began."""
 
+FAILED = ("abort", "error")
+"""Finish reasons of a request that the engine gave up (vLLM's FinishReason, SGLang's FINISH_ABORT)."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -79,14 +82,14 @@ class _Answer:
         self.chunk_seconds: list[float] = []
         self.answer_chunks = 0
         self.first_answer: float | None = None
-        self.usage: dict[str, Any] = {}
+        self.counts: dict[str, int | None] = {}
         self.finish_reason: str | None = None
         self.model: str | None = None
         self.error = ""
         self.text = hashlib.sha256()
         self.done = False
 
-    def add(self, seconds: float, data: str) -> None:
+    def add(self, seconds: float, name: str, data: str) -> None:
         if data.strip() == "[DONE]":
             self.done = True
             return
@@ -97,12 +100,14 @@ class _Answer:
         except ValueError:
             self.error = self.error or f"an event is not JSON: {data[:80]!r}"
             return
-        if event.get("error"):
-            error = event["error"]
-            self.error = self.error or f"server: {error.get('message', error) if isinstance(error, dict) else error}"
+        self.error = self.error or _reported_error(name, event)
         self.model = event.get("model") or self.model
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or ():
+        self._add_usage(event.get("usage"))
+        choices = event.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            self.error = self.error or f"an event has no list of choices: {data[:80]!r}"
+            return
+        for choice in choices:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
@@ -114,39 +119,96 @@ class _Answer:
             if answer or reasoning:
                 self.chunk_seconds.append(seconds)
                 self.text.update(json.dumps([reasoning, answer]).encode())
+        if self.finish_reason in FAILED:
+            self.error = self.error or f"server: the request ended with finish_reason {self.finish_reason!r}"
+
+    def _add_usage(self, usage: Any) -> None:
+        """Keep the last usage; a count that is not one is an error."""
+        if not usage:
+            return
+        details = {} if not isinstance(usage, dict) else usage
+        counts = {
+            **{name: details.get(name) for name in ("prompt_tokens", "completion_tokens")},
+            "cached_tokens": _nested(details, "prompt_tokens_details", "cached_tokens"),
+            "reasoning_tokens": _nested(details, "completion_tokens_details", "reasoning_tokens"),
+        }
+        wrong = {name: value for name, value in counts.items() if value is not None and not _is_count(value)}
+        if not isinstance(usage, dict) or wrong:
+            self.error = self.error or f"usage has no counts of tokens: {json.dumps(wrong or usage)[:80]}"
+            return
+        self.counts = counts
 
 
-def parse_sample(
-    reads: Reads, *, user: int, prompt: int, started: float, ended: float, status: int | None, error: str = ""
-) -> Sample:
-    """Parse received bytes into a sample. An ``error`` of the transport takes precedence over errors in the stream.
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _nested(usage: dict[str, Any], group: str, name: str) -> Any:
+    details = usage.get(group)
+    return details.get(name) if isinstance(details, dict) else None
+
+
+def _reported_error(name: str, event: dict[str, Any]) -> str:
+    """The error that an event reports, in the forms of OpenAI, vLLM, SGLang and FastAPI; "" if it reports none."""
+    error = event.get("error")
+    if not error and (event.get("object") == "error" or name == "error"):
+        error = event
+    if not error and "choices" not in event:
+        error = event.get("detail")
+    if not error:
+        return ""
+    return f"server: {error.get('message', error) if isinstance(error, dict) else error}"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request that has ended: its user, the number of its prompt, its limit of tokens, and how the transport ended it.
+
+    ``error`` is empty unless the transport failed.
+    """
+
+    user: int
+    prompt: int
+    started: float
+    ended: float
+    status: int | None
+    max_tokens: int | None = None
+    error: str = ""
+
+
+def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
+    """Parse received bytes into a sample. An error of the transport takes precedence over errors in the stream.
 
     A stream that ends without a finish reason or inside an event is an error: it was cut off. A missing ``[DONE]`` is none:
-    some servers never send it.
+    some servers never send it. A count of more tokens than the ``max_tokens`` of the request is an error.
     """
     reader, answer = Reader(), _Answer()
     for seconds, read in reads:
         for event in reader.feed(read):
-            answer.add(seconds, event.data)
+            answer.add(seconds, event.name, event.data)
     cut_off = "the stream ended inside an event" if reader.incomplete else ""
     if not cut_off and answer.finish_reason is None and not answer.done:
         cut_off = "the stream ended without a finish reason"
-    usage = answer.usage
+    counts = answer.counts
+    completion = counts.get("completion_tokens")
+    impossible = ""
+    if completion is not None and exchange.max_tokens is not None and completion > exchange.max_tokens:
+        impossible = f"usage reports {completion:,} completion tokens for max_tokens {exchange.max_tokens:,}"
     return Sample(
-        user=user,
-        prompt=prompt,
-        started=started,
-        ended=ended,
-        status=status,
-        error=error or answer.error or cut_off,
+        user=exchange.user,
+        prompt=exchange.prompt,
+        started=exchange.started,
+        ended=exchange.ended,
+        status=exchange.status,
+        error=exchange.error or answer.error or cut_off or impossible,
         chunk_seconds=tuple(answer.chunk_seconds),
         answer_chunks=answer.answer_chunks,
         first_token=answer.chunk_seconds[0] if answer.chunk_seconds else None,
         first_answer=answer.first_answer,
-        prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
-        reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        prompt_tokens=counts.get("prompt_tokens"),
+        cached_tokens=counts.get("cached_tokens"),
+        completion_tokens=completion,
+        reasoning_tokens=counts.get("reasoning_tokens"),
         finish_reason=answer.finish_reason,
         model=answer.model,
         text_sha256=answer.text.hexdigest(),

@@ -100,13 +100,17 @@ def kld(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison to this file, as JSON.")
     ] = None,
+    max_mean: Annotated[
+        float | None, typer.Option("--max-mean", min=0, metavar="NATS", help="Exit code 1 if the mean is larger.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure the KL divergence of a model from a reference.
 
     Compares next-token distributions on the same tokens; a control pair measures the noise. Model directories are computed by
     Transformers, with full distributions. Servers return the most likely tokens of each position (vLLM's prompt_logprobs); the
-    divergence is then a lower bound. With --output, an interrupted run keeps the windows compared so far.
+    divergence is then a lower bound. With --output, an interrupted run keeps the windows compared so far. Exit code 1 if a
+    model returns NaN or rules out a token of the reference.
     """
     from sm120kit.bench.receipt import require_writable
     from sm120kit.core.state import write_record
@@ -134,6 +138,24 @@ def kld(
         console.json_data(asdict(comparison))
     else:
         _print(comparison)
+    problems = _problems(comparison.result, max_mean)
+    if problems:
+        console.error("; ".join(problems), "check the checkpoint and the log of its server")
+        raise typer.Exit(1)
+
+
+def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:
+    """Why the comparison fails: NaN, tokens of probability 0, and a mean above the limit."""
+    counts = {
+        "the reference returns NaN": result.nan_reference,
+        "the test returns NaN": result.nan_test,
+        "the test gives probability 0 to a token that the reference does not": result.unbounded,
+    }
+    total = result.positions + sum(counts.values())
+    problems = [f"{problem} at {count:,} of {total:,} positions" for problem, count in counts.items() if count]
+    if max_mean is not None and result.mean > max_mean:
+        problems.append(f"the mean of {result.mean:.3g} nats is larger than {max_mean:g}")
+    return problems
 
 
 def _is_url(name: str) -> bool:
@@ -148,7 +170,9 @@ def _print(comparison: KldComparison) -> None:
     )
     result, noise = comparison.result, comparison.noise
     console.info(f"test: {comparison.test}; control: {comparison.control}")
-    if result.covered < COVERED:
+    if _problems(result, None):
+        console.info("not rated: positions without a divergence are excluded from the figures")
+    elif result.covered < COVERED:
         console.info(
             f"a lower bound: the tokens that both models listed have {result.covered:.1%} of the reference's probability; all "
             "others count as a single token. --top requests more tokens"
@@ -158,8 +182,6 @@ def _print(comparison: KldComparison) -> None:
         console.info(f"{rating}, by the scale of the community's evaluations")
     if result.mean <= noise.mean and noise.mean > 0:
         console.info("not larger than the difference of the control pair: no significant difference")
-    if result.nan_test or result.unbounded:
-        console.info("positions without a divergence are excluded from the figures; they indicate a faulty test model")
 
 
 def _figures(summary: DivergenceSummary) -> list[str]:
