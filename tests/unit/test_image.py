@@ -145,8 +145,12 @@ def test_wheels_are_hard_links(make: Any, tmp_path: Path) -> None:
 def test_engine_context_has_environment_and_entrypoint_of_the_recipe(make: Any) -> None:
     context = make(**ENGINE)
     text = (context.directory / "Dockerfile").read_text()
-    assert text.endswith('ENV A="1" \\\n    B="two \\"words\\" and \\$3"\nENTRYPOINT ["vllm", "serve"]\n')
-    assert {path.name for path in (context.directory / "engine").iterdir()} == {"cuda_home.sh", "healthy.py"}
+    assert text.endswith(
+        'ENV A="1" \\\n    B="two \\"words\\" and \\$3"\nENTRYPOINT ["python", "/opt/sm120kit/serve.py", "vllm", "serve"]\n'
+    )
+    files = {"cuda_home.sh", "healthy.py", "help.txt", "serve.py"}
+    assert {path.name for path in (context.directory / "engine").iterdir()} == files
+    assert make(**(ENGINE | {"usage": "other options"})).digest != context.digest
     assert context.reference.startswith("sm120kit/vllm:1.0-sm120kit.") and context.labels["sm120kit.recipe"] == "vllm-1.0"
     assert context.labels["org.opencontainers.image.version"] == "1.0"
     assert make(**(ENGINE | {"env": {"A": "2"}})).digest != context.digest

@@ -54,13 +54,16 @@ INSTALLER = LockedWheel(
 LABEL = "sm120kit."
 """Prefix of sm120kit's labels."""
 
+USAGE = "help.txt"
+"""The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
+
 _NVIDIA = "nvidia-"
 """Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in a layer of their own."""
 
 
 @dataclass(frozen=True)
 class ImageSetup:
-    """Kind, recipe and environment of an image, and for an engine its start command ``serve``.
+    """Kind, recipe and environment of an image, and for an engine its start command ``serve`` and its ``usage``.
 
     ``labels`` are added to those that follow from the wheels. The default ``version`` is that of our FlashInfer.
     """
@@ -71,6 +74,7 @@ class ImageSetup:
     env: Mapping[str, str]
     version: str = ""
     serve: Sequence[str] = ()
+    usage: str = ""
 
 
 def make_context(
@@ -205,8 +209,14 @@ def _dockerfile(setup: ImageSetup) -> tuple[str, dict[str, str]]:
     if setup.env:
         text += "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in setup.env.items()) + "\n"
     if engine:
-        text += f"ENTRYPOINT {json.dumps(list(setup.serve))}\n"
+        scripts[f"engine/{USAGE}"] = setup.usage
+        text += f"ENTRYPOINT {json.dumps(entrypoint(setup.serve))}\n"
     return text, scripts
+
+
+def entrypoint(serve: Sequence[str]) -> list[str]:
+    """The entrypoint of an engine's image: ``dockerfiles/engine/serve.py`` with the start command."""
+    return ["python", "/opt/sm120kit/serve.py", *serve]
 
 
 def _quoted(value: str) -> str:

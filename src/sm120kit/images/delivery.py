@@ -144,6 +144,7 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
         labels={"sm120kit.build-id": build.build_id, "sm120kit.python": closure.python},
         env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
         serve=recipe.serve,
+        usage=arguments.help_text(recipe),
     )
     return _build(setup, build.wheels, closure, request, options)
 

@@ -156,6 +156,28 @@ def rejection(known: Arguments, argv: Sequence[str]) -> str:
     return "; ".join(f"unknown argument {argument}{did_you_mean(argument, names)}" for argument in rest)
 
 
+def help_text(engine: EngineRecipe) -> str:
+    """The usage of an engine's serve command, from the recorded options: a line each, without their descriptions."""
+    known = load(engine.name)
+    command = " ".join(engine.serve)
+    lines = [f"{engine.engine} {engine.version}, served by: {command} [ARGUMENT]...", ""]
+    if known is None:
+        lines.append(f"The options of {engine.name} were not recorded.")
+    else:
+        options = sorted(known.options, key=lambda option: option.names)
+        lines += [f"  {', '.join(option.names)} {_value(option)}".rstrip() for option in options if option.names]
+    lines += ["", "This container has no NVIDIA driver. With a GPU (docker run --gpus all), --help describes the options."]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _value(option: Option) -> str:
+    """The values of an option in the form of argparse."""
+    value = f"{{{','.join(option.choices)}}}" if option.choices else {"int": "INT", "float": "FLOAT"}.get(option.type, "VALUE")
+    if isinstance(option.nargs, int):
+        return " ".join([value] * option.nargs)
+    return {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} [{value} ...]"}.get(option.nargs or "", value)
+
+
 class _TextChoices(tuple[str, ...]):
     """Choices that are compared as text, for values of any type."""
 

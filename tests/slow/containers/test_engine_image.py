@@ -121,7 +121,8 @@ def test_labels_and_settings_are_those_of_recipe_and_lock(engine: ImageHost, eng
     assert labels["sm120kit.recipe"] == "vllm-0.0.1" and labels["sm120kit.kind"] == "vllm"
     assert labels["sm120kit.wheels"] == "idna==3.20,nvidia-cuda-runtime==13.0.96"
     assert labels["sm120kit.ours"].startswith("flashinfer-python==0.6.6+sm120kit.")
-    assert settings["Entrypoint"] == ["python", "-m", "http.server", "--directory", "/home/sm120kit"]
+    serve = ["python", "-m", "http.server", "--directory", "/home/sm120kit"]
+    assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", *serve]
     assert 'GREETING=costs $5, "all" in' in settings["Env"] and "SM120KIT_PORT=8000" in settings["Env"]
     assert settings["User"] == "1000:1000"
     assert settings["Healthcheck"]["Test"] == ["CMD", "python", "/opt/sm120kit/healthy.py"]
@@ -140,6 +141,26 @@ def test_health_check_uses_the_port_of_the_engine_or_of_the_command_line(engine:
             assert container.exec_run(["sh", "-c", f"until {' '.join(health)} 2> /dev/null; do sleep 0.1; done"]).exit_code == 0
         finally:
             container.remove(force=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "output"),
+    [
+        (["--help"], 0, b"served by: python -m http.server"),
+        (["/model", "--help=ModelConfig"], 0, b"served by: python -m http.server"),
+        (["--version"], 0, b"\n"),
+        (["/model"], 1, b"no NVIDIA driver"),
+    ],
+)
+def test_container_without_a_gpu_prints_help_or_the_reason(
+    engine: ImageHost, engine_image: str, arguments: list[str], code: int, output: bytes
+) -> None:
+    container = engine.client.containers.create(engine_image, arguments, network_mode="none", cap_drop=["ALL"])
+    try:
+        container.start()
+        assert container.wait()["StatusCode"] == code and output in container.logs()
+    finally:
+        container.remove(force=True)
 
 
 SERVE = "import sys; from http.server import *; HTTPServer(('', int(sys.argv[1])), SimpleHTTPRequestHandler).serve_forever()"

@@ -192,9 +192,26 @@ def _outside(
         yield from _device_code(image, site, expected, store, directory)
     with workspace.scratch() as directory:
         yield from _rebuilt(image, site, expected, store, directory)
+    if expected.serve:
+        yield _entrypoint(image, expected, store)
     for suite, (name, reason) in NEEDS_GPU.items():
         if suite in suites(expected.kind):
             yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tuple[Check, Mapping[str, str]]:
+    """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
+    problems: list[str] = []
+    argv = list(store.settings(image.id).get("Entrypoint") or ())
+    if argv[-len(expected.serve) :] != list(expected.serve):
+        problems.append(f"it is {argv}, the recipe serves with {' '.join(expected.serve)}")
+    version = expected.distributions.get(expected.kind, "")
+    for option, text in (("--help", expected.serve[0]), ("--version", version)):
+        result = store.run(image.id, [*argv, option], {}) if argv else None
+        if result is None or result.code != 0 or text not in result.stdout:
+            problems.append(f"{option} does not print {text}: {result.stderr.strip()[-200:] if result else 'no entrypoint'}")
+    verdict = CheckResult.FAILED if problems else CheckResult.PASSED
+    return Check("engine", "entrypoint", verdict, "; ".join(problems)), {}
 
 
 def _device_code(

@@ -1,0 +1,176 @@
+"""The checks of a small real image have the same results with a container daemon and without."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import containers
+import pytest
+from small_image import ImageHost, tampered
+
+from sm120kit.core.state import Workspace
+from sm120kit.images.docker import Daemon
+from sm120kit.images.local import LocalImages
+from sm120kit.images.oci import CONFIG, LAYER, MANIFEST, Layout
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
+]
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+
+
+def copy_to_layout(image_host: ImageHost, image: str, layout: Layout, scratch: Path) -> str:
+    """Copy an image of the daemon, config included, and return the id that it has in the layout."""
+    path = scratch / "saved.tar"
+    with path.open("wb") as file:
+        for chunk in image_host.client.images.get(image).save(chunk_size=2**20):
+            file.write(chunk)
+    with tarfile.open(path) as archive:
+
+        def member(name: str) -> Any:
+            content = archive.extractfile(name)
+            assert content is not None
+            return content
+
+        (saved,) = json.load(member("manifest.json"))
+        config = layout.add_blob(member(saved["Config"]).read(), CONFIG)
+        layers = []
+        for name in saved["Layers"]:
+            source = member(name)
+            with layout.writer() as blob:
+                while chunk := source.read(2**20):
+                    blob.write(chunk)
+                layers.append(blob.commit(LAYER))
+    path.unlink()
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config.as_json(),
+        "layers": [layer.as_json() for layer in layers],
+    }
+    layout.add_manifest(json.dumps(document).encode(), MANIFEST)
+    return config.digest
+
+
+def without_daemon(image_host: ImageHost, state: Path) -> ImageHost:
+    return ImageHost(state, image_host.data, f"unix://{image_host.directory}/absent", image_host.directory)
+
+
+def results(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {f"{check['suite']}/{check['name']}": (check["verdict"], check["detail"]) for check in report["checks"]}
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("local") / "state"
+
+
+@pytest.fixture(scope="module")
+def copied(image_host: ImageHost, image: str, state: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    layout = LocalImages(Workspace.open(state)).layout
+    return copy_to_layout(image_host, image, layout, tmp_path_factory.mktemp("saved"))
+
+
+def test_image_is_described_as_the_daemon_describes_it(
+    image_host: ImageHost, image: str, copied: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", image_host.socket)
+    daemon, store = Daemon(), LocalImages(Workspace.open(state))
+    described = [dataclasses.replace(each.find(image), bytes=0) for each in (daemon, store)]
+    assert described[0] == described[1] and copied == image
+    assert daemon.settings(image) == store.settings(image) and daemon.history(image) == store.history(image)
+
+
+def test_reports_are_equal(image_host: ImageHost, image: str, copied: str, state: Path) -> None:
+    with_docker = json.loads(image_host.run("verify", "image", image, "--json").stdout)
+    without = json.loads(without_daemon(image_host, state).run("verify", "image", copied, "--json").stdout)
+    first, second = results(with_docker), results(without)
+    assert (first.pop("base/base"), second.pop("base/base")[0]) == (("passed", ""), "not run")  # the base was not copied
+    assert first == second
+    facts = [report["said"] for report in (with_docker, without)]
+    assert [fact.pop("runtime") for fact in facts] == ["docker", "chroot"]
+    assert [fact.pop("size") != "" for fact in facts] == [True, True]  # of files, and of layers
+    assert facts[0] == facts[1]
+    listed = json.loads(without_daemon(image_host, state).run("image", "list", "--json").stdout)
+    assert [(entry["store"], entry["standing"], entry["tags"]) for entry in listed] == [
+        ("state directory", "verified", [without["verified"]["reference"]])
+    ]
+
+
+@pytest.mark.parametrize("kind", ["unshare", "bubblewrap"])
+def test_report_of_a_user_namespace_is_equal(
+    image_host: ImageHost, image: str, copied: str, state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is that of the command; only the choice of the runtime is limited."""
+    program = f"""
+import sys
+local._has_every_id = lambda: False
+if {kind!r} == "bubblewrap":
+    command = local._command
+    local._command = lambda *request: ["false"] if request[1] == "unshare" else command(*request)
+from sm120kit.cli import main
+sys.argv = ["sm120kit", *sys.argv[1:]]
+main()
+"""
+    host = without_daemon(image_host, state)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "verify", "image", copied, "--json"],
+        env=host.environment,
+        cwd=host.directory,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with_docker = json.loads(image_host.run("verify", "image", image, "--json").stdout)
+    report = json.loads(done.stdout)
+    assert report["said"]["runtime"] == kind
+    first, second = results(with_docker), results(report)
+    first.pop("base/base"), second.pop("base/base")
+    assert first == second
+
+
+FAULTS = (
+    ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
+    ("owners", f"chown 1000 {SITE}/numpy"),
+    ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
+    ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
+    ("no_secrets", "echo x > /etc/pip.conf"),
+    ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
+    ("compiled_ahead", f"rm -r {SITE}/flashinfer/data/aot"),
+    ("user", "chown 0 /home/sm120kit"),
+)
+
+
+def test_faults_are_detected_as_with_docker(image_host: ImageHost, image: str, tmp_path: Path) -> None:
+    """The layer with the faults removes files of lower layers."""
+    changed = tampered(image_host, image, " && ".join(command for _, command in FAULTS))
+    layout = LocalImages(Workspace.open(tmp_path / "state")).layout
+    copied = copy_to_layout(image_host, changed, layout, tmp_path)
+    with_docker = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
+    without = json.loads(without_daemon(image_host, tmp_path / "state").run("verify", "image", copied, "--json", code=1).stdout)
+    first, second = results(with_docker), results(without)
+    first.pop("base/base"), second.pop("base/base")
+    assert {name: verdict for name, (verdict, _) in first.items()} == {name: verdict for name, (verdict, _) in second.items()}
+    failed = {name.partition("/")[2] for name, (verdict, _) in second.items() if verdict == "failed"}
+    assert {name for name, _ in FAULTS} <= failed
+    assert without["verified"] is None and layout.images()[0][1] == ()
+    image_host.client.images.remove(changed, noprune=True)
+
+
+def test_daemon_is_used_for_what_the_state_directory_lacks(image_host: ImageHost, image: str, copied: str, state: Path) -> None:
+    both = ImageHost(state, image_host.data, image_host.socket, image_host.directory)
+    listed = json.loads(both.run("image", "list", "--json").stdout)
+    assert sorted(entry["store"] for entry in listed if entry["image"]["id"] == image) == ["docker", "state directory"]
+    assert "not built by sm120kit" in both.run("verify", "image", "base:test", code=63).stderr
+    done = without_daemon(image_host, state).run("verify", "image", "base:test", code=60)
+    assert "state directory has no image base:test" in done.stderr
+    assert both.run("image", "diff", image, copied).stdout.strip() == "no difference"
+    assert not [*(state / "scratch").iterdir()]

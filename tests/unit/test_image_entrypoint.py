@@ -1,0 +1,83 @@
+"""The entrypoint of an engine's image without a driver, and with one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120kit import recipes
+from sm120kit.recipes import arguments
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The files of the entrypoint, and an installed engine."""
+    shutil.copyfile(ROOT / "dockerfiles" / "engine" / "serve.py", tmp_path / "serve.py")
+    (tmp_path / "help.txt").write_text(arguments.help_text(recipes.load_engine("vllm-0.19.1")))
+    info = tmp_path / "site" / "vllm-0.19.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.19.1\n")
+    return tmp_path
+
+
+def start(image: Path, *argv: str, driver: bytes = b"") -> subprocess.Popen[str]:
+    if driver:
+        (image / "libcuda.so.1").write_bytes(driver)
+    return subprocess.Popen(
+        [sys.executable, image / "serve.py", *argv],
+        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(image), "PYTHONPATH": str(image / "site")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def driver() -> bytes:
+    path = ROOT / "src/sm120kit/images/checks/suites/driver_stub.py"
+    spec = importlib.util.spec_from_file_location("driver_stub", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return bytes(module.library(["cuInit"]))
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--help=ModelConfig"])
+def test_help_lists_the_recorded_options(image: Path, option: str) -> None:
+    child = start(image, "vllm", "serve", "/model", option)
+    out, err = child.communicate()
+    assert child.returncode == 0 and err == ""
+    assert out.startswith("vllm 0.19.1, served by: vllm serve [ARGUMENT]...") and "  --max-num-seqs INT\n" in out
+    assert "  --api-key VALUE [VALUE ...]\n" in out and "  --calculate-kv-scales, --no-calculate-kv-scales\n" in out
+    assert "--gpus all" in out
+
+
+def test_version_is_that_of_the_installed_engine(image: Path) -> None:
+    child = start(image, "vllm", "serve", "--version")
+    assert child.communicate() == ("0.19.1\n", "") and child.returncode == 0
+
+
+def test_serving_without_a_driver_is_refused(image: Path) -> None:
+    child = start(image, "vllm", "serve", "/model")
+    out, err = child.communicate()
+    assert child.returncode == 1 and out == "" and "no NVIDIA driver" in err and "Traceback" not in err
+
+
+def test_with_a_driver_the_process_becomes_the_serve_command(image: Path, driver: bytes) -> None:
+    program = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
+    child = start(image, sys.executable, "-c", program, "/model", "--help", driver=driver)
+    out, err = child.communicate()
+    assert (out, err, child.returncode) == (f"{child.pid} ['/model', '--help']\n", "", 7)
+
+
+def test_help_of_a_recipe_without_recorded_options() -> None:
+    text = arguments.help_text(recipes.load_engine("vllm-0.20.0"))
+    assert "vllm 0.20.0" in text and "were not recorded" in text
