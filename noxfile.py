@@ -9,7 +9,7 @@ nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
-INSTALLED_BY_CI = "cuda,torch,docker,keyless"
+INSTALLED_BY_CI = "docker,keyless"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
 GROUPS = ("engines", "containers", "compilers")
 """Groups of slow tests, ordered by their value for their time."""

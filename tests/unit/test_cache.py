@@ -23,7 +23,7 @@ from sm120kit.core.errors import LockDiffers, Sm120kitError, UnknownName
 from sm120kit.core.state import Workspace, data_root, mark_tree_used, owned_directory, publish_directory, write_record
 from sm120kit.images import cache
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
-from sm120kit.recipes import lockfile
+from sm120kit.recipes import lockfile, toolchain
 from sm120kit.recipes.target import resolve_each
 from sm120kit.sources import download
 from sm120kit.sources.context import Options
@@ -103,8 +103,13 @@ def test_pins_and_locks_reference_downloads_and_checkouts(workspace: Workspace) 
         fill(workspace.downloads / sha256)
     for name in (sources.checkout_name(RECIPE.pin), "flashinfer-0.0.1-0123456789abcdef"):
         fill(workspace.checkouts / name)
+    unpacked = toolchain.unpacked_names(LOCK)
+    assert len(unpacked) == 4, "compilers and tvm-ffi for two machines"
+    for name in (*unpacked, ABSENT):
+        fill(workspace.cache / "toolchains" / name)
     assert unreferenced(workspace) == {
         Path("downloads", ABSENT): "no recipe or lock has this hash",
+        Path("cache/toolchains", ABSENT): "no lock has these wheels",
         Path("checkouts/flashinfer-0.0.1-0123456789abcdef"): "no recipe pins this source",
     }
 

@@ -25,10 +25,11 @@ FIRST_NVCC = {Arch.SM_120A: Version("12.8"), Arch.SM_120F: Version("12.9"), Arch
 INSTALL_HINT = "install the compiler as wheels: pip install 'sm120kit[cuda]'"
 
 
-def find(archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
-    """The first suitable CUDA toolkit of: ``CUDA_HOME``, nvcc on PATH, the wheels of extra ``cuda``.
+def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str = "") -> Toolchain:
+    """The first suitable CUDA toolkit of: ``CUDA_HOME``, nvcc on PATH, the CUDA wheels of this environment.
 
-    A toolkit is suitable if it is new enough for all ``archs`` and its include directory has all ``headers``.
+    A toolkit is suitable if it is new enough for all ``archs``, its include directory has all ``headers``, and its nvcc has
+    exactly ``version``, if one is given.
 
     Raises:
         ToolchainMissing: no nvcc or no C++ compiler is installed.
@@ -37,23 +38,43 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
     host, host_version = host_compiler()
     rejected = []
     for home, origin in _homes():
-        version = _nvcc_version(home / "bin" / "nvcc")
-        reasons = [
-            f"nvcc {version} is older than {FIRST_NVCC[arch]}, the first for {arch}"
-            for arch in archs
-            if version < FIRST_NVCC[arch]
-        ]
-        absent = [name for name in headers if not (home / "include" / name).is_file()]
-        if absent:
-            reasons.append(f"no {', '.join(absent)} in {home / 'include'}")
+        found = _nvcc_version(home / "bin" / "nvcc")
+        reasons = _unsuitable(home, found, archs, headers)
+        if version and found != Version(version):
+            reasons.append(f"nvcc {found} is not {version}")
         if not reasons:
-            return Toolchain(home, str(version), host, host_version)
+            return Toolchain(home, str(found), host, host_version)
         rejected.append(f"{origin} ({home}): {'; '.join(reasons)}")
     if not rejected:
         raise ToolchainMissing(
             "no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", INSTALL_HINT
         )
     raise ToolchainUnsuitable("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in rejected), INSTALL_HINT)
+
+
+def at(home: Path, archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
+    """The CUDA toolkit in ``home``, with this machine's C++ compiler.
+
+    Raises:
+        ToolchainMissing: no C++ compiler.
+        ToolchainUnsuitable: see :func:`find`.
+    """
+    host, host_version = host_compiler()
+    version = _nvcc_version(home / "bin" / "nvcc")
+    if reasons := _unsuitable(home, version, archs, headers):
+        raise ToolchainUnsuitable(f"unsuitable CUDA compiler in {home}: {'; '.join(reasons)}", "lock a newer one in the recipe")
+    return Toolchain(home, str(version), host, host_version)
+
+
+def _unsuitable(home: Path, version: Version, archs: Sequence[Arch], headers: Sequence[str]) -> list[str]:
+    """The reasons against a toolkit."""
+    reasons = [
+        f"nvcc {version} is older than {FIRST_NVCC[arch]}, the first for {arch}" for arch in archs if version < FIRST_NVCC[arch]
+    ]
+    absent = [name for name in headers if not (home / "include" / name).is_file()]
+    if absent:
+        reasons.append(f"no {', '.join(absent)} in {home / 'include'}")
+    return reasons
 
 
 def host_compiler() -> tuple[str, str]:

@@ -24,7 +24,7 @@ from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import lockfile
+from sm120kit.recipes import lockfile, toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
 from sm120kit.sources.records import Pin, SdistPin
@@ -53,6 +53,7 @@ KINDS = (
     EntryKind("downloads", "sdists and wheels", ("downloads",), _SHA256, tracked=True),
     EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}", tracked=True),
     EntryKind("trees", "patched sources", ("cache/trees",), rf"[0-9a-f]{{40}}|{_RECORD}", tracked=True),
+    EntryKind("toolchains", "compilers and headers of lockfiles", ("cache/toolchains",), _SHA256, tracked=True),
     EntryKind("generated", "lists of generated kernels", ("cache/generated",), _RECORD, tracked=True),
     EntryKind(
         "work",
@@ -117,6 +118,7 @@ class References:
     recipes: frozenset[str] = frozenset()
     checkouts: frozenset[str] = frozenset()
     downloads: frozenset[str] = frozenset()
+    toolchains: frozenset[str] = frozenset()
     trees: frozenset[str] = frozenset()
     without_tree: frozenset[str] = frozenset()
     build_ids: frozenset[str] = frozenset()
@@ -154,6 +156,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
             | wheels
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),
+        toolchains=frozenset(name for lock in locks.values() for name in toolchain.unpacked_names(lock)),
         trees=frozenset(locked | {id_ for tree in trees.values() if tree for id_ in (tree.tree, tree.checkout.tree)}),
         without_tree=frozenset(name for name, tree in trees.items() if tree is None and name not in locks),
         build_ids=frozenset(map(lockfile.build_id, locks.values())),
@@ -215,6 +218,8 @@ def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
     match kind.name:
         case "downloads":
             return "" if path.name in references.downloads else "no recipe or lock has this hash"
+        case "toolchains":
+            return "" if path.name in references.toolchains else "no lock has these wheels"
         case "checkouts":
             return "" if path.name in references.checkouts else "no recipe pins this source"
         case "trees":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit import patches, recipes
-from sm120kit.core import reporting, toolchain
+from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, mark_used
@@ -17,6 +17,7 @@ from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.records import Emulation, NumericResult, NumericStatus, TileFacts
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.toolchain import compilers
 
 
 def tiles(target: FlashInferTarget, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
@@ -25,7 +26,7 @@ def tiles(target: FlashInferTarget, *, patched: bool, emulated: bool = False) ->
     ``emulated`` runs the emulations that are not cached, most of a minute each.
     """
     recipe, workspace = target.recipe, target.options.workspace
-    tools = toolchain.find(headers=recipe.headers)
+    tools = compilers(target)
     tree = target.tree if patched else target.unpatched_tree
     facts = tile_table(recipe, tree, tools, workspace)
     (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sm120kit import patches
-from sm120kit.core import reporting, toolchain
+from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed, UnknownName
 from sm120kit.core.state import data_root
 from sm120kit.kernels.records import TileFacts
@@ -14,6 +14,7 @@ from sm120kit.patches.records import PatchState
 from sm120kit.proofs.records import Ablation, PatchAblation, TileChange
 from sm120kit.proofs.side import Side, has_cutlass
 from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.toolchain import compilers
 
 
 def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence[str] = ()) -> Ablation:
@@ -29,7 +30,7 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
         raise UnknownName(
             f"the source of {recipe.name} contains no CUTLASS, so it has no tiles to compare", "name another FlashInfer recipe"
         )
-    tools = toolchain.find(headers=recipe.headers)
+    tools = compilers(target)
     checkout, full_tree = target.checkout, target.tree
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
     applied = {f"{patch.project}/{patch.slug}" for patch in full_tree.patches}
@@ -40,7 +41,7 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
         names = ", ".join(patch.name for patch in series)
         raise UnknownName(f"the series of {recipe.name} has no patch {', '.join(missing)}", f"it has {names}")
     with options.workspace.scratch() as scratch:
-        full = Side(recipe, checkout, full_tree.tree, tools, options, scratch)
+        full = Side(target, full_tree.tree, tools, scratch)
         facts = full.tiles(dtype)
         if not facts:
             raise UnknownName(f"{recipe.name} has no tile of dtype {dtype}", "leave out --for")
@@ -50,7 +51,7 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
             rest = [other for other in series if other is not patch]
             _, steps = patches.compose(checkout, recipe.inside, rest, overrides)
             dependents = tuple(step.patch.name for step in steps if step.status.state is not PatchState.APPLIES)
-            side = Side(recipe, checkout, steps[-1].tree, tools, options, scratch)
+            side = Side(target, steps[-1].tree, tools, scratch)
             try:
                 results.append(_compared(patch.name, dependents, side, full, side.tiles(dtype), facts))
             except CompileFailed as failure:

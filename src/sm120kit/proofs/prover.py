@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit import patches, proofs, recipes
-from sm120kit.core import sandbox, toolchain
+from sm120kit.core import sandbox
 from sm120kit.core.errors import (
     CommandFailed,
     CompileFailed,
@@ -25,6 +25,7 @@ from sm120kit.proofs.ablation import ablate
 from sm120kit.proofs.records import PatchProof, ProofRequest, SourceChange
 from sm120kit.proofs.side import Side, has_cutlass
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
+from sm120kit.recipes.toolchain import compilers
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 
@@ -183,11 +184,11 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
         raise UnknownName(f"{title} has no probe for {dtype}", f"its probes are for {dtypes}")
     confined = None if in_series or request.trusted else sandbox.find()
     trees = _trees(patch, in_series, target)
-    tools = toolchain.find([arch] if arch else [], recipe.headers)
+    tools = compilers(target, [arch] if arch else [])
     with options.workspace.scratch() as scratch:
-        without = Side(recipe, target.checkout, trees.below, tools, options, scratch)
+        without = Side(target, trees.below, tools, scratch)
         boundary = confined.containing(tools) if confined else None
-        patched = Side(recipe, target.checkout, trees.above, tools, options, scratch, boundary)
+        patched = Side(target, trees.above, tools, scratch, boundary)
         with _failures_of(trees.patch, boundary):
             expanded = [_expand(probe, (without, patched)) for probe in selected]
         concrete = list(dict.fromkeys(probe for group in expanded for probe in group))

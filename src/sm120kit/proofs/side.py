@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from sm120kit import proofs, recipes
+from sm120kit import proofs
 from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, UnknownName
 from sm120kit.core.records import Arch, Toolchain
@@ -21,10 +21,9 @@ from sm120kit.kernels.records import Emulation, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics, introspect, listing
 from sm120kit.patches.records import Probe
 from sm120kit.proofs.records import ProbeResult
-from sm120kit.recipes.target import Target
-from sm120kit.sources.context import Options
+from sm120kit.recipes.target import FlashInferTarget, Target
+from sm120kit.recipes.toolchain import tvm_ffi
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout
 from sm120kit.wheels.generators import run_generators
 
 
@@ -41,19 +40,17 @@ class Side:
 
     def __init__(
         self,
-        recipe: recipes.FlashInferRecipe,
-        checkout: Checkout,
+        target: FlashInferTarget,
         tree: str,
         tools: Toolchain,
-        options: Options,
         scratch: Path,
         sandbox: Sandbox | None = None,
     ) -> None:
-        self.recipe, self.tree, self.tools, self.options, self.scratch = recipe, tree, tools, options, scratch
-        self.sandbox = sandbox
-        self.repository = Repository(checkout.repository)
-        (self.cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
-        self.cache = options.workspace.cache / "prove"
+        self.target, self.recipe, self.options = target, target.recipe, target.options
+        self.tree, self.tools, self.scratch, self.sandbox = tree, tools, scratch, sandbox
+        self.repository = Repository(target.checkout.repository)
+        (self.cutlass,) = (inside for inside in self.recipe.inside if inside.project == "cutlass")
+        self.cache = self.options.workspace.cache / "prove"
         self.headers = self.repository.subtree(tree, f"{self.cutlass.path}/include")
 
     @cached_property
@@ -196,7 +193,8 @@ class Side:
             with tempfile.TemporaryDirectory(dir=self.scratch) as directory:
                 work = Path(directory)
                 self.repository.export(self.tree, work / "tree")
-                output = run_generators(work / "tree", work, orders, self.recipe.archs, self.tools, self.sandbox)
+                ffi = tvm_ffi(self.target)
+                output = run_generators(work / "tree", work, orders, self.recipe.archs, self.tools, ffi, self.sandbox)
             write_record(record, _Flags({name: _definitions(module.ninja) for name, module in output.modules.items()}))
         definitions = read_record(_Flags, record).definitions
         return {probe: ProbeResult(facts={"definitions": definitions[probe.module]}) for probe in probes}

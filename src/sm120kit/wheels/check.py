@@ -18,11 +18,11 @@ SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 
 
 def check_modules(
-    plan: BuildPlan, work: Path, load_problems: Callable[[Module], tuple[str, ...]] | None = None
+    plan: BuildPlan, work: Path, load_problems: Callable[[Module], tuple[str, ...]]
 ) -> dict[str, tuple[Cubin, ...]]:
     """Check every module of a plan and return its cubins by module name.
 
-    ``load_problems`` returns why a linked module cannot be used, by default why tvm-ffi cannot load it.
+    ``load_problems`` returns why a linked module cannot be used, see :func:`tvm_ffi_loader`.
 
     Raises:
         ExpectationFailed: device code that SM12x cannot run, an expected kernel that is missing, or a library that does not
@@ -34,8 +34,7 @@ def check_modules(
         cubins[module.name] = _cubins(module, work)
         problems += [f"{module.name}: {problem}" for problem in _device_code_problems(module, cubins[module.name])]
         if module.packed:
-            refused = load_problems(module) if load_problems else _load(work / module.library, work / "cuda" / "lib64")
-            problems += [f"{module.name}: {problem}" for problem in refused]
+            problems += [f"{module.name}: {problem}" for problem in load_problems(module)]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ExpectationFailed(
@@ -74,16 +73,23 @@ def _device_code_problems(module: Module, cubins: tuple[Cubin, ...]) -> list[str
     return problems
 
 
-def _load(library: Path, libraries: Path) -> tuple[str, ...]:
-    """Why the dynamic loader refuses a library when every symbol has to resolve. The driver is a stub in ``libraries``."""
+def tvm_ffi_loader(library: Path, work: Path) -> Callable[[Module], tuple[str, ...]]:
+    """A function that returns why a module does not load beside tvm-ffi's ``library``, when every symbol has to resolve.
+
+    The driver is the stub in the CUDA home of ``work``.
+    """
     program = (
-        "import ctypes, sys, pathlib, tvm_ffi\n"
-        "for name in ('stubs/libcuda.so', 'libcudart.so', 'libnvrtc.so'):\n"
-        "    path = pathlib.Path(sys.argv[2], name)\n"
-        "    path.exists() and ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)\n"
-        "tvm_ffi.load_module(sys.argv[1])\n"
+        "import ctypes, os, sys\n"
+        "for path in filter(os.path.exists, sys.argv[2:]):\n"
+        "    ctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
+        "ctypes.CDLL(sys.argv[1], os.RTLD_NOW)\n"
     )
-    done = process.run([sys.executable, "-c", program, library, libraries], check=False)
-    if done.returncode == 0:
-        return ()
-    return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
+    libraries = [work / "cuda" / "lib64" / name for name in ("stubs/libcuda.so", "libcudart.so", "libnvrtc.so")]
+
+    def problems(module: Module) -> tuple[str, ...]:
+        done = process.run([sys.executable, "-c", program, work / module.library, library, *libraries], check=False)
+        if done.returncode == 0:
+            return ()
+        return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
+
+    return problems

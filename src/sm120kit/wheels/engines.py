@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import ToolchainUnsuitable
 from sm120kit.core.state import digest_of
-from sm120kit.recipes import EngineRecipe, lockfile
+from sm120kit.recipes import EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
@@ -85,7 +85,7 @@ def build(
     recipe, lock = target.recipe, target.lock
     if request.stage in (Stage.COMPILE, Stage.PACK):
         require_native(recipe)
-        lockfile.require_toolchain(target.flashinfer)
+        toolchain.require_locked(target.flashinfer)
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)
     else:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.errors import CommandFailed, ToolchainMissing
-from sm120kit.core.state import publish_directory
 
 ENVIRONMENT = "environment"
 """The directory of the locked wheels below a work directory."""
@@ -41,23 +40,6 @@ def find_python(version: str) -> tuple[Path, str]:
 def cuda_home_of(compiler: str) -> Path:
     """The CUDA home of the wheels of a compiler version, below the work directory: ``environment/nvidia/cu13``."""
     return Path(ENVIRONMENT) / "nvidia" / f"cu{compiler.partition('.')[0]}"
-
-
-def install_wheels(wheels: Sequence[Path], python: Path, directory: Path) -> None:
-    """Unpack wheels into ``directory``, completely or not at all, without their dependencies.
-
-    Raises:
-        CommandFailed: they are not for this Python.
-        NotEnoughDisk, StateUnwritable: they cannot be stored.
-    """
-    if directory.is_dir():
-        return
-    from uv import find_uv_bin
-
-    with publish_directory(directory) as staging:
-        argv: list[str | Path] = [find_uv_bin(), "pip", "install", "--no-deps", "--no-index", "--offline", "--no-config"]
-        argv += ["--no-cache", "--no-python-downloads", "--quiet", "--python", python, "--target", staging, *wheels]
-        process.run(argv, tied=True)
 
 
 def network_isolation() -> tuple[str, ...]:

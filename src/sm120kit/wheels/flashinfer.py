@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
-from sm120kit.core import reporting, toolchain
+from sm120kit.core import reporting
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import (
@@ -23,9 +23,10 @@ from sm120kit.core.state import (
 )
 from sm120kit.kernels.tables import tile_table
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import lockfile
+from sm120kit.recipes import toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.toolchain import FFI, TvmFfi
 from sm120kit.sources.context import Options
 from sm120kit.wheels import plan as plans
 from sm120kit.wheels.published import artifact_of, published, wheel_record
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _GeneratedRecord:
-    """Output of the generators for a tree; ``versions`` are of packages whose headers the generated code includes."""
+    """Output of the generators for a tree."""
 
     modules: tuple[Generated, ...]
-    versions: dict[str, str]
     tree: str = ""
 
 
@@ -66,13 +66,13 @@ def build(
         return WheelBuild(recipe, tree)
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     lock = _verified_lock(target)
-    tools = toolchain.find(selection.archs, recipe.headers)
-    for line in lockfile.toolchain_differences(lock, tools) if lock else ():
+    tools, ffi = toolchain.compilers(target, selection.archs), toolchain.tvm_ffi(target)
+    for line in toolchain.toolchain_differences(lock, tools) if lock else ():
         reporting.info(f"not the locked toolchain: {line}")
     work, costs = workspace.work(selection.directory), Costs(workspace.cache / "costs.json")
     with workspace.exclusive(selection.directory):
-        generated = _generate(selection, tree, tools, workspace)
-        environment = plans.BuildEnvironment(tools, generated.versions, costs.of)
+        generated = _generate(selection, tree, (tools, ffi), workspace)
+        environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
         tiles = tile_table(recipe, tree, tools, workspace)
         plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
         planned = WheelBuild(recipe, tree, plan)
@@ -81,14 +81,14 @@ def build(
         directory = workspace.build(recipe.engine, plan.digest)
         if artifacts := published(plan, directory):
             return replace(planned, artifacts=artifacts, directory=directory)
-        _generate(selection, tree, tools, workspace, on_disk=True)
+        _generate(selection, tree, (tools, ffi), workspace, on_disk=True)
         _compile(plan, generated.modules, work, target.options, watch)
         if stage is Stage.COMPILE:
-            from sm120kit.wheels.check import check_modules
+            from sm120kit.wheels.check import check_modules, tvm_ffi_loader
 
-            check_modules(plan, work)
+            check_modules(plan, work, tvm_ffi_loader(ffi.library, work))
             return planned
-        artifacts = _check_and_pack(plan, tree, work, directory)
+        artifacts = _check_and_pack(plan, tree, ffi, work, directory)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
 
 
@@ -106,7 +106,7 @@ def _verified_lock(target: FlashInferTarget) -> Lock | None:
 def _generate(
     selection: plans.Selection,
     tree: PatchedTree,
-    tools: Toolchain,
+    tools: tuple[Toolchain, TvmFfi],
     workspace: Workspace,
     *,
     on_disk: bool = False,
@@ -117,9 +117,9 @@ def _generate(
     """
     work = workspace.work(selection.directory)
     requests = plans.generator_requests(selection)
-    versions = [toolchain.installed_version(name) for name in ("torch", "apache-tvm-ffi")]
-    compiler = [tools.nvcc_version, str(tools.cuda_home)]
-    key = digest_of([plans.PLAN_FORMAT, requests, sorted(selection.archs), tree.tree, *compiler, versions, str(work)])
+    cuda, ffi = tools
+    programs = [cuda.nvcc_version, str(cuda.cuda_home), ffi.version, str(ffi.directory)]
+    key = digest_of([plans.PLAN_FORMAT, requests, sorted(selection.archs), tree.tree, *programs, str(work)])
     record, stamp = workspace.cache / "generated" / f"{key}.json", work / "generated.key"
     in_work = stamp.is_file() and stamp.read_text() == key
     if record.is_file() and (in_work or not on_disk):
@@ -129,7 +129,7 @@ def _generate(
     reporting.info(f"generating kernels of {selection.recipe.name} (tree {tree.tree[:12]})")
     stamp.unlink(missing_ok=True)
     patches.materialise(tree, work / "tree")
-    generated = _GeneratedRecord(*generate(work / "tree", work, requests, selection.archs, tools), tree.tree)
+    generated = _GeneratedRecord(generate(work / "tree", work, requests, selection.archs, cuda, ffi), tree.tree)
     write_record(record, generated)
     stamp.write_text(key)
     return generated
@@ -145,13 +145,13 @@ def _compile(
     compile_units(plan, generated, work, CompileSettings.of(options, watch))
 
 
-def _check_and_pack(plan: BuildPlan, tree: PatchedTree, work: Path, directory: Path) -> Artifacts:
+def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi, work: Path, directory: Path) -> Artifacts:
     """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all."""
-    from sm120kit.wheels.check import check_modules, count_kernels
+    from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
     from sm120kit.wheels.pack import pack_wheel
 
     reporting.info("checking the modules and packing the wheel")
-    cubins = check_modules(plan, work)
+    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work))
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}

@@ -1,16 +1,19 @@
 """Run FlashInfer's own generators and print their modules and ninja files. A program, for the tree that is to be built.
 
-Standard input: ``{"tree", "modules": {name: {"generator", "leave_out": [pattern], "only": [pattern] | null}}}``.
-Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}}, "tvm_ffi", "includes"}``; paths are absolute.
+Standard input: ``{"tree", "modules": {name: {"generator", "leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the
+last the directory of tvm-ffi's headers. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}},
+"includes"}``; paths are absolute.
 
 Only the modules of the generators are imported (``flashinfer.jit`` and below): the package's ``__init__`` would import every
-kernel wrapper, which needs a CUDA build of torch in some releases.
+kernel wrapper. Of torch, generators use names of data types and whether torch has the C++11 ABI, which all releases since 2.7
+have; of tvm-ffi, the directory of its headers. Stand-ins give these, so that neither needs to be installed, nor a Python that
+has wheels of them; any other use of them ends with an AttributeError. The stand-in for requests has nothing: generators fetch
+nothing.
 """
 
 import dataclasses
 import fnmatch
 import importlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -18,14 +21,61 @@ import sysconfig
 import types
 from pathlib import Path
 
+DTYPES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("uint16", "int16", "short", "float16", "half", "bfloat16"), 2),
+    **dict.fromkeys(("uint32", "int32", "int", "float32", "float"), 4),
+    **dict.fromkeys(("uint64", "int64", "long", "float64", "double"), 8),
+}
+"""Data types of torch with their sizes in bytes."""
+
+ALIASES = {"half": "float16", "short": "int16", "int": "int32", "long": "int64", "float": "float32", "double": "float64"}
+"""Data types with two names in torch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """Stand-in for ``torch.dtype``: printed, compared and hashed by its name."""
+
+    name: str
+    itemsize: int
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Device:
+    """Stand-in for ``torch.device`` in annotations."""
+
+
+class Tensor:
+    """Stand-in for ``torch.Tensor`` in annotations."""
+
+
+def stand_in(name: str, **members: object) -> types.ModuleType:
+    """Make ``name`` importable as a module with ``members`` only."""
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__dict__.update(members)
+    return module
+
+
+def install_stand_ins(headers: str) -> None:
+    """Stand in for torch, tvm-ffi with its ``headers``, and requests."""
+    version = stand_in("torch.version", cuda=None)
+    dtypes = {name: DType(ALIASES.get(name, name), size) for name, size in DTYPES.items()}
+    abi = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
+    stand_in("torch", dtype=DType, device=Device, Tensor=Tensor, version=version, _C=abi, **dtypes)
+    libinfo = stand_in("tvm_ffi.libinfo", find_include_path=lambda: headers, find_dlpack_include_path=lambda: headers)
+    stand_in("tvm_ffi", libinfo=libinfo)
+    stand_in("requests")
+
 
 def main() -> None:
     request = json.load(sys.stdin)
     tree = Path(request["tree"])
     output, sys.stdout = sys.stdout, sys.stderr  # generators print
-    package = types.ModuleType("flashinfer")
-    package.__path__ = [str(tree / "flashinfer")]
-    sys.modules["flashinfer"] = package
+    install_stand_ins(request["tvm_ffi"])
+    stand_in("flashinfer", __path__=[str(tree / "flashinfer")])
     sys.path.insert(0, str(tree))
 
     modules = {}
@@ -51,22 +101,9 @@ def main() -> None:
             "library": str(spec.jit_library_path),
             "ninja": spec.ninja_path.read_text(),
         }
-    import tvm_ffi
-
     sys.stdout = output
-    print(
-        json.dumps(
-            {
-                "modules": modules,
-                "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
-                "includes": {
-                    "tvm_ffi": tvm_ffi.libinfo.find_include_path(),
-                    "dlpack": tvm_ffi.libinfo.find_dlpack_include_path(),
-                    "python": sysconfig.get_path("include"),
-                },
-            }
-        )
-    )
+    includes = {"tvm_ffi": request["tvm_ffi"], "dlpack": request["tvm_ffi"], "python": sysconfig.get_path("include")}
+    print(json.dumps({"modules": modules, "includes": includes}))
 
 
 if __name__ == "__main__":

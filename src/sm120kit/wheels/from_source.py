@@ -19,9 +19,10 @@ from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadRecipe, UnknownName
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import require_disk, write_record
+from sm120kit.core.state import write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.target import EngineTarget
+from sm120kit.recipes.toolchain import NVCC
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import LockedWheel
@@ -36,9 +37,6 @@ from sm120kit.wheels.records import RepackedWheel
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress
-
-NVCC = "nvidia-cuda-nvcc"
-"""The distribution of the compiler."""
 
 
 def require_source(target: EngineTarget) -> PatchedTree:
@@ -143,11 +141,7 @@ def build_extensions(
 
 def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:
     """Write environment, source and required projects into the work directory."""
-    if not site.environment.is_dir():
-        size = sum(wheel.stat().st_size for wheel in wheels)
-        require_disk(site.work, 3 * size, f"a build environment of {len(wheels)} wheels")
-        reporting.info(f"unpacking {len(wheels)} wheels, {size / 1e9:.1f} GB packed, as the build environment")
-        environments.install_wheels(wheels, build.python, site.environment)
+    sources.unpack_wheels(wheels, site.environment, build.recipe.environment.python)
     patches.materialise(build.tree, site.work / extensions.SOURCE)
     flashinfer = build.flashinfer
     paths = {project.project: project.path for project in flashinfer.inside}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -13,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process
-from sm120kit.core.errors import ExpectationFailed, ToolchainMissing
+from sm120kit.core.errors import ExpectationFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
+from sm120kit.recipes.toolchain import TvmFfi
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 from sm120kit.wheels.records import Generated
-
-GENERATOR_PACKAGES = ("torch", "tvm_ffi", "jinja2", "numpy", "requests", "tqdm", "setuptools")
-"""Python packages that FlashInfer's generators and its build backend import."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +31,23 @@ class GeneratorOutput:
 
 @dataclass(frozen=True)
 class GeneratorsOutput:
-    """The output of FlashInfer's generators by module, and the packages whose headers the generated code includes."""
+    """The output of FlashInfer's generators by module, and the directories whose headers the generated code includes."""
 
     modules: dict[str, GeneratorOutput]
-    tvm_ffi: str
     includes: dict[str, str]
 
 
 def generate(
-    tree: Path, work: Path, requests: dict[str, Any], archs: Sequence[Arch], toolchain: Toolchain
-) -> tuple[tuple[Generated, ...], dict[str, str]]:
+    tree: Path, work: Path, requests: dict[str, Any], archs: Sequence[Arch], toolchain: Toolchain, ffi: TvmFfi
+) -> tuple[Generated, ...]:
     """Generate the kernels of a FlashInfer ``tree`` below ``work``.
 
-    ``requests`` are from :func:`sm120kit.wheels.plan.generator_requests`. Returns the modules, and versions of packages whose
-    headers the generated code includes.
+    ``requests`` are from :func:`sm120kit.wheels.plan.generator_requests`; the generated code includes the headers of ``ffi``.
 
     Raises:
-        ToolchainMissing: a Python package that the generators import is absent.
         CommandFailed, ExpectationFailed: a generator fails, or prints no result.
     """
-    output = run_generators(tree, work, requests, archs, toolchain)
+    output = run_generators(tree, work, requests, archs, toolchain, ffi)
     links = work / "include"
     links.mkdir(exist_ok=True)
     prefixes = {str(work) + "/": ""}
@@ -71,7 +65,7 @@ def generate(
         )
         library = module.library.removeprefix(f"{work}/")
         modules.append(Generated(name, library, module.sources, units, ninja))
-    return tuple(modules), {"apache-tvm-ffi": output.tvm_ffi}
+    return tuple(modules)
 
 
 def run_generators(
@@ -80,22 +74,16 @@ def run_generators(
     requests: dict[str, Any],
     archs: Sequence[Arch],
     toolchain: Toolchain,
+    ffi: TvmFfi,
     sandbox: Sandbox | None = None,
 ) -> GeneratorsOutput:
     """Run the generators, which write to ``work/jit``. In a sandbox, that directory and their output are foreign data.
 
     Raises:
-        ToolchainMissing: a Python package that the generators import is absent.
         CommandFailed, ExpectationFailed: a generator fails, or prints no result.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    absent = [name for name in GENERATOR_PACKAGES if importlib.util.find_spec(name) is None]
-    if absent:
-        raise ToolchainMissing(
-            f"FlashInfer's kernel generators import {', '.join(absent)}, which this environment lacks",
-            "install what they need: pip install 'sm120kit[torch]'",
-        )
     _link_data(tree)
     cuda, jit = link_toolchain(work / "cuda", toolchain), work / "jit"
     jit.mkdir(exist_ok=True)
@@ -110,7 +98,7 @@ def run_generators(
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
     }
-    request = json.dumps({"tree": str(tree), "modules": requests}).encode()
+    request = json.dumps({"tree": str(tree), "modules": requests, "tvm_ffi": str(ffi.include)}).encode()
     dropped = [name for name in os.environ if name.startswith("FLASHINFER_") or name in ("CC", "MAX_JOBS")]
     argv, environment = wrap(
         [sys.executable, Path(__file__).with_name("flashinfer_generators.py")],

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm120kit.core import reporting, toolchain
+from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.errors import CommandFailed, ToolchainMissing, ToolchainUnsuitable, UnknownName
 from sm120kit.core.memory import Costs
@@ -30,11 +30,13 @@ from sm120kit.core.state import (
     write_atomic,
     write_record,
 )
+from sm120kit.core.toolchain import installed_version
 from sm120kit.kernels.tables import export_tree
 from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes import toolchain
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.wheels import plan as plans
-from sm120kit.wheels.check import check_modules, count_kernels
+from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, run_gated
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 from sm120kit.wheels.pack import local_version
@@ -75,9 +77,9 @@ def build(
     if stage is Stage.PATCH:
         return WheelBuild(recipe, tree)
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
-    versions = {name: toolchain.installed_version(name) for name in VERSIONED_PACKAGES}
+    versions = {name: installed_version(name) for name in VERSIONED_PACKAGES}
     costs = Costs(workspace.cache / "costs.json")
-    environment = plans.BuildEnvironment(toolchain.find(selection.archs), versions, costs.of)
+    environment = plans.BuildEnvironment(toolchain.compilers(target, selection.archs, ()), versions, costs.of)
     plan = plans.plan_kernel_wheel(selection, tree, source_version(), source_files(), environment)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:
@@ -95,7 +97,7 @@ def build(
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")
         if stage is Stage.COMPILE:
-            check_modules(plan, work)
+            check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work))
             return planned
         artifacts = _check_and_publish(plan, work, directory)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
@@ -129,7 +131,7 @@ def compile_kernels(plan: BuildPlan, tree: PatchedTree, cutlass: Path, work: Pat
     if absent:
         raise ToolchainMissing(
             f"building the kernels needs {', '.join(absent)}, which this environment lacks",
-            "install its packages: pip install 'sm120kit[cuda,kernels]'",
+            "install its packages: pip install 'sm120kit[kernels]'",
         )
     require_path_for_cmake(work)
     (module,) = plan.modules
@@ -233,7 +235,7 @@ def _copy_source(target: Path, build_info: bytes) -> None:
 
 def _check_and_publish(plan: BuildPlan, work: Path, directory: Path) -> Artifacts:
     """Check the library, and publish wheel and records in ``directory``, completely or not at all."""
-    cubins = check_modules(plan, work)
+    cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work))
     (module,) = plan.modules
     (wheel,) = (work / "dist").glob("*.whl")
     with publish_directory(directory) as staging:

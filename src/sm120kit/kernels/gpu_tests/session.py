@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm120kit.core import reporting, toolchain
+from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch
 from sm120kit.kernels import gpu_tests
 from sm120kit.kernels.gpu_tests.matrix import VerificationScope
 from sm120kit.kernels.tables import export_tree, tile_table
 from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.toolchain import compilers
 
 
 def verify_kernels(
@@ -44,7 +45,7 @@ def _programs(
     recipe, options = target.recipe, target.options
     workspace = options.workspace
     native = scope.backend is gpu_tests.Backend.NATIVE
-    tools = toolchain.find([Arch(arch)] if native else [], gpu_tests.HEADERS)
+    tools = compilers(target, [Arch(arch)] if native else [], gpu_tests.HEADERS)
     patched = target.tree
     (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
     tree, stock = (

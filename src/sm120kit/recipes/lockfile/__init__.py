@@ -15,12 +15,10 @@ from sm120kit.recipes.lockfile.contents import (
 )
 from sm120kit.recipes.lockfile.create import create
 from sm120kit.recipes.lockfile.read import build_id, read, requirements_txt, text
-from sm120kit.recipes.lockfile.toolchain import FFI, require_toolchain, toolchain_differences
 from sm120kit.recipes.lockfile.verify import differences, verify
 
 __all__ = [
     "BASE_IMAGE_OPEN",
-    "FFI",
     "FLASHINFER",
     "assemble",
     "build_id",
@@ -29,11 +27,9 @@ __all__ = [
     "differences",
     "make_closure",
     "read",
-    "require_toolchain",
     "requirements_txt",
     "reusable_closure",
     "root_requirements",
     "text",
-    "toolchain_differences",
     "verify",
 ]

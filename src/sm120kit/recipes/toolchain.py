@@ -1,0 +1,169 @@
+"""The compilers of a FlashInfer recipe and tvm-ffi: what is installed, else the wheels of the recipe's lockfile.
+
+The wheels are unpacked into ``<state>/cache/toolchains``, so that the environment of sm120kit needs none of them. They contain
+no code for a particular Python: compilers, headers, and the library of tvm-ffi.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit import sources
+from sm120kit.core import toolchain
+from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.records import Arch, Toolchain
+from sm120kit.core.state import digest_of, mark_used
+from sm120kit.recipes.lockfile.read import read
+from sm120kit.sources.records import LockedWheel
+
+if TYPE_CHECKING:
+    from sm120kit.recipes.records import Closure, Lock
+    from sm120kit.recipes.target import FlashInferTarget
+
+FFI = "apache-tvm-ffi"
+"""The distribution whose headers modules are compiled with, and whose library they call at run time."""
+
+NVCC = "nvidia-cuda-nvcc"
+"""The distribution of the CUDA compiler."""
+
+
+@dataclass(frozen=True)
+class TvmFfi:
+    """The package of tvm-ffi: ``directory`` contains ``include`` and ``lib``."""
+
+    version: str
+    directory: Path
+
+    @property
+    def include(self) -> Path:
+        """The headers of tvm-ffi and DLPack."""
+        return self.directory / "include"
+
+    @property
+    def library(self) -> Path:
+        """The library that compiled modules call."""
+        return self.directory / "lib" / "libtvm_ffi.so"
+
+
+def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Sequence[str] | None = None) -> Toolchain:
+    """The CUDA toolkit and the C++ compiler for a FlashInfer recipe.
+
+    ``CUDA_HOME`` counts whatever its version. Another installed toolkit is used if its nvcc is the locked one and it has the
+    ``headers``, by default those that the recipe names; otherwise the locked wheels are fetched and unpacked. For a recipe
+    without a lockfile, any toolkit of :func:`sm120kit.core.toolchain.find` is used.
+
+    Raises:
+        ToolchainMissing: no C++ compiler, or no nvcc and no lockfile.
+        ToolchainUnsuitable: the toolkit in ``CUDA_HOME`` is too old for ``archs`` or lacks a header.
+        FetchFailed, HashMismatch, OfflineMiss, NotEnoughDisk: the locked wheels could not be fetched or unpacked.
+    """
+    needed = target.recipe.headers if headers is None else headers
+    wheels = locked_compilers(_locked(target))
+    locked = next((wheel.version for wheel in wheels if wheel.name == NVCC), "")
+    if not locked:
+        return toolchain.find(archs, needed)
+    if os.environ.get("CUDA_HOME"):
+        try:
+            return toolchain.find(archs, needed)
+        except ToolchainUnsuitable as error:
+            hint = f"unset CUDA_HOME: the compilers of the lockfile of {target.recipe.name} are used instead"
+            raise ToolchainUnsuitable(error.message, hint) from error
+    toolchain.host_compiler()
+    try:
+        return toolchain.find(archs, needed, locked)
+    except (ToolchainMissing, ToolchainUnsuitable):
+        return toolchain.at(_unpack(target, wheels) / "nvidia" / f"cu{locked.partition('.')[0]}", archs, needed)
+
+
+def tvm_ffi(target: FlashInferTarget) -> TvmFfi:
+    """The locked tvm-ffi of a FlashInfer recipe: the installed package if that has the version, else the unpacked wheel.
+
+    Raises:
+        ToolchainMissing: the recipe is not locked, and no tvm-ffi is installed.
+        FetchFailed, HashMismatch, OfflineMiss, NotEnoughDisk: the wheel could not be fetched or unpacked.
+    """
+    wheels = locked_tvm_ffi(_locked(target))
+    installed, spec = toolchain.installed_version(FFI), importlib.util.find_spec("tvm_ffi")
+    if spec is not None and spec.origin is not None and all(wheel.version == installed for wheel in wheels):
+        return TvmFfi(installed, Path(spec.origin).parent)
+    if not wheels:
+        raise ToolchainMissing(
+            f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
+            f"lock it: sm120kit recipe lock {target.argument}",
+        )
+    return TvmFfi(wheels[0].version, _unpack(target, wheels) / "tvm_ffi")
+
+
+def locked_compilers(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
+    """The wheels of a closure that make up the CUDA toolkit."""
+    return tuple(wheel for wheel in wheels if wheel.name.startswith("nvidia-"))
+
+
+def locked_tvm_ffi(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
+    """The wheel of tvm-ffi in a closure; none or one."""
+    return tuple(wheel for wheel in wheels if wheel.name == FFI)
+
+
+def unpacked_names(lock: Lock) -> set[str]:
+    """The names of the directories in ``cache/toolchains`` that a lock's wheels are unpacked into."""
+    groups = [group(closure.wheels) for closure in lock.closures for group in (locked_compilers, locked_tvm_ffi)]
+    return {_unpacked_name(wheels) for wheels in groups if wheels}
+
+
+def _unpacked_name(wheels: Sequence[LockedWheel]) -> str:
+    return digest_of(sorted((wheel.filename, wheel.sha256) for wheel in wheels))
+
+
+def _locked(target: FlashInferTarget) -> tuple[LockedWheel, ...]:
+    """The wheels in the lockfile of a target for this machine. The lockfile need not fit the present series."""
+    closure = _closure(target)
+    return closure.wheels if closure else ()
+
+
+def _closure(target: FlashInferTarget) -> Closure | None:
+    if not target.lock_path.is_file():
+        return None
+    closures = read(target.lock_path).closures
+    return next((closure for closure in closures if closure.platform.endswith(f"_{platform.machine()}")), None)
+
+
+def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel]) -> Path:
+    """The directory with the files of wheels, created once."""
+    workspace, name = target.options.workspace, _unpacked_name(wheels)
+    directory = workspace.cache / "toolchains" / name
+    with workspace.exclusive(f"toolchain-{name}"):
+        if not directory.is_dir():
+            closure = _closure(target)
+            assert closure is not None
+            files = sources.wheelhouse(wheels, workspace, target.options.origin)
+            sources.unpack_wheels(files, directory, closure.python)
+        mark_used(directory)
+    return directory
+
+
+def toolchain_differences(lock: Lock, tools: Toolchain) -> tuple[str, ...]:
+    """The compiler, if its version is not the locked one. A build with it works, but its result has another digest."""
+    pins = dict(line.split("==") for line in (lock.recipe.get("environment") or {}).get("requires", ()))
+    locked = pins.get(NVCC, tools.nvcc_version)
+    return () if locked == tools.nvcc_version else (f"{NVCC} {tools.nvcc_version}, the lockfile has {locked}",)
+
+
+def require_locked(target: FlashInferTarget) -> None:
+    """Require the compiler that the lockfile of a FlashInfer recipe pins: an engine's closure has libraries that fit it.
+
+    Raises:
+        ToolchainMissing, ToolchainUnsuitable: see :func:`compilers`; also if ``CUDA_HOME`` is another version.
+        LockDiffers: see :func:`sm120kit.recipes.lockfile.verify`.
+    """
+    differences = toolchain_differences(target.lock, compilers(target))
+    if differences:
+        raise ToolchainUnsuitable(
+            "\n  ".join([f"this compiler is not the one that the lockfile of {target.recipe.name} pins:", *differences]),
+            "unset CUDA_HOME: the locked compilers are used instead",
+        )
