@@ -57,8 +57,8 @@ LABEL = "sm120kit."
 USAGE = "help.txt"
 """The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
 
-_NVIDIA = "nvidia-"
-"""Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in a layer of their own."""
+NVIDIA = "nvidia-"
+"""Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in layers of their own."""
 
 
 @dataclass(frozen=True)
@@ -98,48 +98,71 @@ def make_context(
         ArtifactChanged: the existing context was changed.
         NotEnoughDisk, StateUnwritable: the context cannot be stored.
     """
-    require_pinned(base)
-    text, scripts = _dockerfile(setup)
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
-    built = tuple(_built_wheel(path) for path in ours)
-    version = setup.version or built[0].wheel.version
-    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch)}
-    wheels = tuple(wheel for wheel, _ in locked)
-    labels = _labels(setup, base, version, built, wheels) | {
-        "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    }
-    digest = digest_of([text, scripts, arguments, labels, [wheel.wheel.sha256 for wheel in built], wheels, INSTALLER])
-    reference = image_name(setup.kind, version, digest)
-    target = workspace.root / "images" / digest
-    context = ImageContext(
-        directory=target / "context",
-        digest=digest,
-        kind=setup.kind,
-        base=base,
-        reference=reference,
-        arguments=arguments,
-        labels=labels | {f"{LABEL}context": digest, f"{LABEL}reference": reference},
-        installer=INSTALLER,
-        locked=wheels,
-        ours=built,
-    )
+    context, text, scripts = describe(setup, base, ours, [wheel for wheel, _ in locked], workspace, INSTALLER)
+    target = context.directory.parent
     texts = {name: content.encode() for name, content in {"Dockerfile": text, **scripts}.items()}
-    of_nvidia = [pair for pair in locked if pair[0].name.startswith(_NVIDIA)]
+    of_nvidia = [pair for pair in locked if pair[0].name.startswith(NVIDIA)]
     directories = {
         "tools": [(INSTALLER, installer)],
         "cuda": of_nvidia,
         "locked": [pair for pair in locked if pair not in of_nvidia],
-        "ours": [(wheel.wheel, path) for wheel, path in zip(built, ours, strict=True)],
+        "ours": [(wheel.wheel, path) for wheel, path in zip(context.ours, ours, strict=True)],
     }
     texts |= {f"{name}/requirements.txt": _requirements(pairs) for name, pairs in directories.items()}
     files = {f"{name}/{path.name}": (wheel, path) for name, pairs in directories.items() for wheel, path in pairs}
-    with workspace.exclusive(f"image-{digest}"):
+    with workspace.exclusive(f"image-{context.digest}"):
         if (target / "context.json").is_file():
             _require_unchanged(context.directory, texts, files)
             mark_used(target)
         else:
             _write_context(target, context, texts, files)
     return context
+
+
+def describe(
+    setup: ImageSetup,
+    base: str,
+    ours: Sequence[Path],
+    locked: Sequence[LockedWheel],
+    workspace: Workspace,
+    installer: LockedWheel | None = None,
+) -> tuple[ImageContext, str, dict[str, str]]:
+    """The context of an image without writing it, its Dockerfile, and the scripts of the Dockerfile by path in the context.
+
+    With an ``installer``, it is for a build by the Dockerfile, else for :mod:`sm120kit.images.assembly`, which takes settings
+    from the Dockerfile and writes the same files. Inputs, labels and name follow the same rules; digests differ.
+
+    Raises:
+        NoSuchImage, UnknownName, BadArtifact: as for :func:`make_context`.
+    """
+    require_pinned(base)
+    text, scripts = _dockerfile(setup)
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
+    built = tuple(_built_wheel(path) for path in ours)
+    version = setup.version or built[0].wheel.version
+    arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch)}
+    builder = "docker" if installer else "layers"
+    wheels = tuple(locked)
+    labels = _labels(setup, base, version, built, wheels) | {
+        "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **({} if installer else {f"{LABEL}builder": builder}),
+    }
+    digest = digest_of([text, scripts, arguments, labels, [wheel.wheel.sha256 for wheel in built], wheels, installer])
+    reference = image_name(setup.kind, version, digest)
+    context = ImageContext(
+        directory=workspace.root / "images" / digest / "context",
+        digest=digest,
+        kind=setup.kind,
+        base=base,
+        reference=reference,
+        arguments=arguments,
+        labels=labels | {f"{LABEL}context": digest, f"{LABEL}reference": reference},
+        installer=installer,
+        locked=wheels,
+        ours=built,
+        builder=builder,
+    )
+    return context, text, scripts
 
 
 def _labels(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tarfile
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.process import Stopped
 from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
 
 
@@ -17,9 +19,13 @@ class LayerWriter:
     owner root. Long names and large files have PAX headers.
     """
 
-    def __init__(self, blob: BlobWriter, epoch: int) -> None:
-        """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries."""
+    def __init__(self, blob: BlobWriter, epoch: int, stop: threading.Event | None = None) -> None:
+        """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries.
+
+        When another thread sets ``stop``, the next write raises :class:`sm120kit.core.process.Stopped`.
+        """
         self._blob = blob
+        self._stop = stop or threading.Event()
         self._epoch = epoch
         self._types: dict[str, bytes] = {"": tarfile.DIRTYPE}
 
@@ -42,10 +48,10 @@ class LayerWriter:
             UnsafeArchive: also if ``chunks`` have another size.
         """
         self._header(path, tarfile.REGTYPE, mode=mode, uid=uid, gid=gid, size=size)
-        written = sum(map(self._blob.write, chunks))
+        written = sum(map(self._write, chunks))
         if written != size:
             raise UnsafeArchive(f"{path} has {written} bytes, not {size}", "fetch its archive again")
-        self._blob.write(bytes(-size % tarfile.BLOCKSIZE))
+        self._write(bytes(-size % tarfile.BLOCKSIZE))
 
     def symlink(self, path: str, target: str, *, uid: int = 0, gid: int = 0) -> None:
         """Add a symbolic link. See :meth:`directory`."""
@@ -59,8 +65,13 @@ class LayerWriter:
 
     def finish(self) -> Descriptor:
         """End the layer and commit the blob. Its digest is the diff id."""
-        self._blob.write(bytes(2 * tarfile.BLOCKSIZE))
+        self._write(bytes(2 * tarfile.BLOCKSIZE))
         return self._blob.commit(LAYER)
+
+    def _write(self, data: bytes) -> int:
+        if self._stop.is_set():
+            raise Stopped
+        return self._blob.write(data)
 
     def _header(self, path: str, type_: bytes, **fields: Any) -> None:
         parts = path.split("/")
@@ -78,4 +89,4 @@ class LayerWriter:
         entry.type, entry.mtime = type_, self._epoch
         for name, value in fields.items():
             setattr(entry, name, value)
-        self._blob.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self._write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))

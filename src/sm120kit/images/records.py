@@ -29,7 +29,8 @@ class ImageContext:
     """A complete build context. ``digest`` covers all inputs (files, arguments and labels) and identifies the image.
 
     ``kind`` names the Dockerfile and the suite of checks; ``reference`` is the name and tag that the image gets once verified.
-    The wheels ``locked`` and ``ours`` are installed by ``installer``, which is not installed itself.
+    The wheels ``locked`` and ``ours`` are installed by ``installer``, which is not installed itself. ``builder`` is ``docker``,
+    or ``layers`` for an image that :mod:`sm120kit.images.assembly` writes: that has neither a ``directory`` nor an installer.
     """
 
     directory: Path
@@ -39,9 +40,10 @@ class ImageContext:
     reference: str
     arguments: dict[str, str]
     labels: dict[str, str]
-    installer: LockedWheel
+    installer: LockedWheel | None
     locked: tuple[LockedWheel, ...]
     ours: tuple[BuiltWheel, ...]
+    builder: str = "docker"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
         for patch in built.origin["patches"]:
             yield _resource(f"patches/{patch['project']}/{patch['slug']}.patch", patch["sha256"])
     official = (wheel for built in context.ours for wheel in purls.official_wheel(built))
-    for wheel in (*context.locked, *official, context.installer):
+    for wheel in (*context.locked, *official, *filter(None, [context.installer])):
         yield _resource(wheel.filename, wheel.sha256, purls.wheel_purl(wheel))
 
 

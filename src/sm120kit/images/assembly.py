@@ -1,0 +1,354 @@
+"""Assemble an image from locked inputs without a builder: ``(ImageContext, base, wheels) -> Image`` in an OCI layout.
+
+Each layer is a function of few inputs (its wheels, the Python of the base, the time of all files) and is recorded by their
+digest: what another image or an earlier build wrote is neither written nor read again. The files are those of the Dockerfiles.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import archives, process, reporting
+from sm120kit.core.errors import BadArtifact, BadRecord, ImageBuildFailed
+from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, read_record, require_disk, write_record
+from sm120kit.images import cuda_home, wheels
+from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
+from sm120kit.images.context import NVIDIA
+from sm120kit.images.dockerfile import image_settings
+from sm120kit.images.layers import LayerWriter
+from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.images.records import Image, ImageContext
+from sm120kit.images.wheels import VENV, WheelContents
+from sm120kit.sources.records import LockedWheel
+
+FORMAT = 1
+"""Version of what this module writes; part of the inputs of each layer."""
+
+MAX_ALONE = 30
+"""Limit for wheels with a layer of their own."""
+_LARGE_BYTES = 16 * 2**20
+_MARGIN_BYTES = 256 * 2**20
+_CUDA = "nvidia/cu13"
+_USER = {
+    "group": "sm120kit:x:1000:\n",
+    "passwd": "sm120kit:x:1000:1000:sm120kit:/home/sm120kit:/usr/sbin/nologin\n",
+}
+"""The lines that dockerfiles/tools/user.sh adds to files in /etc."""
+
+# What `python3 -m venv --without-pip /opt/venv` writes, by the module of the image's Python, with the path that it has there.
+_MAKE_VENV = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+sys.executable = sys._base_executable = "/usr/bin/python3"
+import venv
+venv.EnvBuilder(symlinks=True, with_pip=False).create(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class ImageBase:
+    """What an image is built on: its layers, lowest first, their unpacked digests, its config (OCI image-spec, config.md).
+
+    ``root`` is a directory with its files, of which ``etc/passwd`` and ``etc/group`` are read. ``python`` starts its Python, or
+    another of the same version, on this machine.
+    """
+
+    layers: tuple[Descriptor, ...]
+    diff_ids: tuple[str, ...]
+    config: dict[str, Any]
+    root: Path
+    python: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer to be written: a digest of its inputs, its size in bytes, and the function that writes it."""
+
+    description: str
+    inputs: str
+    size: int
+    write: Callable[[LayerWriter, BytecodeCompiler], None] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What all layers of an image have in common."""
+
+    context: ImageContext
+    base: ImageBase
+    python: ImagePython
+    epoch: int
+    files: Callable[[LockedWheel], Path]
+    contents: Mapping[LockedWheel, WheelContents]
+
+    def layer(
+        self, description: str, inputs: object, size: int, write: Callable[[LayerWriter, BytecodeCompiler], None]
+    ) -> _Layer:
+        """A layer that follows from ``inputs``, the Python and the time."""
+        return _Layer(description, digest_of([FORMAT, vars(self.python), self.epoch, inputs]), size, write)
+
+
+def assemble(
+    context: ImageContext,
+    dockerfile: tuple[str, Mapping[str, str]],
+    base: ImageBase,
+    files: Callable[[LockedWheel], Path],
+    layout: Layout,
+    workspace: Workspace,
+) -> tuple[Image, bool]:
+    """Write the layers that ``layout`` lacks, and the image. Returns the image and whether it was built; it is not tagged.
+
+    ``context`` and ``dockerfile`` are from :func:`sm120kit.images.context.describe`. ``files`` gives the file of a wheel,
+    verified against its lock; it is called, by several threads, only for wheels that are read.
+
+    Raises:
+        BadArtifact, UnsafeArchive: a wheel is damaged or hostile.
+        CommandFailed: the Python of the base does not work.
+        NotEnoughDisk, StateUnwritable: the layers cannot be stored.
+    """
+    target = workspace.root / "images" / context.digest
+    with workspace.exclusive(f"image-{context.digest}"):
+        built = _recorded(target / "image.json", layout)
+        if built is not None:
+            mark_used(target)
+            return built, False
+        with disk_errors(target):
+            target.mkdir(parents=True, exist_ok=True)
+            write_record(target / "context.json", context)
+            image = _assemble(context, dockerfile, base, files, layout, workspace)
+            write_record(target / "image.json", image)
+    return image, True
+
+
+def _recorded(record: Path, layout: Layout) -> Image | None:
+    """The image of a record, if the layout has it with all layers."""
+    try:
+        recorded = read_record(Image, record)
+    except (OSError, BadRecord):
+        return None
+    manifest = layout.find(recorded.id)
+    if manifest is None or not all(layout.has(layer.digest, layer.size) for layer in layout.layers(manifest.digest)):
+        return None
+    return recorded if layout.image(manifest.digest) == recorded else None
+
+
+def _assemble(
+    context: ImageContext,
+    dockerfile: tuple[str, Mapping[str, str]],
+    base: ImageBase,
+    files: Callable[[LockedWheel], Path],
+    layout: Layout,
+    workspace: Workspace,
+) -> Image:
+    text, scripts = dockerfile
+    settings = image_settings(text, base.config.get("config") or {})
+    labels: dict[str, str] = settings.get("Labels", {})
+    settings["Labels"] = labels | context.labels
+    with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
+        every = (*context.locked, *(built.wheel for built in context.ours))
+        contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
+        epoch = int(context.arguments.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
+        inputs = _Inputs(context, base, bytecode.python, epoch, files, contents)
+        planned = list(_plan(inputs, scripts))
+        layers = _write(planned, inputs, bytecode, layout, workspace)
+    created = context.labels["org.opencontainers.image.created"]
+    history = [{"created": created, "created_by": f"sm120kit: {layer.description}"} for layer in planned]
+    config: dict[str, Any] = {
+        **{key: base.config[key] for key in ("architecture", "os", "variant") if key in base.config},
+        "created": created,
+        "config": settings,
+        "history": [*base.config.get("history", ()), *history],
+    }
+    manifest = layout.add_image((*base.layers, *layers), (*base.diff_ids, *(layer.digest for layer in layers)), config)
+    return layout.image(manifest.digest)
+
+
+def _contents(
+    wheel: LockedWheel, files: Callable[[LockedWheel], Path], python: ImagePython, workspace: Workspace
+) -> WheelContents:
+    """The contents of a wheel, which are recorded so that it is read once."""
+    key = digest_of([FORMAT, wheel, python.short_version])
+    record = workspace.cache / "contents" / f"{key}.json"
+    try:
+        return read_record(WheelContents, record)
+    except (OSError, BadRecord):
+        contents = wheels.read_contents(wheel, files(wheel), python)
+    write_record(record, contents)
+    return contents
+
+
+def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
+    """The layers of an image, lowest first: what changes least, and is shared most, is lowest."""
+    context = inputs.context
+    of_nvidia = [wheel for wheel in context.locked if wheel.name.startswith(NVIDIA)]
+    others = [wheel for wheel in context.locked if wheel not in of_nvidia]
+    ours = [built.wheel for built in context.ours]
+    yield inputs.layer("environment", "environment", 0, lambda layer, _: _write_venv(layer, inputs))
+    groups = _groups(of_nvidia, others, inputs.contents)
+    stages = (of_nvidia, others, ours)
+    without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, inputs.contents), inputs.contents)
+    for group in groups:
+        yield _wheel_layer(inputs, group, without)
+    if "engine/cuda_home.sh" in scripts:
+        yield _cuda_layer(inputs, of_nvidia)
+    for wheel in ours:
+        yield _wheel_layer(inputs, [wheel], without)
+    files = {f"etc/{name}": (inputs.base.root / "etc" / name).read_text() + added for name, added in _USER.items()}
+    files |= {
+        f"opt/sm120kit/{name.removeprefix('engine/')}": text
+        for name, text in scripts.items()
+        if name.startswith("engine/") and not name.endswith(".sh")
+    }
+    yield inputs.layer("user", ["user", files], 0, lambda layer, _: _write_user(layer, files))
+
+
+def _groups(
+    of_nvidia: Sequence[LockedWheel], others: Sequence[LockedWheel], contents: Mapping[LockedWheel, WheelContents]
+) -> list[list[LockedWheel]]:
+    """Wheels by layer. A large wheel is alone, so that its layer is shared by all images with it."""
+    limit = _LARGE_BYTES
+    while sum(contents[wheel].size >= limit for wheel in (*of_nvidia, *others)) > MAX_ALONE:
+        limit *= 2
+    groups = []
+    for stage in (of_nvidia, others):
+        by_name = sorted(stage, key=lambda wheel: wheel.name)
+        large = [[wheel] for wheel in by_name if contents[wheel].size >= limit]
+        rest = [wheel for wheel in by_name if contents[wheel].size < limit]
+        groups += [*large, *([rest] if rest else [])]
+    return groups
+
+
+def _shadowed(
+    groups: Sequence[Sequence[LockedWheel]], winners: Mapping[str, LockedWheel], contents: Mapping[LockedWheel, WheelContents]
+) -> dict[LockedWheel, frozenset[str]]:
+    """The files of each wheel that must not be written: those that would hide or repeat the file of another wheel."""
+    position = {wheel: index for index, group in enumerate(groups) for wheel in group}
+    without: dict[LockedWheel, set[str]] = {wheel: set() for wheel in position}
+    for group in groups:
+        owner: dict[str, LockedWheel] = {}
+        for wheel in group:
+            for path, digest in contents[wheel].files.items():
+                winner = winners.get(path)
+                hides = winner is not None and digest != contents[winner].files[path] and position[winner] <= position[wheel]
+                if hides or path in owner:
+                    without[wheel].add(path)
+                else:
+                    owner[path] = wheel
+    return {wheel: frozenset(paths) for wheel, paths in without.items()}
+
+
+def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping[LockedWheel, frozenset[str]]) -> _Layer:
+    def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
+        for wheel in group:
+            wheels.install(wheel, inputs.files(wheel), layer, compiler, without[wheel])
+
+    names = [wheel.name for wheel in group]
+    description = f"{len(names)} wheels" if len(names) > 1 else f"{names[0]} {group[0].version}"
+    key = ["wheels", [[wheel, sorted(without[wheel])] for wheel in group]]
+    return inputs.layer(description, key, sum(inputs.contents[wheel].size for wheel in group), write)
+
+
+def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel]) -> _Layer:
+    directory = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/{_CUDA}"
+    owners = {path: wheel for wheel in of_nvidia for path in inputs.contents[wheel].files if path.startswith(directory)}
+    header = f"{directory}/include/cuda.h"
+    if header not in owners:
+        raise ImageBuildFailed(
+            f"no wheel of {inputs.context.reference} has {_CUDA}/include/cuda.h, from which its CUDA home is made",
+            "the recipe's environment must require nvidia-cuda-runtime for CUDA 13",
+        )
+    entries = {
+        path.removeprefix(f"{directory}/lib/").partition("/")[0] for path in owners if path.startswith(f"{directory}/lib/")
+    }
+    libraries = sorted(name for name in entries if name.startswith("lib"))
+    architecture = inputs.base.config["architecture"]
+
+    def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
+        wheel = owners[header]
+        text = wheels.read_file(wheel, inputs.files(wheel), f"{_CUDA}/include/cuda.h").decode(errors="replace")
+        cuda_home.write_cuda_home(layer, directory, libraries, cuda_home.driver_stub(text, architecture))
+
+    key = ["cuda home", libraries, inputs.contents[owners[header]].files[header], architecture]
+    return inputs.layer("CUDA home", key, 0, write)
+
+
+def _write_venv(layer: LayerWriter, inputs: _Inputs) -> None:
+    """Write the environment into which the wheels are installed."""
+    with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
+        environment: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PYTHON")}
+        root = Path(scratch, VENV)
+        process.run([*inputs.base.python, "-S", "-s", "-c", _MAKE_VENV, root], env=environment)
+        executable = f"executable = /usr/bin/python{inputs.python.short_version}\n"
+        for path in (root, *sorted(root.rglob("*"))):
+            name = str(path.relative_to(scratch))
+            if path.is_symlink():
+                layer.symlink(name, str(path.readlink()))
+            elif path.is_dir():
+                layer.directory(name)
+            else:
+                lines = path.read_text().replace(scratch, "").splitlines(keepends=True)
+                content = "".join(executable if line.startswith("executable = ") else line for line in lines).encode()
+                layer.file(name, [content], len(content))
+
+
+def _write_user(layer: LayerWriter, files: Mapping[str, str]) -> None:
+    """Write the user who runs programs in the image, and the programs of the entrypoint and the health check."""
+    for path, text in sorted(files.items()):
+        content = text.encode()
+        layer.file(path, [content], len(content))
+    layer.directory("home/sm120kit", uid=1000, gid=1000)
+
+
+def _write(
+    planned: Sequence[_Layer], inputs: _Inputs, bytecode: BytecodeCompiler, layout: Layout, workspace: Workspace
+) -> list[Descriptor]:
+    """Write the layers that the layout lacks, the largest first, two at a time."""
+    records = {layer: workspace.cache / "layers" / f"{layer.inputs}.json" for layer in planned}
+    written = {layer: _written(record, layout) for layer, record in records.items()}
+    missing = sorted((layer for layer in planned if written[layer] is None), key=lambda layer: -layer.size)
+    total = sum(layer.size for layer in missing)
+    require_disk(layout.directory, int(total * 1.05) + _MARGIN_BYTES if missing else 0, "the image")
+    stop = threading.Event()
+    with reporting.task(f"writing {len(missing)} of {len(planned)} layers", total, transfer=True) as advance:
+
+        def write(layer: _Layer) -> Descriptor:
+            with layout.writer() as blob:
+                tar = LayerWriter(blob, inputs.epoch, stop)
+                layer.write(tar, bytecode)
+                descriptor = tar.finish()
+            write_record(records[layer], descriptor)
+            advance(layer.size)
+            return descriptor
+
+        with ThreadPoolExecutor(2) as pool:
+            running = {layer: pool.submit(write, layer) for layer in missing}
+            try:
+                wait(running.values(), return_when=FIRST_EXCEPTION)
+            finally:
+                failed = any(future.done() and future.exception() for future in running.values())
+                if failed or not all(future.done() for future in running.values()):
+                    stop.set()
+                    pool.shutdown(cancel_futures=True)
+            for future in running.values():
+                if not future.cancelled() and not isinstance(future.exception(), process.Stopped):
+                    future.result()
+    return [written[layer] or running[layer].result() for layer in planned]
+
+
+def _written(record: Path, layout: Layout) -> Descriptor | None:
+    """A recorded layer, if the layout has it."""
+    try:
+        layer = read_record(Descriptor, record)
+        present = layout.has(layer.digest, layer.size)
+    except (OSError, BadRecord, BadArtifact):
+        return None
+    if present:
+        mark_used(record)
+    return layer if present else None

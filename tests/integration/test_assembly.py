@@ -1,0 +1,254 @@
+"""Images assembled from layers: the files of wheels, determinism, what is written again, damage and hostile wheels."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from small_assembly import CUDA_H, SmallImage
+from small_engine import make_wheel
+
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, CommandFailed, ImageBuildFailed, UnsafeArchive
+from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.images import cuda_home, wheels
+from sm120kit.images.bytecode import BytecodeCache, compiler
+from sm120kit.images.dockerfile import image_settings
+from sm120kit.images.layers import LayerWriter
+from sm120kit.images.oci import Layout
+from sm120kit.sources.records import LockedWheel
+
+SITE = f"opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallImage:
+    return SmallImage(tmp_path)
+
+
+def tree(layout: Layout, layers: tuple[str, ...]) -> dict[str, tarfile.TarInfo]:
+    """The entries of an image; those of a higher layer replace those of lower ones."""
+    entries = {}
+    for layer in layers:
+        with tarfile.open(layout.path(layer)) as archive:
+            entries |= {member.name: member for member in archive}
+    return entries
+
+
+def content(layout: Layout, layers: tuple[str, ...], path: str) -> bytes:
+    """A file of an image."""
+    for layer in reversed(layers):
+        with tarfile.open(layout.path(layer)) as archive:
+            if path in archive.getnames():
+                file = archive.extractfile(path)
+                assert file is not None
+                return file.read()
+    raise KeyError(path)
+
+
+def test_image_has_the_files_and_settings_of_the_dockerfile(small: SmallImage) -> None:
+    image, ran = small.assemble()
+    assert ran and image.user == "1000:1000" and image.platform == "linux/amd64"
+    assert image.canonical_name.startswith("sm120kit/vllm:1.0-sm120kit.")
+    assert image.labels["sm120kit.builder"] == "layers"
+    manifest = small.layout.find(image.id)
+    assert manifest is not None
+    small.layout.verify(manifest.digest)
+    config = small.layout.config(manifest.digest)
+    settings = config["config"]
+    assert settings["Env"] == [
+        "PATH=/opt/venv/bin:/usr/bin:/bin",
+        "CUDA_HOME=/opt/cuda",
+        "LD_LIBRARY_PATH=/opt/cuda/lib",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        'A=two "words" and $3',
+    ]
+    assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", "vllm", "serve"] and "Cmd" not in settings
+    assert settings["WorkingDir"] == "/home/sm120kit"
+    check = {"Test": ["CMD", "python", "/opt/sm120kit/healthy.py"], "Interval": 30 * 10**9, "Timeout": 10**10}
+    assert settings["Healthcheck"] == check | {"StartPeriod": 3600 * 10**9, "Retries": 3}
+    assert len(config["history"]) == len(image.layers) == len(config["rootfs"]["diff_ids"])
+    entries = tree(small.layout, image.layers)
+    assert {member.mtime for member in entries.values()} == {315532800}
+    assert entries["opt/venv/bin/python3"].linkname == "/usr/bin/python3" and entries["opt/venv/lib64"].linkname == "lib"
+    assert "home = /usr/bin\n" in content(small.layout, image.layers, "opt/venv/pyvenv.cfg").decode()
+    assert small.directory.name not in content(small.layout, image.layers, "opt/venv/bin/activate").decode()
+    assert (entries["home/sm120kit"].uid, entries["home/sm120kit"].gid) == (1000, 1000)
+    assert b"sm120kit:x:1000:1000:" in content(small.layout, image.layers, "etc/passwd")
+    assert content(small.layout, image.layers, "opt/venv/bin/serve").decode() == (
+        "#!/opt/venv/bin/python\nimport sys\nfrom engine.cli import main\nif __name__ == '__main__':\n"
+        "    sys.argv[0] = sys.argv[0].removesuffix('.exe')\n    sys.exit(main.run())\n"
+    )
+    assert entries["opt/venv/bin/serve"].mode == 0o755 and "opt/venv/share/engine.txt" in entries
+    cached = sys.implementation.cache_tag
+    assert f"{SITE}/engine/__pycache__/__init__.{cached}.pyc" in entries
+    assert f"{SITE}/engine/__pycache__/old.{cached}.pyc" not in entries  # Python 2
+    assert entries["opt/cuda/lib64/libcublas.so"].linkname == "libcublas.so.13"
+    assert entries["opt/cuda/lib64/libnvrtc.alt.so"].linkname == "libnvrtc.alt.so.13"
+    assert entries["opt/cuda/lib/libcudart.so.13"].linkname == f"/{SITE}/nvidia/cu13/lib/libcudart.so.13"
+    assert {"opt/sm120kit/healthy.py", "opt/sm120kit/serve.py", "opt/sm120kit/help.txt"} <= {*entries}
+    assert "opt/sm120kit/cuda_home.sh" not in entries and "opt/cuda/lib64/stubs/libcuda.so" in entries
+
+
+def test_same_inputs_give_the_same_image_in_two_directories(tmp_path: Path) -> None:
+    first, second = (SmallImage(tmp_path / name) for name in ("a", "much-longer-name"))
+    for small in (first, second):
+        small.directory.mkdir()
+    assert first.assemble()[0] == second.assemble()[0]
+
+
+def test_nothing_is_read_or_written_twice(small: SmallImage) -> None:
+    image, _ = small.assemble()
+    blobs = {path: path.stat().st_mtime_ns for path in (small.layout.directory / "blobs" / "sha256").iterdir()}
+    small.read.clear()
+    assert small.assemble() == (image, False) and small.read == []
+    changed, ran = small.assemble(b"patched = 2\n")
+    assert ran and {*small.read} == {"flashinfer-python"}
+    assert len({*changed.layers} - {*image.layers}) == 1
+    assert all(path.stat().st_mtime_ns == time for path, time in blobs.items())
+    # Another engine shares what is equal.
+    other = SmallImage(small.directory)
+    other.files["engine"]["engine/__init__.py"] = b"version = 2\n"
+    second, _ = other.assemble()
+    assert "nvidia-cublas" not in other.read and len({*second.layers} & {*image.layers}) == len(image.layers) - 1
+
+
+def test_removed_layer_is_written_again_and_a_changed_one_is_detected(small: SmallImage) -> None:
+    image, _ = small.assemble()
+    small.layout.path(image.layers[2]).unlink()
+    again, ran = small.assemble()
+    assert (again, ran) == (image, True)
+    path = small.layout.path(image.layers[2])
+    path.write_bytes(path.read_bytes().replace(b"nvidia", b"NVIDIA"))
+    manifest = small.layout.find(image.id)
+    assert manifest is not None
+    with pytest.raises(ArtifactChanged):
+        small.layout.verify(manifest.digest)
+
+
+def test_winner_of_a_path_is_that_of_pip(small: SmallImage) -> None:
+    """Pip installs in reverse order of names, and again.py those once more that replace files of what they require."""
+    image, _ = small.assemble()
+    assert content(small.layout, image.layers, f"{SITE}/shared/common.py") == b"shared = 1\n"
+    small.requires = {"zlast": ["other"]}
+    image, _ = small.assemble()
+    assert content(small.layout, image.layers, f"{SITE}/shared/common.py") == b"shared = 'of zlast'\n"
+    for layer in image.layers:
+        with tarfile.open(small.layout.path(layer)) as archive:
+            names = archive.getnames()
+        assert len(names) == len({*names})
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "message"),
+    [
+        ({"../../../../../etc/passwd": b""}, UnsafeArchive, "not a path"),
+        ({"engine-1.0.data/data/../../../etc/x": b""}, UnsafeArchive, "not a path"),
+        ({"/etc/passwd": b""}, BadArtifact, "absolute"),
+        ({"engine-1.0.data/scripts/python": b""}, UnsafeArchive, "part of the environment itself"),
+        ({"engine-1.0.data/data/lib64/x": b""}, UnsafeArchive, "part of the environment itself"),
+        ({"a": b"", "a/b": b""}, UnsafeArchive, "no directory"),
+        ({"engine-1.0.data/nowhere/x": b""}, BadArtifact, "nowhere"),
+        ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\n../../x = a:b\n"}, UnsafeArchive, "not a path"),
+        ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nx = no callable\n"}, BadArtifact, "installed"),
+    ],
+)  # fmt: skip
+def test_hostile_wheel_is_refused(small: SmallImage, files: dict[str, bytes], expected: type[Exception], message: str) -> None:
+    small.files["engine"] = files
+    with pytest.raises(expected, match=message):
+        small.assemble()
+    assert small.layout.images() == [] and [*(small.layout.directory / "partial").iterdir()] == []
+
+
+def test_file_that_differs_from_record_is_refused(small: SmallImage, tmp_path: Path) -> None:
+    make_wheel(tmp_path, "engine", "1.0", files={"engine.py": b"original\n"})
+    path = tmp_path / "engine-1.0-py3-none-any.whl"
+    changed = path.read_bytes().replace(b"original", b"replaced")
+    import binascii
+
+    crc = (binascii.crc32(data).to_bytes(4, "little") for data in (b"original\n", b"replaced\n"))
+    path.write_bytes(changed.replace(next(crc), next(crc)))
+    wheel = LockedWheel("engine", "1.0", path.name, file_sha256(path))
+    with (
+        compiler([sys.executable], tmp_path / "cache", 1) as bytecode,
+        small.layout.writer() as blob,
+        pytest.raises(BadArtifact, match=r"engine\.py does not have the sha256 of its RECORD"),
+    ):
+        wheels.install(wheel, path, LayerWriter(blob, 0), bytecode)
+
+
+def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:
+    del small.files["nvidia-cuda-runtime"]["nvidia/cu13/include/cuda.h"]
+    with pytest.raises(ImageBuildFailed, match=r"no wheel .* has nvidia/cu13/include/cuda\.h"):
+        small.assemble()
+
+
+def test_base_whose_python_does_not_work(small: SmallImage) -> None:
+    small.python = ("/bin/false",)
+    with pytest.raises(CommandFailed, match="/bin/false is not a Python"):
+        small.assemble()
+
+
+def test_bytecode_is_that_of_compileall_and_damaged_cache_entries_are_not_used(tmp_path: Path) -> None:
+    import sqlite3
+
+    sources = {path.name: path.read_bytes() for path in Path(json.__file__).parent.glob("*.py")}
+    for name, source in sources.items():
+        (tmp_path / "overlay").mkdir(exist_ok=True)
+        (tmp_path / "overlay" / name).write_bytes(source)
+    argv = [sys.executable, "-m", "compileall", "-qq", "-s", tmp_path / "overlay", "-p", "/", tmp_path / "overlay"]
+    subprocess.run([*argv, "--invalidation-mode", "unchecked-hash"], check=True)
+    cache = tmp_path / "cache.sqlite"
+    for turn in ("compiled", "cached", "damaged"):
+        if turn == "damaged":
+            with sqlite3.connect(cache) as database:
+                database.execute("UPDATE bytecode SET bytecode = x'00'")
+        with compiler([sys.executable], cache) as bytecode:
+            results = {name: bytecode.compile(f"/{name}", source) for name, source in reversed(sources.items())}
+            for name, result in results.items():
+                cached = tmp_path / "overlay" / bytecode.python.cached_path(name).lstrip("/")
+                assert result.result() == cached.read_bytes(), (turn, name)
+    (tmp_path / "no.sqlite").write_bytes(b"not a database")
+    unusable = BytecodeCache(tmp_path / "no.sqlite")
+    unusable.put(b"key", b"value")
+    unusable.close()
+
+
+def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
+    stub = tmp_path / "libcuda.so"
+    stub.write_bytes(cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
+    assert ctypes.CDLL(str(stub)).cuMemAlloc_v2() == 34
+    (tmp_path / "main.c").write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }\n")
+    subprocess.run(["cc", "main.c", "-L.", "-lcuda", "-o", "main"], cwd=tmp_path, check=True)
+    needed = subprocess.run(["readelf", "-d", "main"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "[libcuda.so.1]" in needed
+    warnings = subprocess.run(["readelf", "-a", stub], capture_output=True, text=True).stderr
+    assert warnings == ""
+
+
+def test_settings_of_a_dockerfile() -> None:
+    text = (data_root() / "dockerfiles" / "flashinfer.Dockerfile").read_text()
+    config = image_settings(text, {"Env": ["PATH=/bin", "B=1"], "Cmd": ["bash"], "Labels": {"of": "base"}})
+    assert config["Env"][:3] == ["PATH=/opt/venv/bin:/bin", "B=1", "FLASHINFER_DISABLE_JIT=1"]
+    assert config["Cmd"] == ["python"] and config["Labels"] == {"of": "base"}
+    assert image_settings('ENTRYPOINT ["a"]\nENV A="x \\$B ${B}" C=$B', {"Env": ["B=2"], "Cmd": ["b"]}) == {
+        "Env": ["B=2", "A=x $B 2", "C=2"],
+        "Entrypoint": ["a"],
+    }
+    for wrong in ("ONBUILD RUN x", "CMD python", "ENV A b", 'ENV A="b', "HEALTHCHECK --interval=x CMD []"):
+        with pytest.raises(ImageBuildFailed):
+            image_settings(wrong, {})
+
+
+def test_state_is_not_needed_to_read_an_image(small: SmallImage) -> None:
+    """A layout is complete in itself: another program, or another state directory, reads it."""
+    image, _ = small.assemble()
+    moved = Layout(small.layout.directory.rename(small.directory / "moved"))
+    manifest = moved.find(image.id)
+    assert manifest is not None and moved.image(manifest.digest) == image
+    assert Workspace.open(small.directory / "state").root.is_dir()

@@ -1,0 +1,117 @@
+"""Inputs of a small engine image that is assembled from layers: wheels, a base with this Python, its Dockerfile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from small_engine import make_wheel
+
+from sm120kit.core.state import Workspace, file_sha256
+from sm120kit.images import assembly, context
+from sm120kit.images.layers import LayerWriter
+from sm120kit.images.oci import Layout
+from sm120kit.images.records import Image
+from sm120kit.sources.records import LockedWheel
+
+ORIGIN = {
+    "recipe": "flashinfer-0.6.6",
+    "plan": "b" * 64,
+    "commit": "c" * 40,
+    "tree": "d" * 40,
+    "archs": ["sm_120f"],
+    "modules": ["fp4_quantization_120f"],
+    "patches": [],
+}
+CUDA_H = b"CUresult cuInit(unsigned int Flags);\nCUresult cuMemAlloc_v2(void);\n"
+WHEELS: dict[str, dict[str, bytes]] = {
+    "engine": {
+        "engine/__init__.py": b"version = 1\n",
+        "engine/old.py": b"print 'of another Python'\n",
+        "engine/tool.sh": b"#!/bin/sh\n",
+        "engine-1.0.data/scripts/bin/run": b"#!python\nprint('run')\n",
+        "engine-1.0.data/data/share/engine.txt": b"data",
+        "engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nserve = engine.cli:main.run\n",
+    },
+    "nvidia-cuda-runtime": {
+        "nvidia/__init__.py": b"",
+        "nvidia/cu13/include/cuda.h": CUDA_H,
+        "nvidia/cu13/lib/libcudart.so.13": b"\x7fELF",
+        "nvidia/cu13/lib/libnvrtc.alt.so.13": b"\x7fELF",
+    },
+    "nvidia-cublas": {"nvidia/__init__.py": b"", "nvidia/cu13/lib/libcublas.so.13": bytes(100_000)},
+    "other": {"other/__init__.py": b"value = {'a', 'b', 'c'} and 'x'\n", "shared/common.py": b"shared = 1\n"},
+    "zlast": {"zlast.py": b"pass\n", "shared/common.py": b"shared = 'of zlast'\n"},
+}
+
+
+@dataclass
+class SmallImage:
+    """A directory with wheels, and an image of them in a state directory below it."""
+
+    directory: Path
+    files: dict[str, dict[str, bytes]] = field(default_factory=lambda: {name: dict(files) for name, files in WHEELS.items()})
+    requires: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    state: str = "state"
+    read: list[str] = field(default_factory=list)
+    python: tuple[str, ...] = (sys.executable,)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.directory / self.state / "oci")
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(self.directory / self.state)
+
+    def wheels(self) -> dict[LockedWheel, Path]:
+        """The official wheels."""
+        house = self.directory / "wheels"
+        house.mkdir(exist_ok=True)
+        found = {}
+        for name, files in self.files.items():
+            make_wheel(house, name, "1.0", files=files, requires=self.requires.get(name, ()))
+            path = house / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
+            found[LockedWheel(name, "1.0", path.name, file_sha256(path))] = path
+        return found
+
+    def ours(self, content: bytes = b"patched = 1\n") -> Path:
+        """The wheel of the patched FlashInfer."""
+        house = self.directory / "ours"
+        house.mkdir(exist_ok=True)
+        info = "flashinfer_python-0.6.6+sm120kit.1.dist-info/sm120kit.json"
+        files = {"flashinfer/__init__.py": content, info: json.dumps(ORIGIN).encode()}
+        make_wheel(house, "flashinfer-python", "0.6.6+sm120kit.1", files=files)
+        return house / "flashinfer_python-0.6.6+sm120kit.1-py3-none-any.whl"
+
+    def base(self) -> assembly.ImageBase:
+        root = self.directory / "root"
+        (root / "etc").mkdir(parents=True, exist_ok=True)
+        for name in ("passwd", "group"):
+            (root / "etc" / name).write_text("root:x:0:0:root:/root:/bin/bash\n")
+        with self.layout.writer() as blob:
+            layer = LayerWriter(blob, 315532800)
+            layer.directory("usr")
+            written = layer.finish()
+        config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
+        platform = {"architecture": "amd64", "os": "linux", "config": config, "history": [{"created_by": "debian"}]}
+        return assembly.ImageBase((written,), (written.digest,), platform, root, self.python)
+
+    def assemble(self, ours: bytes = b"patched = 1\n") -> tuple[Image, bool]:
+        wheels, patched = self.wheels(), self.ours(ours)
+        setup = context.ImageSetup(
+            "vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve")
+        )
+        base = f"debian-12@sha256:{'a' * 64}"
+        described, text, scripts = context.describe(setup, base, [patched], [*wheels], self.workspace)
+        paths = wheels | {described.ours[0].wheel: patched}
+
+        def file(wheel: LockedWheel) -> Path:
+            self.read.append(wheel.name)
+            return paths[wheel]
+
+        return assembly.assemble(described, (text, scripts), self.base(), file, self.layout, self.workspace)
