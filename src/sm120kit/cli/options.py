@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from sm120kit.core.urls import Endpoint
     from sm120kit.images.published import Source
     from sm120kit.sources.context import Options as RunOptions
+    from sm120kit.sources.records import DebianArchives
 
 SHARED = frozenset(
     {
         "api-key",
+        "debian-keyring",
+        "debian-mirror",
         "find-links",
         "index",
         "index-url",
@@ -63,6 +66,11 @@ def recipe_names(incomplete: str) -> list[str]:
     return _names("engines", incomplete)
 
 
+def lockable_names(incomplete: str) -> list[str]:
+    """Names of bases and recipes that start with ``incomplete``, for completion."""
+    return [*_names("bases", incomplete), *_names("engines", incomplete)]
+
+
 def configuration_names(incomplete: str) -> list[str]:
     """Names of configurations that start with ``incomplete``, for completion."""
     return _names("configurations", incomplete)
@@ -85,6 +93,20 @@ def _names(folder: str, incomplete: str) -> list[str]:
 
 AllowOlder = Annotated[bool, typer.Option("--allow-older", help="Accept an image older than the newest one pulled before.")]
 ContextOnly = Annotated[bool, typer.Option("--context-only", help="Stop when the image's build context is ready.")]
+DebianKeyring = Annotated[
+    Path | None,
+    typer.Option(
+        "--debian-keyring", metavar="FILE", help="Keys that sign the indexes of Debian archives; default: Debian's own."
+    ),
+]
+DebianMirror = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--debian-mirror",
+        metavar="DIR|URL",
+        help="Debian archive to use instead of this machine's apt sources, such as a snapshot; repeatable.",
+    ),
+]
 FindLinks = Annotated[
     list[str] | None,
     typer.Option(
@@ -180,6 +202,20 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
+class DebianSources:
+    """Where Debian packages come from."""
+
+    debian_mirror: DebianMirror = None
+    debian_keyring: DebianKeyring = None
+
+    def archives(self) -> DebianArchives:
+        """These archives as part of an origin."""
+        from sm120kit.sources.records import DebianArchives
+
+        return DebianArchives(tuple(self.debian_mirror or ()), self.debian_keyring)
+
+
+@dataclasses.dataclass(frozen=True)
 class Sources:
     """Where sources and packages come from, and the directory where they are stored."""
 
@@ -189,7 +225,7 @@ class Sources:
     offline: Offline = False
     state: State = None
 
-    def run_options(self, limits: Limits = Limits()) -> RunOptions:
+    def run_options(self, limits: Limits = Limits(), debian: DebianSources = DebianSources()) -> RunOptions:
         """The options of a run with these sources and limits.
 
         Raises:
@@ -199,7 +235,7 @@ class Sources:
         from sm120kit.sources import Origin
         from sm120kit.sources.context import Options
 
-        origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline)
+        origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline, debian.archives())
         memory_bytes = int(limits.memory * 2**30) if limits.memory is not None else None
         return Options(Workspace.open(self.state), origin, limits.jobs, memory_bytes)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, RecipeName, RecipeNames, Sources
+from sm120kit.cli.options import DebianSources, Json, RecipeName, RecipeNames, Sources, lockable_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -101,7 +101,12 @@ def check(names: RecipeNames = None) -> None:
 
 
 def lock(
-    names: RecipeNames = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE", autocompletion=lockable_names, help="Recipes by name or file, or bases; default: all."
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail if a lockfile is outdated and list the differences.")
     ] = False,
@@ -110,21 +115,32 @@ def lock(
     ] = False,
     *,
     sources: Sources,
+    debian: DebianSources,
     json: Json = False,
 ) -> None:
     """Lock sources, patches and wheels of recipes by hash.
 
-    Each lockfile is written next to its recipe.
+    Of a base such as debian-12, the Debian packages are locked. Each lockfile is written next to its recipe or base.
     """
     from sm120kit import recipes
-    from sm120kit.recipes import lockfile
+    from sm120kit.recipes import bases, lockfile
     from sm120kit.recipes.target import resolve, resolve_each
 
     if check and upgrade:
         raise typer.BadParameter("--check writes nothing, so --upgrade has no effect")
-    options = sources.run_options()
+    options = sources.run_options(debian=debian)
     ids = {}
-    chosen = names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
+    of_bases = [name for name in names or bases.names() if name in bases.names()]
+    for name in of_bases:
+        bases.verify(bases.load(name)) if check else bases.lock(bases.load(name), options, upgrade=upgrade)
+        ids[name] = bases.lock_id(name)
+        if not json:
+            console.data(f"{'ok' if check else 'locked'} {name}: build id {ids[name]}")
+    chosen = [
+        name
+        for name in names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
+        if name not in of_bases
+    ]
     # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
         if check:

@@ -86,6 +86,24 @@ class WrongSource(Sm120kitError):
     exit_code = 26
 
 
+class PackageGone(Sm120kitError):
+    """A locked Debian package is in no configured archive any longer: a newer version has replaced it."""
+
+    exit_code = 27
+
+
+class NoPackageArchive(Sm120kitError):
+    """No Debian archive is configured: this machine is not Debian, or has no apt, and none was given."""
+
+    exit_code = 28
+
+
+class ArchiveNotTrusted(Sm120kitError):
+    """The index of a Debian archive has no signature of a key in the keyring."""
+
+    exit_code = 29
+
+
 class BadPatch(Sm120kitError):
     """A patch or a series is not well-formed: trailers, paths, encoding."""
 

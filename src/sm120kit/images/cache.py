@@ -24,7 +24,7 @@ from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import lockfile, toolchain
+from sm120kit.recipes import bases, lockfile, toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
 from sm120kit.sources.records import Pin, SdistPin
@@ -50,7 +50,7 @@ class EntryKind:
 
 
 KINDS = (
-    EntryKind("downloads", "sdists and wheels", ("downloads",), _SHA256, tracked=True),
+    EntryKind("downloads", "sdists, wheels and Debian packages", ("downloads",), _SHA256, tracked=True),
     EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}", tracked=True),
     EntryKind("trees", "patched sources", ("cache/trees",), rf"[0-9a-f]{{40}}|{_RECORD}", tracked=True),
     EntryKind("toolchains", "compilers and headers of lockfiles", ("cache/toolchains",), _SHA256, tracked=True),
@@ -154,6 +154,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
             {INSTALLER.sha256}
             | {pin.sha256 for pin in pins if isinstance(pin, SdistPin)}
             | wheels
+            | _packages()
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),
         toolchains=frozenset(name for lock in locks.values() for name in toolchain.unpacked_names(lock)),
@@ -163,6 +164,12 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
         images=images,
     )
+
+
+def _packages() -> set[str]:
+    """sha256 of every package of every base."""
+    locks = [bases.verify(bases.load(name)) for name in bases.names()]
+    return {package.sha256 for lock in locks for closure in lock.closures for package in closure.packages}
 
 
 def _built_images(workspace: Workspace) -> Iterator[tuple[str, ImageContext]]:

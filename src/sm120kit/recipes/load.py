@@ -73,6 +73,8 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
     if "name" in data and data["name"] != stem:
         yield f"name: {data['name']!r} is not the file's name {stem!r}"
     yield from _unfit_environment(data)
+    if data.get("base") and data.get("base_image"):
+        yield "base_image: set, but there is a base"
     if KINDS.get(str(data.get("engine"))) is EngineRecipe:
         return
     fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]

@@ -60,7 +60,8 @@ class Lock:
     """The contents of a lockfile: every input of a build. The sha256 of its JSON is the build id.
 
     ``recipe`` is the recipe without its prose. ``rests_on`` is the lock of the kernels in an engine's image, ``<recipe>
-    <build id>``; empty for a FlashInfer recipe. ``base_image`` is ``name@sha256:<digest>``, or a note that it is not locked.
+    <build id>``; empty for a FlashInfer recipe. ``base_image`` is that of the base, ``<base>
+    <build id>``, or ``name@sha256:<digest>``, or a note that it is not locked.
     """
 
     format: int

@@ -267,7 +267,8 @@ class EngineRecipe(Strict):
     ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
     ``resolved`` (the wheels are locked; no image of them has passed its checks) or ``verified`` (an image has; the checks need
     no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
-    ``base_image`` is empty when it is chosen at build time.
+    ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
+    at build time.
     """
 
     edition: Literal[1]
@@ -279,6 +280,7 @@ class EngineRecipe(Strict):
     archs: Archs
     flashinfer: Name
     kernels: Name
+    base: Name | None = None
     base_image: Annotated[str, StringConstraints(pattern=r"^(\S+@sha256:[0-9a-f]{64})?$")] = ""
     environment: EnvironmentTable
     env: dict[str, str] = {}
@@ -295,7 +297,8 @@ class EngineRecipe(Strict):
             "environment": {"overrides": {"__all__": {"reason"}}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        return self.model_dump(mode="json", exclude=prose if self.from_source else {**prose, "from_source": True})
+        absent = dict.fromkeys((key for key in ("base", "from_source") if getattr(self, key) is None), True)
+        return self.model_dump(mode="json", exclude=prose | absent)
 
     @property
     def pin(self) -> SdistPin | None:

@@ -7,25 +7,32 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from urllib.parse import unquote
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, HashMismatch
+from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.state import disk_errors, file_problem, file_sha256, mark_used
 from sm120kit.sources.index import Location, Locations, PinnedFile
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.records import SdistPin
 
 _CHUNK = 2**18
 
 
 class _NotDelivered(Exception):
-    """A location does not deliver the file. ``retry``: a repeated request may succeed."""
+    """A location does not deliver the file. ``retry``: a repeated request may succeed. ``absent``: it lacks the file."""
 
-    def __init__(self, message: str, *, retry: bool) -> None:
+    def __init__(self, message: str, *, retry: bool, absent: bool = False) -> None:
         super().__init__(message)
         self.retry = retry
+        self.absent = absent
+
+
+class NowhereListed(FetchFailed):
+    """Every location responded that it does not have the file."""
 
 
 def cached(pinned: PinnedFile, downloads: Path) -> Path | None:
@@ -41,10 +48,11 @@ def cached(pinned: PinnedFile, downloads: Path) -> Path | None:
     return None
 
 
-def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations) -> Path:
+def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations, advance: Advance | None = None) -> Path:
     """Fetch a file to ``downloads/<sha256>/<file>``, from the first location that delivers the pinned content.
 
-    Partial downloads are ``downloads/.<key>.*`` and are removed afterwards.
+    Partial downloads are ``downloads/.<key>.*`` and are removed afterwards. With ``advance``, received bytes are counted in the
+    caller's task, which may be that of several files at once.
 
     Raises:
         HashMismatch: a location delivered other content, and no other location the pinned content.
@@ -52,18 +60,19 @@ def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations) -
     """
     mismatches: list[str] = []
     failures: list[str] = list(locations.problems)
+    absent = not failures
     for location in locations.candidates:
         if location.sha256 and location.sha256 != pinned.sha256:
             mismatches.append(f"{location.shown} is listed with sha256 {location.sha256}")
             continue
-        name = location.file.name if location.file else location.url.split("?")[0].rpartition("/")[2]
-        if not re.fullmatch(r"\w[\w.+!-]*", name):
+        name = location.file.name if location.file else unquote(location.url.split("?")[0].rpartition("/")[2])
+        if not re.fullmatch(r"\w[\w.+!~-]*", name):
             name = f"{key}.tar.gz"
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with _partial_file(downloads, key) as part:
                     label = f"fetching {pinned.distribution} {pinned.version}"
-                    sha256, size = _download(location, locations, part, label)
+                    sha256, size = _download(location, locations, part, label, advance)
                     if sha256 != pinned.sha256:
                         mismatches.append(f"{location.shown} delivered {size} bytes with sha256 {sha256}")
                         break
@@ -75,6 +84,7 @@ def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations) -
             except _NotDelivered as failure:
                 if not failure.retry or attempt == ATTEMPTS:
                     failures.append(f"{location.shown}: {failure}")
+                    absent = absent and failure.absent
                     break
                 reporting.info(f"{location.shown}: {failure}; retrying ({attempt + 1} of {ATTEMPTS})")
                 pause(attempt)
@@ -85,10 +95,10 @@ def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations) -
             "nothing was stored; if the release was replaced on purpose, check it and pin its new sha256",
         )
     if failures:
-        raise FetchFailed(
+        raise (NowhereListed if absent else FetchFailed)(
             "\n  ".join([f"{release} could not be fetched:", *failures]), "check the network, pip's settings or --mirror"
         )
-    file = pinned.filename if isinstance(pinned, LockedWheel) else "sdist"
+    file = "sdist" if isinstance(pinned, SdistPin) else pinned.filename
     raise FetchFailed(
         f"no {file} of {release} at any configured location",
         "see 'pip config list'; name a directory that holds it with --mirror",
@@ -109,7 +119,7 @@ def _partial_file(downloads: Path, key: str) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def _download(location: Location, locations: Locations, part: Path, label: str) -> tuple[str, int]:
+def _download(location: Location, locations: Locations, part: Path, label: str, advance: Advance | None) -> tuple[str, int]:
     """Write the content of a location to ``part``, and return its sha256 and size in bytes.
 
     Raises:
@@ -121,13 +131,13 @@ def _download(location: Location, locations: Locations, part: Path, label: str) 
     with (
         part.open("wb") as out,
         _content(location, locations) as (total, chunks),
-        reporting.task(label, total, transfer=True) as advance,
+        nullcontext(advance) if advance else reporting.task(label, total, transfer=True) as received,
     ):
         for chunk in chunks:
             out.write(chunk)
             digest.update(chunk)
             size += len(chunk)
-            advance(len(chunk))
+            received(len(chunk))
     if total is not None and size != total:
         raise _NotDelivered(f"ended after {size} of {total} bytes", retry=True)
     return digest.hexdigest(), size
@@ -138,7 +148,7 @@ def _content(location: Location, locations: Locations) -> Iterator[tuple[int | N
     """Size in bytes (None: unknown) and content of a file, without decompression."""
     if location.file is not None:
         if problem := file_problem(location.file):
-            raise _NotDelivered(problem, retry=False)
+            raise _NotDelivered(problem, retry=False, absent=not location.file.exists())
         try:
             file = location.file.open("rb")
         except OSError as error:
@@ -154,7 +164,8 @@ def _content(location: Location, locations: Locations) -> Iterator[tuple[int | N
         with client.stream(locations.client, location.url) as response:
             if response.status_code >= 400:
                 retry = response.status_code in (408, 425, 429) or response.status_code >= 500
-                raise _NotDelivered(f"HTTP status {response.status_code} {response.reason_phrase}", retry=retry)
+                status = f"HTTP status {response.status_code} {response.reason_phrase}"
+                raise _NotDelivered(status, retry=retry, absent=response.status_code in (404, 410))
             length = response.headers.get("Content-Length", "")
             yield int(length) if length.isdigit() else None, response.iter_raw(_CHUNK)
     except client.RefusedRedirect as error:

@@ -15,7 +15,7 @@ from sm120kit.core.errors import FetchFailed
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.state import file_sha256
 from sm120kit.core.urls import redacted
-from sm120kit.sources.records import LockedWheel, SdistPin
+from sm120kit.sources.records import DebianPackage, LockedWheel, SdistPin
 from sm120kit.sources.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
-PinnedFile = SdistPin | LockedWheel
-"""A file of an index with its sha256."""
+PinnedFile = SdistPin | LockedWheel | DebianPackage
+"""A file of an index or archive with its sha256."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadUrl
 from sm120kit.sources.index import local_directory
+from sm120kit.sources.records import APT_SOURCES, DebianArchives
 from sm120kit.sources.settings import Settings, read_settings
 
 
@@ -16,12 +17,14 @@ class Origin:
 
     ``mirror`` is used instead of indexes and git hosts. ``index_url`` replaces the index of pip's and uv's settings;
     ``find_links`` are searched before it. ``offline`` allows only cached files and a mirror that is a local directory.
+    ``debian`` are the archives of Debian packages.
     """
 
     mirror: str | None = None
     index_url: str = ""
     find_links: tuple[str, ...] = ()
     offline: bool = False
+    debian: DebianArchives = APT_SOURCES
 
     @property
     def directory(self) -> Path | None:

@@ -61,3 +61,36 @@ class LockedWheel:
     def distribution(self) -> str:
         """The name, under the attribute that :class:`SdistPin` has."""
         return self.name
+
+
+@dataclass(frozen=True)
+class DebianPackage:
+    """A binary package of Debian. ``filename`` is its path below an archive, ``pool/...``; ``size`` is in bytes."""
+
+    name: str
+    version: str
+    architecture: str
+    filename: str
+    size: int
+    sha256: str
+
+    @property
+    def distribution(self) -> str:
+        """The name, under the attribute that :class:`SdistPin` has."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class DebianArchives:
+    """Where Debian packages come from: this machine's apt sources, unless ``mirrors`` are given.
+
+    A mirror is the URL or directory of an archive, which contains ``dists/`` and ``pool/``. The signature of an index must be
+    of a key in ``keyring``; None for Debian's own keyring on this machine.
+    """
+
+    mirrors: tuple[str, ...] = ()
+    keyring: Path | None = None
+
+
+APT_SOURCES = DebianArchives()
+"""The apt sources of this machine, with Debian's own keyring."""

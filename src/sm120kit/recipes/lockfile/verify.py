@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core.errors import LockDiffers
+from sm120kit.core.errors import BadRecipe, LockDiffers
 from sm120kit.core.state import digest_of
+from sm120kit.recipes import bases
 from sm120kit.recipes.lockfile.contents import assemble
 from sm120kit.recipes.lockfile.read import read_with_build_id
 from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.schema import EngineRecipe
 
 if TYPE_CHECKING:
     from sm120kit.recipes.target import Target
@@ -39,12 +41,28 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
     """The lock of a recipe with its present patches, overrides and sources; ``closures`` are taken as they are.
 
     Raises:
-        LockDiffers: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
+        LockDiffers: the FlashInfer recipe or the base of an engine is not locked, or its lockfile is outdated.
+        BadRecipe: the base has another Python than the recipe.
     """
     flashinfer = target.flashinfer
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
     trees = flashinfer.tree, target.engine_tree
-    return assemble(target.recipe, flashinfer.recipe, trees[0], flashinfer.overrides, closures, rests_on, trees[1])
+    lock = assemble(target.recipe, flashinfer.recipe, trees[0], flashinfer.overrides, closures, rests_on, trees[1])
+    if isinstance(target.recipe, EngineRecipe) and target.recipe.base:
+        return replace(lock, base_image=_base(target.recipe, target.recipe.base))
+    return lock
+
+
+def _base(recipe: EngineRecipe, name: str) -> str:
+    """Name and build id of the base of a recipe."""
+    base = bases.load(name)
+    if base.python != recipe.environment.python:
+        raise BadRecipe(
+            f"{recipe.name}: its base {base.name} has Python {base.python}, its environment {recipe.environment.python}",
+            "name another base, or change environment.python",
+        )
+    bases.verify(base)
+    return f"{base.name} {bases.lock_id(base.name)}"
 
 
 def differences(lock: Lock, current: Lock) -> tuple[str, ...]:

@@ -1,0 +1,200 @@
+"""Bases of images: locked Debian packages.
+
+``recipes/bases/<name>.toml`` lists what is requested, each with a reason. The lockfile beside it has every package of each
+machine by version and sha256; :func:`lock` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+
+from sm120kit.core.errors import LockDiffers, UnknownName
+from sm120kit.core.state import data_root, digest_of, record_json, write_atomic
+from sm120kit.recipes.load import did_you_mean, read_toml, validate
+from sm120kit.recipes.schema import Name, RelativePath, Strict
+from sm120kit.sources import debian
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import DebianPackage
+
+FORMAT = 1
+"""Raised when the form of a lockfile changes; older lockfiles must then be created again."""
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+Program = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+._-]+$")]
+Mode = Annotated[str, StringConstraints(pattern=r"^[0-7]{4}$")]
+
+
+class Base(Strict):
+    """A file of ``recipes/bases/``: the packages of a Debian suite that an image starts from.
+
+    ``python`` is the version of its Python; ``machines`` are names of ``uname -m``. ``packages`` and ``left_out`` (shell-style
+    patterns of paths) have reasons as values. The others are what maintainer scripts would do: ``alternatives`` are links in
+    ``/usr/bin`` to programs there, ``copies`` paths of files with the paths of their contents, ``links`` paths with their
+    targets, and ``directories`` paths with their modes.
+    """
+
+    edition: Literal[1]
+    name: Name
+    summary: Text
+    suite: Name
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
+    machines: Annotated[tuple[Literal["x86_64", "aarch64"], ...], Field(strict=False, min_length=1)]
+    packages: Annotated[dict[PackageName, Text], Field(min_length=1)]
+    alternatives: Annotated[dict[Program, Program], Field(default_factory=dict)]
+    copies: Annotated[dict[RelativePath, RelativePath], Field(default_factory=dict)]
+    links: Annotated[dict[RelativePath, Text], Field(default_factory=dict)]
+    directories: Annotated[dict[RelativePath, Mode], Field(default_factory=dict)]
+    left_out: Annotated[dict[RelativePath, Text], Field(default_factory=dict)]
+
+    def inputs(self) -> dict[str, Any]:
+        """The fields that decide the result, without prose, as in a lockfile."""
+        fields = self.model_dump(mode="json", exclude={"summary": True})
+        return fields | {"packages": sorted(self.packages), "left_out": sorted(self.left_out)}
+
+
+@dataclass(frozen=True)
+class BaseClosure:
+    """Every package of a base on one machine, sorted by name; ``sha256`` is the digest of the list, which detects edits."""
+
+    machine: str
+    packages: tuple[DebianPackage, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BaseLock:
+    """The contents of a base's lockfile. ``base`` is the base without its prose."""
+
+    format: int
+    base: Mapping[str, Any]
+    closures: tuple[BaseClosure, ...]
+
+
+def names() -> tuple[str, ...]:
+    """Names of the bases in this repository."""
+    return tuple(sorted(path.stem for path in _directory().glob("*.toml")))
+
+
+def load(name: str) -> Base:
+    """Load a base by its name.
+
+    Raises:
+        UnknownName: there is no such base; the hint lists them.
+        BadRecipe: the file is not well-formed; the message lists every problem.
+    """
+    if name not in names():
+        raise UnknownName(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
+    path = _directory() / f"{name}.toml"
+    data = read_toml(path, "see the files in recipes/bases for examples")
+    stem = [] if data.get("name", name) == name else [f"name: {data['name']!r} is not the file's name {name!r}"]
+    return validate(Base, data, path, f"correct the file and lock it again: sm120kit recipe lock {name}", stem)
+
+
+def lock_path(name: str) -> Path:
+    """The lockfile of a base."""
+    return _directory() / f"{name}.lock.json"
+
+
+def lock_id(name: str) -> str:
+    """The sha256 of a base's lockfile, in hexadecimal.
+
+    Raises:
+        LockDiffers: the file does not exist.
+    """
+    return hashlib.sha256(_content(name)).hexdigest()
+
+
+def read_lock(name: str, machine: str) -> tuple[DebianPackage, ...]:
+    """The locked packages of a base for a machine: ``x86_64`` or ``aarch64``.
+
+    Raises:
+        LockDiffers: the lockfile is missing, edited or outdated, or has no such machine.
+        UnknownName: there is no such base.
+    """
+    lock = verify(load(name))
+    closure = next((closure for closure in lock.closures if closure.machine == machine), None)
+    if closure is None:
+        listed = ", ".join(closure.machine for closure in lock.closures)
+        raise LockDiffers(f"{lock_path(name)} has no packages for {machine}, only for {listed}", "build on such a machine")
+    return closure.packages
+
+
+def verify(base: Base) -> BaseLock:
+    """Read the lockfile of a base and compare it with the base.
+
+    Raises:
+        LockDiffers: it is missing, edited or outdated.
+    """
+    lock, inputs = _read(base.name), base.inputs()
+    if changed := sorted(key for key in {*inputs, *lock.base} if lock.base.get(key) != inputs.get(key)):
+        raise LockDiffers(
+            f"{lock_path(base.name)} is outdated: the base has other values of {', '.join(changed)}",
+            f"write it again: sm120kit recipe lock {base.name}",
+        )
+    return lock
+
+
+def lock(base: Base, options: Options, *, upgrade: bool = False) -> BaseLock:
+    """Lock a base and write the lockfile beside it.
+
+    The packages of an existing lockfile stay while the base requests the same; with ``upgrade`` they are resolved anew.
+
+    Raises:
+        ResolutionFailed, FetchFailed and others: see :func:`sm120kit.sources.debian.resolve`.
+    """
+    closures = () if upgrade else _reusable(base)
+    if not closures:
+        resolved = []
+        for machine in base.machines:
+            architecture = debian.ARCHITECTURES[machine]
+            packages = debian.resolve(base.suite, base.packages, architecture, options.workspace, options.origin)
+            resolved.append(BaseClosure(machine, packages, digest_of(packages)))
+        closures = tuple(resolved)
+    locked = BaseLock(FORMAT, base.inputs(), closures)
+    write_atomic(lock_path(base.name), record_json(locked).encode())
+    return locked
+
+
+def _reusable(base: Base) -> tuple[BaseClosure, ...]:
+    """The packages of the lockfile if the base requests the same; empty otherwise."""
+    try:
+        lock = _read(base.name)
+    except LockDiffers:
+        return ()
+    inputs = base.inputs()
+    return lock.closures if all(lock.base.get(key) == inputs[key] for key in ("suite", "machines", "packages")) else ()
+
+
+def _read(name: str) -> BaseLock:
+    """The lockfile of a base, whose packages are those that were resolved."""
+    path, hint = lock_path(name), f"write it again: sm120kit recipe lock {name}"
+    content = _content(name)
+    try:
+        lock = TypeAdapter(BaseLock).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise LockDiffers(f"{path} is not a lockfile of a base: {where}{': ' * bool(where)}{first['msg']}", hint) from error
+    if lock.format != FORMAT or record_json(lock).encode() != content:
+        raise LockDiffers(f"{path} was edited, or written by another version of sm120kit", hint)
+    if edited := [closure.machine for closure in lock.closures if closure.sha256 != digest_of(closure.packages)]:
+        raise LockDiffers(f"{path}: the packages for {', '.join(edited)} were edited", hint)
+    return lock
+
+
+def _content(name: str) -> bytes:
+    try:
+        return lock_path(name).read_bytes()
+    except FileNotFoundError as error:
+        raise LockDiffers(f"{name} is not locked: there is no {lock_path(name)}", f"sm120kit recipe lock {name}") from error
+
+
+def _directory() -> Path:
+    return data_root() / "recipes" / "bases"
