@@ -6,6 +6,9 @@ import io
 import json
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import time
 import tracemalloc
 from dataclasses import replace
@@ -22,7 +25,8 @@ from sm120kit.cli import app
 from sm120kit.core.errors import LogUnreadable
 from sm120kit.core.state import data_root
 from sm120kit.hosts import log_rules
-from sm120kit.hosts.log_rules import Kind
+from sm120kit.hosts.log_rules import Kind, inputs
+from sm120kit.hosts.log_rules.issue import without_names
 from sm120kit.hosts.log_rules.records import Remedy, Rule
 from sm120kit.recipes import arguments
 
@@ -288,7 +292,7 @@ def test_command_line(tmp_path: Path) -> None:
     log.write_bytes(BY_ID["w4a16-linear"].sample.encode() + b"\n" + BY_ID["symm-mem"].sample.encode())
     result = CliRunner().invoke(app, ["explain", str(log)])
     assert result.exit_code == 0 and "VLLM_DISABLED_KERNELS" in result.output and "symm-mem (harmless): line 2" in result.output
-    record = json.loads(CliRunner().invoke(app, ["explain", "-", "--json"], input=log.read_bytes()).stdout)
+    record = json.loads(CliRunner().invoke(app, ["explain", "-", "--json"], input=log.read_bytes()).stdout)["logs"][0]
     assert record["known"] and [match["rule"]["id"] for match in record["found"]] == ["w4a16-linear", "symm-mem"]
     unknown = CliRunner().invoke(app, ["explain", "-"], input="all is well\n")
     assert unknown.exit_code == 1 and "unknown" in unknown.output
@@ -331,3 +335,101 @@ def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytes
     file.write_text(text)
     with pytest.raises((ValueError, KeyError)):
         log_rules.rules.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("HF_TOKEN=hf_abcdefghijklmnop123", "HF_TOKEN=***"),
+        (
+            "non-default args: {'api_key': ['open-sesame'], 'port': 8000}",
+            "non-default args: {'api_key': ['***'], 'port': 8000}",
+        ),
+        ("Authorization: Bearer abcdef123456", "Authorization: Bearer ***"),
+        ("vllm serve m --api-key open-sesame --port 1", "vllm serve m --api-key *** --port 1"),
+        ("pulled https://me:pw@registry.example/v2", "pulled https://registry.example/v2"),
+        ('  File "/home/jane/venv/lib/x.py", line 3', '  File "~/venv/lib/x.py", line 3'),
+        ("cache: /root/.cache/vllm", "cache: ~/.cache/vllm"),
+        ("Nov 22 11:00:00 janes-box kernel: NVRM: Xid 8", "Nov 22 11:00:00 HOST kernel: NVRM: Xid 8"),
+        (
+            "janes-box:11:12 [0] NCCL INFO Bootstrap: Using eno1:10.1.2.3<0>",
+            "HOST:11:12 [0] NCCL INFO Bootstrap: Using eno1:ADDRESS<0>",
+        ),
+        ("GPU-3c621dcd-20d4-109f-7874-ee23c382942e at 52:54:00:12:34:56", "UUID at MAC"),
+        ("max_num_batched_tokens=8192, num_tokens: 16", "max_num_batched_tokens=8192, num_tokens: 16"),
+        ("nvidia-cublas==13.1.0.3 NVRM: Xid (PCI:0000:01:00): 31", "nvidia-cublas==13.1.0.3 NVRM: Xid (PCI:0000:01:00): 31"),
+    ],
+)
+def test_issue_texts_have_no_secrets_and_names(line: str, shown: str) -> None:
+    assert without_names(line) == shown
+
+
+def test_unknown_failures_have_an_issue_text() -> None:
+    log = (
+        "vLLM API server version 0.33.0\nGPU 0: NVIDIA RTX PRO 6000 Blackwell Workstation Edition\nDriver Version: 595.71.05\n"
+        "ok\nRuntimeError: the flux in /home/jane/model is broken\nEngine core initialization failed. See root cause above.\n"
+    )
+    result = CliRunner().invoke(app, ["explain", "-"], input=log)
+    assert result.exit_code == 1
+    issue = result.output.partition("text for an issue")[2]
+    for text in ("vllm: 0.33.0", "RTX PRO 6000 Blackwell Workstation Edition", "595.71.05", "the flux in ~/model is broken"):
+        assert text in issue
+    assert "line 5: RuntimeError" in result.output and "jane" not in issue
+    table = json.loads(CliRunner().invoke(app, ["explain", "-", "--json"], input=log).stdout)["logs"][0]
+    assert table["issue"] in result.output and table["errors"][0]["number"] == 5
+
+
+def test_several_logs(tmp_path: Path) -> None:
+    first, second = tmp_path / "rank0.log", tmp_path / "rank1.log"
+    first.write_text("all is well\n")
+    second.write_text(BY_ID["no-kernel-image"].sample)
+    result = CliRunner().invoke(app, ["explain", str(first), str(second)])
+    assert result.exit_code == 0 and f"== {first}" in result.output and "no-kernel-image (failure): line 1" in result.output
+    assert CliRunner().invoke(app, ["explain"]).exit_code == 2
+    assert CliRunner().invoke(app, ["explain", "-f", str(first), str(second)]).exit_code == 2
+
+
+def test_a_followed_log_is_matched_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "POLL_SECONDS", 0)
+    log, scan = tmp_path / "server.log", log_rules.LogScan()
+    log.write_text(BY_ID["symm-mem"].sample + "\nRuntimeError: CUDA error: no kernel image is avail")
+    appended = iter([True, False])
+    seen = []
+
+    def growing() -> bool:
+        if more := next(appended):
+            with log.open("a") as stream:
+                stream.write("able for execution on the device\n")
+        return more
+
+    with log.open("rb") as stream:
+        inputs.read_stream(stream, scan, lambda: seen.append(ids(scan.explanation())), growing=growing)
+    assert seen[0][-1] == "symm-mem" and seen[-1] == ["no-kernel-image", "symm-mem"]
+
+
+def test_following_ends_with_an_interrupt(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(BY_ID["no-kernel-image"].sample + "\n")
+    command = [sys.executable, "-m", "sm120kit", "explain", "-f", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout and "no-kernel-image" in child.stdout.readline()
+        assert [line for line in iter(child.stdout.readline, "\n") if "fix:" in line]
+        child.send_signal(signal.SIGINT)
+        rest = child.stdout.read()
+        assert child.wait() == 0 and "no-kernel-image (" not in rest
+
+
+PROGRAM = """import sys
+print("started", flush=True)
+sys.exit("RuntimeError: CUDA error: no kernel image is available for execution on the device" if sys.argv[1:] else 0)
+"""
+
+
+def test_what_a_program_prints_is_matched(tmp_path: Path) -> None:
+    scan = log_rules.LogScan()
+    inputs.read_program([sys.executable, "-c", PROGRAM], scan, lambda: None)
+    assert scan.explanation().lines == 1
+    for argv in ([sys.executable, "-c", PROGRAM, "fails"], [str(tmp_path / "absent")], [str(tmp_path)]):
+        with pytest.raises(LogUnreadable, match=re.escape(argv[0])):
+            inputs.read_program(argv, scan, lambda: None)
+    assert CliRunner().invoke(app, ["explain", "--container", "a/b"]).exit_code == 2

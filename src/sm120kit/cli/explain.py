@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,54 +10,113 @@ import typer
 from sm120kit.cli.options import Json
 
 if TYPE_CHECKING:
-    from sm120kit.hosts.log_rules import Explanation
+    from sm120kit.hosts.log_rules import Explanation, LogScan, RuleMatch
 
 
 def explain_(
-    log: Annotated[
-        Path, typer.Argument(metavar="LOG|-", help="A log of vLLM, SGLang, Docker or the Linux kernel; - for standard input.")
-    ],
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="LOG|-", help="Logs of vLLM, SGLang, Docker or the Linux kernel; - for standard input."),
+    ] = None,
+    container: Annotated[
+        str, typer.Option("--container", metavar="NAME", help="Also read the log of a Docker container.")
+    ] = "",
+    kernel: Annotated[
+        bool, typer.Option("--kernel", help="Also read the kernel's log since boot: journalctl or dmesg.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow one log, and print findings when they occur, until Ctrl-C.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Explain known errors in a log.
 
-    Prints cause, fix and source of each known error, the most specific first. Exit code 0: at least one failure is explained;
-    1: no known error, or harmless lines only.
+    Prints cause, fixes and sources of each known error, the first failure first, then its consequences. For an unknown failure:
+    the lines most likely to matter, and the text of an issue without tokens, home directories and host names. Exit code 0: at
+    least one failure is explained; 1: none is.
     """
+    import re
+    import signal
     from dataclasses import asdict
 
-    from sm120kit.core import console
-    from sm120kit.core.errors import LogUnreadable
-    from sm120kit.hosts import log_rules
+    from sm120kit.core import console, signals
+    from sm120kit.hosts.log_rules import LogScan, inputs
+    from sm120kit.hosts.log_rules.issue import issue_text
 
-    if str(log) == "-":
-        explanation = log_rules.explain(sys.stdin.buffer)
-    else:
+    names = [*map(str, logs or []), *([f"container {container}"] if container else []), *(["kernel"] if kernel else [])]
+    if not names:
+        raise typer.BadParameter("name a log, --container or --kernel", param_hint="LOG|-")
+    if follow and len(names) > 1:
+        raise typer.BadParameter("follow one log at a time", param_hint="--follow")
+    if container and not re.fullmatch(r"[a-zA-Z0-9][\w.-]*", container):
+        raise typer.BadParameter(f"{container!r} is not the name of a container", param_hint="--container")
+    results = []
+    for index, name in enumerate(names):
+        scan = LogScan()
+        printed: set[str] = set()
+
+        def changed(scan: LogScan = scan, printed: set[str] = printed) -> None:
+            if follow and not as_json:
+                _print_new(scan, printed)
+
         try:
-            with log.open("rb") as stream:
-                explanation = log_rules.explain(stream)
-        except OSError as error:
-            raise LogUnreadable(f"cannot read {log}: {error.strerror}", "name a log file, or - for standard input") from error
+            if index < len(logs or []):
+                inputs.read_file((logs or [])[index], scan, changed, follow=follow)
+            elif name == "kernel":
+                inputs.read_kernel(scan, changed, follow=follow)
+            else:
+                inputs.read_container(container, scan, changed, follow=follow)
+        except signals.Interrupted as stop:
+            if not follow or stop.signal is not signal.SIGINT:
+                raise
+        explanation = scan.explanation()
+        results.append(explanation)
+        if not as_json:
+            if len(names) > 1:
+                console.data(f"== {name}")
+            _print(explanation, printed)
     if as_json:
-        console.json_data({"known": explanation.known, **asdict(explanation)})
-    else:
-        _print(explanation)
-    raise typer.Exit(0 if explanation.known else 1)
+        tables = [
+            {"log": name, "known": result.known, **asdict(result), "issue": "" if result.known else issue_text(result)}
+            for name, result in zip(names, results, strict=True)
+        ]
+        console.json_data({"logs": tables})
+    raise typer.Exit(0 if any(result.known for result in results) else 1)
 
 
-def _print(explanation: Explanation) -> None:
+def _print(explanation: Explanation, printed: set[str]) -> None:
     from sm120kit.core import console
+    from sm120kit.hosts.log_rules.issue import issue_text
 
     for match in explanation.found:
-        rule = match.rule
-        console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
-        console.data(f"  line:   {match.line}")
-        console.data(f"  cause:  {rule.cause} ({rule.confidence})")
-        for fix in match.fixes:
-            console.data(f"  fix:    {fix}")
-        console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")
-        console.data("")
+        if match.rule.id not in printed:
+            _print_match(match)
     if not explanation.known:
         console.data(f"unknown: no known failure in {explanation.lines} lines")
         for error in explanation.errors:
             console.data(f"  line {error.number}: {error.line}")
+        console.data("")
+        console.data("text for an issue (review it before you post it):")
+        console.data("")
+        console.data(issue_text(explanation))
+
+
+def _print_new(scan: LogScan, printed: set[str]) -> None:
+    """Print findings that were not printed before."""
+    for match in scan.explanation().found:
+        if match.rule.id not in printed:
+            printed.add(match.rule.id)
+            _print_match(match)
+
+
+def _print_match(match: RuleMatch) -> None:
+    from sm120kit.core import console
+
+    rule = match.rule
+    console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
+    console.data(f"  line:   {match.line}")
+    console.data(f"  cause:  {rule.cause} ({rule.confidence})")
+    for fix in match.fixes:
+        console.data(f"  fix:    {fix}")
+    console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")
+    console.data("")

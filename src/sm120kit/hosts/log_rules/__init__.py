@@ -53,7 +53,7 @@ VERSIONS = {
     "nccl": re.compile(rb"nccl(?: version |==)" + _VERSION),
     "driver": re.compile(rb"(?:driver version *:|kernel module(?: for \w+)?) *(\d{3}\.\d+[\d.]*)"),
     "cuda": re.compile(rb"cuda(?: runtime)? version *: *(\d+\.\d+[\d.]*)"),
-    "gpu": re.compile(rb"(rtx (?:pro )?\d{4}[\w -]*?(?:blackwell[\w -]*?edition|blackwell|ti|d)?\b|gb10\b)"),
+    "gpu": re.compile(rb"(rtx (?:pro )?\d{4}(?: d| ti)?\b(?: blackwell[\w -]*?edition| blackwell)?|gb10\b)"),
 }
 """Versions in lower-case logs, by package."""
 
@@ -77,6 +77,7 @@ def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = Non
     scan = LogScan()
     while chunk := stream.read(BLOCK_BYTES):
         scan.feed(chunk)
+    scan.close()
     return scan.explanation(ended=ended, now=now)
 
 
@@ -116,15 +117,18 @@ class LogScan:
         if cut:
             self._match(block[:cut].removesuffix(b"\n").removesuffix(b"\r"))
 
+    def close(self) -> None:
+        """Match an incomplete last line."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._match(rest)
+
     def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
         """What is explained so far.
 
         ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no other
         line follows and, where lines have times, it is at least ``HANG_SECONDS`` older than ``now``.
         """
-        if self._rest:
-            rest, self._rest = self._rest, b""
-            self._match(rest)
         now = now or datetime.now()
         found: dict[str, RuleMatch] = {}
         for group in sorted(self._groups.values(), key=lambda group: group.number):

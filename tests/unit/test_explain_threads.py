@@ -1,0 +1,110 @@
+"""Explain excerpts of public threads. Half of the threads are held back: no rule is written from them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from sm120kit.hosts import log_rules
+
+THREADS = Path(__file__).with_name("data") / "threads.toml"
+NOW = datetime(2026, 11, 22, 12)
+
+
+@dataclass(frozen=True)
+class Thread:
+    """An excerpt. ``rules``: one of them must be the first finding; a rule that does not exist marks an unexplained thread."""
+
+    url: str
+    hardware: str
+    versions: str
+    rules: tuple[str, ...]
+    cause: str
+    fix: str
+    lines: tuple[str, ...]
+
+    @property
+    def held_back(self) -> bool:
+        return hashlib.sha256(self.url.encode()).digest()[0] % 2 == 1
+
+    @property
+    def verdict(self) -> str:
+        """``right``, ``wrong`` or ``silent``."""
+        explanation = log_rules.explain(io.BytesIO("\n".join(self.lines).encode()), now=NOW)
+        if not explanation.known:
+            return "silent"
+        return "right" if explanation.found[0].rule.id in self.rules else "wrong"
+
+
+def threads() -> list[Thread]:
+    tables = tomllib.loads(THREADS.read_text())["thread"]
+    return [
+        Thread(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}) for table in tables
+    ]
+
+
+def measured(held_back: bool) -> Counter[str]:
+    return Counter(thread.verdict for thread in threads() if thread.held_back is held_back)
+
+
+@pytest.mark.parametrize("thread", threads(), ids=lambda thread: re.sub(r"https://(github.com/)?", "", thread.url))
+def test_no_thread_is_explained_wrongly(thread: Thread) -> None:
+    assert thread.url.startswith("https://") and thread.hardware and thread.versions and thread.cause and thread.fix
+    assert thread.verdict != "wrong"
+
+
+def test_recall_on_threads_that_were_held_back() -> None:
+    half = measured(held_back=True)
+    assert half.total() >= 75
+    assert half["right"] / half.total() >= 0.8
+
+
+def test_recall_on_threads_that_rules_are_written_from() -> None:
+    assert measured(held_back=False)["right"] / measured(held_back=False).total() >= 0.9
+
+
+def test_threads_are_distinct() -> None:
+    urls = [thread.url for thread in threads()]
+    assert len(urls) == len(set(urls)) >= 150
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "explain.md"
+GENERATED = "<!-- generated: python tests/unit/test_explain_threads.py -->"
+
+
+def table() -> str:
+    """The measurement page's table: verdicts by class, the first rule that would be right."""
+    rows = ["| class | held back: right | wrong | silent | others: right | wrong | silent |", "|---|---|---|---|---|---|---|"]
+    cells: dict[str, Counter[tuple[bool, str]]] = {}
+    for thread in threads():
+        for name in (thread.rules[0], "**all**"):
+            cells.setdefault(name, Counter())[thread.held_back, thread.verdict] += 1
+    for name in sorted(cells, key=lambda name: (name == "**all**", name)):
+        counts = [cells[name][held_back, verdict] for held_back in (True, False) for verdict in ("right", "wrong", "silent")]
+        rows.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    half = measured(held_back=True)
+    explained = half["right"] + half["wrong"]
+    summary = (
+        f"Held back: {half.total()} threads, precision {half['right'] / explained:.0%} "
+        f"({half['right']} of {explained} explained), recall {half['right'] / half.total():.0%}."
+    )
+    return "\n".join([summary, "", *rows])
+
+
+def test_measurement_page_has_the_current_table() -> None:
+    assert PAGE.read_text().split(GENERATED)[1].strip() == table()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(f"{PAGE.read_text().split(GENERATED)[0]}{GENERATED}\n\n{table()}\n")
+    for thread in threads():
+        if thread.verdict != "right":
+            print(f"{thread.verdict:<7}{'held back ' if thread.held_back else ''}{thread.url} {thread.rules}")
