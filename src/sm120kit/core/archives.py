@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sm120kit.core.errors import BadArtifact
 
@@ -63,3 +65,24 @@ def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterat
 def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
     """All of a member's bytes."""
     return b"".join(read_chunks(wheel, member))
+
+
+class ChunkReader(io.RawIOBase):
+    """A readable file over chunks of bytes."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = chunk
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count

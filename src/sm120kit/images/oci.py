@@ -83,13 +83,18 @@ class BlobWriter:
         self.size += len(data)
         return len(data)
 
+    @property
+    def digest(self) -> str:
+        """The digest of what was written."""
+        return f"sha256:{self._hash.hexdigest()}"
+
     def commit(self, media_type: str) -> Descriptor:
         """Add the blob to the layout. An existing blob of that digest is kept.
 
         Raises:
             NotEnoughDisk, StateUnwritable: it cannot be stored.
         """
-        blob = Descriptor(media_type, f"sha256:{self._hash.hexdigest()}", self.size)
+        blob = Descriptor(media_type, self.digest, self.size)
         with disk_errors(self._path):
             self._file.flush()
             if not self._layout.has(blob.digest, blob.size):
@@ -172,13 +177,7 @@ class Layout:
         """
         rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
         packed_config = self.add_blob(_canonical({**config, "rootfs": rootfs}), CONFIG)
-        document = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": packed_config.as_json(),
-            "layers": [layer.as_json() for layer in layers],
-        }
-        return self.add_manifest(_canonical(document), MANIFEST)
+        return self.add_manifest(manifest_of(packed_config, layers), MANIFEST)
 
     def add_manifest(self, content: bytes, media_type: str) -> Descriptor:
         """Store the bytes of a manifest whose config and layers the layout has, and list it as an image.
@@ -293,9 +292,11 @@ class Layout:
             kept = set().union(*(self._blobs_of(digest) for digest in others)) if others else set()
         freed = 0
         for digest in own - kept:
-            with suppress(FileNotFoundError):
-                freed += self.path(digest).stat().st_size
-                self.path(digest).unlink()
+            # A published layer has a compressed form, see sm120kit.images.distribution.compression.
+            for path in (self.path(digest), *self.directory.glob(f"compressed/{digest.removeprefix('sha256:')}.*")):
+                with suppress(FileNotFoundError):
+                    freed += path.stat().st_size
+                    path.unlink()
         return freed
 
     def verify(self, digest: str) -> None:
@@ -365,6 +366,17 @@ class Layout:
                 with exclusive(self.directory / "index.lock", f"images in {self.directory}"):
                     if not (self.directory / "index.json").is_file():
                         self._write_index([])
+
+
+def manifest_of(config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
+    """The manifest of an image: the same bytes for the same config and layers."""
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config.as_json(),
+        "layers": [layer.as_json() for layer in layers],
+    }
+    return _canonical(document)
 
 
 def _reference(entry: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
 from sm120kit.images.docker import builders
-from sm120kit.images.docker.calls import daemon_call, registry_call, report_status
+from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
 from sm120kit.images.docker.unpacking import unpack
 from sm120kit.images.records import ContainerResult, Image, ImageContext, image_content, start_settings
 
@@ -157,7 +158,7 @@ class Daemon:
         """
         with self._container(image, ["true"], "none") as container, daemon_call(f"reading {image}"):
             try:
-                stream = io.BufferedReader(_ChunkReader(container.export()), 2**20)
+                stream = io.BufferedReader(ChunkReader(container.export()), 2**20)
                 with tarfile.open(fileobj=stream, mode="r|", bufsize=2**20) as archive:
                     yield archive
             except tarfile.ReadError as error:
@@ -181,6 +182,30 @@ class Daemon:
         finally:
             with contextlib.suppress(Exception):  # without the daemon there is no container either
                 container.remove(force=True)
+
+    def layers(self) -> list[tuple[str, ...]]:
+        """The layers of every image, lowest first."""
+        with daemon_call("listing images"):
+            ids = {entry["Id"] for entry in self._client.api.images()}
+        images = (self.inspect(id_) for id_ in sorted(ids))
+        return [image.layers for image in images if image is not None]
+
+    def load(self, archive: Iterable[bytes]) -> str:
+        """Load an archive of an image without a tag, and return the id that the daemon reports; "" if it reports none.
+
+        Raises:
+            NotEnoughDisk: the file system of its images is full.
+            DaemonUnreachable: it does not respond, or rejects the archive.
+        """
+        loaded = ""
+        with daemon_call("loading an image"):
+            for event in self._client.api.load_image(archive, quiet=True):
+                if message := event.get("error"):
+                    require_disk_space(str(message))
+                    raise DaemonUnreachable(f"loading an image: the daemon refuses: {message}", "look at the daemon's log")
+                _, found, id_ = str(event.get("stream", "")).partition("Loaded image ID: ")
+                loaded = id_.strip() if found else loaded
+        return loaded
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""
@@ -250,27 +275,6 @@ class Daemon:
         if image is None:
             raise DaemonUnreachable(f"the daemon pulled {reference} and does not have it", "look at its log")
         return image
-
-
-class _ChunkReader(io.RawIOBase):
-    """A readable file over chunks of bytes."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = chunk
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:

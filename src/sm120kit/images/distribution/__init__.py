@@ -1,0 +1,397 @@
+"""Registries through their HTTP API, without a container daemon: push and pull images of a layout.
+
+Layers are compressed when they are pushed and decompressed while they are pulled. Every blob is verified by its digest in both
+directions, and every pulled layer by its diff id in the config as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from sm120kit.core import reporting
+from sm120kit.core.archives import max_unpacked_bytes
+from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive
+from sm120kit.core.state import file_sha256, parse_json
+from sm120kit.images.distribution.compression import CompressedLayers, Compression, decompressed, is_recorded, note_pulled
+from sm120kit.images.distribution.credentials import DOCKER_HUB
+from sm120kit.images.distribution.session import Reply, Request, Session
+from sm120kit.images.distribution.transfer import Blobs
+from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
+from sm120kit.images.records import image_content
+
+T = TypeVar("T")
+
+__all__ = ["Compression", "RegistryClient", "RemoteImage"]
+
+TRANSFERS = 4
+"""Layers that are transferred at once."""
+MAX_LAYERS = 500
+"""Limit for the layers of an image; Docker's is 127."""
+
+_INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+_HINT = "the registry's copy was damaged or changed; nothing of it is kept"
+
+
+@dataclass(frozen=True)
+class RemoteImage:
+    """An image in a registry: digest and layers of its manifest, and the bytes of its config."""
+
+    digest: str
+    layers: tuple[Descriptor, ...]
+    config: bytes
+
+    @property
+    def diff_ids(self) -> tuple[str, ...]:
+        """The digests of the uncompressed layers that the config lists."""
+        return tuple(parse_json(self.config)["rootfs"]["diff_ids"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels in the config."""
+        return (parse_json(self.config).get("config") or {}).get("Labels") or {}
+
+    @property
+    def content(self) -> str:
+        """See :attr:`Image.content`; true only if the layers have their diff ids."""
+        config = parse_json(self.config)
+        return image_content(self.diff_ids, config["os"], config["architecture"], config.get("config") or {})
+
+
+class RegistryClient:
+    """The registry of a repository, ``registry/name``."""
+
+    def __init__(self, repository: str) -> None:
+        """Connect at the first request, with the credentials that ``docker login`` stored.
+
+        Raises:
+            RegistryFailed: they cannot be read.
+        """
+        self.repository = repository
+        host, self._name = _split(repository)
+        self._session = Session(host)
+        self._stop = threading.Event()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._stop.set()
+        self._session.close()
+
+    def __enter__(self) -> RegistryClient:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def in_registry(self, reference: str) -> str | None:
+        """The digest of the manifest with a tag or digest; None if the registry does not have it.
+
+        Raises:
+            HashMismatch: it returns another digest than the requested one.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        reply = self._manifest_reply("HEAD", reference)
+        if reply is None:
+            return None
+        digest = reply.headers.get("docker-content-digest", "")
+        if not digest:
+            return self._document(reference).digest
+        if reference.startswith("sha256:") and digest != reference:
+            raise HashMismatch(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
+        return digest
+
+    def image(self, reference: str, platform: str) -> RemoteImage:
+        """The image with a tag or digest, in an index that for ``platform`` (``os/machine``).
+
+        Raises:
+            NoSuchImage: the registry does not have it, or not for that platform.
+            HashMismatch: it delivers other content.
+            RegistryFailed: it does not respond or refuses, or it is not the image of a container.
+        """
+        shown = f"{self.repository}@{reference}" if reference.startswith("sha256:") else f"{self.repository}:{reference}"
+        manifest = self._document(reference)
+        try:
+            if manifest.media_type in _INDEXES:
+                listed = [
+                    entry for entry in manifest.document["manifests"] if _platform(entry.get("platform") or {}) == platform
+                ]
+                if not listed:
+                    raise NoSuchImage(f"{shown} has no image for {platform}", "is it the right image?")
+                manifest = self._document(Descriptor.from_json(listed[0]).digest)
+            if manifest.media_type not in _MANIFESTS:
+                raise BadArtifact(f"its media type is {manifest.media_type[:100]!r}")
+            layers = tuple(map(Descriptor.from_json, manifest.document["layers"]))
+            described = Descriptor.from_json(manifest.document["config"])
+            if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
+                raise BadArtifact(f"it has a config of {described.size} bytes and {len(layers)} layers")
+            config = b"".join(Blobs(self._session, self._name).download(described))
+            image = RemoteImage(manifest.digest, layers, config)
+            document = parse_json(config)
+            found = _platform(document)
+            if len(image.diff_ids) != len(layers) or not isinstance(document.get("config") or {}, dict):
+                raise BadArtifact(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
+            for diff_id in image.diff_ids:
+                Descriptor.from_json({"mediaType": LAYER, "digest": diff_id, "size": 0})
+        except (KeyError, TypeError, ValueError, AttributeError, BadArtifact) as error:
+            problem = error.message if isinstance(error, BadArtifact) else f"{type(error).__name__}: {error}"
+            raise RegistryFailed(
+                f"{shown} is not an image that containers start from: {problem[:300]}", "name an image"
+            ) from error
+        if found != platform:
+            raise NoSuchImage(f"{shown} is an image for {found}, not for {platform}", "is it the right image?")
+        return image
+
+    def push(self, layout: Layout, manifest: str, tag: str, compression: Compression = Compression.GZIP) -> str:
+        """Push an image of a layout and return the digest of its manifest in the registry. The tag is written last.
+
+        Layers that the registry has are not sent; those of its other repositories are mounted from there.
+
+        Raises:
+            ArtifactChanged: a blob of the layout differs from its digest. Nothing was uploaded.
+            HashMismatch: the registry stored other content.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        with reporting.step("verifying the layers of the image"):
+            layout.verify(manifest)
+        sizes = {layer.digest: layer.size for layer in layout.layers(manifest)}
+        compressed = CompressedLayers(layout, compression)
+        blobs = self._blobs()
+        found = self._parallel([partial(self._find, blobs, compressed, layer) for layer in sizes], TRANSFERS)
+        of_layer = {layer: blob for layer, blob in zip(sizes, found, strict=True) if blob}
+        missing = [layer for layer in sizes if layer not in of_layer]
+        if missing:
+            with reporting.task(f"compressing {len(missing)} layers", sum(map(sizes.__getitem__, missing))) as advance:
+                counted = self._stoppable(advance)
+                jobs = [partial(compressed.compress, layer, counted) for layer in missing]
+                packed = self._parallel(jobs, len(os.sched_getaffinity(0)))
+            total = sum(layer.blob.size for layer in packed)
+            with reporting.task(f"pushing {self.repository}:{tag}", total, transfer=True) as advance:
+                blobs = self._blobs(advance)
+                self._parallel([partial(self._upload, blobs, compressed, layer) for layer in missing], TRANSFERS)
+            of_layer |= {layer: done.blob for layer, done in zip(missing, packed, strict=True)}
+        config = Descriptor.from_json(layout.manifest(manifest)["config"])
+        blobs = self._blobs()
+        if not blobs.exists(config.digest):
+            blobs.upload(config, layout.path(config.digest))
+        content = manifest_of(config, [of_layer[layer.digest] for layer in layout.layers(manifest)])
+        return self._put_manifest(tag, content)
+
+    def pull(self, layout: Layout, image: RemoteImage) -> Descriptor:
+        """Pull an image into a layout, without a reference, and return its manifest there.
+
+        Layers that the layout has are not fetched; their contents are verified.
+
+        Raises:
+            NoSuchImage: the registry does not have a layer.
+            HashMismatch: it delivers other content than manifest and config list.
+            UnsafeArchive: the layers unpack to more than :func:`max_unpacked_bytes` allows.
+            RegistryFailed: it does not respond, or refuses.
+            NotEnoughDisk, StateUnwritable: the layout cannot be written.
+        """
+        blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
+        missing = [diff_id for diff_id in blobs_of if not _has(layout, diff_id)]
+        sizes = {blobs_of[diff_id].digest: blobs_of[diff_id].size for diff_id in missing}
+        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
+        with reporting.task(f"pulling {self.repository}", sum(sizes.values()), transfer=True) as advance:
+            blobs = self._blobs(advance)
+            # The largest first, so that no thread is left with it at the end.
+            missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
+            jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout, budget) for diff_id in missing]
+            self._parallel(jobs, TRANSFERS)
+        for diff_id, blob in blobs_of.items():
+            note_pulled(layout, diff_id, blob, self.repository)
+        config = layout.add_blob(image.config, CONFIG)
+        layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
+        return layout.add_manifest(manifest_of(config, layers), MANIFEST)
+
+    def verify(self, image: RemoteImage, layout: Layout) -> None:
+        """Require that the layers of an image in the registry have the diff ids in its config. Nothing is stored.
+
+        Layers that were pushed from this layout are not fetched again.
+
+        Raises:
+            HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive: as for :meth:`pull`.
+        """
+        blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
+        unknown = [diff_id for diff_id, blob in blobs_of.items() if not is_recorded(layout, diff_id, blob)]
+        total = sum(blobs_of[diff_id].size for diff_id in unknown)
+        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
+        with reporting.task(f"verifying {self.repository}@{image.digest}", total, transfer=True) as advance:
+            blobs = self._blobs(advance)
+            self._parallel([partial(self._read, blobs, blobs_of[diff_id], diff_id, budget) for diff_id in unknown], TRANSFERS)
+
+    def _blobs(self, advance: Callable[[int], None] = lambda count: None) -> Blobs:
+        return Blobs(self._session, self._name, advance, self._stop)
+
+    def _find(self, blobs: Blobs, compressed: CompressedLayers, layer: str) -> Descriptor | None:
+        """The compressed form of a layer that was pushed or pulled before, if the registry has it here or elsewhere."""
+        known = compressed.recorded(layer)
+        if known is None:
+            return None
+        host = f"{self._session.registry}/"
+        others = [_split(name)[1] for name in known.repositories if name != self.repository and _split(name)[0] + "/" == host]
+        if not blobs.exists(known.blob.digest) and not any(blobs.mount(known.blob, name) for name in others):
+            return None
+        compressed.add(layer, known.blob, self.repository)
+        return known.blob
+
+    def _upload(self, blobs: Blobs, compressed: CompressedLayers, layer: str) -> None:
+        known = compressed.recorded(layer)
+        assert known is not None
+        if blobs.exists(known.blob.digest):
+            blobs.advance(known.blob.size)
+        else:
+            blobs.upload(known.blob, compressed.path(layer))
+        compressed.add(layer, known.blob, self.repository)
+
+    def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout, budget: _Budget) -> None:
+        with layout.writer() as writer:
+            for piece in self._uncompressed(blobs, blob, budget):
+                writer.write(piece)
+            _require_diff_id(writer.digest, diff_id, blob)
+            writer.commit(LAYER)
+
+    def _read(self, blobs: Blobs, blob: Descriptor, diff_id: str, budget: _Budget) -> None:
+        digest = hashlib.sha256()
+        for piece in self._uncompressed(blobs, blob, budget):
+            digest.update(piece)
+        _require_diff_id(f"sha256:{digest.hexdigest()}", diff_id, blob)
+
+    def _uncompressed(self, blobs: Blobs, blob: Descriptor, budget: _Budget) -> Iterator[bytes]:
+        """The uncompressed content of a layer, whose compressed content is verified."""
+        received = blobs.download(blob)
+        for piece in decompressed(blob, received):
+            budget.take(len(piece))
+            yield piece
+        for _ in received:  # what the decompressor has not read belongs to the digest as well
+            pass
+
+    def _put_manifest(self, tag: str, content: bytes) -> str:
+        """Write a tag and return the digest of the manifest, which is read back."""
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        activity = f"pushing {self.repository}:{tag}"
+        headers = {"Content-Type": MANIFEST, "Content-Length": str(len(content))}
+        url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"
+        reply = self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
+        stored = reply.headers.get("docker-content-digest", digest)
+        if digest not in (stored, self.in_registry(tag)):
+            raise HashMismatch(f"{activity}: the registry stored {stored[:100]}, not {digest}", "contact its operator")
+        self._document(digest)
+        return digest
+
+    def _document(self, reference: str) -> _Document:
+        """A manifest or index, verified by its digest if that is the reference.
+
+        Raises:
+            NoSuchImage: the registry does not have it.
+            HashMismatch: it delivers another.
+            RegistryFailed: it delivers no JSON object.
+        """
+        reply = self._manifest_reply("GET", reference)
+        if reply is None:
+            raise NoSuchImage(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
+        digest = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
+        if reference.startswith("sha256:") and digest != reference:
+            raise HashMismatch(f"{self.repository}@{reference}: the registry delivers {digest}", _HINT)
+        try:
+            document = parse_json(reply.body)
+            if not isinstance(document, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            raise RegistryFailed(f"{self.repository}: {reference} is not a manifest: {error}", "is it a registry?") from error
+        media_type = str(document.get("mediaType") or reply.headers.get("content-type", "").partition(";")[0])
+        return _Document(digest, media_type, document)
+
+    def _manifest_reply(self, method: str, reference: str) -> Reply | None:
+        url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
+        request = Request(method, url, scope, {"Accept": ", ".join((*_MANIFESTS, *_INDEXES))})
+        reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
+        return None if reply.status == 404 else reply
+
+    def _stoppable(self, advance: Callable[[int], None]) -> Callable[[int], None]:
+        """``advance``, which ends the calling thread once another has failed."""
+
+        def checked(count: int) -> None:
+            if self._stop.is_set():
+                raise CancelledError
+            advance(count)
+
+        return checked
+
+    def _parallel(self, jobs: Sequence[Callable[[], T]], count: int) -> list[T]:
+        """Run jobs in threads and return their results in order. The first error ends all, and this client."""
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                futures = [pool.submit(job) for job in jobs]
+                for future in as_completed(futures):
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                self.close()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A manifest or index of a registry."""
+
+    digest: str
+    media_type: str
+    document: dict[str, Any]
+
+
+class _Budget:
+    """How many bytes an image may still unpack to."""
+
+    def __init__(self, limit: int, shown: str) -> None:
+        self._limit, self._left, self._shown = limit, limit, shown
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Count unpacked bytes.
+
+        Raises:
+            UnsafeArchive: the limit is exceeded.
+        """
+        with self._lock:
+            self._left -= count
+            if self._left < 0:
+                raise UnsafeArchive(
+                    f"the layers of {self._shown} unpack to more than {self._limit / 2**30:.1f} GiB, the limit for their size",
+                    "nothing of the image is kept; report it to its publisher",
+                )
+
+
+def _split(repository: str) -> tuple[str, str]:
+    """Registry and name of a repository; a repository without a registry is one of Docker Hub."""
+    host, _, name = repository.partition("/")
+    if name and ("." in host or ":" in host or host == "localhost"):
+        return host, name
+    return DOCKER_HUB, repository if name else f"library/{repository}"
+
+
+def _platform(value: dict[str, Any]) -> str:
+    return f"{value.get('os')}/{value.get('architecture')}"
+
+
+def _has(layout: Layout, diff_id: str) -> bool:
+    """Whether a layout has a layer, unchanged. A changed one is fetched again."""
+    if not layout.has(diff_id):
+        return False
+    if f"sha256:{file_sha256(layout.path(diff_id))}" == diff_id:
+        return True
+    layout.path(diff_id).unlink()
+    return False
+
+
+def _require_diff_id(digest: str, diff_id: str, blob: Descriptor) -> None:
+    if digest != diff_id:
+        raise HashMismatch(f"layer {blob.digest} unpacks to {digest}, its config lists {diff_id}", _HINT)

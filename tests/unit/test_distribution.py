@@ -1,0 +1,715 @@
+"""Push and pull through a registry's HTTP API, against a registry with faults."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import json
+import random
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from registry_server import Handler, RegistryServer, digest_of, registry_server
+
+from sm120kit.core import retry
+from sm120kit.core.errors import ArtifactChanged, HashMismatch, NoSuchImage, RegistryFailed, Sm120kitError, UnsafeArchive
+from sm120kit.images.distribution import Compression, RegistryClient, transfer
+from sm120kit.images.distribution.credentials import Credentials, stored_credentials
+from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout
+
+PLATFORM = "linux/amd64"
+NAME = "sm120kit/vllm"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No credentials, no pauses, and chunks of 64 KiB."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setattr(retry, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(transfer, "_PROGRESS_BYTES", 2**12)
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with registry_server() as running:
+        yield running
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "oci")
+
+
+def add_layer(layout: Layout, seed: int, size: int = 2**18) -> Descriptor:
+    with layout.writer() as blob:
+        blob.write(random.Random(seed).randbytes(size) + bytes(size))
+        return blob.commit(LAYER)
+
+
+def add_image(layout: Layout, *seeds: int) -> str:
+    layers = [add_layer(layout, seed) for seed in seeds]
+    config = {"os": "linux", "architecture": "amd64", "config": {"Labels": {"a": "b"}}}
+    return layout.add_image(layers, [layer.digest for layer in layers], config).digest
+
+
+def push(server: RegistryServer, layout: Layout, manifest: str, name: str = NAME, **options: Compression) -> str:
+    with RegistryClient(f"{server.address}/{name}") as client:
+        return client.push(layout, manifest, "tag", **options)
+
+
+def pull(server: RegistryServer, directory: Path, digest: str, name: str = NAME) -> tuple[Layout, str]:
+    layout = Layout(directory)
+    with RegistryClient(f"{server.address}/{name}") as client:
+        manifest = client.pull(layout, client.image(digest, PLATFORM)).digest
+    layout.verify(manifest)
+    return layout, manifest
+
+
+def get_image(server: RegistryServer) -> None:
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        client.image("tag", PLATFORM)
+
+
+def fails(error: type[Sm120kitError], message: str, action: Callable[[], object]) -> str:
+    with pytest.raises(error, match=message) as caught:
+        action()
+    assert caught.value.hint
+    return caught.value.message
+
+
+# ---- push and pull
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_push_and_pull_preserve_the_image(
+    server: RegistryServer, layout: Layout, tmp_path: Path, compression: Compression
+) -> None:
+    image = add_image(layout, 1, 2, 1)
+    digest = push(server, layout, image, compression=compression)
+    assert server.manifests[NAME, "tag"] == server.manifests[NAME, digest]
+    layers = json.loads(server.manifests[NAME, digest][1])["layers"]
+    assert {layer["mediaType"] for layer in layers} == {f"{LAYER}+{compression}"}
+    copy, manifest = pull(server, tmp_path / "copy", digest)
+    assert manifest == image and copy.image(manifest) == layout.image(image)
+    assert server.count("PATCH") == 2 * -(-layers[0]["size"] // 2**16), "each layer is uploaded once, in chunks of 64 KiB"
+
+
+def test_compressed_layers_have_the_same_bytes_everywhere(server: RegistryServer, tmp_path: Path) -> None:
+    digests = {push(server, Layout(tmp_path / name), add_image(Layout(tmp_path / name), 1, 2), name) for name in ("a", "b")}
+    assert len(digests) == 1
+
+
+def test_push_of_changed_layer_uploads_that_layer_only(server: RegistryServer, layout: Layout) -> None:
+    push(server, layout, add_image(layout, 1, 2, 3))
+    before = {path: path.stat().st_mtime_ns for path in (layout.directory / "compressed").glob("*.gzip")}
+    server.requests.clear()
+    push(server, layout, add_image(layout, 1, 2, 4))
+    assert server.count("PUT", "digest=") == 2, "the layer and the config"
+    assert before == {path: path.stat().st_mtime_ns for path in before}, "others are not compressed again"
+
+
+def test_repeated_push_uploads_nothing(server: RegistryServer, layout: Layout) -> None:
+    image = add_image(layout, 1, 2)
+    digest = push(server, layout, image)
+    server.requests.clear()
+    assert push(server, layout, image) == digest
+    assert server.count("POST") == server.count("PATCH") == 0
+
+
+def test_layers_are_mounted_from_another_repository(server: RegistryServer, layout: Layout) -> None:
+    image = add_image(layout, 1, 2)
+    digest = push(server, layout, image)
+    for file in (layout.directory / "compressed").glob("*.gzip"):
+        file.unlink()  # neither needed nor made again
+    server.requests.clear()
+    assert push(server, layout, image, "sm120kit/other") == digest
+    assert server.count("POST", "mount=") == 2 and server.count("PATCH") == 0
+    assert not list((layout.directory / "compressed").glob("*.gzip"))
+
+
+def test_push_of_pulled_image_mounts_its_layers(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    digest = push(server, layout, add_image(layout, 1, 2))
+    copy, manifest = pull(server, tmp_path / "copy", digest)
+    server.requests.clear()
+    assert push(server, copy, manifest, "sm120kit/other") == digest
+    assert server.count("POST", "mount=") == 2 and server.count("PATCH") == 0
+
+
+def test_pull_fetches_missing_and_changed_layers_only(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1, 2, 3)
+    digest = push(server, layout, image)
+    copy, manifest = pull(server, tmp_path / "copy", digest)
+    first, second, _ = (copy.path(layer.digest) for layer in copy.layers(manifest))
+    first.unlink()
+    changed = bytearray(second.read_bytes())
+    changed[1000] ^= 1
+    second.write_bytes(changed)
+    server.requests.clear()
+    pull(server, tmp_path / "copy", digest)
+    assert server.count("GET", "/blobs/") == 3, "two layers and the config"
+
+
+def test_index_is_resolved_by_platform(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    digest = push(server, layout, add_image(layout, 1))
+    kind, content = server.manifests[NAME, digest]
+    listed = [
+        {
+            "mediaType": kind,
+            "digest": f"sha256:{'0' * 64}",
+            "size": 1,
+            "platform": {"os": "unknown", "architecture": "unknown"},
+        },
+        {"mediaType": kind, "digest": digest, "size": len(content), "platform": {"os": "linux", "architecture": "amd64"}},
+    ]
+    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}).encode()
+    server.manifests[NAME, digest_of(index)] = (INDEX, index)
+    pull(server, tmp_path / "copy", digest_of(index))
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        fails(NoSuchImage, "no image for linux/arm64", lambda: client.image(digest_of(index), "linux/arm64"))
+        fails(NoSuchImage, "is an image for linux/amd64", lambda: client.image(digest, "linux/arm64"))
+        assert client.in_registry("absent") is None and client.in_registry(f"sha256:{'1' * 64}") is None
+        assert client.in_registry("tag") == client.in_registry(digest) == digest
+
+
+def test_docker_manifest_and_gzip_of_several_members_are_read(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1)
+    (layer,) = layout.layers(image)
+    content = layout.path(layer.digest).read_bytes()
+    packed = gzip.compress(content[:1000]) + gzip.compress(content[1000:])
+    publish(server, layout, image, [packed], "application/vnd.docker.image.rootfs.diff.tar.gzip")
+    _, manifest = pull(server, tmp_path / "copy", "docker")
+    assert manifest == image
+
+
+def publish(server: RegistryServer, layout: Layout, image: str, layers: list[bytes], kind: str, **changed: object) -> None:
+    """Store an image as another program would, with the tag ``docker``."""
+    config = layout.path(layout.manifest(image)["config"]["digest"]).read_bytes()
+    for content in (config, *layers):
+        server.blobs[digest_of(content)] = content
+        server.owners[digest_of(content)] = {NAME}
+    of_docker = "application/vnd.docker.distribution.manifest.v2+json"
+    document = {
+        "schemaVersion": 2,
+        "mediaType": of_docker,
+        "config": {
+            "mediaType": "application/vnd.docker.container.image.v1+json",
+            "digest": digest_of(config),
+            "size": len(config),
+        },
+        "layers": [{"mediaType": kind, "digest": digest_of(content), "size": len(content)} | changed for content in layers],
+    }
+    server.manifests[NAME, "docker"] = (of_docker, json.dumps(document).encode())
+
+
+def test_content_in_the_registry_is_verified_without_a_copy(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    digest = push(server, layout, add_image(layout, 1, 2))
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        remote = client.image(digest, PLATFORM)
+        server.requests.clear()
+        client.verify(remote, layout)
+        assert server.count("GET") == 0, "pushed from this layout"
+        client.verify(remote, Layout(tmp_path / "empty"))
+        assert server.count("GET") == 2 and not (tmp_path / "empty" / "blobs").exists()
+        swapped = dataclasses.replace(remote, layers=remote.layers[::-1])
+        fails(HashMismatch, "unpacks to sha256:", lambda: client.verify(swapped, Layout(tmp_path / "empty")))
+
+
+# ---- uploads that fail
+
+
+def test_registry_that_refuses_chunks_gets_one_request(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    def refuse(handler: Handler) -> bool:
+        if handler.command != "PATCH":
+            return False
+        handler.body()
+        handler.reply(405)
+        return True
+
+    server.fault = refuse
+    digest = push(server, layout, add_image(layout, 1, 2))
+    assert server.count("PATCH") == 2 and server.count("PUT", "digest=") == 3
+    pull(server, tmp_path / "copy", digest)
+
+
+def test_upload_continues_where_the_connection_dropped(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    drops = iter([True, False, True, False])
+
+    def drop(handler: Handler) -> bool:
+        if handler.command != "PATCH" or not next(drops, False):
+            return False
+        server.uploads[handler.path.rpartition("/")[2]] += handler.rfile.read(5000)
+        handler.drop()
+        return True
+
+    server.fault = drop
+    image = add_image(layout, 1)
+    digest = push(server, layout, image)
+    sent = [
+        headers["Content-Range"]
+        for (method, _), headers in zip(server.requests, server.headers, strict=True)
+        if method == "PATCH"
+    ]
+    assert "5000-70535" in sent, sent
+    assert server.count("POST", "uploads/$") == 2, "one for the layer, one for the config"
+    assert pull(server, tmp_path / "copy", digest)[1] == image
+
+
+def test_lost_upload_starts_again(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    faults = iter(["", "drop", "forget"])
+
+    def lose(handler: Handler) -> bool:
+        if handler.command not in ("PATCH", "GET") or "uploads" not in handler.path:
+            return False
+        fault = next(faults, "")
+        if fault == "drop":
+            handler.drop()
+        elif fault == "forget":
+            handler.reply(404)
+        return bool(fault)
+
+    server.fault = lose
+    digest = push(server, layout, add_image(layout, 1))
+    assert server.count("POST", "uploads/$") == 3
+    pull(server, tmp_path / "copy", digest)
+
+
+def test_registry_that_drops_every_upload_is_given_up(server: RegistryServer, layout: Layout) -> None:
+    def drop(handler: Handler) -> bool:
+        if handler.command in ("PATCH", "PUT"):
+            handler.drop()
+        return handler.command in ("PATCH", "PUT")
+
+    server.fault = drop
+    message = fails(RegistryFailed, "uploading sha256:", lambda: push(server, layout, add_image(layout, 1)))
+    assert "drops the connection" in message and not server.manifests
+    assert server.count("PATCH") == retry.ATTEMPTS
+
+
+def test_registry_that_stores_another_digest_is_refused(server: RegistryServer, layout: Layout) -> None:
+    def lie(handler: Handler) -> bool:
+        if handler.command != "PUT" or "digest=" not in handler.path:
+            return False
+        handler.body()
+        handler.reply(201, Docker_Content_Digest=f"sha256:{'0' * 64}")
+        return True
+
+    server.fault = lie
+    fails(HashMismatch, "the registry stored sha256:000", lambda: push(server, layout, add_image(layout, 1)))
+    assert not server.manifests
+
+
+def test_registry_that_changes_the_manifest_is_refused(server: RegistryServer, layout: Layout) -> None:
+    def change(handler: Handler) -> bool:
+        if handler.command != "PUT" or "/manifests/" not in handler.path:
+            return False
+        content = handler.body() + b" "
+        server.manifests[NAME, "tag"] = (MANIFEST, content)
+        handler.reply(201, Docker_Content_Digest=digest_of(content))
+        return True
+
+    server.fault = change
+    fails(HashMismatch, "the registry stored sha256:", lambda: push(server, layout, add_image(layout, 1)))
+
+
+def test_changed_layout_is_refused_before_anything_is_sent(server: RegistryServer, layout: Layout) -> None:
+    image = add_image(layout, 1, 2)
+    path = layout.path(layout.layers(image)[1].digest)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    fails(ArtifactChanged, str(path), lambda: push(server, layout, image))
+    assert not server.requests
+
+
+def test_changed_compressed_layer_is_refused(server: RegistryServer, layout: Layout) -> None:
+    image = add_image(layout, 1)
+    push(server, layout, image, "a/b")
+    server.blobs.clear()
+    server.owners.clear()
+    (path,) = (layout.directory / "compressed").glob("*.gzip")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    server.requests.clear()
+    fails(ArtifactChanged, str(path), lambda: push(server, layout, image))
+    assert server.count("POST", "uploads/$") == 0
+
+
+# ---- downloads that fail
+
+
+def test_download_continues_where_the_connection_dropped(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1)
+    digest = push(server, layout, image)
+    blob = json.loads(server.manifests[NAME, digest][1])["layers"][0]["digest"]
+
+    def drop(handler: Handler) -> bool:
+        """Send 100 KB of what is requested."""
+        if not handler.path.endswith(blob):
+            return False
+        start = int(handler.headers.get("Range", "bytes=0-")[6:-1])
+        rest = server.blobs[blob][start:]
+        handler.reply(206 if start else 200, rest[:100_000], Content_Length=str(len(rest)))
+        handler.drop()
+        return True
+
+    server.fault = drop
+    server.requests.clear()
+    assert pull(server, tmp_path / "copy", digest)[1] == image
+    assert server.count("GET", blob) == -(-len(server.blobs[blob]) // 100_000)
+
+
+def test_registry_without_ranges_is_read_again(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1)
+    digest = push(server, layout, image)
+    blob = json.loads(server.manifests[NAME, digest][1])["layers"][0]["digest"]
+    drops = iter([True])
+
+    def whole(handler: Handler) -> bool:
+        if not handler.path.endswith(blob):
+            return False
+        content = server.blobs[blob]
+        if next(drops, False):
+            handler.reply(200, content[:100_000], Content_Length=str(len(content)))
+            handler.drop()
+        else:
+            handler.reply(200, content)
+        return True
+
+    server.fault = whole
+    assert pull(server, tmp_path / "copy", digest)[1] == image
+
+
+def test_registry_that_drops_every_download_is_given_up(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    digest = push(server, layout, add_image(layout, 1, 2))
+
+    def drop(handler: Handler) -> bool:
+        if "/blobs/" in handler.path and handler.headers.get("Range") is None and "config" not in handler.path:
+            handler.reply(200, b"x" * 10, Content_Length="1000000000")
+            handler.drop()
+            return True
+        return False
+
+    server.fault = drop
+    fails(HashMismatch, "has 1000000000 bytes, ", lambda: pull(server, tmp_path / "copy", digest))
+    server.fault = lambda handler: "/blobs/" in handler.path and (handler.drop() or True)
+    fails(RegistryFailed, "drops the connection", lambda: pull(server, tmp_path / "copy", digest))
+    assert not Layout(tmp_path / "copy").images()
+
+
+@pytest.mark.parametrize("change", ["other", "truncated", "longer"])
+def test_blob_with_other_content_is_refused(server: RegistryServer, layout: Layout, tmp_path: Path, change: str) -> None:
+    digest = push(server, layout, add_image(layout, 1))
+    blob = json.loads(server.manifests[NAME, digest][1])["layers"][0]["digest"]
+    content = server.blobs[blob]
+    server.blobs[blob] = {
+        "other": content[:-20] + bytes(20),
+        "truncated": content[:-1],
+        "longer": content + b"x",
+    }[change]
+    message = "damaged|has the digest" if change == "other" else f"has {len(server.blobs[blob])} bytes, {len(content)} are in"
+    fails(HashMismatch, message, lambda: pull(server, tmp_path / "copy", digest))
+    copy = Layout(tmp_path / "copy")
+    assert not copy.images() and not any((tmp_path / "copy" / "partial").iterdir())
+
+
+def test_layer_with_a_wrong_size_in_the_manifest_is_refused(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1)
+    packed = gzip.compress(layout.path(layout.layers(image)[0].digest).read_bytes())
+    publish(server, layout, image, [packed], f"{LAYER}+gzip", size=len(packed) - 1)
+    fails(HashMismatch, "bytes, .* are in the manifest", lambda: pull(server, tmp_path / "copy", "docker"))
+
+
+def test_layer_of_another_image_is_refused(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    image = add_image(layout, 1)
+    publish(server, layout, image, [gzip.compress(b"another")], f"{LAYER}+gzip")
+    fails(HashMismatch, "unpacks to sha256:", lambda: pull(server, tmp_path / "copy", "docker"))
+    assert not Layout(tmp_path / "copy").images()
+
+
+@pytest.mark.parametrize("kind", Compression)
+def test_decompression_bomb_is_stopped(
+    server: RegistryServer, layout: Layout, tmp_path: Path, kind: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sm120kit.core.archives.MAX_FREE_BYTES", 2**20)
+    image = add_image(layout, 1)
+    zeros = bytes(2**26)
+    packed = gzip.compress(zeros) if kind is Compression.GZIP else zstandard.compress(zeros)
+    publish(server, layout, image, [packed], f"{LAYER}+{kind}")
+    fails(UnsafeArchive, "unpack to more than", lambda: pull(server, tmp_path / "copy", "docker"))
+    assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2**20
+
+
+def test_huge_manifest_is_refused(server: RegistryServer) -> None:
+    server.manifests[NAME, "tag"] = (MANIFEST, b" " * (5 * 2**20))
+    fails(RegistryFailed, "sends more than 4 MiB", lambda: get_image(server))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"[]",
+        b"{" * 100_000,
+        b'{"mediaType": "x"}',
+        json.dumps({"mediaType": MANIFEST, "layers": [], "config": {}}).encode(),
+        json.dumps(
+            {"mediaType": MANIFEST, "layers": "x", "config": {"mediaType": "", "digest": "../../etc", "size": 1}}
+        ).encode(),
+        json.dumps({"mediaType": INDEX, "manifests": [3]}).encode(),
+        json.dumps(
+            {
+                "mediaType": MANIFEST,
+                "layers": [],
+                "config": {"mediaType": CONFIG, "digest": f"sha256:{'0' * 64}", "size": 2**40},
+            }
+        ).encode(),
+    ],
+)
+def test_malformed_manifest_is_refused(server: RegistryServer, document: bytes) -> None:
+    server.manifests[NAME, "tag"] = (MANIFEST, document)
+    fails(RegistryFailed, "is not", lambda: get_image(server))
+
+
+def test_manifest_with_another_digest_is_refused(server: RegistryServer, layout: Layout) -> None:
+    digest = push(server, layout, add_image(layout, 1))
+    kind, content = server.manifests[NAME, digest]
+    server.manifests[NAME, digest] = (kind, content + b" ")
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        fails(HashMismatch, "the registry delivers sha256:", lambda: client.image(digest, PLATFORM))
+        fails(HashMismatch, "the registry returns sha256:", lambda: client.in_registry(digest))
+
+
+# ---- authentication, redirects, limits of requests
+
+
+def log_in(tmp_path: Path, registry: str, **entry: str) -> None:
+    (tmp_path / "docker").mkdir(exist_ok=True)
+    entry = entry or {"auth": base64.b64encode(b"user:secret-password").decode()}
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": {registry: entry}}))
+
+
+def basic(handler: Handler) -> bool:
+    if handler.headers.get("Authorization") == f"Basic {base64.b64encode(b'user:secret-password').decode()}":
+        return False
+    handler.body()
+    handler.reply(401, WWW_Authenticate='Basic realm="x"')
+    return True
+
+
+def test_basic_authentication(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    server.fault = basic
+    image = add_image(layout, 1)
+    assert "requires credentials" in fails(RegistryFailed, server.address, lambda: push(server, layout, image))
+    log_in(tmp_path, server.address)
+    push(server, layout, image)
+
+
+def token_server(server: RegistryServer, lifetime: int) -> Callable[[Handler], bool]:
+    """A registry whose tokens are valid for a number of requests."""
+    valid: dict[str, int] = {}
+
+    def check(handler: Handler) -> bool:
+        if handler.path.startswith("/token"):
+            scopes = [part for part in handler.path.split("&") if part.startswith("scope=")]
+            if not scopes or basic(handler):
+                return True
+            token = f"token-{len(valid)}"
+            valid[token] = lifetime
+            handler.reply(200, json.dumps({"token": token}).encode())
+            return True
+        token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
+        if valid.get(token, 0) > 0:
+            valid[token] -= 1
+            return False
+        handler.body()
+        challenge = f'Bearer realm="http://{server.address}/token",service="s",scope="repository:x:pull"'
+        handler.reply(401, WWW_Authenticate=challenge)
+        return True
+
+    return check
+
+
+def test_tokens_that_expire_are_renewed(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    log_in(tmp_path, f"https://{server.address}/v2/")
+    server.fault = token_server(server, 3)
+    image = add_image(layout, 1, 2)
+    digest = push(server, layout, image)
+    assert pull(server, tmp_path / "copy", digest)[1] == image
+    assert server.count("GET", "^/token.*repository%3Asm120kit%2Fvllm%3Apull%2Cpush") > 3
+
+
+def test_refused_credentials_are_reported_without_them(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    log_in(tmp_path, server.address)
+
+    def loop(handler: Handler) -> bool:
+        handler.body()
+        if handler.path.startswith("/token"):
+            handler.reply(200, b'{"token": "x"}')
+        else:
+            handler.reply(401, WWW_Authenticate=f'Bearer realm="http://{server.address}/token"')
+        return True
+
+    server.fault = loop
+    message = fails(RegistryFailed, "refuses the credentials", lambda: push(server, layout, add_image(layout, 1)))
+    assert "secret-password" not in message and len(server.requests) == 3
+
+
+def test_secrets_that_a_registry_repeats_are_not_printed(server: RegistryServer, tmp_path: Path) -> None:
+    log_in(tmp_path, server.address)
+
+    def repeat(handler: Handler) -> bool:
+        if basic(handler):
+            return True
+        handler.body()
+        text = f"{handler.headers['Authorization']} secret-password"
+        handler.reply(403, json.dumps({"errors": [{"code": "DENIED", "message": text}]}).encode())
+        return True
+
+    server.fault = repeat
+    message = fails(RegistryFailed, "HTTP status 403", lambda: get_image(server))
+    assert "DENIED: Basic *** ***" in message
+
+
+def test_credentials_do_not_follow_a_redirect(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    log_in(tmp_path, server.address)
+    image = add_image(layout, 1)
+    with registry_server() as storage:
+        server.fault = basic
+        digest = push(server, layout, image)
+        storage.blobs, storage.owners = server.blobs, server.owners
+
+        def redirect(handler: Handler) -> bool:
+            if basic(handler):
+                return True
+            if "/blobs/" in handler.path:
+                handler.reply(307, Location=f"http://{storage.address}{handler.path}?X-Amz-Signature=abc")
+            return "/blobs/" in handler.path
+
+        server.fault = redirect
+        assert pull(server, tmp_path / "copy", digest)[1] == image
+        assert len(storage.requests) == 2
+        assert not any("authorization" in map(str.lower, headers) for headers in storage.headers)
+
+
+@pytest.mark.parametrize("target", ["http://192.0.2.1/x", "file:///etc/passwd", "ftp://127.0.0.1/x"])
+def test_redirect_without_https_is_refused(server: RegistryServer, layout: Layout, tmp_path: Path, target: str) -> None:
+    digest = push(server, layout, add_image(layout, 1))
+
+    def redirect(handler: Handler) -> bool:
+        if "/blobs/" in handler.path:
+            handler.reply(302, Location=target)
+        return "/blobs/" in handler.path
+
+    server.fault = redirect
+    fails(RegistryFailed, "which is not https", lambda: pull(server, tmp_path / "copy", digest))
+
+
+def test_endless_redirects_are_refused(server: RegistryServer) -> None:
+    server.fault = lambda handler: handler.reply(302, Location=handler.path) or True
+    fails(RegistryFailed, "redirects more than 5 times", lambda: get_image(server))
+
+
+def test_retry_after_is_obeyed(server: RegistryServer, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    limits = iter(["7", "0", "Wed, 21 Oct 2015 07:28:00 GMT"])
+
+    def limit(handler: Handler) -> bool:
+        value = next(limits, None)
+        if value is not None:
+            handler.reply(429, Retry_After=value)
+        return value is not None
+
+    server.fault = limit
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        assert client.in_registry("tag") is None
+    assert waits == [7, 0, 0] and len(server.requests) == 4
+    server.fault = lambda handler: handler.reply(429, Retry_After="3600") or True
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        fails(RegistryFailed, "accepts the next request in 3600 s", lambda: client.in_registry("tag"))
+    assert len(server.requests) == 5
+
+
+def test_overloaded_registry_is_given_up(server: RegistryServer) -> None:
+    server.fault = lambda handler: handler.reply(503) or True
+    with RegistryClient(f"{server.address}/{NAME}") as client:
+        fails(RegistryFailed, "HTTP status 503", lambda: client.in_registry("tag"))
+    assert len(server.requests) == retry.ATTEMPTS
+
+
+def test_absent_registry_is_reported() -> None:
+    with RegistryClient("127.0.0.1:1/x") as client:
+        fails(RegistryFailed, "127.0.0.1:1 does not respond", lambda: client.in_registry("tag"))
+
+
+# ---- docker login
+
+
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "docker-credential-test"
+    program.write_text(f"#!/bin/sh\nread name\n{text}\n")
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+
+def write_config(tmp_path: Path, text: str) -> None:
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize("config", [{"credHelpers": {"r.example": "test"}}, {"credsStore": "test"}])
+def test_credential_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]) -> None:
+    write_config(tmp_path, json.dumps(config))
+    helper(tmp_path, monkeypatch, """echo '{"Username": "u", "Secret": "'"$name"'"}'""")
+    assert stored_credentials("r.example") == Credentials("u", "r.example")
+
+
+def test_identity_token_of_a_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path, '{"credsStore": "test"}')
+    helper(tmp_path, monkeypatch, """echo '{"Username": "<token>", "Secret": "t"}'""")
+    assert stored_credentials("r.example") == Credentials(identity_token="t")
+
+
+def test_helper_without_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path, json.dumps({"credsStore": "test", "auths": {"r.example": {"auth": "dTpw"}}}))
+    helper(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
+    assert stored_credentials("r.example") == Credentials("u", "p")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo broken; exit 1", "fails for r.example: broken"),
+        ("echo x", "prints no credentials"),
+        ("true", "prints no credentials"),
+    ],
+)
+def test_helper_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
+    write_config(tmp_path, '{"credsStore": "test"}')
+    helper(tmp_path, monkeypatch, script)
+    fails(RegistryFailed, message, lambda: stored_credentials("r.example"))
+
+
+def test_missing_helper(tmp_path: Path) -> None:
+    write_config(tmp_path, '{"credsStore": "absent"}')
+    fails(RegistryFailed, "docker-credential-absent", lambda: stored_credentials("r.example"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"auths": 1}', '{"auths": {"r.example": {"auth": "%"}}}', '{"auths": {"r.example": 1}}']
+)
+def test_malformed_docker_configuration(tmp_path: Path, text: str) -> None:
+    write_config(tmp_path, text)
+    fails(RegistryFailed, "is not a configuration file of docker login", lambda: stored_credentials("r.example"))
+
+
+def test_credentials_of_docker_hub(tmp_path: Path) -> None:
+    write_config(tmp_path, json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": "dTpw"}}}))
+    assert stored_credentials("docker.io") == Credentials("u", "p")
+    assert stored_credentials("r.example") is None
+    assert "p" not in repr(stored_credentials("docker.io"))
