@@ -21,6 +21,7 @@ if [ "$(id -u)" = 0 ]; then
   command -v dockerd > /dev/null || need+=(docker.io)
   command -v docker-registry > /dev/null || need+=(docker-registry)
   command -v debootstrap > /dev/null || need+=(debootstrap)
+  command -v skopeo > /dev/null || need+=(skopeo)
   command -v bwrap > /dev/null || need+=(bubblewrap)
   if [ ${#need[@]} -gt 0 ]; then
     apt-get update -q && apt-get install -qy --no-install-recommends "${need[@]}"

@@ -48,6 +48,8 @@ BASE = {
     "config show": [CONFIG],
     "image build": ["flashinfer", "--base", f"x@sha256:{'0' * 64}", "--offline"],
     "image diff": ["image", "image"],
+    "image export": ["image", "out.tar"],
+    "image load": ["image"],
     "patch status": ["--offline"],
     "patch check": ["--offline"],
     "patch drift": ["--offline"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -99,10 +99,11 @@ def verify_image(
     from sm120kit.core.state import Workspace
     from sm120kit.images import delivery, published
 
+    workspace = Workspace.open(state)
     if trust:
-        published.require_signed(reference, PublishedImages(index, trust).source())
+        published.require_signed(reference, PublishedImages(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
-    report = delivery.verify(reference, Workspace.open(state))
+    report = delivery.verify(reference, workspace)
     show_report(report, json=json)
 
 
@@ -161,20 +162,26 @@ def publish(
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="registry/name, without a tag.")],
     index: Index = Path("images.json"),
     *,
+    compression: Annotated[
+        Literal["gzip", "zstd"],
+        typer.Option("--compression", metavar="METHOD", help="gzip or zstd, which Docker before 23 cannot pull."),
+    ] = "gzip",
     signing: SigningOptions,
     state: State = None,
     json: Json = False,
 ) -> None:
     """Push a verified image and list it in the index.
 
-    It is listed by digest, with SBOM and provenance. A tag that exists is not moved.
+    It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
+    without a container daemon.
     """
     from sm120kit.core.state import Workspace
     from sm120kit.images import delivery
+    from sm120kit.images.distribution import Compression
 
-    signer = signing.signer()
+    options = delivery.PublishOptions(Compression(compression), signing.signer())
     with console.status() as show:
-        entry = delivery.publish(reference, repository, index, Workspace.open(state), show, sign=signer)
+        entry = delivery.publish(reference, repository, index, Workspace.open(state), options, show)
     assert entry.attested is not None
     if json:
         console.json_data(
@@ -195,12 +202,19 @@ def pull(
     *,
     images: PublishedImages,
     platform: Annotated[str, typer.Option("--platform", metavar="OS/MACHINE", help="Operating system and machine.")] = PLATFORM,
+    load: Annotated[
+        bool | None,
+        typer.Option(
+            "--load/--no-load", help="Load the image into the container daemon; default: if one responds.", show_default=False
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check that everything in the index still exists.")] = False,
     state: State = None,
 ) -> None:
     """Pull a verified image by its digest in the index.
 
-    The image is kept only if it is the one that passed its checks.
+    The image is kept only if it is the one that passed its checks: in the state directory, and in the container daemon if there
+    is one.
     """
     from sm120kit.core.errors import BadIndex
     from sm120kit.core.state import Workspace
@@ -213,8 +227,7 @@ def pull(
         raise BadIndex("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = Workspace.open(state), images.source()
     entry = published.select(name, index, platform, workspace)
-    with console.status() as show:
-        pulled = published.pull(entry, index, workspace, show)
+    pulled = published.pull_and_load(entry, index, workspace, load=load)
     if pulled.changes:
         console.info("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
     elif pulled.changes is not None:

@@ -10,9 +10,11 @@ from sm120kit import recipes, sources
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
 from sm120kit.core.state import Workspace, digest_of, read_record
-from sm120kit.images import attestation, checks, registry
+from sm120kit.images import attestation, checks, registry, transports
 from sm120kit.images import context as contexts
+from sm120kit.images.distribution.compression import Compression
 from sm120kit.images.docker import Daemon
+from sm120kit.images.oci import Layout
 from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import arguments, configurations
@@ -46,6 +48,14 @@ class ImageRequest:
     base: str = ""
     network: str = "none"
     context_only: bool = False
+
+
+@dataclass(frozen=True)
+class PublishOptions:
+    """How an image is published: compression of its layers (an image of the daemon: always gzip), and signature."""
+
+    compression: Compression = Compression.GZIP
+    sign: attestation.Signer | None = None
 
 
 @dataclass(frozen=True)
@@ -254,20 +264,22 @@ def publish(
     repository: str,
     index: Path,
     workspace: Workspace,
+    options: PublishOptions,
     report: Callable[[str], None] = lambda line: None,
-    *,
-    sign: attestation.Signer | None = None,
 ) -> PublishedImage:
-    """Publish a verified image, with SBOM and provenance beside the index, signed if ``sign`` is given.
+    """Publish a verified image of the state directory or the daemon, with SBOM and provenance beside the index.
 
     See :func:`sm120kit.images.registry.publish` and :func:`sm120kit.images.attestation.write`. An entry of the index that has
-    a statement keeps it unless ``sign`` is given.
+    a statement keeps it unless it is to be signed.
     """
-    daemon = Daemon()
-    verified = checks.require_verified(reference, daemon, workspace)
+    layout = Layout(workspace.root / "oci")
+    transport = transports.transport_of(reference, layout, options.compression, report)
+    verified = checks.require_verified(reference, EveryStore(workspace), workspace)
     context = contexts.context_of(verified.image, workspace)
 
     def attest(entry: PublishedImage) -> Attestation:
-        return entry.attested if entry.attested and not sign else attestation.write(entry, context, index.parent, sign)
+        if entry.attested and not options.sign:
+            return entry.attested
+        return attestation.write(entry, context, index.parent, options.sign)
 
-    return registry.publish(verified, repository, index, daemon, attest, report)
+    return registry.publish(verified, repository, index, transport, attest)

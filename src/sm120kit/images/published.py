@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import NotAttested, RolledBack
+from sm120kit.core.errors import DaemonUnreachable, NotAttested, RolledBack, ToolchainMissing
 from sm120kit.core.state import Workspace, digest_of, read_record, write_record
-from sm120kit.images import attestation, checks, registry
+from sm120kit.images import attestation, checks, loading, registry
 from sm120kit.images.diff.labels import label_changes
 from sm120kit.images.docker import Daemon
 from sm120kit.images.index import find_image, read_index
+from sm120kit.images.oci import Layout
 from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.stores import EveryStore
+from sm120kit.images.transports import ImageTransport, LayoutTransport
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,35 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
     return entry
 
 
-def pull(
-    entry: PublishedImage, source: Source, workspace: Workspace, report: Callable[[str], None] = lambda line: None
-) -> PulledImage:
+def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *, load: bool | None = None) -> PulledImage:
+    """Pull an entry that :func:`select` returned into the state directory; see :func:`pull`.
+
+    ``load`` is whether it is loaded into the container daemon as well; by default if there is one.
+
+    Raises:
+        TagTaken: the daemon has another image with its name. Nothing is pulled.
+        DaemonUnreachable, ToolchainMissing: ``load`` is set and no daemon can be used.
+    """
+    registry.require_canonical_name(entry.verified)
+    daemon = None if load is False else _daemon(required=bool(load))
+    if daemon:
+        loading.require_free(entry.verified.reference, entry.verified.image, daemon)
+    layout = Layout(workspace.root / "oci")
+    pulled = pull(entry, source, workspace, LayoutTransport(layout))
+    if daemon:
+        manifest = layout.find(pulled.verified.reference)
+        assert manifest is not None
+        loading.load(layout, manifest.digest, daemon)
+    return pulled
+
+
+def pull(entry: PublishedImage, source: Source, workspace: Workspace, transport: ImageTransport) -> PulledImage:
     """Pull an entry that :func:`select` returned, and record the image and its time of publishing.
 
     Raises:
         NotVerified, NoSuchImage, HashMismatch, RegistryFailed, TagTaken: see :func:`sm120kit.images.registry.pull`.
     """
-    pulled = registry.pull(entry, Daemon(), report)
+    pulled = registry.pull(entry, transport)
     write_record(checks.record_path(workspace, pulled.image), pulled)
     newest = _newest(entry, source, workspace)
     if newest is None or entry.published > newest.published:
@@ -88,14 +110,14 @@ def pull(
     return PulledImage(pulled, label_changes(before.image, pulled.image) if before else None)
 
 
-def require_signed(reference: str, source: Source) -> None:
+def require_signed(reference: str, source: Source, workspace: Workspace) -> None:
     """Require that a local image is listed by ``source`` and signed by its key or identity.
 
     Raises:
-        NoSuchImage: the daemon has no such image.
+        NoSuchImage: neither the state directory nor the daemon has the image.
         NotAttested: it is not listed, or :func:`sm120kit.images.attestation.verify` refuses it.
     """
-    image = Daemon().find(reference)
+    image = EveryStore(workspace).find(reference)
     listed = [entry for entry in read_index(source.index).images if entry.verified.image.content == image.content]
     if not listed:
         raise NotAttested(
@@ -108,7 +130,17 @@ def require_signed(reference: str, source: Source) -> None:
 def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[PublishedImage, ...]]:
     """All entries of an index, and those whose digest their registry no longer has."""
     listed = read_index(index).images
-    return listed, registry.unresolved(listed, Daemon())
+    return listed, registry.unresolved(listed)
+
+
+def _daemon(*, required: bool) -> Daemon | None:
+    """The container daemon; None if there is none and it is not required."""
+    try:
+        return Daemon()
+    except (DaemonUnreachable, ToolchainMissing):
+        if required:
+            raise
+        return None
 
 
 def _require_recent(entry: PublishedImage, source: Source, workspace: Workspace) -> None:

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from sm120kit.core.errors import NotVerified, RegistryFailed, TagTaken
 from sm120kit.core.state import write_record
-from sm120kit.images.docker import Daemon
+from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.index import FORMAT, REPOSITORY, PublishedIndex, read_index
 from sm120kit.images.records import Attestation, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.images.transports import ImageTransport, other_image
 
 
 def publish(
     image: VerifiedImage,
     repository: str,
     index: Path,
-    daemon: Daemon,
+    transport: ImageTransport,
     attest: Callable[[PublishedImage], Attestation],
-    report: Callable[[str], None] = lambda line: None,
 ) -> PublishedImage:
     """Push a verified image to ``repository`` and list it in ``index``, unless it is already listed and in the registry.
 
@@ -41,7 +41,7 @@ def publish(
             "REGISTRY/NAME, without scheme, user name and tag; docker login keeps the credentials of a registry",
         )
     require_passed(image)
-    local = daemon.inspect(image.reference)
+    local = transport.inspect(image.reference)
     if local is None or local.content != image.image.content:
         raise NotVerified(
             f"{image.reference} is {'gone' if local is None else 'another image now'}: it was verified with content "
@@ -51,19 +51,19 @@ def publish(
     published = read_index(index) if index.exists() else PublishedIndex(FORMAT, ())
     tag = image.reference.rpartition(":")[2]
     target = f"{repository}:{tag}"
-    remote = daemon.in_registry(target)
+    remote = transport.in_registry(repository, tag)
     listed = [entry for entry in published.images if (entry.repository, entry.tag) == (repository, tag)]
     if remote is not None and listed and listed[0].digest == remote and listed[0].verified.image.content == local.content:
         entry = listed[0]
     else:
-        if remote is not None and not _has_content(daemon, f"{repository}@{remote}", local.content, report):
+        if remote is not None and not transport.has_content(local, repository, remote):
             raise TagTaken(
                 f"{target} exists in the registry with another image: {remote}", "tags are never moved; build another image"
             )
         entry = PublishedImage(
             repository,
             tag,
-            remote or _push(local, repository, tag, daemon, report),
+            remote or _push(local, repository, tag, transport),
             local.labels.get("sm120kit.recipe", ""),
             local.labels.get("sm120kit.build-id", ""),
             image,
@@ -76,20 +76,15 @@ def publish(
     return entry
 
 
-def _push(local: Image, repository: str, tag: str, daemon: Daemon, report: Callable[[str], None]) -> str:
+def _push(local: Image, repository: str, tag: str, transport: ImageTransport) -> str:
     """Push a local image and return its digest in the registry."""
-    target = f"{repository}:{tag}"
-    daemon.tag(local.id, target)
-    try:
-        digest = daemon.push(target, report)
-    finally:
-        daemon.remove(target)
-    if daemon.in_registry(f"{repository}@{digest}") is None:
+    digest = transport.push(local, repository, tag)
+    if transport.in_registry(repository, digest) is None:
         raise RegistryFailed(f"{repository} does not have {digest} after a push", "look at the registry's log")
     return digest
 
 
-def pull(entry: PublishedImage, daemon: Daemon, report: Callable[[str], None] = lambda line: None) -> VerifiedImage:
+def pull(entry: PublishedImage, transport: ImageTransport) -> VerifiedImage:
     """Pull an image by digest and tag it if it is the image that was verified; otherwise remove it.
 
     Raises:
@@ -99,31 +94,29 @@ def pull(entry: PublishedImage, daemon: Daemon, report: Callable[[str], None] = 
     """
     require_passed(entry.verified)
     require_canonical_name(entry.verified)
-    local = daemon.inspect(entry.verified.reference)
-    if local is not None and local.content != entry.verified.image.content:
+    expected, reference = entry.verified.image, entry.verified.reference
+    local = transport.inspect(reference)
+    if local is not None and local.content != expected.content:
         raise TagTaken(
-            f"{entry.verified.reference} is another local image, with content {local.content}",
-            f"docker rmi {entry.verified.reference} if it is not needed; tags are never moved",
+            f"{reference} is another local image, with content {local.content}",
+            f"remove it if it is not needed (docker rmi {reference}); tags are never moved",
         )
-    reference = f"{entry.repository}@{entry.digest}"
-    pulled = daemon.pull(reference, report)
-    expected = entry.verified.image
+    pulled = transport.pull(expected, entry.repository, entry.digest)
     if pulled.content != expected.content or pulled.labels != expected.labels:
-        daemon.remove(reference)
-        labels = {**pulled.labels, **expected.labels}
-        differ = [key for key in labels if pulled.labels.get(key) != expected.labels.get(key)]
-        raise NotVerified(
-            f"{reference} is not the image that was verified: its content is {pulled.content}, not {expected.content}"
-            + (f"; labels that differ: {', '.join(sorted(differ))}" if differ else ""),
-            "the pulled image was removed; report it to the publisher of the index",
-        )
-    daemon.tag(pulled.id, entry.verified.reference)
+        transport.discard(pulled, entry.repository, entry.digest)
+        raise other_image(f"{entry.repository}@{entry.digest}", pulled.content, pulled.labels, expected)
+    transport.tag(pulled, reference)
     return entry.verified
 
 
-def unresolved(images: Sequence[PublishedImage], daemon: Daemon) -> tuple[PublishedImage, ...]:
+def unresolved(images: Sequence[PublishedImage]) -> tuple[PublishedImage, ...]:
     """Entries whose digest their registry no longer has."""
-    return tuple(entry for entry in images if daemon.in_registry(f"{entry.repository}@{entry.digest}") is None)
+    missing = []
+    for entry in images:
+        with RegistryClient(entry.repository) as client:
+            if client.in_registry(entry.digest) is None:
+                missing.append(entry)
+    return tuple(missing)
 
 
 def require_passed(image: VerifiedImage) -> None:
@@ -152,13 +145,6 @@ def require_canonical_name(image: VerifiedImage) -> None:
             f"the index lists an image as {image.reference!r}; its labels give the name {name or 'of no image of sm120kit'}",
             "it was not pulled; report it to the publisher of the index",
         )
-
-
-def _has_content(daemon: Daemon, reference: str, content: str, report: Callable[[str], None]) -> bool:
-    """Whether the image in a registry has this content: an earlier publish was interrupted before it wrote the index."""
-    pulled = daemon.pull(reference, report)
-    daemon.remove(reference)
-    return pulled.content == content
 
 
 def _order(entry: PublishedImage) -> tuple[str, str, str, str]:

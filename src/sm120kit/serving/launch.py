@@ -21,6 +21,7 @@ from sm120kit.images import context as images
 from sm120kit.images.docker import Daemon
 from sm120kit.images.published import Source
 from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.transports import DaemonTransport
 from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Ending, Fit, Outcome, Placement, Run, ServerProcess, Service, checkpoint
@@ -86,7 +87,7 @@ def prepare(
         verified, entry = checks.require_verified(image, Daemon(), workspace), None
         image_name = verified.image.id
         if source.key and not images.built_locally(verified.image, workspace):
-            published.require_signed(image, source)
+            published.require_signed(image, source, workspace)
     else:
         # The records of a host do not include its architecture; the engine's images are for one only.
         machine = engine.environment.platforms[0].split("_", 3)[3]
@@ -135,7 +136,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     if not serving.port_is_free(service.port):
         raise PortTaken(f"127.0.0.1:{service.port} is in use", "stop what listens there, or choose another port with --port")
     if prepared.published:
-        published.pull(prepared.published, prepared.source, options.workspace, options.report)
+        published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
     argv = serving.docker_run(service, values=False)
     remove = ("docker", "rm", "--force", service.name)
     return serve(replace(prepared, service=service), argv, options, remove=remove, work=work)

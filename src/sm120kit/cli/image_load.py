@@ -1,0 +1,33 @@
+"""``sm120kit image load``: load an image of the state directory into the container daemon."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, State
+from sm120kit.core import console
+
+
+def load(
+    reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image in the state directory, by id, tag or digest.")],
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Load an image into the container daemon.
+
+    Layers that the daemon has are not sent. It gets the tag of a verified image; a tag of another image is not moved.
+    """
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import loading
+    from sm120kit.images.docker import Daemon
+    from sm120kit.images.oci import Layout
+
+    layout = Layout(Workspace.open(state).root / "oci")
+    manifest = loading.manifest_digest(layout, reference)
+    image = loading.load(layout, manifest, Daemon())
+    if json:
+        console.json_data(image)
+        return
+    console.data(image.id)

@@ -1,0 +1,222 @@
+"""Hand images of a layout to other programs: a container daemon, or an archive or directory for podman, skopeo and containerd.
+
+Archives have the files of an OCI layout and the ``manifest.json`` of ``docker save``, so that every Docker loads them
+(https://github.com/moby/docker-image-spec). They are streamed from the blobs; nothing is written in between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, NotVerified, StateUnwritable, TagTaken
+from sm120kit.core.state import disk_errors, publish_directory
+from sm120kit.images.docker import Daemon
+from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
+from sm120kit.images.records import Image
+
+_CONTAINERD_NAME = "io.containerd.image.name"
+"""Annotation with the complete name, which containerd and Docker with containerd's image store read."""
+_CHUNK = 2**20
+
+
+def manifest_digest(layout: Layout, reference: str) -> str:
+    """The digest of the manifest of an image, by id, tag or digest.
+
+    Raises:
+        NoSuchImage: the layout does not have it.
+    """
+    manifest = layout.find(reference)
+    if manifest is None:
+        raise NoSuchImage(f"the state directory has no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+    return manifest.digest
+
+
+def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
+    """Load an image of a layout into a daemon, and tag it as in the layout, where only verified images have tags.
+
+    Layers that the daemon has are not sent, if it can use them. Returns the image as the daemon describes it.
+
+    Raises:
+        NotVerified: the daemon loaded other content.
+        TagTaken: the daemon has another image with a tag of this one. Nothing was loaded.
+        DaemonUnreachable, NotEnoughDisk: the daemon does not respond, or refuses.
+    """
+    image = layout.image(manifest)
+    references = _references(layout, manifest)
+    for reference in references:
+        require_free(reference, image, daemon)
+    loaded = daemon.inspect(image.id)
+    if loaded is None or loaded.content != image.content:
+        loaded = daemon.find(_load(layout, manifest, image, daemon))
+    if loaded.content != image.content:
+        raise NotVerified(
+            f"the daemon loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
+            f"docker rmi {loaded.id}; look at the daemon's log",
+        )
+    for reference in references:
+        daemon.tag(loaded.id, reference)
+    return loaded
+
+
+def require_free(reference: str, image: Image, daemon: Daemon) -> None:
+    """Require that a daemon has no other image with the name of this one.
+
+    Raises:
+        TagTaken: it has one.
+    """
+    taken = daemon.inspect(reference)
+    if taken is not None and taken.content != image.content:
+        raise TagTaken(
+            f"{reference} is another local image, with content {taken.content}",
+            f"docker rmi {reference} if it is not needed; tags are never moved",
+        )
+
+
+def _load(layout: Layout, manifest: str, image: Image, daemon: Daemon) -> str:
+    """Load an image without a tag, and return its id in the daemon."""
+    present = _common_layers(image, daemon)
+    if present:
+        try:
+            return _send(layout, manifest, daemon, present)
+        except DaemonUnreachable as error:  # the other image was removed meanwhile
+            reporting.detail(f"the daemon does not use its own layers: {error.message}")
+    return _send(layout, manifest, daemon, ())
+
+
+def _send(layout: Layout, manifest: str, daemon: Daemon, without: Iterable[str]) -> str:
+    pieces = archive(layout, manifest, (), without)
+    size = sum(blob.size for blob in _blobs(layout, manifest) if blob.digest not in {*without})
+    with reporting.task("loading the image into the daemon", size, transfer=True) as advance:
+        return daemon.load(_counted(pieces, advance)) or layout.image(manifest).id
+
+
+def _common_layers(image: Image, daemon: Daemon) -> tuple[str, ...]:
+    """The lowest layers that an image shares with another in the daemon, unless they occur above these again."""
+    longest = 0
+    for layers in daemon.layers():
+        same = next((n for n, pair in enumerate(zip(layers, image.layers, strict=False)) if pair[0] != pair[1]), None)
+        longest = max(longest, min(len(layers), len(image.layers)) if same is None else same)
+    above = {*image.layers[longest:]}
+    return tuple(layer for layer in image.layers[:longest] if layer not in above)
+
+
+def export(layout: Layout, manifest: str, path: Path) -> None:
+    """Write an image, with its tags, to a new directory as an OCI layout, or to a file ``*.tar`` as an archive.
+
+    Blobs in a directory are hard links to those of ``layout`` where the file system permits: they must not be changed.
+
+    Raises:
+        ArtifactChanged: a blob of the layout differs from its digest. Nothing was written.
+        StateUnwritable: the directory exists, or cannot be written.
+        NotEnoughDisk: the file system is full.
+    """
+    if path.suffix != ".tar" and path.exists():
+        raise StateUnwritable(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
+    with reporting.step("verifying the layers of the image"):
+        layout.verify(manifest)
+    references = _references(layout, manifest)
+    if path.suffix != ".tar":
+        with publish_directory(path) as directory:
+            _link(layout, manifest, references, directory)
+        return
+    size = sum(blob.size for blob in _blobs(layout, manifest))
+    with disk_errors(path), reporting.task(f"writing {path}", size, transfer=True) as advance:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
+            try:
+                for piece in _counted(archive(layout, manifest, references), advance):
+                    file.write(piece)
+                file.flush()
+                Path(file.name).chmod(0o644)
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+
+def archive(layout: Layout, manifest: str, references: Iterable[str], without: Iterable[str] = ()) -> Iterator[bytes]:
+    """An image as a stream of an archive, without some layers. Owners, modes and times are fixed."""
+    document = layout.manifest(manifest)
+    skipped = {*without}
+    saved = {
+        "Config": _member(document["config"]["digest"]),
+        "RepoTags": list(references) or None,
+        "Layers": [_member(layer.digest) for layer in layout.layers(manifest)],
+    }
+    for name, content in _documents(layout, manifest, references).items():
+        yield from _file(name, len(content), iter([content]))
+    yield from _file("manifest.json", len(_json([saved])), iter([_json([saved])]))
+    for blob in _blobs(layout, manifest):
+        if blob.digest not in skipped:
+            yield from _file(_member(blob.digest), blob.size, _read(layout.path(blob.digest)))
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _link(layout: Layout, manifest: str, references: Iterable[str], directory: Path) -> None:
+    (directory / "blobs" / "sha256").mkdir(parents=True)
+    for blob in _blobs(layout, manifest):
+        target = directory / _member(blob.digest)
+        try:
+            os.link(layout.path(blob.digest), target)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(layout.path(blob.digest), target)
+    for name, content in _documents(layout, manifest, references).items():
+        (directory / name).write_bytes(content)
+
+
+def _documents(layout: Layout, manifest: str, references: Iterable[str]) -> dict[str, bytes]:
+    """The files of an OCI layout beside its blobs."""
+    (listed,) = (entry for entry, _ in layout.images() if entry.digest == manifest)
+    named = [{REFERENCE: reference, _CONTAINERD_NAME: f"docker.io/{reference}"} for reference in references]
+    entries = [Descriptor(listed.media_type, manifest, listed.size, annotations).as_json() for annotations in named or [{}]]
+    return {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}),
+    }
+
+
+def _blobs(layout: Layout, manifest: str) -> list[Descriptor]:
+    """Every blob of an image once: manifest, config, layers."""
+    (listed,) = (entry for entry, _ in layout.images() if entry.digest == manifest)
+    blobs = (listed, Descriptor.from_json(layout.manifest(manifest)["config"]), *layout.layers(manifest))
+    return list({blob.digest: blob for blob in blobs}.values())
+
+
+def _references(layout: Layout, manifest: str) -> tuple[str, ...]:
+    return next(references for entry, references in layout.images() if entry.digest == manifest)
+
+
+def _member(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def _file(name: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    yield member.tobuf(tarfile.PAX_FORMAT)
+    yield from pieces
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            yield piece
+
+
+def _counted(pieces: Iterator[bytes], advance: reporting.Advance) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        advance(len(piece))
