@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,23 +71,26 @@ class SmallImage:
 
     def wheels(self) -> dict[LockedWheel, Path]:
         """The official wheels."""
-        house = self.directory / "wheels"
-        house.mkdir(exist_ok=True)
         found = {}
         for name, files in self.files.items():
-            make_wheel(house, name, "1.0", files=files, requires=self.requires.get(name, ()))
-            path = house / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
+            path = self._wheel(name, "1.0", files)
             found[LockedWheel(name, "1.0", path.name, file_sha256(path))] = path
         return found
 
     def ours(self, content: bytes = b"patched = 1\n") -> Path:
         """The wheel of the patched FlashInfer."""
-        house = self.directory / "ours"
-        house.mkdir(exist_ok=True)
         info = "flashinfer_python-0.6.6+sm120kit.1.dist-info/sm120kit.json"
         files = {"flashinfer/__init__.py": content, info: json.dumps(ORIGIN).encode()}
-        make_wheel(house, "flashinfer-python", "0.6.6+sm120kit.1", files=files)
-        return house / "flashinfer_python-0.6.6+sm120kit.1-py3-none-any.whl"
+        return self._wheel("flashinfer-python", "0.6.6+sm120kit.1", files)
+
+    def _wheel(self, name: str, version: str, files: Mapping[str, bytes]) -> Path:
+        """Write a wheel in one step: another process may read it."""
+        house = self.directory / "wheels"
+        house.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
+            make_wheel(Path(scratch), name, version, files=files, requires=self.requires.get(name, ()))
+            (written,) = Path(scratch).iterdir()
+            return written.replace(house / written.name)
 
     def base(self) -> assembly.ImageBase:
         root = self.directory / "root"

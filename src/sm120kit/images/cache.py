@@ -64,6 +64,8 @@ KINDS = (
     ),
     EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256, tracked=True),
     EntryKind("images", "build contexts of images", ("images",), _SHA256, tracked=True),
+    EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
+    EntryKind("bytecode", "compiled Python files of images", ("cache",), r"bytecode\.sqlite"),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),

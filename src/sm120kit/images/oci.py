@@ -299,6 +299,20 @@ class Layout:
                     path.unlink()
         return freed
 
+    def prune(self) -> int:
+        """Remove blobs that no image has, such as layers of builds that failed. Returns the bytes that this frees.
+
+        The caller makes sure that no build runs: :meth:`sm120kit.core.state.Workspace.maintenance`.
+        """
+        with self._index() as entries:
+            used = set().union(*(self._blobs_of(entry["digest"]) for entry in entries)) if entries else set()
+            freed = 0
+            for path in self._blobs.iterdir():
+                if f"sha256:{path.name}" not in used:
+                    freed += path.stat().st_size
+                    path.unlink()
+        return freed
+
     def verify(self, digest: str) -> None:
         """Compare every blob of an image with its size and sha256.
 
