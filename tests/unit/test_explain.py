@@ -195,6 +195,33 @@ def test_a_hang_requires_that_nothing_follows_for_a_minute(log: list[str], found
     assert ids(explain("\n".join(log), ended=True)) == []
 
 
+def test_the_last_line_of_a_live_log_is_no_hang_for_a_minute() -> None:
+    scan = log_rules.LogScan(live=True)
+    scan.feed(NCCL.format("01:00:00").encode() + b"\n")
+    fed = datetime.now()
+    assert ids(scan.explanation(now=fed + timedelta(seconds=30))) == []
+    assert ids(scan.explanation(now=fed + timedelta(seconds=70))) == ["hang-after-nccl"]
+
+
+HEALTHY = """\
+INFO 11-21 11:59:01 [api_server.py:100] vLLM API server version 0.33.0
+INFO 11-21 11:59:02 [utils.py:200] non-default args: {'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}}
+(Worker_TP0 pid=1) INFO 11-21 11:59:10 [pynccl.py:113] vLLM is using nccl==2.28.9
+(Worker_TP0 pid=1) INFO 11-21 11:59:30 [gpu_worker.py:298] Available KV cache memory: 40.17 GiB
+(EngineCore pid=9) INFO 11-21 11:59:30 [kv_cache_utils.py:1091] Maximum concurrency for 131,072 tokens per request: 8.17x
+(Worker_TP0 pid=1) INFO 11-21 12:00:00 [kernel_warmup.py:64] Running FlashInfer autotune
+(EngineCore pid=9) INFO 11-21 12:01:00 [shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds.
+Capturing CUDA graphs: 100%|####| 35/35
+INFO 11-21 12:02:00 Application startup complete.
+INFO 11-21 12:03:00 [loggers.py:123] Engine 000: Avg generation throughput: 198.0 tokens/s, Running: 1 reqs
+"""
+
+
+def test_a_healthy_log_has_no_failure() -> None:
+    explanation = explain(HEALTHY)
+    assert not explanation.known and ids(explanation) == ["shm-broadcast-busy"] and explanation.errors == ()
+
+
 @pytest.mark.parametrize(
     ("log", "found"),
     [

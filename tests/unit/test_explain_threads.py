@@ -30,10 +30,13 @@ class Thread:
     cause: str
     fix: str
     lines: tuple[str, ...]
+    collected: str = "first"
+    first: str = ""
+    """Verdict of the first measurement, if rules were written from this thread afterwards although it was held back."""
 
     @property
     def held_back(self) -> bool:
-        return hashlib.sha256(self.url.encode()).digest()[0] % 2 == 1
+        return self.collected == "first" and hashlib.sha256(self.url.encode()).digest()[0] % 2 == 1
 
     @property
     def verdict(self) -> str:
@@ -42,6 +45,11 @@ class Thread:
         if not explanation.known:
             return "silent"
         return "right" if explanation.found[0].rule.id in self.rules else "wrong"
+
+    @property
+    def measured(self) -> str:
+        """The verdict that counts: a thread that rules were written from keeps that of the first measurement."""
+        return self.first or self.verdict
 
 
 def threads() -> list[Thread]:
@@ -52,7 +60,7 @@ def threads() -> list[Thread]:
 
 
 def measured(held_back: bool) -> Counter[str]:
-    return Counter(thread.verdict for thread in threads() if thread.held_back is held_back)
+    return Counter(thread.measured for thread in threads() if thread.held_back is held_back)
 
 
 @pytest.mark.parametrize("thread", threads(), ids=lambda thread: re.sub(r"https://(github.com/)?", "", thread.url))
@@ -86,7 +94,7 @@ def table() -> str:
     cells: dict[str, Counter[tuple[bool, str]]] = {}
     for thread in threads():
         for name in (thread.rules[0], "**all**"):
-            cells.setdefault(name, Counter())[thread.held_back, thread.verdict] += 1
+            cells.setdefault(name, Counter())[thread.held_back, thread.measured] += 1
     for name in sorted(cells, key=lambda name: (name == "**all**", name)):
         counts = [cells[name][held_back, verdict] for held_back in (True, False) for verdict in ("right", "wrong", "silent")]
         rows.append(f"| {name} | {' | '.join(map(str, counts))} |")

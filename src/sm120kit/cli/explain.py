@@ -52,7 +52,7 @@ def explain_(
         raise typer.BadParameter(f"{container!r} is not the name of a container", param_hint="--container")
     results = []
     for index, name in enumerate(names):
-        scan = LogScan()
+        scan = LogScan(live=follow)
         printed: set[str] = set()
 
         def changed(scan: LogScan = scan, printed: set[str] = printed) -> None:

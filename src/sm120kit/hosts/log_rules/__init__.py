@@ -94,9 +94,11 @@ class _Group:
 
 
 class LogScan:
-    """A log that is matched while it grows."""
+    """A log that is matched while it grows. ``live``: what is fed has just been printed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, live: bool = False) -> None:
+        self._live = live
+        self._fed = datetime.min
         self._rest = b""
         self._number = 0
         self._groups: dict[tuple[str, ...], _Group] = {}
@@ -111,6 +113,7 @@ class LogScan:
 
     def feed(self, chunk: bytes) -> None:
         """Match more of the log; an incomplete last line is kept for the next call."""
+        self._fed = datetime.now()
         block = self._rest + chunk
         cut = block.rfind(b"\n") + 1 or (len(block) if len(block) > BLOCK_BYTES else 0)
         self._rest = block[cut:]
@@ -127,7 +130,8 @@ class LogScan:
         """What is explained so far.
 
         ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no other
-        line follows and, where lines have times, it is at least ``HANG_SECONDS`` older than ``now``.
+        line follows and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the line, or since it was fed to a
+        live log.
         """
         now = now or datetime.now()
         found: dict[str, RuleMatch] = {}
@@ -208,7 +212,7 @@ class LogScan:
             return True
         if ended or self._hang_from is None or group.last < self._hang_from:
             return False
-        time = _time(group.last_line, now)
+        time = self._fed if self._live else _time(group.last_line, now)
         return time is None or now - time >= timedelta(seconds=HANG_SECONDS)
 
     def _fits(self, versions: str) -> bool | None:
