@@ -64,7 +64,8 @@ def test_waiting_units_start_in_order_if_they_fit(tmp_path: Path) -> None:
 import pathlib, sys, time
 with open({str(log)!r}, "a") as log:
     log.write(sys.argv[2] + " ")
-while sys.argv[2] == "running" and not pathlib.Path({str(release)!r}).exists():
+until = time.monotonic() + 60
+while sys.argv[2] == "running" and not pathlib.Path({str(release)!r}).exists() and time.monotonic() < until:
     time.sleep(0.02)
 """
 

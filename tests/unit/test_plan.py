@@ -23,8 +23,8 @@ TOOLS = Toolchain(Path("/cuda"), "13.0.88", "/usr/bin/c++", "c++ 12.2.0")
 DENSE = Generated(
     "fp4_gemm_cutlass_sm120",
     "jit/fp4.so",
-    ("fp4_gemm_cutlass_sm120.cu", "fp4_gemm_cutlass_half_128_128_128.cu"),
-    (("tree/csrc/fp4_gemm_cutlass_sm120.cu", "jit/a.cuda.o"), ("jit/fp4_gemm_cutlass_half_128_128_128.cu", "jit/b.cuda.o")),
+    ("fp4_gemm_cutlass_sm120.cu", "fp4_gemm_cutlass_128x128x128.cu"),
+    (("tree/csrc/fp4_gemm_cutlass_sm120.cu", "jit/a.cuda.o"), ("jit/fp4_gemm_cutlass_128x128x128.cu", "jit/b.cuda.o")),
     "ninja text",
 )
 GROUPED = Generated(
@@ -46,8 +46,9 @@ def make_plan(
     dense: Generated = DENSE,
     measured_cost: plan.MeasuredCost = lambda unit: None,
     tiles: Sequence[TileFacts] = (),
+    recipe: recipes.FlashInferRecipe = RECIPE,
 ) -> BuildPlan:
-    selection = plan.Selection(RECIPE, (Arch.SM_120F,), "quick")
+    selection = plan.Selection(recipe, (Arch.SM_120F,), "quick")
     environment = plan.BuildEnvironment(tools, {"tvm": "1"}, measured_cost)
     return plan.plan_flashinfer(selection, tree, [dense, GROUPED], environment, tiles)
 
@@ -83,9 +84,23 @@ def test_digest_depends_on_inputs_only() -> None:
     assert make_plan(dense=replace(DENSE, ninja="other flags")).digest != digest
 
 
+def test_digest_covers_what_is_compiled_in_regrouped_units() -> None:
+    """Their names are in the ninja file; which instantiations they contain is not."""
+    dense = RECIPE.modules[DENSE.name]
+    assert "regroup" in plan.generator_requests(plan.Selection(RECIPE, (Arch.SM_120F,), "quick"))[DENSE.name]
+    other = dense.model_copy(update={"regroup": (dense.regroup[0].model_copy(update={"instantiation": "x"}),)})
+    plain = dense.model_copy(update={"regroup": ()})
+    digests = {make_plan().digest}
+    for table in (other, plain):
+        recipe = RECIPE.model_copy(update={"modules": {**RECIPE.modules, DENSE.name: table}})
+        digests.add(make_plan(recipe=recipe).digest)
+    assert len(digests) == 3
+    assert "regroup" not in plan.generator_requests(plan.Selection(recipe, (Arch.SM_120F,), "quick"))[DENSE.name]
+
+
 def test_measured_costs_replace_estimates() -> None:
     unit = make_plan().modules[0].units[1]
-    assert unit.estimate_bytes == int(5.6 * 2**30) and unit.estimate_seconds == 70
+    assert unit.estimate_bytes == int(5.6 * 2**30) and unit.estimate_seconds == 67
     measured = (
         make_plan(measured_cost=lambda name: (123, 4.5) if name == "fp4_gemm_cutlass_sm120/b.cuda.o" else None)
         .modules[0]

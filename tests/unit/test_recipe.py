@@ -82,6 +82,7 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         ('name = "flashinfer-0.6.6"', 'name = "flashinfer-0.6.5"', "is not the file's name"),
         ('archs = ["sm_120f"]', 'archs = ["sm_100a"]', "archs.0"),
         ("edition = 1", "edition = = 1", "not TOML"),
+        (r"LAUNCHER\(\w+", r"LAUNCHER(\w+", "fp4_gemm_cutlass_sm120.regroup.0.instantiation: is no regular expression"),
     ],
 )
 def test_single_problem_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -99,15 +99,38 @@ class UnitsLeftOut(Strict):
     reason: str
 
 
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return text
+
+
+class RegroupTable(Strict):
+    """Generated units that are compiled in other groups: those of one mainloop share one translation unit.
+
+    Instantiating its mainloop takes most of the time of a kernel's unit, and kernels in the same unit share it. ``units`` is a
+    shell-style pattern of file names; ``instantiation`` is a regular expression of one explicit instantiation in their text;
+    ``into`` is the name of the unit in which it is compiled, with ``\\1`` for its first group.
+    """
+
+    units: str
+    instantiation: Annotated[str, AfterValidator(_regular_expression)]
+    into: Annotated[str, StringConstraints(pattern=r"^[^/]+\.cu$")]
+
+
 class ModuleTable(Strict):
     """A shared object whose sources the engine generates.
 
-    ``generator`` is the engine's own ``python.module:function``. ``gib`` (memory, GiB) and ``seconds`` are estimates for a
-    unit by file name pattern, used until the cost of that unit has been measured. ``expect_kernels`` is the least number of
-    kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
+    ``generator`` is the engine's own ``python.module:function``. Units are named by shell-style patterns of their file names
+    after ``regroup``. ``gib`` (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured.
+    ``expect_kernels`` is the least number of kernels in the finished module, by shell-style pattern of the mangled name and,
+    after ``@``, of the arch.
     """
 
     generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
+    regroup: Annotated[tuple[RegroupTable, ...], Field(strict=False)] = ()
     leave_out: Annotated[tuple[UnitsLeftOut, ...], Field(strict=False)] = ()
     gib: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -239,7 +262,11 @@ class FlashInferRecipe(Strict):
             "groups": {"__all__": {"summary"}},
             "modules": {"__all__": {"gib", "seconds"}},
         }
-        return self.model_dump(mode="json", exclude=prose)
+        inputs = self.model_dump(mode="json", exclude=prose)
+        for module in inputs["modules"].values():
+            if not module["regroup"]:
+                del module["regroup"]
+        return inputs
 
     @property
     def pin(self) -> Pin:

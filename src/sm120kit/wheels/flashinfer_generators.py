@@ -1,8 +1,8 @@
 """Run FlashInfer's own generators and print their modules and ninja files. A program, for the tree that is to be built.
 
-Standard input: ``{"tree", "modules": {name: {"generator", "leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the
-last the directory of tvm-ffi's headers. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}},
-"includes"}``; paths are absolute.
+Standard input: ``{"tree", "modules": {name: {"generator", "regroup"?: [{"units", "instantiation", "into"}],
+"leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers. Standard output,
+last line: ``{"modules": {name: {"sources", "library", "ninja"}}, "includes"}``; paths are absolute.
 
 Only the modules of the generators are imported (``flashinfer.jit`` and below): the package's ``__init__`` would import every
 kernel wrapper. Of torch, generators use names of data types and whether torch has the C++11 ABI, which all releases since 2.7
@@ -16,9 +16,11 @@ import fnmatch
 import importlib
 import json
 import os
+import re
 import sys
 import sysconfig
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 DTYPES = {
@@ -84,8 +86,10 @@ def main() -> None:
         spec = getattr(importlib.import_module(module), function)()
         if spec.name != name:
             raise SystemExit(f"{options['generator']} makes module {spec.name!r}, not {name!r}")
+        spec.build_dir.mkdir(parents=True, exist_ok=True)
         # Generators list directories, in an order that differs between machines; the order of objects is that of the library.
-        spec = dataclasses.replace(spec, sources=sorted(spec.sources, key=str))
+        sources = sorted((Path(source) for source in spec.sources), key=str)
+        spec = dataclasses.replace(spec, sources=regrouped(sources, options.get("regroup", []), spec.build_dir))
         names = [Path(source).name for source in spec.sources]
         compiled = [
             source
@@ -94,7 +98,6 @@ def main() -> None:
             and (options["only"] is None or any(fnmatch.fnmatch(file, pattern) for pattern in options["only"]))
         ]
         spec = dataclasses.replace(spec, sources=compiled)
-        spec.build_dir.mkdir(parents=True, exist_ok=True)
         spec.write_ninja()
         modules[name] = {
             "sources": names,
@@ -104,6 +107,38 @@ def main() -> None:
     sys.stdout = output
     includes = {"tvm_ffi": request["tvm_ffi"], "dlpack": request["tvm_ffi"], "python": sysconfig.get_path("include")}
     print(json.dumps({"modules": modules, "includes": includes}))
+
+
+def regrouped(sources: Sequence[Path], tables: Sequence[dict[str, str]], directory: Path) -> list[Path]:
+    """Write to ``directory`` the units that the recipe's ``regroup`` tables describe, and return the sources with them.
+
+    Each instantiation in a source that matches ``units`` is compiled in the unit that ``into`` names. Such a unit is the text
+    of these sources, in the order of their names, without the instantiations of other units. Equal files are not written.
+    """
+    for table in tables:
+        matching = [source for source in sources if fnmatch.fnmatch(source.name, table["units"])]
+        if not matching:
+            raise SystemExit(f"no source is named like {table['units']}; they are {', '.join(path.name for path in sources)}")
+        units: dict[str, list[str]] = {}
+        for source in sorted(matching, key=lambda path: path.name):
+            text = source.read_text()
+            found = list(re.finditer(table["instantiation"], text))
+            if not found:
+                raise SystemExit(f"{source.name} has no instantiation like {table['instantiation']}")
+            for name in sorted({match.expand(table["into"]) for match in found}):
+                other = [match.span() for match in found if match.expand(table["into"]) != name]
+                units.setdefault(name, []).append(_without(other, text))
+        for name, texts in units.items():
+            file, text = directory / name, "".join(texts)
+            if not file.is_file() or file.read_text() != text:
+                file.write_text(text)
+        sources = [*(source for source in sources if source not in matching), *(directory / name for name in units)]
+    return sorted(sources, key=str)
+
+
+def _without(spans: Sequence[tuple[int, int]], text: str) -> str:
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(text)]
+    return "".join(text[start:end] for start, end in zip(starts, ends, strict=True)).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class BuildEnvironment:
 
 
 def generator_requests(selection: Selection) -> dict[str, Any]:
-    """Input of the engine's generators: for each module its generator, the file patterns to leave out, and the only ones."""
+    """Input of the engine's generators: for each module its generator, regrouped units, and patterns of units."""
     table = group(selection.recipe, selection.group)
     requests: dict[str, Any] = {}
     for name in (*table.modules, *(sample.split("/")[0] for sample in table.samples)):
@@ -72,6 +72,8 @@ def generator_requests(selection: Selection) -> dict[str, Any]:
         module = selection.recipe.modules[name]
         leave_out = [entry.units for entry in module.leave_out]
         requests[name] = {"generator": module.generator, "leave_out": leave_out, "only": only}
+        if module.regroup:
+            requests[name]["regroup"] = [table.model_dump() for table in module.regroup]
     return requests
 
 
@@ -107,7 +109,7 @@ def plan_flashinfer(
     left_out += _tiles_left_out(recipe, tiles)
     inputs = {
         "modules": [
-            [module.name, module.packed, module.expect_kernels, output.ninja]
+            [module.name, module.packed, module.expect_kernels, output.ninja, *_regrouping(recipe.modules[module.name])]
             for module, output in zip(modules, generated, strict=True)
         ],
         "left_out": left_out,
@@ -259,6 +261,11 @@ def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel,
         digest="",
     )
     return _with_digest(plan, {"commit": tree.commit, "official": official.sha256, "replaced": sorted(replaced)})
+
+
+def _regrouping(settings: ModuleTable) -> list[str]:
+    """What decides the contents of regrouped units, of which the ninja file has the names."""
+    return [table.model_dump_json() for table in settings.regroup]
 
 
 def _with_digest(plan: BuildPlan, inputs: Mapping[str, object]) -> BuildPlan:
