@@ -46,11 +46,11 @@ class DType:
         return f"torch.{self.name}"
 
 
-class Device:
+class StandInDevice:
     """Stand-in for ``torch.device`` in annotations."""
 
 
-class Tensor:
+class StandInTensor:
     """Stand-in for ``torch.Tensor`` in annotations."""
 
 
@@ -66,7 +66,7 @@ def install_stand_ins(headers: str) -> None:
     version = stand_in("torch.version", cuda=None)
     dtypes = {name: DType(ALIASES.get(name, name), size) for name, size in DTYPES.items()}
     abi = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
-    stand_in("torch", dtype=DType, device=Device, Tensor=Tensor, version=version, _C=abi, **dtypes)
+    stand_in("torch", dtype=DType, device=StandInDevice, Tensor=StandInTensor, version=version, _C=abi, **dtypes)
     libinfo = stand_in("tvm_ffi.libinfo", find_include_path=lambda: headers, find_dlpack_include_path=lambda: headers)
     stand_in("tvm_ffi", libinfo=libinfo)
     stand_in("requests")
