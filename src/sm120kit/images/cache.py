@@ -20,6 +20,7 @@ from pathlib import Path
 from sm120kit import sources
 from sm120kit.core.errors import StateUnwritable
 from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
+from sm120kit.images import base
 from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
@@ -66,6 +67,7 @@ KINDS = (
     EntryKind("images", "build contexts of images", ("images",), _SHA256, tracked=True),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
     EntryKind("bytecode", "compiled Python files of images", ("cache",), r"bytecode\.sqlite"),
+    EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}", tracked=True),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),
@@ -125,6 +127,7 @@ class References:
     without_tree: frozenset[str] = frozenset()
     build_ids: frozenset[str] = frozenset()
     plans: frozenset[str] = frozenset()
+    bases: frozenset[str] = frozenset()
     images: Mapping[str, ImageContext] = field(default_factory=dict)
 
 
@@ -164,6 +167,9 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         without_tree=frozenset(name for name, tree in trees.items() if tree is None and name not in locks),
         build_ids=frozenset(map(lockfile.build_id, locks.values())),
         plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
+        bases=frozenset(
+            base.directory_name(one, machine) for one in map(bases.load, bases.names()) for machine in one.machines
+        ),
         images=images,
     )
 
@@ -229,6 +235,8 @@ def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
             return "" if path.name in references.downloads else "no recipe or lock has this hash"
         case "toolchains":
             return "" if path.name in references.toolchains else "no lock has these wheels"
+        case "bases":
+            return "" if path.name in references.bases else "no base has these packages"
         case "checkouts":
             return "" if path.name in references.checkouts else "no recipe pins this source"
         case "trees":
