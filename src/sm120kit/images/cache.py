@@ -68,6 +68,7 @@ KINDS = (
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
     EntryKind("bytecode", "compiled Python files of images", ("cache",), r"bytecode\.sqlite"),
     EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}", tracked=True),
+    EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),

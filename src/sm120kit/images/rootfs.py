@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
-from sm120kit.core.state import Workspace, disk_errors, publish_directory, read_record, require_disk, write_record
+from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
 from sm120kit.images.oci import Descriptor, Layout
 
 WHITEOUT = ".wh."
@@ -87,6 +87,7 @@ def _layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Workspace,
                             f"rm {layout.path(blob.digest)}, then build or pull the image again",
                         )
                 write_record(directory / "layer.json", record)
+    mark_used(target)
     return UnpackedLayer(target / "tree", read_record(LayerRecord, target / "layer.json"))
 
 

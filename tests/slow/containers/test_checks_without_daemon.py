@@ -1,4 +1,7 @@
-"""The checks of a small real image have the same results with a container daemon and without."""
+"""The checks of a small image have the same results with a container daemon and without.
+
+The image has Debian's Python, a few real wheels, and a FlashInfer without modules; a daemon builds it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ from typing import Any
 
 import containers
 import pytest
-from small_image import ImageHost, tampered
+from small_engine import make_wheel
+from small_image import CLOSURE, ImageHost, import_base, tampered
 
-from sm120kit.core.state import Workspace
+from sm120kit import sources
+from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import CONFIG, LAYER, MANIFEST, Layout
+from sm120kit.sources.records import LockedWheel
 
 pytestmark = [
     pytest.mark.containers,
@@ -25,13 +32,57 @@ pytestmark = [
 ]
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
+INIT = f"{SITE}/flashinfer/{{}}"
+REAL = ("idna", "markupsafe", "packaging", "tabulate", "tqdm", "typing-extensions")
+ORIGIN = {
+    "recipe": "flashinfer-0.6.6",
+    "plan": "b" * 64,
+    "commit": "c" * 40,
+    "tree": "d" * 40,
+    "archs": ["sm_120f"],
+    "modules": [],
+    "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
+}
 
 
-def copy_to_layout(image_host: ImageHost, image: str, layout: Layout, scratch: Path) -> str:
+@pytest.fixture(scope="module")
+def host(daemon: containers.Dockerd, tmp_path_factory: pytest.TempPathFactory) -> ImageHost:
+    directory = tmp_path_factory.mktemp("host")
+    return ImageHost(directory / "state", data_root(), daemon.socket, directory)
+
+
+@pytest.fixture(scope="module")
+def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The id of the image in the daemon."""
+    workspace = Workspace.open(host.state)
+    directory = tmp_path_factory.mktemp("wheels")
+    version = f"0.6.6+sm120kit.{ORIGIN['plan'][:12]}"
+    files = {
+        "flashinfer/__init__.py": f"__version__ = {version!r}\n".encode(),
+        f"flashinfer_python-{version}.dist-info/sm120kit.json": json.dumps(ORIGIN).encode(),
+    }
+    make_wheel(directory, "flashinfer-python", version, requires=["tqdm", "torch"], files=files)
+    make_wheel(directory, "torch", "2.13.0", files={"torch.py": b"class version:\n    cuda = '13.0'\n"})
+    (ours,) = directory.glob("flashinfer*.whl")
+    (torch,) = directory.glob("torch*.whl")
+    listed = [LockedWheel(**wheel) for wheel in json.loads(CLOSURE.read_text())["wheels"] if wheel["name"] in REAL]
+    *paths, pip = sources.wheelhouse([*listed, contexts.INSTALLER], workspace)
+    locked = [*zip(listed, paths, strict=True), (LockedWheel("torch", "2.13.0", torch.name, file_sha256(torch)), torch)]
+    labels = {"sm120kit.build-id": "f" * 64, "sm120kit.python": "3.11"}
+    setup = contexts.ImageSetup("flashinfer", "flashinfer-0.6.6", labels, {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"})
+    base = import_base(host, debian)
+    context = contexts.make_context(setup, base, [ours], locked, pip, workspace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", host.socket)
+        built, _ = contexts.build(context, Daemon(), workspace, network="none", report=print)
+    return built.id
+
+
+def copy_to_layout(host: ImageHost, image: str, layout: Layout, scratch: Path) -> str:
     """Copy an image of the daemon, config included, and return the id that it has in the layout."""
     path = scratch / "saved.tar"
     with path.open("wb") as file:
-        for chunk in image_host.client.images.get(image).save(chunk_size=2**20):
+        for chunk in host.client.images.get(image).save(chunk_size=2**20):
             file.write(chunk)
     with tarfile.open(path) as archive:
 
@@ -60,8 +111,9 @@ def copy_to_layout(image_host: ImageHost, image: str, layout: Layout, scratch: P
     return config.digest
 
 
-def without_daemon(image_host: ImageHost, state: Path) -> ImageHost:
-    return ImageHost(state, image_host.data, f"unix://{image_host.directory}/absent", image_host.directory)
+def without_daemon(host: ImageHost, state: Path) -> ImageHost:
+    """A host that has the state directory and no daemon."""
+    return ImageHost(state, host.data, f"unix://{host.directory}/absent", host.directory)
 
 
 def results(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -74,24 +126,24 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def copied(image_host: ImageHost, image: str, state: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def copied(host: ImageHost, image: str, state: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     layout = LocalImages(Workspace.open(state)).layout
-    return copy_to_layout(image_host, image, layout, tmp_path_factory.mktemp("saved"))
+    return copy_to_layout(host, image, layout, tmp_path_factory.mktemp("saved"))
 
 
 def test_image_is_described_as_the_daemon_describes_it(
-    image_host: ImageHost, image: str, copied: str, state: Path, monkeypatch: pytest.MonkeyPatch
+    host: ImageHost, image: str, copied: str, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", image_host.socket)
+    monkeypatch.setenv("DOCKER_HOST", host.socket)
     daemon, store = Daemon(), LocalImages(Workspace.open(state))
     described = [dataclasses.replace(each.find(image), bytes=0) for each in (daemon, store)]
     assert described[0] == described[1] and copied == image
     assert daemon.settings(image) == store.settings(image) and daemon.history(image) == store.history(image)
 
 
-def test_reports_are_equal(image_host: ImageHost, image: str, copied: str, state: Path) -> None:
-    with_docker = json.loads(image_host.run("verify", "image", image, "--json").stdout)
-    without = json.loads(without_daemon(image_host, state).run("verify", "image", copied, "--json").stdout)
+def test_reports_are_equal(host: ImageHost, image: str, copied: str, state: Path) -> None:
+    with_docker = json.loads(host.run("verify", "image", image, "--json").stdout)
+    without = json.loads(without_daemon(host, state).run("verify", "image", copied, "--json").stdout)
     first, second = results(with_docker), results(without)
     assert (first.pop("base/base"), second.pop("base/base")[0]) == (("passed", ""), "not run")  # the base was not copied
     assert first == second
@@ -99,7 +151,7 @@ def test_reports_are_equal(image_host: ImageHost, image: str, copied: str, state
     assert [fact.pop("runtime") for fact in facts] == ["docker", "chroot"]
     assert [fact.pop("size") != "" for fact in facts] == [True, True]  # of files, and of layers
     assert facts[0] == facts[1]
-    listed = json.loads(without_daemon(image_host, state).run("image", "list", "--json").stdout)
+    listed = json.loads(without_daemon(host, state).run("image", "list", "--json").stdout)
     assert [(entry["store"], entry["standing"], entry["tags"]) for entry in listed] == [
         ("state directory", "verified", [without["verified"]["reference"]])
     ]
@@ -107,7 +159,7 @@ def test_reports_are_equal(image_host: ImageHost, image: str, copied: str, state
 
 @pytest.mark.parametrize("kind", ["unshare", "bubblewrap"])
 def test_report_of_a_user_namespace_is_equal(
-    image_host: ImageHost, image: str, copied: str, state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    host: ImageHost, image: str, copied: str, state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program is that of the command; only the choice of the runtime is limited."""
     program = f"""
@@ -120,16 +172,16 @@ from sm120kit.cli import main
 sys.argv = ["sm120kit", *sys.argv[1:]]
 main()
 """
-    host = without_daemon(image_host, state)
+    absent = without_daemon(host, state)
     done = subprocess.run(
         [sys.executable, "-c", program, "verify", "image", copied, "--json"],
-        env=host.environment,
-        cwd=host.directory,
+        env=absent.environment,
+        cwd=absent.directory,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    with_docker = json.loads(image_host.run("verify", "image", image, "--json").stdout)
+    with_docker = json.loads(host.run("verify", "image", image, "--json").stdout)
     report = json.loads(done.stdout)
     assert report["said"]["runtime"] == kind
     first, second = results(with_docker), results(report)
@@ -144,33 +196,33 @@ FAULTS = (
     ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
     ("no_secrets", "echo x > /etc/pip.conf"),
     ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
-    ("compiled_ahead", f"rm -r {SITE}/flashinfer/data/aot"),
+    ("import", f"rm {INIT.format('__pycache__/__init__.*')} && echo 'raise ValueError' >> {INIT.format('__init__.py')}"),
     ("user", "chown 0 /home/sm120kit"),
 )
 
 
-def test_faults_are_detected_as_with_docker(image_host: ImageHost, image: str, tmp_path: Path) -> None:
+def test_faults_are_detected_as_with_docker(host: ImageHost, image: str, tmp_path: Path) -> None:
     """The layer with the faults removes files of lower layers."""
-    changed = tampered(image_host, image, " && ".join(command for _, command in FAULTS))
+    changed = tampered(host, image, " && ".join(command for _, command in FAULTS))
     layout = LocalImages(Workspace.open(tmp_path / "state")).layout
-    copied = copy_to_layout(image_host, changed, layout, tmp_path)
-    with_docker = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
-    without = json.loads(without_daemon(image_host, tmp_path / "state").run("verify", "image", copied, "--json", code=1).stdout)
+    copied = copy_to_layout(host, changed, layout, tmp_path)
+    with_docker = json.loads(host.run("verify", "image", changed, "--json", code=1).stdout)
+    without = json.loads(without_daemon(host, tmp_path / "state").run("verify", "image", copied, "--json", code=1).stdout)
     first, second = results(with_docker), results(without)
     first.pop("base/base"), second.pop("base/base")
     assert {name: verdict for name, (verdict, _) in first.items()} == {name: verdict for name, (verdict, _) in second.items()}
     failed = {name.partition("/")[2] for name, (verdict, _) in second.items() if verdict == "failed"}
     assert {name for name, _ in FAULTS} <= failed
     assert without["verified"] is None and layout.images()[0][1] == ()
-    image_host.client.images.remove(changed, noprune=True)
+    host.client.images.remove(changed, noprune=True)
 
 
-def test_daemon_is_used_for_what_the_state_directory_lacks(image_host: ImageHost, image: str, copied: str, state: Path) -> None:
-    both = ImageHost(state, image_host.data, image_host.socket, image_host.directory)
+def test_daemon_is_used_for_what_the_state_directory_lacks(host: ImageHost, image: str, copied: str, state: Path) -> None:
+    both = ImageHost(state, host.data, host.socket, host.directory)
     listed = json.loads(both.run("image", "list", "--json").stdout)
     assert sorted(entry["store"] for entry in listed if entry["image"]["id"] == image) == ["docker", "state directory"]
     assert "not built by sm120kit" in both.run("verify", "image", "base:test", code=63).stderr
-    done = without_daemon(image_host, state).run("verify", "image", "base:test", code=60)
+    done = without_daemon(host, state).run("verify", "image", "base:test", code=60)
     assert "state directory has no image base:test" in done.stderr
     assert both.run("image", "diff", image, copied).stdout.strip() == "no difference"
     assert not [*(state / "scratch").iterdir()]
