@@ -12,14 +12,18 @@ import os
 import shutil
 import stat
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
+from sm120kit.core import reporting
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
+from sm120kit.core.process import Stopped
 from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
 from sm120kit.images.oci import Descriptor, Layout
 
@@ -60,35 +64,57 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
         UnsafeArchive: a layer is damaged, or a path leads out of it.
         NotEnoughDisk, StateUnwritable: it cannot be unpacked.
     """
-    described = dict(zip(layout.config(manifest)["rootfs"]["diff_ids"], layout.layers(manifest), strict=True))
+    described = list(zip(layout.config(manifest)["rootfs"]["diff_ids"], layout.layers(manifest), strict=True))
+    last = dict(reversed(described))  # of a layer that an image has twice, the higher one counts
     parent = workspace.root / "oci-unpacked"
-    missing = [layer for diff_id, layer in described.items() if not _target(parent, diff_id).is_dir()]
+    missing = [(diff_id, layer) for diff_id, layer in last.items() if not _target(parent, diff_id).is_dir()]
     if missing:
-        require_disk(parent, sum(layer.size for layer in missing), "unpacking the layers")
-    return tuple(_layer(layout, diff_id, layer, workspace, parent) for diff_id, layer in described.items())
+        total = sum(layer.size for _, layer in missing)
+        require_disk(parent, total, "unpacking the layers")
+        stop = threading.Event()
+        with (
+            reporting.task(f"unpacking {len(missing)} of {len(last)} layers", total, transfer=True) as advance,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            running = [pool.submit(_unpack_layer, layout, *pair, workspace, stop) for pair in missing]
+            try:
+                for (_, layer), unpacking in zip(missing, running, strict=True):
+                    unpacking.result()
+                    advance(layer.size)
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    return tuple(_unpacked(_target(parent, diff_id)) for diff_id in reversed(last))
 
 
 def _target(parent: Path, diff_id: str) -> Path:
     return parent / diff_id.removeprefix("sha256:")
 
 
-def _layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Workspace, parent: Path) -> UnpackedLayer:
-    target = _target(parent, diff_id)
-    with workspace.exclusive(f"unpack-{target.name}"):
-        if not target.is_dir():
-            with publish_directory(target) as directory, disk_errors(directory):
-                (directory / "tree").mkdir(mode=0o755)
-                with _opened(layout.path(blob.digest), blob.media_type) as stream:
-                    reader = _HashingReader(stream)
-                    record = unpack(cast(IO[bytes], reader), directory / "tree", layout.path(blob.digest))
-                    if f"sha256:{reader.finish()}" != diff_id:
-                        raise ArtifactChanged(
-                            f"{layout.path(blob.digest)} is not the layer {diff_id}: it was changed",
-                            f"rm {layout.path(blob.digest)}, then build or pull the image again",
-                        )
-                write_record(directory / "layer.json", record)
+def _unpacked(target: Path) -> UnpackedLayer:
     mark_used(target)
     return UnpackedLayer(target / "tree", read_record(LayerRecord, target / "layer.json"))
+
+
+def _unpack_layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Workspace, stop: threading.Event) -> None:
+    """Unpack a layer, unless another process did it meanwhile."""
+    target = _target(workspace.root / "oci-unpacked", diff_id)
+    with workspace.exclusive(f"unpack-{target.name}"):
+        if target.is_dir():
+            return
+        path = layout.path(blob.digest)
+        with publish_directory(target) as directory, disk_errors(directory):
+            (directory / "tree").mkdir(mode=0o755)
+            with _opened(path, blob.media_type) as stream:
+                reader = _HashingReader(stream, stop)
+                record = unpack(cast(IO[bytes], reader), directory / "tree", path)
+                if f"sha256:{reader.finish()}" != diff_id:
+                    raise ArtifactChanged(
+                        f"{path} is not the layer {diff_id}: it was changed",
+                        f"rm {path}, then build or pull the image again",
+                    )
+            write_record(directory / "layer.json", record)
 
 
 @contextmanager
@@ -118,13 +144,16 @@ def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
 
 
 class _HashingReader:
-    """Reads a stream front to back and hashes it."""
+    """Reads a stream front to back and hashes it, until another thread sets ``stop``."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], stop: threading.Event) -> None:
         self._stream = stream
+        self._stop = stop
         self._hash = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
+        if self._stop.is_set():
+            raise Stopped
         piece = self._stream.read(size)
         self._hash.update(piece)
         return piece

@@ -158,12 +158,11 @@ def test_reports_are_equal(host: ImageHost, image: str, copied: str, state: Path
 
 
 @pytest.mark.parametrize("kind", ["unshare", "bubblewrap"])
-def test_report_of_a_user_namespace_is_equal(
-    host: ImageHost, image: str, copied: str, state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_of_a_user_namespace_is_equal(host: ImageHost, image: str, copied: str, state: Path, kind: str) -> None:
     """The program is that of the command; only the choice of the runtime is limited."""
     program = f"""
 import sys
+from sm120kit.images import local
 local._has_every_id = lambda: False
 if {kind!r} == "bubblewrap":
     command = local._command

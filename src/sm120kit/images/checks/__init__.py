@@ -182,10 +182,12 @@ def _outside(
     leaks = [step for step in store.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
     yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
     base = store.base_of(image)
-    if base is None:
+    digest = image.labels.get("org.opencontainers.image.base.digest", "")
+    layers = base.layers if base else (digest,) if digest in image.layers else ()  # a base that is a layer has its digest
+    if not layers:
         yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not where this image is"), {}
     else:
-        same = image.layers[: len(base.layers)] == base.layers
+        same = image.layers[: len(layers)] == layers
         yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
     site = store.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
     with workspace.scratch() as directory:
