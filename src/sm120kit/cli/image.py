@@ -94,7 +94,7 @@ def verify_image(
 ) -> None:
     """Run the checks of an image and tag it if all pass.
 
-    Exit code 1 if a check fails.
+    The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
     from sm120kit.core.state import Workspace
     from sm120kit.images import delivery, published

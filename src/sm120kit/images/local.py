@@ -213,7 +213,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
         reason = _failure(_command(replace(container, writable={}), runtime, points, []))
         if not reason:
             return runtime, _command(container, runtime, {"copy": str(_copy(container))}, argv)
-        reasons.append(f"{runtime}: {reason}")
+        reasons.append(f"{runtime} with hard links: {reason}")
     try:
         reason = _failure([*_bubblewrap(container, Path("/")), "true"])
     except ToolchainMissing as error:
@@ -221,7 +221,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     if not reason:
         return "bubblewrap", [*_bubblewrap(container, _copy(container)), "--", *argv]
     raise NamespacesMissing(
-        "this system does not permit to run a program in a root file system of its own\n"
+        "this system does not permit running a program in a root file system of its own\n"
         + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
         f"{sandbox.remedy()}; or load the image into a container daemon and verify it there",
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -171,7 +172,10 @@ def _call(activity: str, function: Any, *arguments: Any) -> None:
     """
     if function(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{activity}: {os.strerror(number)}")
+        reason = (
+            "the limit of namespaces is reached" if number == errno.ENOSPC and activity == "unshare" else os.strerror(number)
+        )
+        raise OSError(number, f"{activity}: {reason}")
 
 
 def _fork(work: Any) -> int:

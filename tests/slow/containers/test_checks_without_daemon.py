@@ -190,7 +190,7 @@ main()
 
 FAULTS = (
     ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
-    ("owners", f"chown 1000 {SITE}/numpy"),
+    ("owners", f"chown 1000 {SITE}/markupsafe"),
     ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
     ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
     ("no_secrets", "echo x > /etc/pip.conf"),
