@@ -249,6 +249,24 @@ def test_fixes_are_those_of_the_engine_and_version() -> None:
     assert explain(failure).found[0].fixes[0].startswith("vllm>=0.33: ")
 
 
+@pytest.mark.parametrize(
+    ("line", "versions"),
+    [
+        ("INFO [api_utils.py:345]  \u2584\u2584 \u2584\u2588 \u2588  version 0.27.1", {"vllm": "0.27.1"}),
+        ("vLLM API server version 0.7.0+5e800e3d.nv25.02", {"vllm": "0.7.0+5e800e3d.nv25.02"}),
+        ("vLLM Version                 : 0.16.0", {"vllm": "0.16.0"}),
+        ("flashinfer-python==0.6.4 torch==2.10.0 NCCL version 2.25.1+cuda12.8", {"flashinfer": "0.6.4", "torch": "2.10.0"}),
+        ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build", {"driver": "595.71.05"}),
+        (
+            "GPU 0: NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition (UUID)",
+            {"gpu": "RTX PRO 6000 Blackwell Max-Q Workstation Edition"},
+        ),
+    ],
+)
+def test_versions_in_logs(line: str, versions: dict[str, str]) -> None:
+    assert versions.items() <= explain(line + "\n").versions.items()
+
+
 def test_rules_apply_to_their_versions_only() -> None:
     line = BY_ID["w4a16-linear"].sample
     assert ids(explain(f"vLLM API server version 0.29.0\n{line}\n")) == ["w4a16-linear"]

@@ -45,7 +45,9 @@ PREFIX = re.compile(rb"^\s*(\([^)]*\)\s*|\[[^\]]*\]:?\s*|(INFO|WARNING|ERROR|DEB
 """Ranks, levels, times and places before the message of a line."""
 _VERSION = rb"v?(\d+\.\d+[\w.+]*)"
 VERSIONS = {
-    "vllm": re.compile(rb"(?:vllm api server version|llm engine \(|vllm==|vllm version *:?) *" + _VERSION),
+    "vllm": re.compile(
+        rb"(?:vllm api server version|llm engine \(|vllm==|vllm version *:?|\xe2\x96[\x80-\x9f] +version) *" + _VERSION
+    ),
     "sglang": re.compile(rb"sglang(?:==| version *:?|:) *" + _VERSION),
     "flashinfer": re.compile(rb"flashinfer(?:[-_]python)?(?:==| version:? *)" + _VERSION),
     "torch": re.compile(rb"torch(?:==| version *: *)" + _VERSION),
