@@ -1,11 +1,12 @@
 """Time, CPU time, memory and bytes of the layers of an engine's image, beside `pip install` and `uv pip install` of its wheels.
 
-    python tests/bench/image_layers.py [RECIPE] [DIRECTORY]
+    python tests/bench/image_layers.py [RECIPE] [DIRECTORY] [MB]
 
 Fetches the wheels of the recipe's lockfile (default vllm-0.19.1) to the state directory, then writes the layers of an image of
 them below DIRECTORY three times: all, with nothing changed, and with our wheel changed, for which a small stand-in is used. The
 base is empty, its Python this machine's /usr/bin/python3, which must be of the version that the wheels are for. The result is
-removed before the others start. Needs 13 GB of disk below DIRECTORY for vllm-0.19.1. Prints a table; asserts nothing.
+removed before the others start. With MB, without wheels that are larger. Needs 13 GB of disk below
+DIRECTORY for all of vllm-0.19.1. Prints a table; asserts nothing.
 docs/measurements/image-layers.md has the figures.
 """
 
@@ -49,7 +50,9 @@ def main() -> None:
     closure = lockfile.read(data_root() / "recipes" / "engines" / f"{name}.lock.json").closures[0]
     locked = [wheel for wheel in closure.wheels if wheel.name != "flashinfer-python"]
     *paths, pip = sources.wheelhouse((*locked, context.INSTALLER), Workspace.open())
-    OfLock.fetched = dict(zip(locked, paths, strict=True))
+    limit = float(sys.argv[3]) * 1e6 if len(sys.argv) > 3 else float("inf")
+    OfLock.fetched = {wheel: path for wheel, path in zip(locked, paths, strict=True) if path.stat().st_size <= limit}
+    locked, paths = [*OfLock.fetched], [*OfLock.fetched.values()]
     print(f"{name}: {len(locked)} wheels, {sum(path.stat().st_size for path in paths) / 1e9:.2f} GB; "
           f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")  # fmt: skip
     print(f"{'':28}{'seconds':>9}{'CPU-s':>9}{'MB RSS':>9}{'GB':>8}")

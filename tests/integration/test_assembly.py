@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,7 @@ from small_engine import make_wheel
 
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, CommandFailed, ImageBuildFailed, UnsafeArchive
 from sm120kit.core.state import Workspace, data_root, file_sha256
-from sm120kit.images import cuda_home, wheels
+from sm120kit.images import context, cuda_home, wheels
 from sm120kit.images.bytecode import BytecodeCache, compiler
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
@@ -229,6 +230,60 @@ def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
     assert "[libcuda.so.1]" in needed
     warnings = subprocess.run(["readelf", "-a", stub], capture_output=True, text=True).stderr
     assert warnings == ""
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="requires bubblewrap")
+def test_scripts_of_the_dockerfile_make_the_same_files(small: SmallImage) -> None:
+    """cuda_home.sh and user.sh, run at their paths in a builder's container, against the layers."""
+    small.files["nvidia-cuda-runtime"] |= {
+        f"nvidia/cu13/{name}": b"\x7fELF"
+        for name in (
+            "lib/libcudart.so.13.0",
+            "lib/libcudadevrt.a",
+            "lib/libplain.so",
+            "lib/libplain.so.2",
+            "lib/cmake/x",
+            "bin/nvcc",
+        )
+    }
+    image, _ = small.assemble()
+    ours = tree(small.layout, image.layers)
+    root = small.directory / "builder"
+    for path, member in ours.items():
+        if path.startswith(f"{SITE}/nvidia/") and member.isreg():
+            target = root / "overlay" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content(small.layout, image.layers, path))
+    shutil.copytree(data_root() / "dockerfiles", root / "context")
+    (root / "context" / "engine" / context.USAGE).write_text("")
+    (root / "toolkit").mkdir()
+    binds = [word for name in ("overlay", "context", "toolkit") for word in ("--bind", root / name, f"/{name}")]
+    host = [word for name in ("usr", "etc", "bin", "lib", "lib64") for word in ("--ro-bind-try", f"/{name}", f"/{name}")]
+    system: list[str | Path] = [*host, "--dev", "/dev", "--tmpfs", "/tmp", *binds, "--setenv", "SOURCE_DATE_EPOCH", "315532800"]
+    for script in ("engine/cuda_home.sh", "tools/user.sh"):
+        if script == "tools/user.sh" and os.geteuid():
+            continue  # it sets an owner
+        subprocess.run(["bwrap", *system, "--setenv", "LC_ALL", "C", "sh", f"/context/{script}"], check=True)
+
+    def found(below: Path) -> dict[str, str]:
+        paths = ((str(path.relative_to(below)), path) for path in below.rglob("*"))
+        return {name: str(path.readlink()) if path.is_symlink() else f"{path.lstat().st_mode:o}" for name, path in paths}
+
+    expected = found(root / "toolkit")
+    named = {
+        name: member.linkname if member.issym() else f"{member.mode | (0o40000 if member.isdir() else 0o100000):o}"
+        for name, member in ours.items()
+    }
+    assert {name: named.get(name) for name in expected} == expected
+    below = {name for name in named if name.startswith(("opt/cuda", "opt/sm120kit"))}
+    assert below - {*expected} == set() and "opt/cuda/lib64/libplain.so" in below
+    assert (
+        named["opt/cuda/lib64/libplain.so"] == "libplain.so.2" and named["opt/cuda/lib64/libcudart.so"] == "libcudart.so.13.0"
+    )
+    if not os.geteuid():
+        assert {"etc/passwd", "etc/group", "home/sm120kit"} <= {*(found(root / "overlay"))}
+        added = (root / "overlay" / "etc" / "passwd").read_text().splitlines()[-1]
+        assert content(small.layout, image.layers, "etc/passwd").decode().splitlines()[-1] == added
 
 
 def test_settings_of_a_dockerfile() -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,9 @@ class SmallImage:
             layer = LayerWriter(blob, 315532800)
             layer.directory("usr")
             written = layer.finish()
+        made = assembly.base_of_layer("debian-12", "x86_64", written, root, self.python)
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
-        platform = {"architecture": "amd64", "os": "linux", "config": config, "history": [{"created_by": "debian"}]}
-        return assembly.ImageBase((written,), (written.digest,), platform, root, self.python)
+        return replace(made, config=made.config | {"config": config})
 
     def assemble(self, ours: bytes = b"patched = 1\n") -> tuple[Image, bool]:
         wheels, patched = self.wheels(), self.ours(ours)
@@ -112,10 +112,10 @@ class SmallImage:
         )
         base = f"debian-12@sha256:{'a' * 64}"
         described, text, scripts = context.describe(setup, base, [patched], [*wheels], self.workspace)
-        paths = wheels | {described.ours[0].wheel: patched}
+        files = assembly.wheel_files({described.ours[0].wheel: patched}, [*wheels], lambda _: [*wheels.values()])
 
         def file(wheel: LockedWheel) -> Path:
             self.read.append(wheel.name)
-            return paths[wheel]
+            return files(wheel)
 
         return assembly.assemble(described, (text, scripts), self.base(), file, self.layout, self.workspace)

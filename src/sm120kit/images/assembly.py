@@ -23,6 +23,7 @@ from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
 from sm120kit.images.context import NVIDIA
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
+from sm120kit.images.local import DEFAULT_PATH
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import Image, ImageContext
 from sm120kit.images.wheels import VENV, WheelContents
@@ -35,6 +36,7 @@ MAX_ALONE = 30
 """Limit for wheels with a layer of their own."""
 _LARGE_BYTES = 16 * 2**20
 _MARGIN_BYTES = 256 * 2**20
+_REPORTED_BYTES = 4 * 2**20
 _CUDA = "nvidia/cu13"
 _USER = {
     "group": "sm120kit:x:1000:\n",
@@ -65,6 +67,37 @@ class ImageBase:
     config: dict[str, Any]
     root: Path
     python: tuple[str, ...]
+
+
+def base_of_layer(name: str, machine: str, layer: Descriptor, root: Path, python: Sequence[str]) -> ImageBase:
+    """The base of one unpacked layer, ``name`` (a root file system of packages) for a machine such as ``x86_64``."""
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[machine],
+        "os": "linux",
+        "config": {"Env": [f"PATH={DEFAULT_PATH}"]},
+        "history": [{"created_by": f"sm120kit: {name}"}],
+    }
+    return ImageBase((layer,), (layer.digest,), config, root, tuple(python))
+
+
+def wheel_files(
+    ours: Mapping[LockedWheel, Path],
+    locked: Sequence[LockedWheel],
+    fetch: Callable[[Sequence[LockedWheel]], Sequence[Path]],
+) -> Callable[[LockedWheel], Path]:
+    """The files of wheels for :func:`assemble`. Those of ``locked`` are fetched, all together, when the first is read."""
+    lock = threading.Lock()
+    fetched: dict[LockedWheel, Path] = {}
+
+    def file(wheel: LockedWheel) -> Path:
+        if wheel in ours:
+            return ours[wheel]
+        with lock:
+            if not fetched:
+                fetched.update(zip(locked, fetch(locked), strict=True))
+        return fetched[wheel]
+
+    return file
 
 
 @dataclass(frozen=True)
@@ -319,12 +352,22 @@ def _write(
     with reporting.task(f"writing {len(missing)} of {len(planned)} layers", total, transfer=True) as advance:
 
         def write(layer: _Layer) -> Descriptor:
+            unreported = 0
+
+            def observe(size: int) -> None:
+                nonlocal unreported
+                if stop.is_set():
+                    raise process.Stopped
+                unreported += size
+                if unreported >= _REPORTED_BYTES:
+                    advance(unreported)
+                    unreported = 0
+
             with layout.writer() as blob:
-                tar = LayerWriter(blob, inputs.epoch, stop)
+                tar = LayerWriter(blob, inputs.epoch, observe)
                 layer.write(tar, bytecode)
                 descriptor = tar.finish()
             write_record(records[layer], descriptor)
-            advance(layer.size)
             return descriptor
 
         with ThreadPoolExecutor(2) as pool:

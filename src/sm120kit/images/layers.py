@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import tarfile
-import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sm120kit.core.errors import UnsafeArchive
-from sm120kit.core.process import Stopped
 from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
 
 
@@ -19,13 +17,13 @@ class LayerWriter:
     owner root. Long names and large files have PAX headers.
     """
 
-    def __init__(self, blob: BlobWriter, epoch: int, stop: threading.Event | None = None) -> None:
+    def __init__(self, blob: BlobWriter, epoch: int, observe: Callable[[int], None] = lambda size: None) -> None:
         """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries.
 
-        When another thread sets ``stop``, the next write raises :class:`sm120kit.core.process.Stopped`.
+        ``observe`` is called with the number of bytes before each write, and may raise to end the layer.
         """
         self._blob = blob
-        self._stop = stop or threading.Event()
+        self._observe = observe
         self._epoch = epoch
         self._types: dict[str, bytes] = {"": tarfile.DIRTYPE}
 
@@ -69,8 +67,7 @@ class LayerWriter:
         return self._blob.commit(LAYER)
 
     def _write(self, data: bytes) -> int:
-        if self._stop.is_set():
-            raise Stopped
+        self._observe(len(data))
         return self._blob.write(data)
 
     def _header(self, path: str, type_: bytes, **fields: Any) -> None:

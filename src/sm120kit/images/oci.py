@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -91,6 +90,9 @@ class BlobWriter:
     def commit(self, media_type: str) -> Descriptor:
         """Add the blob to the layout. An existing blob of that digest is kept.
 
+        It is not forced to the disk, which would take as long again: after a power failure a blob may be short, and then
+        :meth:`Layout.has` is false.
+
         Raises:
             NotEnoughDisk, StateUnwritable: it cannot be stored.
         """
@@ -98,7 +100,6 @@ class BlobWriter:
         with disk_errors(self._path):
             self._file.flush()
             if not self._layout.has(blob.digest, blob.size):
-                os.fsync(self._file.fileno())
                 self._path.replace(self._layout.path(blob.digest))
         return blob
 
