@@ -691,3 +691,24 @@ def test_expected_image_of_a_recipe_separates_unreleased_arguments() -> None:
     assert expected.unreleased[configuration] == ("--fp4-gemm-backend b12x", "--moe-runner-backend b12x")
     assert "b12x" not in expected.arguments[configuration] and "--speculative-eagle-topk" in expected.arguments[configuration]
     assert expected.arguments[configuration][:2] == ("--model-path", "/model")
+
+
+def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(load: Callable[[str], Any]) -> None:
+    engine = load("engine")
+
+    def module(name: str, ahead: bool) -> Any:
+        def call() -> None:
+            raise engine.Requested(name, ahead)
+
+        return engine.requested(call)
+
+    requests = {"one": {"sampler": module("sampling", True)}, "two": {"experts": module("fused_moe_120", False)}}
+    facts = engine.report_requests({"complete": False}, requests)
+    assert facts["modules compiled at first use"] == "fused_moe_120 (experts)"
+    assert facts["configurations looked up"] == "one, two"
+    with pytest.raises(AssertionError, match="not compiled ahead: fused_moe_120"):
+        engine.report_requests({"complete": True}, requests)
+    del requests["two"]
+    assert engine.report_requests({"complete": True}, requests)["modules compiled at first use"] == "none"
+    with pytest.raises(AssertionError, match="did not"):
+        engine.requested(lambda: None)

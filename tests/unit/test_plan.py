@@ -126,3 +126,13 @@ def test_tiles_that_do_not_fit_are_left_out_with_a_reason() -> None:
 def test_generated_tile_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ExpectationFailed, match="256x128x128 finalize: needs 102,400 B"):
         make_plan(tiles=[fact(128, generated=True, smem_bytes=102_400)])
+
+
+def test_arguments_of_a_generator_are_part_of_its_call_and_of_the_lock() -> None:
+    requests = plan.generator_requests(plan.Selection(RECIPE, RECIPE.archs, "serve"))
+    prefill = next(name for name in requests if "head_dim_qk_128" in name)
+    assert requests[prefill]["arguments"]["dtype_kv"] == "torch.float8_e4m3fn" and "e4m3" in prefill
+    locked = RECIPE.inputs()["modules"]
+    assert locked[prefill]["arguments"] == requests[prefill]["arguments"]
+    assert "arguments" not in locked["gemm_sm120"]
+    assert "arguments" not in requests["sampling"]

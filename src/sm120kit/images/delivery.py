@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sm120kit import recipes, sources
 from sm120kit.core import reporting
@@ -17,7 +18,7 @@ from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
 from sm120kit.images.stores import EveryStore
-from sm120kit.recipes import arguments, configurations
+from sm120kit.recipes import architectures, arguments, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
 from sm120kit.wheels import engines
@@ -234,8 +235,9 @@ def expected(image: Image) -> checks.ExpectedImage:
         modules=modules,
         patches=tuple(filter(None, labels["patches"].split(","))),
         distributions={**wheels, **ours},
-        generators=tuple(flashinfer.modules[name].generator for name in built),
+        generators=tuple(flashinfer.modules[name].call for name in built),
         kernels={name: flashinfer.modules[name].expect_kernels for name in built},
+        complete={*built} >= {*flashinfer.groups["all"].modules} if "all" in flashinfer.groups else False,
         left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
         overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
         env=dict(engine.env) if engine else {},
@@ -244,7 +246,18 @@ def expected(image: Image) -> checks.ExpectedImage:
         unreleased={
             configuration.name: configuration.unreleased.arguments for configuration in of_engine if configuration.unreleased
         },
+        served={configuration.name: _served(configuration) for configuration in of_engine},
     )
+
+
+def _served(configuration: configurations.Configuration) -> dict[str, Any]:
+    """What decides the modules that an engine requests for a configuration, beside its arguments."""
+    listed = architectures.of_checkpoint(configuration.model.repository)
+    return {
+        "environment": dict(configuration.environment),
+        "quantization": configuration.model.quantization,
+        "architecture": listed[0].model_dump(mode="json", exclude={"source", "checkpoint"}) if listed else None,
+    }
 
 
 def _released(configuration: configurations.Configuration, engine: recipes.EngineRecipe) -> tuple[str, ...]:

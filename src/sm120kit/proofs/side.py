@@ -185,8 +185,7 @@ class Side:
                 raise UnknownName(
                     f"{self.recipe.name} has no module {probe.module}", f"modules: {', '.join(self.recipe.modules)}"
                 )
-            generator = self.recipe.modules[probe.module].generator
-            orders[probe.module] = {"generator": generator, "leave_out": [], "only": None}
+            orders[probe.module] = {**self.recipe.modules[probe.module].call, "leave_out": [], "only": None}
         key = digest_of([self.tree, orders, self.recipe.archs, self.tools.nvcc_version])
         record = self.cache / "flags" / f"{key}.json"
         if not record.is_file():

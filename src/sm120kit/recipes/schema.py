@@ -123,18 +123,24 @@ class RegroupTable(Strict):
 class ModuleTable(Strict):
     """A shared object whose sources the engine generates.
 
-    ``generator`` is the engine's own ``python.module:function``. Units are named by shell-style patterns of their file names
-    after ``regroup``. ``gib`` (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured.
-    ``expect_kernels`` is the least number of kernels in the finished module, by shell-style pattern of the mangled name and,
-    after ``@``, of the arch.
+    ``generator`` is the engine's own ``python.module:function`` and ``arguments`` its keyword arguments; the text
+    ``torch.<name>`` is a data type. Units are named by shell-style patterns of their file names after ``regroup``. ``gib``
+    (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured. ``expect_kernels`` is the least
+    number of kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
     """
 
     generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
+    arguments: dict[str, str | bool | int] = {}
     regroup: Annotated[tuple[RegroupTable, ...], Field(strict=False)] = ()
     leave_out: Annotated[tuple[UnitsLeftOut, ...], Field(strict=False)] = ()
     gib: dict[str, float] = {}
     seconds: dict[str, float] = {}
     expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The call of the generator, as the programs that run it read it: ``generator``, and ``arguments`` if there are any."""
+        return {"generator": self.generator, **({"arguments": dict(self.arguments)} if self.arguments else {})}
 
 
 class GroupTable(Strict):
@@ -264,8 +270,9 @@ class FlashInferRecipe(Strict):
         }
         inputs = self.model_dump(mode="json", exclude=prose)
         for module in inputs["modules"].values():
-            if not module["regroup"]:
-                del module["regroup"]
+            for key in ("arguments", "regroup"):
+                if not module[key]:
+                    del module[key]
         return inputs
 
     @property

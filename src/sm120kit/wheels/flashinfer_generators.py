@@ -1,8 +1,9 @@
 """Run FlashInfer's own generators and print their modules and ninja files. A program, for the tree that is to be built.
 
-Standard input: ``{"tree", "modules": {name: {"generator", "regroup"?: [{"units", "instantiation", "into"}],
-"leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers. Standard output,
-last line: ``{"modules": {name: {"sources", "library", "ninja"}}, "includes"}``; paths are absolute.
+Standard input: ``{"tree", "modules": {name: {"generator", "arguments"?, "regroup"?: [{"units", "instantiation", "into"}],
+"leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers; an argument
+``torch.<name>`` is a data type. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}}, "includes"}``;
+paths are absolute.
 
 Only the modules of the generators are imported (``flashinfer.jit`` and below): the package's ``__init__`` would import every
 kernel wrapper. Of torch, generators use names of data types and whether torch has the C++11 ABI, which all releases since 2.7
@@ -72,6 +73,17 @@ def install_stand_ins(headers: str) -> None:
     stand_in("requests")
 
 
+def arguments(options: dict) -> dict:
+    """The keyword arguments of a generator, with dtypes for their names."""
+    import torch
+
+    values = options.get("arguments", {})
+    return {
+        name: getattr(torch, value.removeprefix("torch.")) if str(value).startswith("torch.") else value
+        for name, value in values.items()
+    }
+
+
 def main() -> None:
     request = json.load(sys.stdin)
     tree = Path(request["tree"])
@@ -83,7 +95,7 @@ def main() -> None:
     modules = {}
     for name, options in request["modules"].items():
         module, function = options["generator"].split(":")
-        spec = getattr(importlib.import_module(module), function)()
+        spec = getattr(importlib.import_module(module), function)(**arguments(options))
         if spec.name != name:
             raise SystemExit(f"{options['generator']} makes module {spec.name!r}, not {name!r}")
         spec.build_dir.mkdir(parents=True, exist_ok=True)

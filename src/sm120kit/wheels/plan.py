@@ -71,7 +71,7 @@ def generator_requests(selection: Selection) -> dict[str, Any]:
         )
         module = selection.recipe.modules[name]
         leave_out = [entry.units for entry in module.leave_out]
-        requests[name] = {"generator": module.generator, "leave_out": leave_out, "only": only}
+        requests[name] = {**module.call, "leave_out": leave_out, "only": only}
         if module.regroup:
             requests[name]["regroup"] = [table.model_dump() for table in module.regroup]
     return requests

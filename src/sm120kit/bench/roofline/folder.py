@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench.roofline.architecture import (
+from sm120kit.bench.roofline.architecture import RooflineModel, model, parameters
+from sm120kit.recipes.architectures import (
     Architecture,
     Dense,
     Experts,
@@ -18,9 +19,6 @@ from sm120kit.bench.roofline.architecture import (
     Linear,
     PartBits,
     PublishedCheckpoint,
-    RooflineModel,
-    model,
-    parameters,
 )
 from sm120kit.serving import checkpoint
 

@@ -39,12 +39,14 @@ _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]
 class ExpectedImage:
     """Required properties of an image, from its labels and recipe. The checks compare them with the installed files.
 
-    ``generators`` are FlashInfer's generator functions of the compiled modules; ``kernels`` the patterns of ``expect_kernels``
-    with the minimum count per module; ``left_out`` distributions that are required by others and deliberately absent;
-    ``overridden`` those whose version the recipe sets against the requirements of others.
+    ``generators`` are the calls of FlashInfer's generators of the compiled modules; ``kernels`` the patterns of
+    ``expect_kernels`` with the minimum count per module; ``complete`` whether the modules are those of the kernel group
+    ``all``; ``left_out`` distributions that are required by others and deliberately absent; ``overridden`` those whose version
+    the recipe sets against the requirements of others.
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
-    each configuration after ``serve``, without those that it lists as ``unreleased``.
+    each configuration after ``serve``, without those that it lists as ``unreleased``; ``served`` its environment,
+    quantization, and the architecture of its model, which is None if it is not recorded.
     """
 
     kind: str
@@ -57,14 +59,16 @@ class ExpectedImage:
     modules: tuple[str, ...]
     patches: tuple[str, ...]
     distributions: dict[str, str]
-    generators: tuple[str, ...] = ()
+    generators: tuple[dict[str, Any], ...] = ()
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    complete: bool = False
     left_out: tuple[str, ...] = ()
     overridden: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unreleased: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    served: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 PROBE = """
 #include <cuda_runtime.h>
@@ -97,3 +98,70 @@ def accepts_configurations(parser, expected, validate=lambda parsed: None):
         assert not accepted, f"{name} lists {', '.join(accepted)} as unreleased, and the parser accepts it"
         facts[f"refuses of {name}"] = ", ".join(unreleased)
     return facts
+
+
+class Requested(Exception):
+    """Raised where FlashInfer would load or compile a module: its name, and whether it was compiled ahead."""
+
+    def __init__(self, name, ahead):
+        super().__init__(name)
+        self.name, self.ahead = name, ahead
+
+
+@contextlib.contextmanager
+def on_capability(major, minor):
+    """Answer every query of the GPU's compute capability, and raise :class:`Requested` where FlashInfer would load a module.
+
+    Pinned memory, which only a driver can allocate, is ordinary memory.
+    """
+    import torch
+    from flashinfer import utils
+    from flashinfer.jit.core import JitSpec
+
+    def capability(device=None):
+        return major, minor
+
+    def load(spec, *arguments, **options):
+        raise Requested(spec.name, spec.is_aot)
+
+    def empty(*arguments, pin_memory=False, **options):
+        return allocate(*arguments, **options)
+
+    allocate, query = torch.empty, utils.get_compute_capability
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(mock.patch.object(JitSpec, "build_and_load", load))
+        patched.enter_context(mock.patch.object(torch.cuda, "get_device_capability", capability))
+        patched.enter_context(mock.patch.object(torch, "empty", empty))
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("flashinfer") and vars(module).get("get_compute_capability") is query:
+                patched.enter_context(mock.patch.object(module, "get_compute_capability", capability))
+        yield
+
+
+def requested(call):
+    """The FlashInfer module that a call requests first. A call that requests none returns or raises its own error."""
+    try:
+        call()
+    except Requested as module:
+        return module
+    raise AssertionError("it was expected to request a module of FlashInfer, and did not")
+
+
+def report_requests(expected, requests):
+    """Facts on the modules that an engine requests, by configuration and use. Fails if a complete image misses one.
+
+    An image with a part of the kernels compiles the others at first use, and they are only listed.
+    """
+    modules = {module.name: module.ahead for uses in requests.values() for module in uses.values()}
+    uses = {name: set() for name in sorted(modules)}
+    for requested_for in requests.values():
+        for use, module in requested_for.items():
+            uses[module.name].add(use)
+    listed = {name: f"{name} ({', '.join(sorted(found))})" for name, found in uses.items()}
+    misses = "; ".join(text for name, text in listed.items() if not modules[name])
+    assert not (expected["complete"] and misses), f"not compiled ahead: {misses}"
+    return {
+        "modules looked up": "; ".join(listed.values()),
+        "configurations looked up": ", ".join(requests),
+        "modules compiled at first use": misses or "none",
+    }

@@ -52,9 +52,13 @@ def specs(expected):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     os.environ["FLASHINFER_DISABLE_JIT"] = "1"
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "12.0f")
-    for generator in expected["generators"]:
-        module, _, function = generator.partition(":")
-        yield getattr(importlib.import_module(module), function)()
+    for call in expected["generators"]:
+        module, _, function = call["generator"].partition(":")
+        arguments = {
+            name: getattr(torch, value.removeprefix("torch.")) if str(value).startswith("torch.") else value
+            for name, value in call.get("arguments", {}).items()
+        }
+        yield getattr(importlib.import_module(module), function)(**arguments)
 
 
 def check_compiled_ahead(expected):
