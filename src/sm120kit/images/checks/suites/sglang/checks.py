@@ -3,18 +3,29 @@
 import argparse
 import importlib
 import importlib.util
+import json
 import sys
+import tempfile
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from checks_engine import accepts_configurations, output_tail, run
+from checks_engine import Requested, accepts_configurations, on_capability, output_tail, report_requests, requested, run
 
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
 """Suffixes of extensions for this Python. A library that is not an extension has no tag."""
 
 KERNELS = ("sgl_kernel/sm90/common_ops", "sgl_kernel/sm100/common_ops")
 """SGLang loads one of these by file: both register the same operators."""
+
+LOOK_UP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import run
+suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
+print(json.dumps(suites[-1].look_up(json.load(open(sys.argv[2])))))
+"""
+"""Program that looks up the modules: SGLang decides when it is imported whether there is a GPU."""
 
 
 def check_extensions(expected):
@@ -78,3 +89,132 @@ def check_arguments(expected):
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     return accepts_configurations(parser, expected)
+
+
+def check_modules_ahead(expected):
+    """The FlashInfer modules that SGLang requests on SM120 for the configurations are compiled ahead.
+
+    SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. With a part of the
+    kernels, missing modules are reported; with all of them, none may be missing.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(expected, file)
+        file.flush()
+        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name])
+    assert result.returncode == 0, output_tail(result)
+    choices, modules = json.loads(result.stdout.splitlines()[-1])
+    if not modules:
+        raise NotRun("no configuration is for this engine's recipe")  # noqa: F821 - the runner provides it
+    requests = {name: {use: Requested(*module) for use, module in uses.items()} for name, uses in modules.items()}
+    return report_requests(expected, requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
+
+
+def look_up(expected):
+    """What SGLang uses on SM120, and the FlashInfer modules that this requests, as name and whether compiled ahead.
+
+    Both by configuration. For a process of its own, in which torch reports an SM120 GPU from now on.
+    """
+    import torch
+
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda device=None: (12, 0)
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    choices, modules = {}, {}
+    with on_capability(12, 0):
+        for name, served in expected["served"].items():
+            if served["architecture"] is None:
+                choices[name] = "not looked up: the sizes of its model are not recorded"
+                continue
+            arguments = parser.parse_args([*expected["arguments"][name]])
+            chosen = {}
+            calls = {**_attention(arguments, served["architecture"]["attention"], chosen), **_sampling(arguments, chosen)}
+            if served["quantization"].startswith("NVFP4"):
+                calls |= _fp4(arguments, chosen)
+            choices[name] = ", ".join(f"{use}: {choice}" for use, choice in chosen.items())
+            found = {use: requested(call) for use, call in calls.items()}
+            modules[name] = {use: (module.name, module.ahead) for use, module in found.items()}
+    return choices, modules
+
+
+def _attention(arguments, grouped, chosen):
+    """Calls of the FlashInfer backend for new tokens, cached ones, both, and drafted ones with a mask."""
+    import torch
+    from sglang.srt.layers.attention import flashinfer_backend as backend
+
+    chosen["attention"] = arguments.attention_backend
+    if arguments.attention_backend != "flashinfer":
+        return {}
+    gpus, size = arguments.tp_size, grouped["head_dim"]
+    heads = (grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus))
+    stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
+    workspace = torch.zeros(2**10, dtype=torch.uint8)
+    wide = backend.should_use_tensor_core(stored, *heads)
+
+    def indices(*values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    def cached(**mask):
+        wrapper = backend.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+        pages = (indices(0, 4), indices(0, 4), indices(0, 1, 2, 3), indices(1))
+        wrapper.begin_forward(*pages, *heads, size, 1, q_data_type=torch.bfloat16, kv_data_type=stored, **mask)
+
+    def decode():
+        wrapper = backend.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", use_tensor_cores=wide)
+        pages = (indices(0, 1), indices(0), indices(1))
+        wrapper.begin_forward(*pages, *heads, size, 1, data_type=stored, q_data_type=torch.bfloat16)
+
+    def new():
+        wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
+        wrapper.begin_forward(indices(0, 4), indices(0, 4), *heads, size, q_data_type=torch.bfloat16)
+
+    states = (torch.zeros(2, 2, size), torch.zeros(2, 2)) * 2
+    calls = {"decode": decode, "cached tokens": cached, "new tokens": new, "both": lambda: backend.merge_state(*states)}
+    if arguments.speculative_algorithm:
+        calls["drafted tokens"] = lambda: cached(custom_mask=torch.ones(16, dtype=torch.bool))
+    return calls
+
+
+def _sampling(arguments, chosen):
+    """Calls of sampling, with the backend that SGLang takes by default."""
+    import torch
+    from sglang.srt.layers import sampler
+    from sglang.srt.server_args import ServerArgs
+
+    ServerArgs._handle_sampling_backend(arguments)
+    chosen["sampling"] = arguments.sampling_backend
+    if arguments.sampling_backend != "flashinfer":
+        return {}
+    probabilities, number = torch.rand(2, 32), torch.ones(2)
+    return {
+        "top-k and top-p": lambda: sampler.top_k_top_p_sampling_from_probs(probabilities, number.int(), number),
+        "min-p": lambda: sampler.min_p_sampling_from_probs(probabilities, number),
+        "draft probabilities": lambda: sampler.top_k_renorm_prob(probabilities, number.int()),
+    }
+
+
+def _fp4(arguments, chosen):
+    """Calls of NVFP4 quantization, GEMM and experts."""
+    import torch
+    from sglang.srt.layers.quantization import fp4_utils, modelopt_quant
+
+    fp4_utils.initialize_fp4_gemm_config(arguments)
+    chosen["NVFP4 layers"] = fp4_utils.get_fp4_gemm_runner_backend().value
+    chosen["NVFP4 experts"] = arguments.moe_runner_backend
+    tokens, weights = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
+    routed = (torch.zeros(32, 2, dtype=torch.int32), torch.zeros(32, 2))
+    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
+    calls = {"NVFP4 quantization": lambda: modelopt_quant.fp4_quantize(tokens, torch.ones(1))}
+    if chosen["NVFP4 layers"] == "flashinfer_cutlass":
+        calls["NVFP4 layers"] = lambda: modelopt_quant.flashinfer_fp4_gemm(
+            matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, backend="cutlass"
+        )
+    if arguments.moe_runner_backend == "flashinfer_cutlass":
+        calls["NVFP4 experts"] = lambda: modelopt_quant.flashinfer_cutlass_fused_moe(
+            tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens
+        )
+    return calls
