@@ -147,6 +147,12 @@ def requested(call):
     raise AssertionError("it was expected to request a module of FlashInfer, and did not")
 
 
+def require_served(expected):
+    """Raise NotRun if there is no configuration for which modules can be looked up."""
+    if not any(served["architecture"] for served in expected["served"].values()):
+        raise NotRun("no configuration is for this engine's recipe and has a recorded model")  # noqa: F821 - the runner provides it
+
+
 def report_requests(expected, requests):
     """Facts on the modules that an engine requests, by configuration and use. Fails if a complete image misses one.
 

@@ -9,8 +9,18 @@ import tempfile
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import SimpleNamespace
 
-from checks_engine import Requested, accepts_configurations, on_capability, output_tail, report_requests, requested, run
+from checks_engine import (
+    Requested,
+    accepts_configurations,
+    on_capability,
+    output_tail,
+    report_requests,
+    requested,
+    require_served,
+    run,
+)
 
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
 """Suffixes of extensions for this Python. A library that is not an extension has no tag."""
@@ -97,14 +107,13 @@ def check_modules_ahead(expected):
     SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. With a part of the
     kernels, missing modules are reported; with all of them, none may be missing.
     """
+    require_served(expected)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(expected, file)
         file.flush()
         result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name])
     assert result.returncode == 0, output_tail(result)
     choices, modules = json.loads(result.stdout.splitlines()[-1])
-    if not modules:
-        raise NotRun("no configuration is for this engine's recipe")  # noqa: F821 - the runner provides it
     requests = {name: {use: Requested(*module) for use, module in uses.items()} for name, uses in modules.items()}
     return report_requests(expected, requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
 
@@ -120,6 +129,7 @@ def look_up(expected):
     torch.cuda.device_count = lambda: 1
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: (12, 0)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(major=12, minor=0, multi_processor_count=188)
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser()
@@ -149,7 +159,7 @@ def _attention(arguments, grouped, chosen):
     chosen["attention"] = arguments.attention_backend
     if arguments.attention_backend != "flashinfer":
         return {}
-    gpus, size = arguments.tp_size, grouped["head_dim"]
+    gpus, size = arguments.tensor_parallel_size, grouped["head_dim"]
     heads = (grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus))
     stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
     workspace = torch.zeros(2**10, dtype=torch.uint8)
