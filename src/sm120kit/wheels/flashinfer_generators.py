@@ -23,6 +23,7 @@ import sysconfig
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 DTYPES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2"), 1),
@@ -73,7 +74,7 @@ def install_stand_ins(headers: str) -> None:
     stand_in("requests")
 
 
-def arguments(options: dict) -> dict:
+def arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a generator, with dtypes for their names."""
     import torch
 
