@@ -125,8 +125,8 @@ class ModuleTable(Strict):
 
     ``generator`` is the engine's own ``python.module:function`` and ``arguments`` its keyword arguments; the text
     ``torch.<name>`` is a data type. Units are named by shell-style patterns of their file names after ``regroup``. ``gib``
-    (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured. ``expect_kernels`` is the least
-    number of kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
+    (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured. ``expect_kernels`` is the
+    least number of kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
     """
 
     generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]

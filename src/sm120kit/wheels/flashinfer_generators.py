@@ -2,8 +2,8 @@
 
 Standard input: ``{"tree", "modules": {name: {"generator", "arguments"?, "regroup"?: [{"units", "instantiation", "into"}],
 "leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers; an argument
-``torch.<name>`` is a data type. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}}, "includes"}``;
-paths are absolute.
+``torch.<name>`` is a data type. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}},
+"includes"}``; paths are absolute.
 
 Only the modules of the generators are imported (``flashinfer.jit`` and below): the package's ``__init__`` would import every
 kernel wrapper. Of torch, generators use names of data types and whether torch has the C++11 ABI, which all releases since 2.7
