@@ -15,16 +15,14 @@ from typing import Any
 
 import containers
 import pytest
-from small_engine import make_wheel
-from small_image import CLOSURE, ImageHost, import_base, tampered
+import small_flashinfer
+from small_image import ImageHost, import_base, tampered
 
-from sm120kit import sources
-from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.core.state import Workspace, data_root
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import CONFIG, LAYER, MANIFEST, Layout
-from sm120kit.sources.records import LockedWheel
 
 pytestmark = [
     pytest.mark.containers,
@@ -33,16 +31,6 @@ pytestmark = [
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 INIT = f"{SITE}/flashinfer/{{}}"
-REAL = ("idna", "markupsafe", "packaging", "tabulate", "tqdm", "typing-extensions")
-ORIGIN = {
-    "recipe": "flashinfer-0.6.6",
-    "plan": "b" * 64,
-    "commit": "c" * 40,
-    "tree": "d" * 40,
-    "archs": ["sm_120f"],
-    "modules": [],
-    "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
-}
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +43,10 @@ def host(daemon: containers.Dockerd, tmp_path_factory: pytest.TempPathFactory) -
 def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The id of the image in the daemon."""
     workspace = Workspace.open(host.state)
-    directory = tmp_path_factory.mktemp("wheels")
-    version = f"0.6.6+sm120kit.{ORIGIN['plan'][:12]}"
-    files = {
-        "flashinfer/__init__.py": f"__version__ = {version!r}\n".encode(),
-        f"flashinfer_python-{version}.dist-info/sm120kit.json": json.dumps(ORIGIN).encode(),
-    }
-    make_wheel(directory, "flashinfer-python", version, requires=["tqdm", "torch"], files=files)
-    make_wheel(directory, "torch", "2.13.0", files={"torch.py": b"class version:\n    cuda = '13.0'\n"})
-    (ours,) = directory.glob("flashinfer*.whl")
-    (torch,) = directory.glob("torch*.whl")
-    listed = [LockedWheel(**wheel) for wheel in json.loads(CLOSURE.read_text())["wheels"] if wheel["name"] in REAL]
-    *paths, pip = sources.wheelhouse([*listed, contexts.INSTALLER], workspace)
-    locked = [*zip(listed, paths, strict=True), (LockedWheel("torch", "2.13.0", torch.name, file_sha256(torch)), torch)]
-    labels = {"sm120kit.build-id": "f" * 64, "sm120kit.python": "3.11"}
-    setup = contexts.ImageSetup("flashinfer", "flashinfer-0.6.6", labels, {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"})
+    wheels = small_flashinfer.wheels(workspace, tmp_path_factory.mktemp("wheels"))
     base = import_base(host, debian)
-    context = contexts.make_context(setup, base, [ours], locked, pip, workspace)
+    setup = small_flashinfer.SETUP
+    context = contexts.make_context(setup, base, [wheels.ours], wheels.locked, wheels.installer, workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", host.socket)
         built, _ = contexts.build(context, Daemon(), workspace, network="none", report=print)
@@ -194,7 +169,7 @@ FAULTS = (
     ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
     ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
     ("no_secrets", "echo x > /etc/pip.conf"),
-    ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
+    ("versions", f"rm -r {SITE}/idna-*.dist-info"),
     ("import", f"rm {INIT.format('__pycache__/__init__.*')} && echo 'raise ValueError' >> {INIT.format('__init__.py')}"),
     ("user", "chown 0 /home/sm120kit"),
 )
