@@ -53,9 +53,11 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     references = _references(layout, manifest)
     for reference in references:
         require_free(reference, image, daemon)
-    loaded = daemon.inspect(image.id)
-    if loaded is None or loaded.content != image.content:
-        loaded = daemon.find(_load(layout, manifest, image, daemon))
+    # With containerd's image store, the id of an image is the digest of its manifest.
+    found = map(daemon.inspect, (image.id, manifest, *references))
+    loaded = next((listed for listed in found if listed and listed.content == image.content), None)
+    if loaded is None:
+        loaded = _load(layout, manifest, image, daemon)
     if loaded.content != image.content:
         raise NotVerified(
             f"the daemon loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
@@ -80,22 +82,25 @@ def require_free(reference: str, image: Image, daemon: Daemon) -> None:
         )
 
 
-def _load(layout: Layout, manifest: str, image: Image, daemon: Daemon) -> str:
-    """Load an image without a tag, and return its id in the daemon."""
+def _load(layout: Layout, manifest: str, image: Image, daemon: Daemon) -> Image:
+    """Load an image without a tag."""
     present = _common_layers(image, daemon)
     if present:
         try:
-            return _send(layout, manifest, daemon, present)
+            loaded = _send(layout, manifest, daemon, present)
+            if loaded.content == image.content:
+                return loaded
+            # containerd's image store has the layers of a pulled image compressed only: what it loaded is incomplete.
         except DaemonUnreachable as error:  # the other image was removed meanwhile
             reporting.detail(f"the daemon does not use its own layers: {error.message}")
     return _send(layout, manifest, daemon, ())
 
 
-def _send(layout: Layout, manifest: str, daemon: Daemon, without: Iterable[str]) -> str:
+def _send(layout: Layout, manifest: str, daemon: Daemon, without: Iterable[str]) -> Image:
     pieces = archive(layout, manifest, (), without)
     size = sum(blob.size for blob in _blobs(layout, manifest) if blob.digest not in {*without})
     with reporting.task("loading the image into the daemon", size, transfer=True) as advance:
-        return daemon.load(_counted(pieces, advance)) or layout.image(manifest).id
+        return daemon.find(daemon.load(_counted(pieces, advance)) or layout.image(manifest).id)
 
 
 def _common_layers(image: Image, daemon: Daemon) -> tuple[str, ...]:

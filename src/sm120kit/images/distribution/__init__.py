@@ -167,12 +167,13 @@ class RegistryClient:
         of_layer = {layer: blob for layer, blob in zip(sizes, found, strict=True) if blob}
         missing = [layer for layer in sizes if layer not in of_layer]
         if missing:
-            with reporting.task(f"compressing {len(missing)} layers", sum(map(sizes.__getitem__, missing))) as advance:
+            uncompressed = sum(sizes[layer] for layer in missing)
+            with reporting.task(f"compressing {len(missing)} layers", uncompressed, transfer=True) as advance:
                 counted = self._stoppable(advance)
                 jobs = [partial(compressed.compress, layer, counted) for layer in missing]
                 packed = self._parallel(jobs, len(os.sched_getaffinity(0)))
             total = sum(layer.blob.size for layer in packed)
-            with reporting.task(f"pushing {self.repository}:{tag}", total, transfer=True) as advance:
+            with reporting.task(f"pushing {len(missing)} layers", total, transfer=True) as advance:
                 blobs = self._blobs(advance)
                 self._parallel([partial(self._upload, blobs, compressed, layer) for layer in missing], TRANSFERS)
             of_layer |= {layer: done.blob for layer, done in zip(missing, packed, strict=True)}

@@ -21,7 +21,7 @@ import zstandard
 
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import ArtifactChanged, HashMismatch, RegistryFailed
-from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, read_record, write_record
+from sm120kit.core.state import disk_errors, file_sha256, owned_directory, read_record, write_record
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 
 _CHUNK = 2**20
@@ -124,11 +124,11 @@ class CompressedLayers:
         """Record that a repository has a compressed form of a layer. Another form that is recorded is kept."""
         with disk_errors(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
-        with exclusive(self._directory / "lock", "records of compressed layers"):
-            known = self.recorded(diff_id) or CompressedLayer(blob)
-            if known.blob == blob and repository not in known.repositories:
-                repositories = tuple(sorted({*known.repositories, repository}))
-                write_record(self._record(diff_id), CompressedLayer(blob, repositories))
+        known = self.recorded(diff_id) or CompressedLayer(blob)
+        if known.blob == blob and repository not in known.repositories:
+            # Of two processes, the record of one may be lost: then a layer is uploaded that could have been mounted.
+            repositories = tuple(sorted({*known.repositories, repository}))
+            write_record(self._record(diff_id), CompressedLayer(blob, repositories))
 
     def _record(self, diff_id: str) -> Path:
         return self.path(diff_id).with_name(f"{self.path(diff_id).name}.json")

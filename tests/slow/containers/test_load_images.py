@@ -1,0 +1,158 @@
+"""Load images of a layout into a daemon, and kill commands that transfer images."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import containers
+import pytest
+from layout_images import RECIPE, Host, add_image, killed
+
+from sm120kit.core.errors import TagTaken
+from sm120kit.images import loading
+from sm120kit.images.docker import Daemon
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
+]
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Host:
+    (tmp_path / "state").mkdir()
+    return Host(tmp_path, tmp_path / "state")
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Host:
+    (tmp_path / "user").mkdir()
+    return Host(tmp_path, tmp_path / "user")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with containers.registry(tmp_path / "registry") as running:
+        yield running
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The client of a daemon, which ``DOCKER_HOST`` names."""
+    import docker
+
+    with containers.dockerd(Path(f"/tmp/sm120kit-loading-{os.getpid()}")) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.socket)
+        yield docker.DockerClient(base_url=daemon.socket)
+
+
+def test_killed_publish_and_pull_are_completed_by_the_same_command(
+    publisher: Host, user: Host, address: str, tmp_path: Path
+) -> None:
+    manifest, name = add_image(publisher.workspace, (1, 2, 3, 4), size=6 * 2**20)
+    repository = f"{address}/sm120kit/vllm"
+    started = time.monotonic()
+    publisher.run("publish", name, f"{address}/other", "--index", "other.json")
+    seconds = time.monotonic() - started
+    shutil.rmtree(publisher.layout.directory / "compressed")
+    delays = [seconds * part / 8 for part in range(1, 8)]
+    assert killed(publisher, delays, "publish", name, repository)
+    (entry,) = json.loads((tmp_path / "images.json").read_text())["images"]
+    (other,) = json.loads((tmp_path / "other.json").read_text())["images"]
+    assert entry["digest"] == other["digest"]
+    assert killed(user, delays, "pull", RECIPE)
+    user.layout.verify(manifest)
+    assert user.layout.images() == [(publisher.layout.images()[0][0], (name,))]
+    user.run("pull", RECIPE)
+    assert not any((user.layout.directory / "partial").iterdir())
+
+
+def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, address: str, tmp_path: Path) -> None:
+    environment = {"DOCKER_HOST": os.environ["DOCKER_HOST"]}
+    publisher.env = user.env = environment
+    manifest, name = add_image(publisher.workspace, (1, 2, 3))
+    expected = publisher.layout.image(manifest)
+    assert publisher.run("image", "load", name).stdout.strip() == expected.id
+    loaded = Daemon().find(name)
+    assert loaded.content == expected.content and loaded.layers == expected.layers and loaded.id == expected.id
+
+    # An image with another last layer: the daemon has the others, and they are not sent.
+    patched, patched_name = add_image(publisher.workspace, (1, 2, 4), "6" * 64)
+    image = publisher.layout.image(patched)
+    sent = loading.archive(publisher.layout, patched, (), loading._common_layers(image, Daemon()))
+    assert sum(map(len, sent)) < 1.2 * 2**20
+    client.images.remove(name, force=True)
+    publisher.run("image", "load", name)
+    publisher.run("image", "load", patched_name)
+    assert Daemon().find(patched_name).content == image.content
+    packed = b"".join(client.images.get(patched_name).save())
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        sizes = [member.size for member in archive.getmembers() if member.size > 2**20]
+    assert len(sizes) == 3, "complete in the daemon"
+
+    # A tag of another image is not moved.
+    client.images.get(name).tag(*patched_name.rsplit(":", 1))
+    assert "tags are never moved" in publisher.run("image", "load", patched_name, code=TagTaken.exit_code).stderr
+    client.images.remove(patched_name)
+
+    # `docker load` reads an exported archive.
+    publisher.run("image", "export", patched_name, "image.tar")
+    for reference in (name, image.id):
+        client.images.remove(reference, force=True)
+    (by_docker,) = client.images.load((tmp_path / "image.tar").read_bytes())
+    assert by_docker.tags == [patched_name] and Daemon().find(patched_name).content == image.content
+
+    # Docker pulls what was published here, and a pull loads the image; the daemon publishes what only it has.
+    publisher.run("publish", name, f"{address}/sm120kit/vllm")
+    (entry,) = json.loads((tmp_path / "images.json").read_text())["images"]
+    pulled = client.images.pull(f"{entry['repository']}@{entry['digest']}")
+    assert pulled.id == expected.id
+    client.images.remove(pulled.id, force=True)
+    assert user.run("pull", RECIPE, "--no-load").stdout.strip() == name and Daemon().inspect(name) is None
+    assert user.run("pull", RECIPE).stdout.strip() == name and Daemon().find(name).content == expected.content
+    shutil.rmtree(publisher.layout.directory)
+    publisher.run("publish", name, f"{address}/sm120kit/daemon", "--index", "daemon.json")
+    (entry,) = json.loads((tmp_path / "daemon.json").read_text())["images"]
+    shutil.rmtree(user.layout.directory)
+    user.run("pull", RECIPE, "--index", "daemon.json", "--no-load")
+    assert user.layout.image((user.layout.find(name) or expected).digest).content == expected.content
+    user.run("image", "load", name)
+
+
+def test_layers_that_the_daemon_lost_are_sent(client: Any, publisher: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, _ = add_image(publisher.workspace, (1, 2))
+    layers = publisher.layout.image(manifest).layers
+    monkeypatch.setattr(Daemon, "layers", lambda self: [layers])
+    assert loading.load(publisher.layout, manifest, Daemon()).content == publisher.layout.image(manifest).content
+
+
+def test_killed_load_is_completed_by_the_same_command(client: Any, publisher: Host) -> None:
+    manifest, name = add_image(publisher.workspace, (1, 2), size=24 * 2**20)
+    _, other = add_image(publisher.workspace, (1, 3), "6" * 64, size=24 * 2**20)
+    publisher.env = {"DOCKER_HOST": os.environ["DOCKER_HOST"]}
+    started = time.monotonic()
+    publisher.run("image", "load", other)
+    seconds = time.monotonic() - started
+    client.images.remove(other, force=True)
+    assert killed(publisher, [seconds * part / 6 for part in range(2, 6)], "image", "load", name)
+    assert Daemon().find(name).content == publisher.layout.image(manifest).content
+    assert [image.tags for image in client.images.list()] == [[name]]
+
+
+def test_load_of_changed_layer_is_refused(client: Any, publisher: Host) -> None:
+    manifest, name = add_image(publisher.workspace, (1, 2))
+    path = publisher.layout.path(publisher.layout.layers(manifest)[1].digest)
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    publisher.env = {"DOCKER_HOST": os.environ["DOCKER_HOST"]}
+    assert "diffID" in publisher.run("image", "load", name, code=60).stderr
+    assert not client.images.list()
