@@ -9,6 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +247,35 @@ def test_layer_that_an_image_has_twice_counts_at_its_highest_place(store: LocalI
     image = store.find(layers.add_image(store.layout, [first, second, first], {}).digest)
     with store.filesystem(image.id) as files:
         assert [files.extractfile(member).read() for member in files] == [b"first"]
+
+
+def test_program_ends_with_the_command_that_runs_it(store: LocalImages) -> None:
+    """Even if that is killed; its directory in the state is removed by the next command."""
+    image = store.find(layers.small_image(store.layout).digest)
+    seconds = f"300.{os.getpid()}"
+    program = (
+        "import sys; from pathlib import Path; from sm120kit.core.state import Workspace;"
+        "from sm120kit.images.local import LocalImages;"
+        "LocalImages(Workspace.open(Path(sys.argv[1]))).run(sys.argv[2], ['sleep', sys.argv[3]], {})"
+    )
+    state = store._workspace.root
+    child = subprocess.Popen([sys.executable, "-c", program, state, image.id, seconds])
+
+    def sleeping() -> bool:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # ended meanwhile
+                if path.read_bytes() == f"sleep\0{seconds}\0".encode():
+                    return True
+        return False
+
+    wait_until(sleeping)
+    child.kill()
+    child.wait()
+    wait_until(lambda: not sleeping())
+    Workspace.open(state)
+    assert not [*(state / "scratch").iterdir()]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.05)
