@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,28 @@ def test_vanished_package(workspace: Workspace, origin: Origin, mirror: Path, tm
     # An archive of snapshots after the present one.
     both = DebianArchives((str(copy), str(mirror)))
     assert len(debian.fetch(locked, workspace, Origin(debian=both))) == 2
+
+
+def test_mirror_of_http(workspace: Workspace, origin: Origin, mirror: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(mirror, tmp_path / "served" / "debian")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=copy.parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/debian"
+        served = Origin(debian=DebianArchives((url,), origin.debian.keyring))
+        locked = resolve(workspace, served)
+        assert locked == resolve(workspace, origin)
+        (copy / locked[0].filename).rename(copy / "hidden")
+        with pytest.raises(errors.PackageGone, match="HTTP status 404"):
+            debian.fetch(locked, workspace, served)
+        (copy / "hidden").rename(copy / locked[0].filename)
+        assert len(debian.fetch(locked, workspace, served)) == 2
+        server.shutdown()
+    with pytest.raises(errors.FetchFailed, match="refused") as caught:
+        debian.fetch(locked, Workspace.open(tmp_path / "other"), served)
+    assert caught.value.exit_code == 20 and "--debian-mirror" in caught.value.hint
+    with pytest.raises(errors.FetchFailed, match="refused"):
+        resolve(workspace, served)
 
 
 def test_wrong_content_is_not_stored(workspace: Workspace, origin: Origin, mirror: Path, tmp_path: Path) -> None:

@@ -128,6 +128,9 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
                     "a newer version has replaced it: name a snapshot archive that has it with --debian-mirror, or lock the"
                     " present versions: sm120kit recipe lock BASE --upgrade",
                 ) from error
+            except FetchFailed as error:
+                hint = "check the network, or name another archive with --debian-mirror"
+                raise FetchFailed(error.message, hint) from error
 
         try:
             return dict(zip(largest_first, pool.map(fetch_one, largest_first), strict=True))
