@@ -18,7 +18,7 @@ from sm120kit import sources
 from sm120kit.core import toolchain
 from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
 from sm120kit.core.records import Arch, Toolchain
-from sm120kit.core.state import digest_of, mark_used
+from sm120kit.core.state import digest_of, mark_used, require_disk
 from sm120kit.recipes.lockfile.read import read
 from sm120kit.sources.records import LockedWheel
 
@@ -141,6 +141,10 @@ def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel]) -> Path:
         if not directory.is_dir():
             closure = _closure(target)
             assert closure is not None
+            stated = sources.sizes(wheels, workspace, target.options.origin)
+            absent = sum(size for wheel, size in stated.items() if not (workspace.downloads / wheel.sha256).is_dir())
+            needed = absent + sources.UNPACKED_RATIO * sum(stated.values())
+            require_disk(directory, needed, f"fetching and unpacking {len(wheels)} wheels of the toolchain")
             files = sources.wheelhouse(wheels, workspace, target.options.origin)
             sources.unpack_wheels(files, directory, closure.python)
         mark_used(directory)

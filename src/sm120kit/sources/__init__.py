@@ -26,9 +26,20 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
-from sm120kit.sources.wheels import unpack_wheels, wheelhouse
+from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unpack_wheels, wheelhouse
 
-__all__ = ["BASE", "Origin", "Requirements", "checkout_name", "fetch", "resolve_wheels", "unpack_wheels", "wheelhouse"]
+__all__ = [
+    "BASE",
+    "UNPACKED_RATIO",
+    "Origin",
+    "Requirements",
+    "checkout_name",
+    "fetch",
+    "resolve_wheels",
+    "sizes",
+    "unpack_wheels",
+    "wheelhouse",
+]
 
 BASE = "refs/heads/base"
 """Ref of the base commit in every checkout."""

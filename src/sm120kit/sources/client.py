@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from httpx2 import Response, SyncByteStream
+from httpx2 import HTTPError, Response, SyncByteStream
 from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
@@ -53,6 +53,16 @@ def connect(settings: Settings) -> PyPIClient:
 def stream(client: PyPIClient, url: str) -> AbstractContextManager[Response]:
     """Stream a file from a server, up to ``MAX_FILE_BYTES``."""
     return client.stream("GET", url, extensions={"sm120kit": "file"})
+
+
+def size_of(client: PyPIClient, url: str) -> int | None:
+    """The size of a file in bytes as its server states it; None if it states none."""
+    try:
+        response = client.head(url, extensions={"sm120kit": "file"})
+    except (HTTPError, Exceeded, RefusedRedirect):
+        return None
+    length = response.headers.get("Content-Length", "")
+    return int(length) if response.status_code == 200 and length.isdigit() else None
 
 
 def _limit(response: Response) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,6 +100,20 @@ def find(pinned: PinnedFile, mirror: str | None, settings: Settings, client: PyP
                 locations.candidates.append(_location(package.link))
     locations.candidates.sort(key=lambda location: location.file is None)
     return locations
+
+
+def size_of(locations: Locations) -> int | None:
+    """The size of a file in bytes as the first of its locations states it; None if none does."""
+    from sm120kit.sources import client
+
+    for location in locations.candidates:
+        if location.file is None:
+            size = client.size_of(locations.client, location.url)
+        else:
+            size = location.file.stat().st_size if location.file.is_file() else None
+        if size is not None:
+            return size
+    return None
 
 
 def list_sdists(
@@ -212,13 +227,14 @@ def _warnings(problems: list[str]) -> Iterator[None]:
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            problems.append(redacted(record.getMessage()))
+            if record.thread == thread:
+                problems.append(redacted(record.getMessage()))
 
+    thread = threading.get_ident()
     logger, collector = logging.getLogger("unearth"), Collector(logging.WARNING)
-    propagate, logger.propagate = logger.propagate, False
+    logger.propagate = False
     logger.addHandler(collector)
     try:
         yield
     finally:
         logger.removeHandler(collector)
-        logger.propagate = propagate

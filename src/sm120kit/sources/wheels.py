@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import OfflineMiss
-from sm120kit.core.state import Workspace, publish_directory, require_disk
+from sm120kit.core.state import Workspace, publish_directory, read_record, require_disk, write_record
 from sm120kit.sources import download, index
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.records import LockedWheel
 
+if TYPE_CHECKING:
+    from unearth.fetchers import PyPIClient
+
+PARALLEL = 8
+"""Wheels that are looked up or fetched at the same time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The record of sizes in bytes, by sha256."""
+
+    bytes: dict[str, int]
+
 
 def wheelhouse(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Origin = DEFAULT) -> tuple[Path, ...]:
-    """The path of every wheel, in the order of ``wheels``. Wheels that are not cached are fetched to ``downloads/``.
+    """The path of every wheel, in the order of ``wheels``. Those that are not cached are fetched to ``downloads/``.
+
+    Several are fetched at once, after the free disk space is checked.
 
     Raises:
         FetchFailed: no location delivered a wheel.
@@ -27,31 +47,103 @@ def wheelhouse(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Orig
     with workspace.exclusive("wheels"):
         for leftover in workspace.downloads.glob(".wheel-*"):  # of a killed run
             leftover.unlink()
-        cached = [download.cached(wheel, workspace.downloads) for wheel in wheels]
-        absent = [wheel for wheel, path in zip(wheels, cached, strict=True) if path is None]
-        if absent and not origin.reachable:
-            listed = ", ".join(wheel.filename for wheel in absent[:3]) + (", ..." if len(absent) > 3 else "")
-            raise OfflineMiss(
-                f"{len(absent)} of {len(wheels)} wheels are not cached and --offline is given: {listed}",
-                f"name a directory that holds them with --mirror, or copy each to {workspace.downloads}/<sha256>/",
-            )
+        paths = {wheel: download.cached(wheel, workspace.downloads) for wheel in wheels}
+        absent = [wheel for wheel, path in paths.items() if path is None]
         if absent:
-            reporting.info(f"fetching {len(absent)} of {len(wheels)} wheels")
-            settings = origin.settings()
-            from sm120kit.sources.client import connect
-
-            with contextlib.closing(connect(settings)) as client:
-                fetched = {
-                    wheel: download.fetch(
-                        wheel, workspace.downloads, f"wheel-{wheel.name}", index.find(wheel, origin.mirror, settings, client)
-                    )
-                    for wheel in absent
-                }
-        return tuple(path or fetched[wheel] for wheel, path in zip(wheels, cached, strict=True))
+            paths |= _fetch_all(absent, len(wheels), workspace, origin)
+        return tuple(path for wheel in wheels if (path := paths[wheel]))
 
 
-UNPACKED_RATIO = 4
-"""Bytes of unpacked files for each byte of a wheel, rounded up: 1.8 for the CUDA wheels, 3.6 for tvm-ffi."""
+def sizes(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Origin = DEFAULT) -> dict[LockedWheel, int]:
+    """The size in bytes of every wheel that is cached or whose location states it; queried once for each wheel.
+
+    Raises:
+        FetchFailed: the mirror is not a directory.
+    """
+    stated = _stated(workspace)
+    for wheel in wheels:
+        path = workspace.downloads / wheel.sha256 / wheel.filename
+        if path.is_file():
+            stated[wheel.sha256] = path.stat().st_size
+    unknown = [wheel for wheel in wheels if wheel.sha256 not in stated]
+    if unknown and origin.reachable:
+        with _client(origin) as client:
+            _look_up(unknown, origin, client, workspace)
+        stated |= _stated(workspace)
+    return {wheel: stated[wheel.sha256] for wheel in wheels if wheel.sha256 in stated}
+
+
+def _stated(workspace: Workspace) -> dict[str, int]:
+    """The sizes of wheels that locations stated, by sha256."""
+    record = _record(workspace)
+    return read_record(_Sizes, record).bytes if record.is_file() else {}
+
+
+def _record(workspace: Workspace) -> Path:
+    return workspace.cache / "wheel-sizes.json"
+
+
+def _look_up(
+    wheels: Sequence[LockedWheel], origin: Origin, client: PyPIClient, workspace: Workspace
+) -> dict[LockedWheel, index.Locations]:
+    """Find the locations of wheels, and record the sizes that they state."""
+    settings, stated = origin.settings(), _stated(workspace)
+    with reporting.task(f"looking up {len(wheels)} wheels", len(wheels)) as advance:
+
+        def look_up(wheel: LockedWheel) -> tuple[index.Locations, int | None]:
+            locations = index.find(wheel, origin.mirror, settings, client)
+            size = stated.get(wheel.sha256) or index.size_of(locations)
+            advance()
+            return locations, size
+
+        found = dict(zip(wheels, _in_parallel(look_up, wheels), strict=True))
+    new = {wheel.sha256: size for wheel, (_, size) in found.items() if size is not None}
+    write_record(_record(workspace), _Sizes(_stated(workspace) | new))
+    return {wheel: locations for wheel, (locations, _) in found.items()}
+
+
+def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, origin: Origin) -> dict[LockedWheel, Path]:
+    """Fetch ``absent`` of ``count`` wheels, the largest first."""
+    if not origin.reachable:
+        listed = ", ".join(wheel.filename for wheel in absent[:3]) + (", ..." if len(absent) > 3 else "")
+        raise OfflineMiss(
+            f"{len(absent)} of {count} wheels are not cached and --offline is given: {listed}",
+            f"name a directory that holds them with --mirror, or copy each to {workspace.downloads}/<sha256>/",
+        )
+    with _client(origin) as client:
+        locations, stated = _look_up(absent, origin, client, workspace), _stated(workspace)
+        total, what = sum(stated.get(wheel.sha256, 0) for wheel in absent), f"fetching {len(absent)} of {count} wheels"
+        require_disk(workspace.downloads, total, what)
+        reporting.info(f"{what}, {total / 1e6:,.0f} MB")
+        with reporting.task(what, total, transfer=True) as advance:
+
+            def fetch(wheel: LockedWheel) -> Path:
+                return download.fetch(wheel, workspace.downloads, f"wheel-{wheel.name}", locations[wheel], advance)
+
+            largest_first = sorted(absent, key=lambda wheel: -stated.get(wheel.sha256, 0))
+            return dict(zip(largest_first, _in_parallel(fetch, largest_first), strict=True))
+
+
+@contextlib.contextmanager
+def _client(origin: Origin) -> Iterator[PyPIClient]:
+    from sm120kit.sources.client import connect
+
+    with contextlib.closing(connect(origin.settings())) as client:
+        yield client
+
+
+def _in_parallel(function: Callable[[LockedWheel], T], wheels: Sequence[LockedWheel]) -> list[T]:
+    """The results of ``function``; after an error, wheels that have not started are left out."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        try:
+            return list(pool.map(function, wheels))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+UNPACKED_RATIO = 3
+"""Bytes of unpacked files for each byte of a wheel, rounded up; 1.8 for the CUDA wheels."""
 
 
 def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str) -> None:
