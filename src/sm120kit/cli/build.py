@@ -133,7 +133,7 @@ def build(
     seconds = time.monotonic() - started
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     if wheel.artifacts is None:
-        build_output.show_stage(result, request.stage, seconds, options.workspace, json=json)
+        build_output.show_stage(result, request.stage, seconds, options, json=json)
         return
     paths = [_copy(path, steps.output) for path in result.wheels]
     if json and not delivers:

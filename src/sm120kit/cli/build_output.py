@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.core.state import Workspace
     from sm120kit.images.delivery import ImageRequest
     from sm120kit.sources.context import Options
     from sm120kit.wheels.engines import EngineBuild
     from sm120kit.wheels.records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
 
 
-def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, workspace: Workspace, *, json: bool) -> None:
+def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, options: Options, *, json: bool) -> None:
     """Print the result of a build that stopped before the wheel: its plan, if that is the stage."""
     from sm120kit.wheels.records import Stage, WheelBuild
 
@@ -25,7 +24,7 @@ def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, w
     if json:
         console.json_data(wheel.plan or wheel.tree)
     elif engine is not None and stage is Stage.PLAN:
-        _show_engine_plan(engine, workspace)
+        _show_engine_plan(engine, options)
     elif wheel.plan is not None and stage is Stage.PLAN:
         _show_wheel_plan(wheel.plan)
     else:
@@ -36,7 +35,21 @@ def _show_wheel_plan(plan: BuildPlan) -> None:
     console.data(f"{plan.recipe} for {' '.join(plan.archs)}: plan {plan.digest}")
     console.data(f"tree {plan.tree}; nvcc {plan.toolchain.nvcc_version}, {plan.toolchain.host_version}\n")
     _show_units(plan.modules)
+    console.data(f"{_cost(plan)}\n")
     console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
+
+
+def _cost(plan: BuildPlan) -> str:
+    """The number of units, and the time, memory and disk that they take."""
+    from sm120kit.wheels.compile import DISK_PER_UNIT
+
+    units = [unit for module in plan.modules for unit in module.units]
+    return (
+        f"{len(plan.modules)} modules, {len(units)} units, "
+        f"about {sum(unit.estimate_seconds for unit in units) / 60:.0f} CPU-minutes, "
+        f"at most {max((unit.estimate_bytes for unit in units), default=0) / 2**30:.1f} GiB of memory for one unit, "
+        f"{DISK_PER_UNIT * len(units) / 1e9:.1f} GB of disk"
+    )
 
 
 def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
@@ -55,14 +68,17 @@ def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
     )
 
 
-def _show_engine_plan(build: EngineBuild, workspace: Workspace) -> None:
+def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     """Every wheel of the image, the patches, and the reason for each official part."""
+    from sm120kit.sources import sizes as wheel_sizes
+
     recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
     console.data(f"{recipe.name} ({recipe.state}): build id {build.build_id}")
     console.data(f"Python {closure.python} on {closure.platform}; base image {build.lock.base_image}")
     console.data(f"uses {build.lock.rests_on}\n")
-    paths = {wheel: workspace.downloads / wheel.sha256 / wheel.filename for wheel in closure.wheels}
-    sizes = {wheel: path.stat().st_size for wheel, path in paths.items() if path.is_file()}
+    workspace = options.workspace
+    sizes = wheel_sizes(closure.wheels, workspace, options.origin)
+    absent = [wheel for wheel in closure.wheels if not (workspace.downloads / wheel.sha256 / wheel.filename).is_file()]
     console.table(
         ("wheel", "version", "MB", "sha256"),
         (
@@ -70,9 +86,11 @@ def _show_engine_plan(build: EngineBuild, workspace: Workspace) -> None:
             for wheel in closure.wheels
         ),
     )
+    unknown = len(closure.wheels) - len(sizes)
     console.data(
-        f"{len(closure.wheels)} wheels; {len(sizes)} are cached, {sum(sizes.values()) / 1e6:.1f} MB; "
-        "the index does not state the size of the others\n"
+        f"{len(closure.wheels)} wheels, {sum(sizes.values()) / 1e9:.2f} GB; to fetch: {len(absent)}, "
+        f"{sum(sizes.get(wheel, 0) for wheel in absent) / 1e9:.2f} GB"
+        + (f"; the size of {unknown} is unknown\n" if unknown else "\n")
     )
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
     console.table(("stays official", "reason"), ((part.what, part.reason) for part in recipe.official))
@@ -87,12 +105,7 @@ def _show_engine_plan(build: EngineBuild, workspace: Workspace) -> None:
     )
     console.table(("patch", "sha256"), ((patch.path, patch.sha256) for patch in build.lock.patches))
     if plan is not None:
-        units = [unit for module in plan.modules for unit in module.units]
-        console.data(
-            f"FlashInfer plan {plan.digest}: {len(plan.modules)} modules, {len(units)} units, "
-            f"about {sum(unit.estimate_seconds for unit in units) / 60:.0f} CPU-minutes, "
-            f"at most {max((unit.estimate_bytes for unit in units), default=0) / 2**30:.1f} GiB for one unit"
-        )
+        console.data(f"FlashInfer plan {plan.digest}: {_cost(plan)}")
         console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
     if build.engine is not None:
         _show_repacked_wheel(build.engine)
