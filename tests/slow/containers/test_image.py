@@ -180,7 +180,6 @@ def test_image_pulled_on_a_fresh_host_is_the_same(
 ) -> None:
     assert fresh.run("pull", "flashinfer-0.6.6").stdout.strip() == verified
     pulled = fresh.client.images.get(verified)
-    assert pulled.attrs["RepoDigests"] == [f"{published['repository']}@{published['digest']}"]
     assert pulled.id == image and pulled.attrs["RootFS"] == image_host.client.images.get(image).attrs["RootFS"]
     assert fresh.run("verify", "image", verified).stdout.strip().endswith(verified)
 
@@ -198,7 +197,7 @@ def test_pull_removes_an_image_that_is_not_the_verified_one(
     for name, entry, message in (
         ("changed", published | {"repository": other, "digest": digest}, "not the image that was verified"),
         ("untested", published | {"verified": published["verified"] | {"checks": []}}, "did not pass its checks"),
-        ("absent", published | {"digest": f"sha256:{'2' * 64}"}, "manifest unknown"),
+        ("absent", published | {"digest": f"sha256:{'2' * 64}"}, "has no image sha256:2222"),
     ):
         (image_host.directory / f"{name}.json").write_text(json.dumps({"format": 1, "images": [entry]}))
         code = 61 if name == "absent" else 63
@@ -210,6 +209,7 @@ def test_pull_removes_an_image_that_is_not_the_verified_one(
 def test_pull_refuses_a_damaged_blob(fresh: ImageHost, published: dict[str, Any], registry: tuple[str, Path]) -> None:
     for local in fresh.client.images.list():
         fresh.client.images.remove(local.id, force=True)
+    shutil.rmtree(fresh.state / "oci")
     blobs = sorted(registry[1].rglob("blobs/sha256/*/*/data"), key=lambda path: path.stat().st_size)
     with blobs[-1].open("r+b") as blob:
         blob.seek(4096)
