@@ -25,7 +25,7 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, Sm120kitError, SystemRefused
+from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, OfflineMiss, SystemRefused, UnknownName
 
 BASE = f"sha256:{'0' * 64}"
 
@@ -174,22 +174,27 @@ def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], mon
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ([], NoSuchImage),
+        (["--offline"], OfflineMiss),
         (["--base", "debian:12"], NoSuchImage),
         (["--base", BASE], DaemonUnreachable),
+        (["--base", BASE, "--builder", "layers"], NoSuchImage),
+        (["--builder", "docker"], DaemonUnreachable),
+        (["--builder", "podman"], UnknownName),
+        (["--builder", "layers", "--context-only"], SystemExit),
         (["--base", BASE, "--context-only"], SystemRefused),
         (["--to", "pack"], SystemRefused),
         (["--dry-run"], SystemRefused),
     ],
 )
 def test_base_and_daemon_are_required_before_the_build(
-    options: list[str], error: type[Sm120kitError], monkeypatch: pytest.MonkeyPatch
+    options: list[str], error: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def compile_nothing(*args: Any) -> None:
         raise SystemRefused("nothing is compiled", "")
 
     monkeypatch.setattr("sm120kit.wheels.pipeline.build", compile_nothing)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path))
     result = run("build", "vllm@0.19.1", *options)
     assert type(result.exception) is error
 

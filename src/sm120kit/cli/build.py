@@ -72,9 +72,20 @@ class ImageOptions:
     base: Annotated[
         str,
         typer.Option(
-            "--base", metavar="NAME@DIGEST|ID", help="Base image, by digest or local id, not by tag; default: the recipe's."
+            "--base",
+            metavar="NAME|NAME@DIGEST|ID",
+            help="Base: debian-12, or an image by digest or local id, not by tag; default: the recipe's.",
         ),
     ] = ""
+    builder: Annotated[
+        str | None,
+        typer.Option(
+            "--builder",
+            metavar="BUILDER",
+            help="What writes the image: layers (sm120kit, without a daemon) or docker (a Dockerfile); default: layers, docker"
+            " for a base that is an image.",
+        ),
+    ] = None
     network: Network = "none"
     context_only: ContextOnly = False
 
@@ -85,9 +96,16 @@ class ImageOptions:
 
     def request(self) -> ImageRequest:
         """The request of an image with these options."""
-        from sm120kit.images.delivery import ImageRequest
+        from sm120kit.core.errors import UnknownName
+        from sm120kit.images.delivery import Builder, ImageRequest
 
-        return ImageRequest(self.base, self.network, self.context_only)
+        try:
+            builder = Builder(self.builder) if self.builder else None
+        except ValueError:
+            raise UnknownName(f"unknown builder {self.builder!r}", f"builders: {', '.join(Builder)}") from None
+        if builder is Builder.LAYERS and (self.context_only or self.network != "none"):
+            raise typer.BadParameter("--context-only and --network are for --builder docker")
+        return ImageRequest(self.base, builder, self.network, self.context_only)
 
 
 def build(
@@ -126,7 +144,7 @@ def build(
     if delivers and isinstance(target, EngineTarget):
         from sm120kit.images import delivery
 
-        image_request = delivery.prepare(image.request(), target.recipe)
+        image_request = delivery.prepare(image.request(), target.recipe, target.closure.wheels, options)
     started = time.monotonic()
     with _watcher() as watch:
         result = pipeline.build(target, request, watch)
@@ -167,8 +185,8 @@ def _require_applicable(
     """
     if image.given and not delivers:
         raise typer.BadParameter(
-            "--base, --network and --context-only are for an engine's image, which is built without --to and --dry-run; "
-            "`sm120kit image` builds one of FlashInfer"
+            "--base, --builder, --network and --context-only are for an engine's image, which is built without --to and"
+            " --dry-run; `sm120kit image` builds one of FlashInfer"
         )
     if engine and kernels.arch:
         raise typer.BadParameter("the recipe of an engine lists the archs of its image")

@@ -44,6 +44,7 @@ from sm120kit.core.state import (
 )
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import BuiltWheel, Image, ImageContext, image_name
+from sm120kit.recipes import bases
 from sm120kit.sources.records import LockedWheel
 
 INSTALLER = LockedWheel(
@@ -53,6 +54,9 @@ INSTALLER = LockedWheel(
 
 LABEL = "sm120kit."
 """Prefix of sm120kit's labels."""
+
+WHEELS = f"{LABEL}wheels"
+"""The label that lists the locked wheels."""
 
 USAGE = "help.txt"
 """The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
@@ -165,6 +169,11 @@ def describe(
     return context, text, scripts
 
 
+def listed_wheels(locked: Sequence[LockedWheel]) -> str:
+    """The value of the label :data:`WHEELS`."""
+    return ",".join(f"{wheel.name}=={wheel.version}" for wheel in locked)
+
+
 def _labels(
     setup: ImageSetup, base: str, version: str, built: Sequence[BuiltWheel], locked: Sequence[LockedWheel]
 ) -> dict[str, str]:
@@ -184,7 +193,7 @@ def _labels(
         f"{LABEL}patches": ",".join(
             f"{patch['project']}/{patch['slug']}@{patch['sha256'][:12]}" for patch in origin["patches"]
         ),
-        f"{LABEL}wheels": ",".join(f"{wheel.name}=={wheel.version}" for wheel in locked),
+        WHEELS: listed_wheels(locked),
         f"{LABEL}ours": ",".join(f"{wheel.wheel.name}=={wheel.wheel.version}" for wheel in built),
         **setup.labels,
     }
@@ -283,7 +292,8 @@ def require_pinned(base: str) -> None:
     if not (base.startswith("sha256:") or "@sha256:" in base) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise NoSuchImage(
             f"the base {base!r} is not given by digest",
-            "name@sha256:<64 digits>, or the id of a local image as `docker image inspect --format {{.Id}} NAME` prints it",
+            f"one of {', '.join(bases.names())}, name@sha256:<64 digits>, or the id of a local image as `docker image inspect "
+            "--format {{.Id}} NAME` prints it",
         )
 
 

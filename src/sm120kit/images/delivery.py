@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from sm120kit import recipes, sources
-from sm120kit.core import reporting
+from sm120kit.core import archives, reporting
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
-from sm120kit.core.state import Workspace, digest_of, read_record
-from sm120kit.images import attestation, checks, registry, transports
+from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
+from sm120kit.images import assembly, attestation, checks, loading, registry, transports
+from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
 from sm120kit.images.distribution.compression import Compression
 from sm120kit.images.docker import Daemon
+from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
 from sm120kit.images.stores import EveryStore
-from sm120kit.recipes import architectures, arguments, configurations
+from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
+from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels import engines
 from sm120kit.wheels.engines import EngineBuild
 from sm120kit.wheels.records import WheelBuild
@@ -38,15 +43,24 @@ PORTS = {"vllm": "8000", "sglang": "30000"}
 """Default ports of the engines (``vllm serve --help``, SGLang's ServerArgs)."""
 
 
+class Builder(StrEnum):
+    """What writes the layers of an image: sm120kit, or a container daemon with the Dockerfiles."""
+
+    LAYERS = "layers"
+    DOCKER = "docker"
+
+
 @dataclass(frozen=True)
 class ImageRequest:
     """How to build an image.
 
-    ``base`` is the base image, by digest or local id; by default that of the engine's recipe. ``network`` is the network of
-    the build steps, which fetch nothing. With ``context_only``, only the build context is written.
+    ``base`` is a base of ``recipes/bases/``, or an image by digest or local id; by default that of the engine's recipe. The
+    builder of an image as base is ``docker``. ``network`` is the network of its build steps, which fetch nothing; with
+    ``context_only``, only its build context is written.
     """
 
     base: str = ""
+    builder: Builder | None = None
     network: str = "none"
     context_only: bool = False
 
@@ -88,38 +102,82 @@ def read_closure(path: Path) -> Closure:
     return closure
 
 
-def prepare(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
-    """Complete a request, and require what an image needs besides wheels, so that nothing is compiled in vain.
+def prepare(request: ImageRequest, recipe: recipes.Recipe, wheels: Sequence[LockedWheel], options: Options) -> ImageRequest:
+    """Complete a request, and require what an image of ``wheels`` needs, so that nothing is compiled in vain.
 
-    Returns the request with a base. Unless only the context is requested, the daemon has the base afterwards: it is pulled if
-    it is named by digest.
+    Returns the request with a base and a builder. Base and wheels are fetched. For the builder ``layers``, the base is
+    assembled, a program runs in it, and there is disk space for the image; for ``docker``, the daemon has the base, which is
+    pulled if it is named by digest, unless only the context is requested.
 
     Raises:
         NoSuchImage: neither the recipe nor the request names a base, or it is a tag, or neither daemon nor registry has it.
+        LockDiffers: the base is not locked for this machine.
+        NamespacesMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
         ToolchainUnsuitable: the image is for another machine.
+        FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
     """
     base = request.base
     if isinstance(recipe, recipes.EngineRecipe):
         engines.require_native(recipe)
-        base = base or recipe.base_image
-    if not base:
+        base = base or recipe.base_image or recipe.base or ""
+    if base and base not in bases.names():
+        contexts.require_pinned(base)
+    is_image = "sha256:" in base
+    of_docker = is_image or request.context_only or request.network != ImageRequest.network
+    builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
+    if not base or (builder is Builder.LAYERS and is_image):
         raise NoSuchImage(
-            f"no base image: neither {recipe.name} nor --base names one",
-            "add --base name@sha256:<digest> or the id of a local image, see docs/images.md; without an image:"
-            f" sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
+            f"the base {base} is an image" if base else f"no base: neither {recipe.name} nor --base names one",
+            f"--base {'|'.join(bases.names())}; with --builder docker also an image, as name@sha256:<digest> or id; without an"
+            f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
         )
-    contexts.require_pinned(base)
-    if not request.context_only:
-        try:
-            daemon = Daemon()
-        except DaemonUnreachable as error:
-            raise DaemonUnreachable(
-                error.message, "start it, or set DOCKER_HOST to its socket; --context-only writes the build context without it"
-            ) from error
+    if builder is Builder.LAYERS:
+        _prepare_layers(base, wheels, options)
+    else:
+        base = _prepare_docker(base, request, options)
+    return replace(request, base=base, builder=builder)
+
+
+def _prepare_layers(base: str, wheels: Sequence[LockedWheel], options: Options) -> None:
+    workspace, store = options.workspace, LocalImages(options.workspace)
+    _, reference = _debian_base(base, options)
+    store.run(reference.partition("@")[2], ["true"], {})
+    missing = sources.unfetched(wheels, workspace)
+    if missing:
+        sources.wheelhouse(missing, workspace, options.origin)
+    listed = contexts.listed_wheels(wheels)
+    if any(image.labels[contexts.WHEELS] == listed for image, _ in store.images(contexts.WHEELS)):
+        return  # their layers were written before
+    paths = [workspace.downloads / wheel.sha256 / wheel.filename for wheel in wheels]
+    # Once in layers, once more as the files in which the checks run.
+    require_disk(workspace.root, 2 * sum(map(archives.unpacked_bytes, paths)), "the layers of the image and its checks")
+
+
+def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
+    """The base as an image that the daemon has, by id or digest; with ``context_only``, no daemon is contacted."""
+    try:
+        daemon = None if request.context_only else Daemon()
+    except DaemonUnreachable as error:
+        raise DaemonUnreachable(
+            error.message,
+            "start it, or set DOCKER_HOST to its socket; --builder layers needs none; --context-only writes the build context",
+        ) from error
+    if base in bases.names():
+        layout, manifest = LocalImages(options.workspace).layout, _debian_base(base, options)[1].partition("@")[2]
+        return loading.load(layout, manifest, daemon).id if daemon else layout.image(manifest).id
+    if daemon:
         contexts.require_base(base, daemon, reporting.info)
-    return replace(request, base=base)
+    return base
+
+
+def _debian_base(name: str, options: Options) -> tuple[assembly.ImageBase, str]:
+    """A base of ``recipes/bases/`` for this machine as an image in the state directory, and ``name@digest`` of that image."""
+    layout = LocalImages(options.workspace).layout
+    base = base_layers.image_base(bases.load(name), platform.machine(), layout, options)
+    manifest = layout.add_image(base.layers, base.diff_ids, base.config)
+    return base, f"{name}@{manifest.digest}"
 
 
 def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest, options: Options) -> ImageBuild:
@@ -164,6 +222,8 @@ def _build(
     setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, request: ImageRequest, options: Options
 ) -> ImageBuild:
     """Build an image of our wheels and those of a closure."""
+    if request.builder is Builder.LAYERS:
+        return _assemble(setup, ours, closure, request.base, options)
     *locked, installer = sources.wheelhouse((*closure.wheels, contexts.INSTALLER), options.workspace, options.origin)
     pairs = list(zip(closure.wheels, locked, strict=True))
     context = contexts.make_context(setup, request.base, ours, pairs, installer, options.workspace)
@@ -171,6 +231,23 @@ def _build(
     if request.context_only:
         return ImageBuild(context)
     image, ran = contexts.build(context, Daemon(), options.workspace, network=request.network, report=reporting.info)
+    return ImageBuild(context, image, ran)
+
+
+def _assemble(
+    setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, base_name: str, options: Options
+) -> ImageBuild:
+    """Write the layers of an image in the state directory, without a daemon."""
+    workspace = options.workspace
+    base, reference = _debian_base(base_name, options)
+    context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
+    paths = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
+
+    def file(wheel: LockedWheel) -> Path:
+        return paths[wheel] if wheel in paths else sources.wheelhouse([wheel], workspace, options.origin)[0]
+
+    layout = LocalImages(workspace).layout
+    image, ran = assembly.assemble(context, (text, scripts), base, file, layout, workspace)
     return ImageBuild(context, image, ran)
 
 

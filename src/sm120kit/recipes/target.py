@@ -12,7 +12,7 @@ from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.records import Lock, LockedFile
+from sm120kit.recipes.records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import Checkout, Pin, VendoredProject
@@ -162,6 +162,12 @@ class EngineTarget(_LockedRecipe):
     def options(self) -> Options:
         """The options of the command."""
         return self.flashinfer.options
+
+    @property
+    def closure(self) -> Closure:
+        """The official wheels of the image: those for the first platform of the recipe."""
+        platform_tag = self.recipe.environment.platforms[0]
+        return next(closure for closure in self.lock.closures if closure.platform == platform_tag)
 
     @cached_property
     def source(self) -> PatchSource | None:

@@ -26,7 +26,7 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
-from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unpack_wheels, wheelhouse
+from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 
 __all__ = [
     "BASE",
@@ -37,6 +37,7 @@ __all__ = [
     "fetch",
     "resolve_wheels",
     "sizes",
+    "unfetched",
     "unpack_wheels",
     "wheelhouse",
 ]

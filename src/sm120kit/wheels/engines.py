@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 class EngineBuild:
     """An engine's recipe with its lock, its FlashInfer wheel, and its own wheel if that is packed again.
 
-    Both wheels are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile.
+    Both wheels are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile, ``official``
+    are its wheels.
     """
 
     recipe: EngineRecipe
     lock: Lock
     build_id: str
+    official: Closure
     flashinfer: WheelBuild
     engine: RepackedWheel | None = None
 
     @property
     def closure(self) -> Closure:
-        """The official wheels of the image, for the first platform of the recipe."""
-        platform_tag = self.recipe.environment.platforms[0]
-        closure = next(closure for closure in self.lock.closures if closure.platform == platform_tag)
+        """The official wheels of the image: without the engine's if that is packed again."""
         if self.engine is None:
-            return closure
-        wheels = tuple(wheel for wheel in closure.wheels if wheel.name != self.recipe.engine)
-        return replace(closure, wheels=wheels, sha256=digest_of(wheels))
+            return self.official
+        wheels = tuple(wheel for wheel in self.official.wheels if wheel.name != self.recipe.engine)
+        return replace(self.official, wheels=wheels, sha256=digest_of(wheels))
 
     @property
     def wheels(self) -> tuple[Path, ...]:
@@ -92,7 +92,7 @@ def build(
         own = build_overlay(target, pack=request.stage is Stage.PACK)
     kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
     wheel = flashinfer.build(target.flashinfer, kernels, watch)
-    return EngineBuild(recipe, lock, target.build_id, wheel, own)
+    return EngineBuild(recipe, lock, target.build_id, target.closure, wheel, own)
 
 
 def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:
