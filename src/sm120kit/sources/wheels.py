@@ -142,6 +142,11 @@ def _in_parallel(function: Callable[[LockedWheel], T], wheels: Sequence[LockedWh
             raise
 
 
+def unfetched(wheels: Sequence[LockedWheel], workspace: Workspace) -> tuple[LockedWheel, ...]:
+    """The wheels that are not in ``downloads/``. Their contents are not read."""
+    return tuple(wheel for wheel in wheels if not (workspace.downloads / wheel.sha256 / wheel.filename).is_file())
+
+
 UNPACKED_RATIO = 3
 """Bytes of unpacked files for each byte of a wheel, rounded up; 1.8 for the CUDA wheels."""
 

@@ -83,7 +83,7 @@ def engine_image(engine: ImageHost, base: str) -> str:
 def test_build_without_a_base_stops_before_the_wheel(engine: ImageHost) -> None:
     for command in ("build", "image"):
         done = engine.run(command, "vllm@0.0.1", code=61)
-        assert "no base image: neither vllm-0.0.1 nor --base names one" in done.stderr
+        assert "no base: neither vllm-0.0.1 nor --base names one" in done.stderr
         assert "sm120kit build vllm@0.0.1 --to pack" in done.stderr
     assert not (engine.directory / "wheelhouse").exists()
     assert engine.run("build", "vllm@0.0.1", "--to", "pack").stdout.strip().endswith(".whl")
@@ -93,7 +93,7 @@ def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engin
     absent = ImageHost(engine.state, engine.data, f"unix://{engine.directory}/absent", engine.directory)
     for command in ("build", "image"):
         done = absent.run(command, "vllm@0.0.1", "--base", base, code=60)
-        assert "--context-only" in done.stderr and "is complete" not in done.stderr
+        assert "--builder layers needs none" in done.stderr and "is complete" not in done.stderr
     done = absent.run("build", "vllm@0.0.1", "--base", base, "--context-only")
     context = Path(done.stdout.strip())
     assert (context / "Dockerfile").is_file() and f"is complete: {context}" in done.stderr
@@ -105,6 +105,8 @@ def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engin
         (("build", "vllm@0.0.1", "--base", "debian:12"), 61, "not given by digest"),
         (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--to", "pack"), 2, "without --to"),
         (("build", "flashinfer@0.6.6", "--context-only"), 2, "an engine's image"),
+        (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--builder", "layers"), 61, "is an image"),
+        (("build", "vllm@0.0.1", "--builder", "layers", "--network", "host"), 2, "are for --builder docker"),
         (("image", "vllm@0.0.1", "--closure", CLOSURE), 2, "an engine's recipe and lock"),
         (("image", "flashinfer@0.6.6", "--kernels", "tiny"), 2, "needs --closure"),
     ],

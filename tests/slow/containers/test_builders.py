@@ -1,0 +1,50 @@
+"""The image of a FlashInfer wheel, written in layers without a daemon and by the Dockerfile, has the same files."""
+
+from __future__ import annotations
+
+import json
+
+import containers
+import pytest
+from small_image import ImageHost
+
+from sm120kit.core.errors import DaemonUnreachable
+from sm120kit.images.diff.causes import LABEL
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
+]
+
+
+@pytest.fixture(scope="module")
+def without_daemon(image_host: ImageHost) -> ImageHost:
+    """The same state directory and data, without a daemon."""
+    return ImageHost(image_host.state, image_host.data, f"unix://{image_host.directory}/absent", image_host.directory)
+
+
+@pytest.fixture(scope="module")
+def layers(without_daemon: ImageHost) -> str:
+    """The id of the image in the state directory."""
+    return without_daemon.image("debian-12").stdout.strip()
+
+
+def test_image_of_layers_passes_its_checks_and_is_not_written_twice(without_daemon: ImageHost, layers: str) -> None:
+    tag = without_daemon.run("verify", "image", layers).stdout.strip().splitlines()[-1]
+    assert tag.startswith("sm120kit/flashinfer:0.6.6-sm120kit.")
+    blobs = sorted((without_daemon.state / "oci" / "blobs" / "sha256").iterdir())
+    again = without_daemon.image("debian-12")
+    assert again.stdout.strip() == layers and "nothing to do" in again.stderr
+    assert sorted((without_daemon.state / "oci" / "blobs" / "sha256").iterdir()) == blobs
+
+
+def test_builder_docker_on_the_same_base_gives_the_same_files(
+    image_host: ImageHost, without_daemon: ImageHost, layers: str
+) -> None:
+    without_daemon.image("debian-12", "--builder", "docker", code=DaemonUnreachable.exit_code)
+    docker = image_host.image("debian-12", "--builder", "docker").stdout.strip()
+    assert docker != layers
+    compared = json.loads(image_host.run("image", "diff", layers, docker, "--json", code=1).stdout)
+    differences = {(entry["path"], entry["what"]) for entry in compared["differences"] if entry["what"] != "hidden"}
+    labels = {(f"Labels.{LABEL}{name}", "setting") for name in ("builder", "context", "reference")}
+    assert {entry for entry in differences if entry[1] != "time"} <= labels, differences
