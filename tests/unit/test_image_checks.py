@@ -716,3 +716,14 @@ def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(
     assert engine.report_requests({"complete": True}, requests)["modules compiled at first use"] == "none"
     with pytest.raises(AssertionError, match="did not"):
         engine.requested(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [("0.33.0", "written for vllm 0.19.1; 0.33.0"), ("0.19.1+local", "no configuration")]
+)
+def test_modules_are_looked_up_only_in_the_version_whose_functions_are_called(
+    load: Callable[[str], Any], version: str, reason: str
+) -> None:
+    expected = {"distributions": {"vllm": version}, "served": {"one": {"architecture": None}}}
+    with pytest.raises(NotRun, match=reason):
+        load("engine").require_served(expected, "vllm", "0.19.1")

@@ -147,8 +147,11 @@ def requested(call):
     raise AssertionError("it was expected to request a module of FlashInfer, and did not")
 
 
-def require_served(expected):
-    """Raise NotRun if there is no configuration for which modules can be looked up."""
+def require_served(expected, engine, version):
+    """Raise NotRun for another version than the one whose functions are called, or without a configuration to look up."""
+    locked = expected["distributions"][engine].partition("+")[0]
+    if locked != version:
+        raise NotRun(f"written for {engine} {version}; {locked} selects kernels with other functions")  # noqa: F821
     if not any(served["architecture"] for served in expected["served"].values()):
         raise NotRun("no configuration is for this engine's recipe and has a recorded model")  # noqa: F821 - the runner provides it
 

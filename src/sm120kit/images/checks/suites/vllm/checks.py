@@ -108,7 +108,7 @@ def check_modules_ahead(expected):
     vLLM's own functions select the kernels and call FlashInfer, up to the point where a module would be loaded. With a part of
     the kernels, missing modules are reported; with all of them, none may be missing.
     """
-    require_served(expected)
+    require_served(expected, "vllm", "0.19.1")
     logging.disable(logging.INFO)  # vLLM logs each selection, which is reported below
     on_cuda()
     from vllm.config import VllmConfig, set_current_vllm_config
