@@ -241,13 +241,12 @@ def _assemble(
     workspace = options.workspace
     base, reference = _debian_base(base_name, options)
     context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
-    paths = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
-
-    def file(wheel: LockedWheel) -> Path:
-        return paths[wheel] if wheel in paths else sources.wheelhouse([wheel], workspace, options.origin)[0]
-
+    ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
+    files = assembly.wheel_files(
+        ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
+    )
     layout = LocalImages(workspace).layout
-    image, ran = assembly.assemble(context, (text, scripts), base, file, layout, workspace)
+    image, ran = assembly.assemble(context, (text, scripts), base, files, layout, workspace)
     return ImageBuild(context, image, ran)
 
 
