@@ -193,17 +193,6 @@ class EnginePart(Strict):
     reason: str
 
 
-class FilesLeftOut(Strict):
-    """Files of a distribution that an image leaves out, and the reason why nothing misses them.
-
-    ``paths`` are shell-style patterns of paths in the wheel, in which ``*`` also matches ``/``.
-    """
-
-    distribution: Name
-    paths: Annotated[tuple[RelativePath, ...], Field(strict=False, min_length=1)]
-    reason: Annotated[str, StringConstraints(min_length=1)]
-
-
 class InjectedTable(Strict):
     """The value of a variable that gives an engine's CMake project the directory of another project's sources.
 
@@ -334,7 +323,6 @@ class EngineRecipe(Strict):
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     from_source: FromSourceTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
-    leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
 
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""
@@ -342,9 +330,8 @@ class EngineRecipe(Strict):
             **dict.fromkeys(("summary", "state", "built", "official", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
-            "leave_out": {"__all__": {"reason"}},
         }
-        absent = dict.fromkeys((key for key in ("base", "from_source", "leave_out") if not getattr(self, key)), True)
+        absent = dict.fromkeys((key for key in ("base", "from_source") if getattr(self, key) is None), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 
     @property

@@ -26,14 +26,14 @@ def without_daemon(image_host: ImageHost) -> ImageHost:
 @pytest.fixture(scope="module")
 def layers(without_daemon: ImageHost) -> str:
     """The id of the image in the state directory."""
-    return without_daemon.image("debian-12").stdout.strip()
+    return without_daemon.image("debian-12-python").stdout.strip()
 
 
 def test_image_of_layers_passes_its_checks_and_is_not_written_twice(without_daemon: ImageHost, layers: str) -> None:
     tag = without_daemon.run("verify", "image", layers).stdout.strip().splitlines()[-1]
     assert tag.startswith("sm120kit/flashinfer:0.6.6-sm120kit.")
     blobs = sorted((without_daemon.state / "oci" / "blobs" / "sha256").iterdir())
-    again = without_daemon.image("debian-12")
+    again = without_daemon.image("debian-12-python")
     assert again.stdout.strip() == layers and "nothing to do" in again.stderr
     assert sorted((without_daemon.state / "oci" / "blobs" / "sha256").iterdir()) == blobs
 
@@ -41,8 +41,8 @@ def test_image_of_layers_passes_its_checks_and_is_not_written_twice(without_daem
 def test_builder_docker_on_the_same_base_gives_the_same_files(
     image_host: ImageHost, without_daemon: ImageHost, layers: str
 ) -> None:
-    without_daemon.image("debian-12", "--builder", "docker", code=DaemonUnreachable.exit_code)
-    docker = image_host.image("debian-12", "--builder", "docker").stdout.strip()
+    without_daemon.image("debian-12-python", "--builder", "docker", code=DaemonUnreachable.exit_code)
+    docker = image_host.image("debian-12-python", "--builder", "docker").stdout.strip()
     assert docker != layers
     compared = json.loads(image_host.run("image", "diff", layers, docker, "--json", code=1).stdout)
     differences = {(entry["path"], entry["what"]) for entry in compared["differences"] if entry["what"] != "hidden"}
