@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Build and verify an image: ci/image.sh RECIPE BASE [option of `sm120kit image`]...
-# BASE is NAME@sha256:... or the id of a local image. The last line of stdout is the image's name.
+# Build and verify an image: ci/image.sh RECIPE [option of `sm120kit image`]...
+# The last line of stdout is the image's name.
 set -euo pipefail
-recipe=$1 base=$2
-shift 2
-image=$(sm120kit image "$recipe" --base "$base" "$@")
+image=$(sm120kit image "$@")
 sm120kit verify image "$image"

@@ -49,7 +49,7 @@ def test_scripts_and_commands_of_workflows_are_valid_bash() -> None:
 @pytest.mark.containers
 @pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not())
 def test_scripts_build_verify_and_publish_an_image(scripts: ImageHost, base: str, registry: tuple[str, Path]) -> None:
-    built = scripts.run("image.sh", "flashinfer@0.6.6", base, "--kernels", "tiny", "--closure", CLOSURE)
+    built = scripts.run("image.sh", "flashinfer@0.6.6", "--base", base, "--kernels", "tiny", "--closure", CLOSURE)
     name = built.stdout.splitlines()[-1]
     assert name.startswith("sm120kit/flashinfer:") and "base/files" in built.stdout
     published = scripts.run("publish.sh", name, f"{registry[0]}/ci/flashinfer", "index/images.json")
@@ -57,6 +57,6 @@ def test_scripts_build_verify_and_publish_an_image(scripts: ImageHost, base: str
     (entry,) = json.loads((scripts.directory / "index" / "images.json").read_text())["images"]
     assert entry["tag"] == name.rpartition(":")[2] and entry["digest"] in published.stdout
     # A failure ends the script: nothing is published after it.
-    scripts.run("image.sh", "flashinfer@0.6.6", "debian:bookworm", "--kernels", "tiny", "--closure", CLOSURE, code=61)
+    scripts.run("image.sh", "flashinfer@0.6.6", "--base", "debian:bookworm", "--kernels", "tiny", "--closure", CLOSURE, code=61)
     scripts.run("publish.sh", base, f"{registry[0]}/ci/base", "other/images.json", code=63)
     assert not (scripts.directory / "other").exists()
