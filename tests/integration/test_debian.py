@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -272,13 +273,11 @@ class TestBases:
 
 
 @pytest.mark.root
-def test_no_root_is_needed(
-    mirror: Path, signer: Signer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> None:
+def test_no_root_is_needed(mirror: Path, signer: Signer, request: pytest.FixtureRequest) -> None:
     """As another user, apt works in the state directory of that user."""
-    place = tmp_path_factory.getbasetemp().parents[1] / f"sm120kit-{os.getpid()}"  # the directories of pytest are root's own
+    place = Path(tempfile.mkdtemp(prefix="sm120kit-"))  # the directories of pytest are root's own
     state = place / "state"
-    state.mkdir(parents=True)
+    state.mkdir()
     request.addfinalizer(lambda: shutil.rmtree(place))
     shutil.copytree(mirror, place / "archive")
     shutil.copyfile(signer.keyring, place / "keys.gpg")

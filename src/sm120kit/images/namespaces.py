@@ -137,8 +137,9 @@ def _execute(request: dict[str, Any]) -> int:
     header, none = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _call("capset", _libc.capset, header, none)
     os.umask(0o022)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
-        signal.signal(ignored, signal.SIG_DFL)
+    for kind in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(kind) is signal.SIG_IGN:  # by Python, or by the shell of a background job
+            signal.signal(kind, signal.SIG_DFL)
     os.chdir(request["cwd"])
     try:
         os.execvpe(request["argv"][0], request["argv"], request["env"])
