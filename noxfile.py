@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "tests"]
+nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
@@ -19,6 +19,10 @@ GROUPS = ("engines", "containers", "compilers")
 def lint(session: nox.Session) -> None:
     """Style, types, imports between packages, and spelling."""
     session.install("-e", ".[dev]")
+    _lint(session)
+
+
+def _lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -28,8 +32,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Unit tests, and integration tests with one small real case of each stage; no GPU. Arguments go to pytest."""
+    """Lint, unit tests, and integration tests with one small real case of each stage; no GPU. With arguments, only pytest."""
     session.install("-e", f".[{TESTED}]")
+    if not session.posargs:
+        _lint(session)
     session.run("pytest", *(session.posargs or ["-n2", "--dist=loadfile"]))
 
 

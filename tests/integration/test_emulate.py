@@ -1,4 +1,4 @@
-"""One emulated tile of FlashInfer 0.6.6 with the series: correct, and wrong with a seeded fault. tests/slow has all tiles."""
+"""One emulated tile of FlashInfer 0.6.6 with the series. tests/slow has more tiles, and seeded faults."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def headers(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Path:
     return root / "tree" / "3rdparty/cutlass/include"
 
 
-def test_k64_tile_of_the_series_passes_and_a_seeded_fault_fails(headers: Path, emulations: Path) -> None:
+def test_k64_tile_of_the_series_passes(headers: Path, emulations: Path) -> None:
     mainloop = Mainloop.of(Tile("grouped", "nvfp4", 128, 128, 64, "none", False, "bf16"), stages=9)
     emulator = Emulator(headers, toolchain.find(), emulations)
     correct = emulator.run(mainloop)
     assert correct.passed and correct.outputs == correct.stored > 40_000 and not correct.findings
-    assert not emulator.run(mainloop, "scales-swapped").passed

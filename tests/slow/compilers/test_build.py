@@ -78,7 +78,8 @@ def test_warm_dry_run_reads_each_input_once(built: tuple[Path, Path], data: Path
     inputs = [path for name in ("patches", "cutlass_overrides") for path in (data / name).rglob("*") if path.is_file()]
     inputs += [data / "recipes" / "engines" / "flashinfer-0.6.6.toml"]
     assert len(inputs) > 20 and {counts["opened"].get(str(path.resolve())) for path in inputs} == {1}
-    assert {Path(argv[0]).name for argv in counts["programs"]} == {"c++", "nvcc"}, "neither git nor a generator"
+    programs = {Path(argv[0]).name for argv in counts["programs"]}
+    assert "nvcc" in programs and programs <= {"c++", "g++", "nvcc"}, "neither git nor a generator"
 
 
 def test_flashinfer_loads_the_module_without_compiling(built: tuple[Path, Path], tmp_path: Path) -> None:

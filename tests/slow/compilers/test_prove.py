@@ -125,8 +125,9 @@ def test_changed_patch_differs_from_its_stored_proof(options: Options, tmp_path:
     file = tmp_path / "patches/flashinfer/sm120-smem-accounting.patch"
     text = file.read_text()
     line = "typename sm120kit::FittingKernel<AutoStagesGemmKernel>::type;"
-    assert line in text
-    file.write_text(text.replace(line, "AutoStagesGemmKernel;".ljust(len(line))))
+    stated, changed = "f669c0e6d9b511d69aac0e17d5961f22a4e897cb", "45a07b7b3b3eac2fbcc774f2971bf83dfb4b99fb"
+    assert line in text and stated in text, "blob ids of the patched file"
+    file.write_text(text.replace(line, "AutoStagesGemmKernel;".ljust(len(line))).replace(stated, changed))
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     stored = proofs.read(proofs.path_of(ROOT / "patches", "flashinfer/sm120-smem-accounting"))
     assert stored is not None
