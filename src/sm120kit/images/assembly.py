@@ -29,7 +29,7 @@ from sm120kit.images.records import Image, ImageContext
 from sm120kit.images.wheels import VENV, WheelContents
 from sm120kit.sources.records import LockedWheel
 
-FORMAT = 1
+FORMAT = 2
 """Version of what this module writes; part of the inputs of each layer."""
 
 MAX_ALONE = 30
@@ -326,7 +326,8 @@ def _write_venv(layer: LayerWriter, inputs: _Inputs) -> None:
             elif path.is_dir():
                 layer.directory(name)
             else:
-                lines = path.read_text().replace(scratch, "").splitlines(keepends=True)
+                text = path.read_bytes().decode()  # Activate.ps1 has CRLF
+                lines = text.replace(scratch, "").splitlines(keepends=True)
                 content = "".join(executable if line.startswith("executable = ") else line for line in lines).encode()
                 layer.file(name, [content], len(content))
 
