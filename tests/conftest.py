@@ -53,7 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _signals_of_a_terminal() -> None:
     """Restore signals that a shell (SIGINT of background jobs) or nohup (SIGHUP) ignores, as child processes inherit that."""
-    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(kind) is signal.SIG_IGN:
             signal.signal(kind, signal.default_int_handler if kind is signal.SIGINT else signal.SIG_DFL)
 
