@@ -7,10 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import containers
 import pytest
 from layout_images import PLATFORM, RECIPE, Host, add_image
 
@@ -20,24 +18,6 @@ from sm120kit.images.oci import Layout
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 with_skopeo = pytest.mark.skipif(not shutil.which("skopeo"), reason="not installed: skopeo")
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Host:
-    (tmp_path / "state").mkdir()
-    return Host(tmp_path, tmp_path / "state")
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Host:
-    (tmp_path / "user").mkdir()
-    return Host(tmp_path, tmp_path / "user")
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    with containers.registry(tmp_path / "registry") as running:
-        yield running
 
 
 def requests_of(tmp_path: Path, method: str, pattern: str) -> int:

@@ -11,7 +11,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import containers
+import pytest
 
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
@@ -112,3 +116,22 @@ def killed(host: Host, delays: list[float], *arguments: object) -> int:
         count += child.wait() != 0
     host.run(*arguments)
     return count
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Host:
+    (tmp_path / "state").mkdir()
+    return Host(tmp_path, tmp_path / "state")
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Host:
+    (tmp_path / "user").mkdir()
+    return Host(tmp_path, tmp_path / "user")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """The address of a registry of the test's own."""
+    with containers.registry(tmp_path / "registry") as running:
+        yield running

@@ -14,6 +14,7 @@ from small_engine import make_wheel
 
 from sm120kit.core.state import Workspace, file_sha256
 from sm120kit.images import assembly, context
+from sm120kit.images.base import BaseLayer
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import Image
@@ -101,7 +102,7 @@ class SmallImage:
             layer = LayerWriter(blob, 315532800)
             layer.directory("usr")
             written = layer.finish()
-        made = assembly.base_of_layer("debian-12", "x86_64", written, root, self.python)
+        made = BaseLayer("debian-12", "x86_64", written, {}, root).image_base(self.python)
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
         return replace(made, config=made.config | {"config": config})
 

@@ -23,7 +23,6 @@ from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
 from sm120kit.images.context import NVIDIA
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
-from sm120kit.images.local import DEFAULT_PATH
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import Image, ImageContext
 from sm120kit.images.wheels import VENV, WheelContents
@@ -67,17 +66,6 @@ class ImageBase:
     config: dict[str, Any]
     root: Path
     python: tuple[str, ...]
-
-
-def base_of_layer(name: str, machine: str, layer: Descriptor, root: Path, python: Sequence[str]) -> ImageBase:
-    """The base of one unpacked layer, ``name`` (a root file system of packages) for a machine such as ``x86_64``."""
-    config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[machine],
-        "os": "linux",
-        "config": {"Env": [f"PATH={DEFAULT_PATH}"]},
-        "history": [{"created_by": f"sm120kit: {name}"}],
-    }
-    return ImageBase((layer,), (layer.digest,), config, root, tuple(python))
 
 
 def wheel_files(

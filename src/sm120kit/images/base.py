@@ -39,6 +39,7 @@ from sm120kit.images import bytecode
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.loader_cache import loader_cache
+from sm120kit.images.local import DEFAULT_PATH
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import debian
@@ -50,7 +51,6 @@ FORMAT = 1
 MERGED = ("bin", "lib", "lib64", "sbin")
 """Directories that are links into ``/usr``. Packages of Debian 12 have files in both."""
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """As in other images of Debian."""
 
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
@@ -92,7 +92,7 @@ class BaseLayer:
         config = {
             "architecture": debian.ARCHITECTURES[self.machine],
             "os": "linux",
-            "config": {"Env": [f"PATH={_PATH}"]},
+            "config": {"Env": [f"PATH={DEFAULT_PATH}"]},
             "history": [{"created": created, "created_by": f"sm120kit: base {self.name}"}],
         }
         return ImageBase((self.layer,), (self.layer.digest,), config, self.root, tuple(python))

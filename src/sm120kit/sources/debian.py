@@ -10,7 +10,6 @@ import contextlib
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -42,9 +41,6 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 KEYRINGS = tuple(Path("/usr/share/keyrings", f"debian-archive-keyring.{suffix}") for suffix in ("gpg", "pgp"))
 """The keyring of the package debian-archive-keyring."""
-
-PARALLEL = 8
-"""Packages that are fetched at once."""
 
 _POCKETS = ("", "-updates", "-security")
 """Releases of a suite by the suffix of their names: the suite, its updates, and those of the security team."""
@@ -115,7 +111,6 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
     with (
         contextlib.closing(connect(origin.settings())) as client,
         reporting.task(label, sum(package.size for package in absent), transfer=True) as advance,
-        ThreadPoolExecutor(PARALLEL) as pool,
     ):
 
         def fetch_one(package: DebianPackage) -> Path:
@@ -132,11 +127,7 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
                 hint = "check the network, or name another archive with --debian-mirror"
                 raise FetchFailed(error.message, hint) from error
 
-        try:
-            return dict(zip(largest_first, pool.map(fetch_one, largest_first), strict=True))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        return dict(zip(largest_first, download.in_parallel(fetch_one, largest_first), strict=True))
 
 
 def _locations(package: DebianPackage, roots: Iterable[str], client: PyPIClient) -> Locations:

@@ -6,9 +6,11 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 from sm120kit.core import reporting
@@ -33,6 +35,23 @@ class _NotDelivered(Exception):
 
 class NowhereListed(FetchFailed):
     """Every location responded that it does not have the file."""
+
+
+PARALLEL = 8
+"""Files that are looked up or fetched at the same time."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_parallel(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """The results of ``function``, several at once; after an error, items that have not started are left out."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        try:
+            return list(pool.map(function, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def cached(pinned: PinnedFile, downloads: Path) -> Path | None:

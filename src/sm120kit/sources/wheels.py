@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import OfflineMiss
@@ -19,11 +18,6 @@ from sm120kit.sources.records import LockedWheel
 
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
-
-PARALLEL = 8
-"""Wheels that are looked up or fetched at the same time."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def _look_up(
             advance()
             return locations, size
 
-        found = dict(zip(wheels, _in_parallel(look_up, wheels), strict=True))
+        found = dict(zip(wheels, download.in_parallel(look_up, wheels), strict=True))
     new = {wheel.sha256: size for wheel, (_, size) in found.items() if size is not None}
     write_record(_record(workspace), _Sizes(_stated(workspace) | new))
     return {wheel: locations for wheel, (locations, _) in found.items()}
@@ -121,7 +115,7 @@ def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, 
                 return download.fetch(wheel, workspace.downloads, f"wheel-{wheel.name}", locations[wheel], advance)
 
             largest_first = sorted(absent, key=lambda wheel: -stated.get(wheel.sha256, 0))
-            return dict(zip(largest_first, _in_parallel(fetch, largest_first), strict=True))
+            return dict(zip(largest_first, download.in_parallel(fetch, largest_first), strict=True))
 
 
 @contextlib.contextmanager
@@ -130,16 +124,6 @@ def _client(origin: Origin) -> Iterator[PyPIClient]:
 
     with contextlib.closing(connect(origin.settings())) as client:
         yield client
-
-
-def _in_parallel(function: Callable[[LockedWheel], T], wheels: Sequence[LockedWheel]) -> list[T]:
-    """The results of ``function``; after an error, wheels that have not started are left out."""
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        try:
-            return list(pool.map(function, wheels))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def unfetched(wheels: Sequence[LockedWheel], workspace: Workspace) -> tuple[LockedWheel, ...]:

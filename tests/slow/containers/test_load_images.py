@@ -27,24 +27,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Host:
-    (tmp_path / "state").mkdir()
-    return Host(tmp_path, tmp_path / "state")
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Host:
-    (tmp_path / "user").mkdir()
-    return Host(tmp_path, tmp_path / "user")
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    with containers.registry(tmp_path / "registry") as running:
-        yield running
-
-
-@pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The client of a daemon, which ``DOCKER_HOST`` names."""
     import docker
