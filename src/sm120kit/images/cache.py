@@ -28,7 +28,7 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import bases, lockfile, toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
-from sm120kit.sources.records import Pin, SdistPin
+from sm120kit.sources.records import GitPin, Pin
 
 _SHA256 = r"[0-9a-f]{64}"
 _RECORD = rf"{_SHA256}\.json"
@@ -158,7 +158,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         checkouts=frozenset(sources.checkout_name(pin) for pin in pins),
         downloads=frozenset(
             {INSTALLER.sha256}
-            | {pin.sha256 for pin in pins if isinstance(pin, SdistPin)}
+            | {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
             | wheels
             | _packages()
             | {wheel.sha256 for context in images.values() for wheel in context.locked}

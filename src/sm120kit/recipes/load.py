@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import tomllib
@@ -76,6 +77,7 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
     if data.get("base") and data.get("base_image"):
         yield "base_image: set, but there is a base"
     if KINDS.get(str(data.get("engine"))) is EngineRecipe:
+        yield from _unfit_source(data)
         return
     fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]
     if len(fetched) != 1:
@@ -91,6 +93,21 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
     default = data.get("default_group")
     if default is not None and default not in table("groups"):
         yield f"default_group: no group {default!r}{did_you_mean(default, table('groups'))}"
+
+
+def _unfit_source(data: dict[str, Any]) -> Iterator[str]:
+    """A wheel of another release as the source of an engine, or a second source."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    source, engine, version = data.get("source"), data.get("engine"), data.get("version")
+    if source is not None and data.get("from_source") is not None:
+        yield "source: set, but from_source has the engine's sdist"
+    if not isinstance(source, dict) or not isinstance(source.get("wheel"), str):
+        return
+    with contextlib.suppress(InvalidWheelFilename):
+        name, release, _, _ = parse_wheel_filename(source["wheel"])
+        if (name, str(release)) != (engine, version):
+            yield f"source.wheel: {source['wheel']!r} is not a wheel of {engine} {version}"
 
 
 def _unfit_environment(data: dict[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
-from sm120kit.sources.records import GitPin, Pin, SdistPin, VendoredProject
+from sm120kit.sources.records import GitPin, Pin, SdistPin, VendoredProject, WheelPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
@@ -90,6 +90,26 @@ Source = Annotated[
         _kind_of, custom_error_type="source_kind", custom_error_message="needs exactly one of the keys sdist, git, inside"
     ),
 ]
+
+
+def _wheel_name(name: str) -> str:
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    try:
+        parse_wheel_filename(name)
+    except InvalidWheelFilename as error:
+        raise ValueError(f"{name!r} is not the file name of a wheel") from error
+    return name
+
+
+class WheelSource(Strict):
+    """A wheel of an engine as the source of its patch series; ``wheel`` is its file name on the Python index.
+
+    For an engine that publishes no sdist: only files of its Python package can be patched.
+    """
+
+    wheel: Annotated[str, AfterValidator(_wheel_name)]
+    sha256: Sha256
 
 
 class UnitsLeftOut(Strict):
@@ -302,7 +322,7 @@ class EngineRecipe(Strict):
     ``resolved`` (the wheels are locked; no image of them has passed its checks) or ``verified`` (an image has; the checks need
     no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
-    at build time.
+    at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
     """
 
     edition: Literal[1]
@@ -321,6 +341,7 @@ class EngineRecipe(Strict):
     serve: Strings
     built: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
+    source: WheelSource | None = None
     from_source: FromSourceTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
 
@@ -331,12 +352,14 @@ class EngineRecipe(Strict):
             "environment": {"overrides": {"__all__": {"reason"}}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        absent = dict.fromkeys((key for key in ("base", "from_source") if getattr(self, key) is None), True)
+        absent = dict.fromkeys((key for key in ("base", "source", "from_source") if getattr(self, key) is None), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 
     @property
-    def pin(self) -> SdistPin | None:
-        """The pin of the engine's own source, if parts of it are built from source."""
+    def pin(self) -> SdistPin | WheelPin | None:
+        """The pin of the engine's own source, if parts of it are patched or built from source."""
+        if self.source:
+            return WheelPin(self.engine, self.engine, self.version, self.source.sha256, self.source.wheel)
         return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
 
     @property

@@ -1,11 +1,11 @@
 """Fetch pinned sources as checkouts: git repositories with one base commit that is the same on every machine.
 
-An sdist must have the pinned sha256 and a git source the pinned commit, whichever server delivers it. All configured locations
-are tried in turn.
+An sdist or wheel must have the pinned sha256 and a git source the pinned commit, whichever server delivers it. All configured
+locations are tried in turn.
 
 Air gaps: ``mirror`` is used *instead of* the index or the git host, as with ``pip --no-index --find-links``. It is a directory
-or URL that holds ``<file>`` or ``<sha256>/<file>`` for sdists (as ``downloads/`` of a state directory does) and, for git
-sources and their submodules, a repository or bundle named like the last part of the URL or like the project. ``offline``
+or URL that holds ``<file>`` or ``<sha256>/<file>`` for sdists and wheels (as ``downloads/`` of a state directory does) and, for
+git sources and their submodules, a repository or bundle named like the last part of the URL or like the project. ``offline``
 allows only cached sources and a mirror that is a local directory.
 """
 
@@ -24,7 +24,7 @@ from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, pu
 from sm120kit.sources import archive, download, identity, index, submodules
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
-from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin
+from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin, WheelPin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
 from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 
@@ -73,7 +73,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
     Raises:
         FetchFailed: no location delivered it.
         HashMismatch: a location delivered other content.
-        UnsafeArchive: the sdist is damaged or has a member that cannot be in a tree.
+        UnsafeArchive, BadArtifact: the archive is damaged, too large, or has a member that cannot be in a tree.
         UnsafeSource: a git URL is of a form that is not allowed.
         WrongSource: it is another project or version than the pin names.
         OfflineMiss: ``origin`` is offline and the source is not cached.
@@ -87,7 +87,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
         if (checkout := _checkout(pin, target)) is not None:
             return checkout
         _remove_leftovers(workspace, key)
-        sdist = _sdist(pin, key, workspace, origin) if isinstance(pin, SdistPin) else None
+        packed = None if isinstance(pin, GitPin) else _packed(pin, key, workspace, origin)
         if not origin.reachable and isinstance(pin, GitPin):
             raise OfflineMiss(
                 f"{pin.project} {pin.version} at {pin.commit} is not cached and --offline is given",
@@ -99,29 +99,33 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
             if isinstance(pin, GitPin):
                 submodules.import_commit(pin, repository, BASE, origin.mirror)
             else:
-                assert sdist is not None
-                archive.import_sdist(pin, sdist, repository, BASE)
+                assert packed is not None
+                if isinstance(pin, WheelPin):
+                    archive.import_wheel(pin, packed, repository, BASE)
+                else:
+                    archive.import_sdist(pin, packed, repository, BASE)
             identity.require_identity(pin, repository, BASE)
         checkout = _checkout(pin, target)
         assert checkout is not None, f"{target} has no base commit"
         return checkout
 
 
-def _sdist(pin: SdistPin, key: str, workspace: Workspace, origin: Origin) -> Path:
-    """The pinned sdist, from ``downloads/`` or fetched to it."""
-    if (sdist := download.cached(pin, workspace.downloads)) is not None:
-        return sdist
+def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Origin) -> Path:
+    """The pinned sdist or wheel, from ``downloads/`` or fetched to it."""
+    file, kind = (pin.wheel, "wheel") if isinstance(pin, WheelPin) else (pin, "sdist")
+    if (packed := download.cached(file, workspace.downloads)) is not None:
+        return packed
     if not origin.reachable:
         raise OfflineMiss(
             f"{pin.distribution} {pin.version} is not cached and --offline is given",
-            f"copy its sdist to {workspace.downloads / pin.sha256}/ or name a directory that holds it with --mirror",
+            f"copy its {kind} to {workspace.downloads / pin.sha256}/ or name a directory that holds it with --mirror",
         )
     from sm120kit.sources.client import connect
 
     settings = origin.settings()
     with contextlib.closing(connect(settings)) as client:
-        locations = index.find(pin, origin.mirror, settings, client)
-        return download.fetch(pin, workspace.downloads, key, locations)
+        locations = index.find(file, origin.mirror, settings, client)
+        return download.fetch(file, workspace.downloads, key, locations)
 
 
 def _checkout(pin: Pin, target: Path) -> Checkout | None:

@@ -1,4 +1,4 @@
-"""Import an sdist as a git commit. Its members are never written to the file system, so none can leave its directory."""
+"""Import an sdist or wheel as a git commit. Members are never written to the file system, so none can leave its directory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import gzip
 import lzma
 import math
 import os
+import stat
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes
+from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes, open_wheel
 from sm120kit.core.errors import UnsafeArchive
 from sm120kit.core.state import require_disk
 from sm120kit.sources.git import DATE, IDENTITY, Repository
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.records import SdistPin, WheelPin
 
 MAX_HEADER_BYTES = 2**16
 """Limit for the header of one member with the records before it (long names, PAX, sparse maps), which are read into memory."""
@@ -36,7 +38,10 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x5d\0\0": lzma.open,
 }
 """Functions that open an archive, by its first bytes."""
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError)
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError)
+
+_Member = tuple[str, tarfile.TarInfo, IO[bytes] | None]
+"""Path in the tree, header, and content of a file; None for a symbolic link."""
 
 
 def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, only: Collection[str] | None = None) -> None:
@@ -48,44 +53,81 @@ def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, 
     Raises:
         UnsafeArchive: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
     """
+    _import(pin, packed, repository, ref, _sdist_members(packed, only))
+
+
+def import_wheel(pin: WheelPin, packed: Path, repository: Repository, ref: str) -> None:
+    """Commit the content of a wheel as ``ref`` of an empty repository, with ``.dist-info`` and native libraries.
+
+    Raises:
+        UnsafeArchive: it is damaged or has a member that cannot be in a tree.
+        BadArtifact: it is too large, or uses a compression that wheels may not use.
+    """
+    _import(pin, packed, repository, ref, _wheel_members(packed))
+
+
+def _import(pin: SdistPin | WheelPin, packed: Path, repository: Repository, ref: str, members: Iterator[_Member]) -> None:
     require_disk(repository.path, 3 * packed.stat().st_size, f"importing {packed.name}")
-    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=_stream(pin, packed, ref, only))
+    stream = _stream(pin, packed, ref, members)
+    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=stream)
 
 
-def _stream(pin: SdistPin, packed: Path, ref: str, only: Collection[str] | None) -> Iterator[bytes]:
+def _stream(pin: SdistPin | WheelPin, packed: Path, ref: str, members: Iterator[_Member]) -> Iterator[bytes]:
     """Input for ``git fast-import``; every member is checked before it is written."""
     message = f"{pin.distribution} {pin.version}\n\nsha256: {pin.sha256}\n".encode()
     yield f"commit {ref}\ncommitter {IDENTITY} {DATE.removeprefix('@')}\ndata {len(message)}\n".encode() + message
-    checks = _Checks(packed)
     try:
-        with _Unpacked(packed) as unpacked, unpacked.archive() as archive:
-            while (member := unpacked.next(archive)) is not None:
-                path = checks.accept(member)
-                if path is None or (only is not None and path not in only):
-                    continue
-                name = b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
-                if member.issym():
-                    target = os.fsencode(member.linkname)
-                    yield b"M 120000 inline %s\ndata %d\n%s\n" % (name, len(target), target)
-                    continue
-                content = archive.extractfile(member)
-                assert content is not None
-                yield b"M %d inline %s\ndata %d\n" % (100755 if member.mode & 0o100 else 100644, name, member.size)
-                left = member.size
-                while left:
-                    piece = content.read(min(left, _CHUNK))
-                    if not piece:
-                        raise EOFError(f"{member.name} ends {left} bytes early")
-                    left -= len(piece)
-                    yield piece
-                yield b"\n"
+        for path, member, content in members:
+            name = b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+            if content is None:
+                target = os.fsencode(member.linkname)
+                yield b"M 120000 inline %s\ndata %d\n%s\n" % (name, len(target), target)
+                continue
+            yield b"M %d inline %s\ndata %d\n" % (100755 if member.mode & 0o100 else 100644, name, member.size)
+            left = member.size
+            while left:
+                piece = content.read(min(left, _CHUNK))
+                if not piece:
+                    raise EOFError(f"{member.name} ends {left} bytes early")
+                left -= len(piece)
+                yield piece
+            yield b"\n"
     except _DAMAGE as error:
         raise UnsafeArchive(
             f"{packed.name} is damaged: {error or type(error).__name__}",
             "its sha256 matches the pin, so it was published damaged: pin another release",
         ) from error
-    checks.finish()
     yield b"done\n"
+
+
+def _sdist_members(packed: Path, only: Collection[str] | None) -> Iterator[_Member]:
+    checks = _Checks(packed)
+    with _Unpacked(packed) as unpacked, unpacked.archive() as archive:
+        while (member := unpacked.next(archive)) is not None:
+            path = checks.accept(member)
+            if path is not None and (only is None or path in only):
+                yield path, member, None if member.issym() else archive.extractfile(member)
+    checks.finish()
+
+
+def _wheel_members(packed: Path) -> Iterator[_Member]:
+    checks = _Checks(packed, top=False)
+    with open_wheel(packed) as wheel:
+        for listed in wheel.infolist():
+            member, mode = tarfile.TarInfo(listed.filename), listed.external_attr >> 16
+            member.size, member.mode = listed.file_size, stat.S_IMODE(mode)
+            if listed.is_dir():
+                member.type = tarfile.DIRTYPE
+            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise checks.error(listed.filename, "is a link or special file, which a wheel cannot contain")
+            if listed.flag_bits & 1:
+                raise checks.error(listed.filename, "is encrypted")
+            if (path := checks.accept(member)) is not None:
+                with wheel.open(listed) as content:
+                    yield path, member, content
+                    if content.read(1):
+                        raise EOFError(f"{listed.filename} is longer than its header states")
+    checks.finish()
 
 
 class _Unpacked:
@@ -143,10 +185,14 @@ class _Unpacked:
 
 
 class _Checks:
-    """Which members may be in a tree. Every member is checked in order, and symbolic links again after the last one."""
+    """Which members may be in a tree. Every member is checked in order, and symbolic links again after the last one.
 
-    def __init__(self, packed: Path) -> None:
+    ``top``: all members are below one directory, which is no part of the tree.
+    """
+
+    def __init__(self, packed: Path, *, top: bool = True) -> None:
         self.archive = packed.name
+        self.depth = int(top)
         self.max_bytes = max_unpacked_bytes(packed.stat().st_size)
         self.bytes = self.members = 0
         self.top = ""
@@ -158,7 +204,7 @@ class _Checks:
         return UnsafeArchive(f"{self.archive}: member {member!r} {problem}", "nothing was stored; pin another release")
 
     def accept(self, member: tarfile.TarInfo) -> str | None:
-        """The path of a file or link below the top-level directory; None for a directory.
+        """The path of a file or link in the tree; None for a directory.
 
         Raises:
             UnsafeArchive: the member cannot be in a tree.
@@ -186,12 +232,12 @@ class _Checks:
         if not parts:
             return None
         self.top = self.top or parts[0]
-        if parts[0] != self.top:
+        if self.depth and parts[0] != self.top:
             raise self.error(name, f"is not below the top-level directory {self.top!r}")
         self.bytes += member.size
         if self.bytes > self.max_bytes:
             raise self.error(name, f"makes the unpacked size exceed {self.max_bytes / 2**20:.0f} MiB")
-        path = "/".join(parts[1:])
+        path = "/".join(parts[self.depth :])
         if member.isdir():
             self._enter(name, path)
             return None
@@ -199,7 +245,7 @@ class _Checks:
             raise self.error(name, "has the path of the top-level directory")
         if path in self.files or path in self.directories:
             raise self.error(name, "occurs twice")
-        self._enter(name, "/".join(parts[1:-1]))
+        self._enter(name, "/".join(parts[self.depth : -1]))
         self.files.add(path)
         if member.issym():
             self.links[path] = member.linkname

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from sm120kit.core.errors import WrongSource
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Pin, SdistPin
+from sm120kit.sources.records import GitPin, Pin, WheelPin
 
 _HEAD_BYTES = 2**20
 """Bytes that are read of a file; PKG-INFO has some kilobytes, with name and version first."""
 
 
 def require_identity(pin: Pin, repository: Repository, commit: str) -> None:
-    """Compare ``PKG-INFO`` of an sdist, and ``version.txt`` of FlashInfer's git repository, with the pin.
+    """Compare ``PKG-INFO`` of an sdist, ``METADATA`` of a wheel, ``version.txt`` of FlashInfer's git repository with the pin.
 
     Other git sources have no file with their version. The version of CUTLASS, alone or inside another project, is compared by
     :mod:`sm120kit.patches`.
 
     Raises:
-        WrongSource: it is another project or version, or an sdist without ``PKG-INFO``, which PEP 517 and PEP 643 require.
+        WrongSource: it is another project or version, or lacks its metadata, which PEP 517, PEP 643 and PEP 427 require.
     """
     from packaging.metadata import parse_email
     from packaging.utils import canonicalize_name
 
-    if isinstance(pin, SdistPin):
-        metadata, _ = parse_email(_head(repository, commit, "PKG-INFO"))
+    if not isinstance(pin, GitPin):
+        file = f"{'-'.join(pin.filename.split('-')[:2])}.dist-info/METADATA" if isinstance(pin, WheelPin) else "PKG-INFO"
+        metadata, _ = parse_email(_head(repository, commit, file))
         name, version = metadata.get("name", ""), metadata.get("version", "")
-        expected, file, digest = pin.distribution, "PKG-INFO", f"sha256 {pin.sha256}"
+        expected, digest = pin.distribution, f"sha256 {pin.sha256}"
     elif pin.project == "flashinfer":
         name, version = pin.project, _head(repository, commit, "version.txt").decode(errors="replace").strip()
         expected, file, digest = pin.project, "version.txt", f"commit {pin.commit}"

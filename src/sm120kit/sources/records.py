@@ -26,7 +26,24 @@ class GitPin:
     version: str
 
 
-Pin = SdistPin | GitPin
+@dataclass(frozen=True)
+class WheelPin:
+    """A wheel on a Python index, with its file name and sha256: the source of a project that publishes no sdist."""
+
+    project: str
+    distribution: str
+    version: str
+    sha256: str
+    filename: str
+
+    @property
+    def wheel(self) -> LockedWheel:
+        """The file to fetch."""
+        return LockedWheel(self.distribution, self.version, self.filename, self.sha256)
+
+
+# A wheel first: an sdist has its fields but one, and records are read as the first type that fits.
+Pin = WheelPin | SdistPin | GitPin
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def require_source(target: EngineTarget) -> PatchedTree:
     Raises:
         UnknownName: nothing of the engine can be built from source.
     """
-    if target.engine_tree is None:
+    if target.recipe.from_source is None or target.engine_tree is None:
         names = recipes.names(recipes.EngineRecipe)
         capable = [name for name in names if recipes.load_engine(name).from_source]
         raise UnknownName(

@@ -51,7 +51,7 @@ def base_purl(base: str) -> PackageURL | None:
 
 
 def source_purl(pin: dict[str, str]) -> PackageURL:
-    """The purl of a pinned source: an sdist, or a git commit."""
+    """The purl of a pinned source: an sdist or wheel, or a git commit."""
     if "commit" in pin:
         return purl("generic", pin["project"], pin["version"], vcs_url=f"git+{pin['url']}@{pin['commit']}")
     return purl("pypi", pin["distribution"], pin["version"])
