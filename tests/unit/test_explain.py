@@ -374,7 +374,7 @@ sample='x'
 )
 def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rules.toml"
-    monkeypatch.setattr(log_rules, "RULES", file)
+    monkeypatch.setattr(log_rules, "RULES", (file,))
     file.write_text(GOOD)
     assert len(log_rules.rules.__wrapped__()) == 1
     file.write_text(text)

@@ -15,7 +15,7 @@ import pytest
 
 from sm120kit.hosts import log_rules
 
-THREADS = Path(__file__).with_name("data") / "threads.toml"
+THREADS = sorted(Path(__file__).with_name("data").glob("threads*.toml"))
 NOW = datetime(2026, 11, 22, 12)
 
 
@@ -32,7 +32,8 @@ class Thread:
     lines: tuple[str, ...]
     collected: str = "first"
     first: str = ""
-    """Verdict of the first measurement, if rules were written from this thread afterwards although it was held back."""
+    """Verdict before rules were written from this thread, which was held back or is of a collection that was measured before.
+    May be ``partly`` too."""
 
     @property
     def held_back(self) -> bool:
@@ -48,12 +49,12 @@ class Thread:
 
     @property
     def measured(self) -> str:
-        """The verdict that counts: a thread that rules were written from keeps that of the first measurement."""
-        return self.first or self.verdict
+        """The verdict that counts: a thread that was held back keeps that of the first measurement."""
+        return self.first if self.first and self.held_back else self.verdict
 
 
 def threads() -> list[Thread]:
-    tables = tomllib.loads(THREADS.read_text())["thread"]
+    tables = [table for path in THREADS for table in tomllib.loads(path.read_text())["thread"]]
     return [
         Thread(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}) for table in tables
     ]
@@ -104,7 +105,26 @@ def table() -> str:
         f"Held back: {half.total()} threads, precision {half['right'] / explained:.0%} "
         f"({half['right']} of {explained} explained), recall {half['right'] / half.total():.0%}."
     )
-    return "\n".join([summary, "", *rows])
+    return "\n".join([summary, "", *rows, "", *collections()])
+
+
+def collections() -> list[str]:
+    """Table of the collections that were measured before rules were written from them."""
+    rows = [
+        "| collection | threads | right | partly | wrong | silent | right with the current rules |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    found: dict[str, list[Thread]] = {}
+    for thread in threads():
+        found.setdefault(thread.collected, []).append(thread)
+    for name, members in found.items():
+        if all(thread.first for thread in members):
+            before = Counter(thread.first for thread in members)
+            counts = [before[verdict] for verdict in ("right", "partly", "wrong", "silent")]
+            now = sum(thread.verdict == "right" for thread in members)
+            share = f"{before['right']} ({before['right'] / len(members):.0%})"
+            rows.append(f"| {name} | {len(members)} | {share} | {' | '.join(map(str, counts[1:]))} | {now} |")
+    return rows
 
 
 def test_measurement_page_has_the_current_table() -> None:

@@ -1,11 +1,15 @@
-"""Explain known errors in an engine's log: ``explain(stream) -> Explanation``. The rules are data in ``rules.toml``."""
+"""Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
+
+The rules are data: ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and TensorRT-LLM,
+``rules.toml`` for the others.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +25,8 @@ from sm120kit.hosts.log_rules.records import Candidate, Explanation, Kind, Remed
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-RULES = Path(__file__).with_name("rules.toml")
+RULES = (Path(__file__).with_name("host_rules.toml"), Path(__file__).with_name("rules.toml"))
+"""Files of rules; those of the first precede those of the second."""
 BLOCK_BYTES = 1 << 20
 SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
@@ -65,13 +70,14 @@ def rules() -> tuple[Rule, ...]:
     """The rules, most specific first.
 
     Raises:
-        ValueError: ``rules.toml`` does not have the exact form of :class:`Rule`, which is a bug.
+        ValueError: a file of rules does not have the exact form of :class:`Rule`, which is a bug.
     """
-    content = json.dumps(tomllib.loads(RULES.read_text()), default=str)
-    tables = TypeAdapter(dict[Literal["rule"], list[Rule]]).validate_json(content, strict=True)
-    if len({rule.id for rule in tables["rule"]}) != len(tables["rule"]):
-        raise ValueError(f"{RULES}: two rules with the same id")
-    return tuple(tables["rule"])
+    tables = TypeAdapter(dict[Literal["rule"], list[Rule]])
+    contents = [json.dumps(tomllib.loads(path.read_text()), default=str) for path in RULES]
+    found = [rule for content in contents for rule in tables.validate_json(content, strict=True)["rule"]]
+    if duplicates := [rule_id for rule_id, count in Counter(rule.id for rule in found).items() if count > 1]:
+        raise ValueError(f"two rules with the same id: {', '.join(duplicates)}")
+    return tuple(found)
 
 
 def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
