@@ -106,17 +106,17 @@ class SmallImage:
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
         return replace(made, config=made.config | {"config": config})
 
-    def assemble(self, ours: bytes = b"patched = 1\n") -> tuple[Image, bool]:
+    def assemble(self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None) -> tuple[Image, bool]:
         wheels, patched = self.wheels(), self.ours(ours)
         setup = context.ImageSetup(
             "vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve")
         )
-        base = f"debian-12@sha256:{'a' * 64}"
-        described, text, scripts = context.describe(setup, base, [patched], [*wheels], self.workspace)
+        name = f"debian-12@sha256:{'a' * 64}"
+        described, text, scripts = context.describe(setup, name, [patched], [*wheels], self.workspace)
         files = assembly.wheel_files({described.ours[0].wheel: patched}, [*wheels], lambda _: [*wheels.values()])
 
         def file(wheel: LockedWheel) -> Path:
             self.read.append(wheel.name)
             return files(wheel)
 
-        return assembly.assemble(described, (text, scripts), self.base(), file, self.layout, self.workspace)
+        return assembly.assemble(described, (text, scripts), base or self.base(), file, self.layout, self.workspace)

@@ -177,7 +177,7 @@ def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], mon
         (["--offline"], OfflineMiss),
         (["--base", "debian:12"], NoSuchImage),
         (["--base", BASE], DaemonUnreachable),
-        (["--base", BASE, "--builder", "layers"], NoSuchImage),
+        (["--base", BASE, "--builder", "layers"], DaemonUnreachable),
         (["--builder", "docker"], DaemonUnreachable),
         (["--builder", "podman"], UnknownName),
         (["--builder", "layers", "--context-only"], SystemExit),

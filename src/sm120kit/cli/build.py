@@ -82,8 +82,8 @@ class ImageOptions:
         typer.Option(
             "--builder",
             metavar="BUILDER",
-            help="What writes the image: layers (sm120kit, without a daemon) or docker (a Dockerfile); default: layers, docker"
-            " for a base that is an image.",
+            help="What writes the image: layers (sm120kit, without a daemon) or docker (a Dockerfile); default: layers,"
+            " docker for a base by local id.",
         ),
     ] = None
     network: Network = "none"
@@ -144,7 +144,7 @@ def build(
     if delivers and isinstance(target, EngineTarget):
         from sm120kit.images import delivery
 
-        image_request = delivery.prepare(image.request(), target.recipe, target.closure.wheels, options)
+        image_request = delivery.prepare(image.request(), target.recipe, target.closure, options)
     started = time.monotonic()
     with _watcher() as watch:
         result = pipeline.build(target, request, watch)

@@ -59,13 +59,13 @@ def image_(
     if isinstance(target, EngineTarget):
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
-        request = delivery.prepare(image.request(), target.recipe, target.closure.wheels, options)
+        request = delivery.prepare(image.request(), target.recipe, target.closure, options)
         result = delivery.engine_image(engines.build(target, build_request), request, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
         wheels = delivery.read_closure(closure)
-        request = delivery.prepare(image.request(), target.recipe, wheels.wheels, options)
+        request = delivery.prepare(image.request(), target.recipe, wheels, options)
         result = delivery.flashinfer_image(flashinfer.build(target, build_request), wheels, request, options)
     if result.image is None:
         show_context(result.context)

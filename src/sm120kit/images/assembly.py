@@ -6,8 +6,8 @@ digest: what another image or an earlier build wrote is neither written nor read
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -43,13 +43,30 @@ _USER = {
 }
 """The lines that dockerfiles/tools/user.sh adds to files in /etc."""
 
+INTERPRETER = "/usr/bin/python3"
+"""Python 3 in the bases of ``recipes/bases/``."""
+
 # What `python3 -m venv --without-pip /opt/venv` writes, by the module of the image's Python, with the path that it has there.
+# Prints each path with its type and the text of a file or the target of a link.
 _MAKE_VENV = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
-sys.executable = sys._base_executable = "/usr/bin/python3"
-import venv
-venv.EnvBuilder(symlinks=True, with_pip=False).create(sys.argv[1])
+sys.executable = sys._base_executable = sys.argv[1]
+import json, os, tempfile, venv
+
+def entry(path):
+    if os.path.islink(path):
+        return "link", os.readlink(path)
+    if os.path.isdir(path):
+        return "directory", ""
+    with open(path, encoding="utf-8", newline="") as file:
+        return "file", file.read().replace(scratch, "")
+
+with tempfile.TemporaryDirectory() as scratch:
+    root = scratch + "/" + sys.argv[2]
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(root)
+    paths = [root] + [os.path.join(parent, name) for parent, *names in os.walk(root) for name in sum(names, [])]
+    print(json.dumps({os.path.relpath(path, scratch): entry(path) for path in paths}))
 """
 
 
@@ -57,15 +74,16 @@ venv.EnvBuilder(symlinks=True, with_pip=False).create(sys.argv[1])
 class ImageBase:
     """What an image is built on: its layers, lowest first, their unpacked digests, its config (OCI image-spec, config.md).
 
-    ``root`` is a directory with its files, of which ``etc/passwd`` and ``etc/group`` are read. ``python`` starts its Python, or
-    another of the same version, on this machine.
+    ``accounts`` are the texts of its ``passwd`` and ``group``. ``python`` starts its Python, or another of the same version, on
+    this machine; in the image that is ``interpreter``.
     """
 
     layers: tuple[Descriptor, ...]
     diff_ids: tuple[str, ...]
     config: dict[str, Any]
-    root: Path
+    accounts: Mapping[str, str]
     python: tuple[str, ...]
+    interpreter: str = INTERPRETER
 
 
 def wheel_files(
@@ -211,7 +229,9 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     of_nvidia = [wheel for wheel in context.locked if wheel.name.startswith(NVIDIA)]
     others = [wheel for wheel in context.locked if wheel not in of_nvidia]
     ours = [built.wheel for built in context.ours]
-    yield inputs.layer("environment", "environment", 0, lambda layer, _: _write_venv(layer, inputs))
+    interpreter = inputs.base.interpreter
+    key = "environment" if interpreter == INTERPRETER else ["environment", interpreter]
+    yield inputs.layer("environment", key, 0, lambda layer, _: _write_venv(layer, inputs))
     groups = _groups(of_nvidia, others, inputs.contents)
     stages = (of_nvidia, others, ours)
     without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, inputs.contents), inputs.contents)
@@ -221,7 +241,7 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
         yield _cuda_layer(inputs, of_nvidia)
     for wheel in ours:
         yield _wheel_layer(inputs, [wheel], without)
-    files = {f"etc/{name}": (inputs.base.root / "etc" / name).read_text() + added for name, added in _USER.items()}
+    files = {f"etc/{name}": inputs.base.accounts[name] + added for name, added in _USER.items()}
     files |= {
         f"opt/sm120kit/{name.removeprefix('engine/')}": text
         for name, text in scripts.items()
@@ -302,22 +322,20 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel]) -> _Layer:
 
 def _write_venv(layer: LayerWriter, inputs: _Inputs) -> None:
     """Write the environment into which the wheels are installed."""
-    with tempfile.TemporaryDirectory(prefix="sm120kit-") as scratch:
-        environment: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PYTHON")}
-        root = Path(scratch, VENV)
-        process.run([*inputs.base.python, "-S", "-s", "-c", _MAKE_VENV, root], env=environment)
-        executable = f"executable = /usr/bin/python{inputs.python.short_version}\n"
-        for path in (root, *sorted(root.rglob("*"))):
-            name = str(path.relative_to(scratch))
-            if path.is_symlink():
-                layer.symlink(name, str(path.readlink()))
-            elif path.is_dir():
-                layer.directory(name)
-            else:
-                text = path.read_bytes().decode()  # Activate.ps1 has CRLF
-                lines = text.replace(scratch, "").splitlines(keepends=True)
-                content = "".join(executable if line.startswith("executable = ") else line for line in lines).encode()
-                layer.file(name, [content], len(content))
+    environment: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PYTHON")}
+    interpreter = inputs.base.interpreter
+    made = process.run([*inputs.base.python, "-S", "-s", "-c", _MAKE_VENV, interpreter, VENV], env=environment)
+    executable = f"executable = {interpreter.rpartition('/')[0]}/python{inputs.python.short_version}\n"
+    entries: dict[str, tuple[str, str]] = json.loads(made.raw)
+    for path, (kind, text) in sorted(entries.items(), key=lambda entry: entry[0].split("/")):
+        if kind == "link":
+            layer.symlink(path, text)
+        elif kind == "directory":
+            layer.directory(path)
+        else:
+            lines = text.splitlines(keepends=True)
+            content = "".join(executable if line.startswith("executable = ") else line for line in lines).encode()
+            layer.file(path, [content], len(content))
 
 
 def _write_user(layer: LayerWriter, files: Mapping[str, str]) -> None:

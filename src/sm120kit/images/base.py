@@ -95,7 +95,8 @@ class BaseLayer:
             "config": {"Env": [f"PATH={DEFAULT_PATH}"]},
             "history": [{"created": created, "created_by": f"sm120kit: base {self.name}"}],
         }
-        return ImageBase((self.layer,), (self.layer.digest,), config, self.root, tuple(python))
+        accounts = {name: (self.root / "etc" / name).read_text() for name in ("passwd", "group")}
+        return ImageBase((self.layer,), (self.layer.digest,), config, accounts, tuple(python))
 
 
 @dataclass(frozen=True)

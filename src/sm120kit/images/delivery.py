@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ from sm120kit import recipes, sources
 from sm120kit.core import archives, reporting
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
-from sm120kit.images import assembly, attestation, checks, loading, registry, transports
+from sm120kit.images import assembly, attestation, checks, existing_base, loading, registry, transports
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
 from sm120kit.images.distribution.compression import Compression
@@ -25,7 +26,6 @@ from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
-from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels import engines
 from sm120kit.wheels.engines import EngineBuild
 from sm120kit.wheels.records import WheelBuild
@@ -55,8 +55,8 @@ class ImageRequest:
     """How to build an image.
 
     ``base`` is a base of ``recipes/bases/``, or an image by digest or local id; by default that of the engine's recipe. The
-    builder of an image as base is ``docker``. ``network`` is the network of its build steps, which fetch nothing; with
-    ``context_only``, only its build context is written.
+    default builder is ``layers``, for a local id ``docker``. ``network`` is the network of its build steps, which fetch
+    nothing; with ``context_only``, only its build context is written.
     """
 
     base: str = ""
@@ -102,8 +102,8 @@ def read_closure(path: Path) -> Closure:
     return closure
 
 
-def prepare(request: ImageRequest, recipe: recipes.Recipe, wheels: Sequence[LockedWheel], options: Options) -> ImageRequest:
-    """Complete a request, and require what an image of ``wheels`` needs, so that nothing is compiled in vain.
+def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, options: Options) -> ImageRequest:
+    """Complete a request, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
     Returns the request with a base and a builder. Base and wheels are fetched. For the builder ``layers``, the base is
     assembled, a program runs in it, and there is disk space for the image; for ``docker``, the daemon has the base, which is
@@ -115,7 +115,7 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, wheels: Sequence[Lock
         NamespacesMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
-        ToolchainUnsuitable: the image is for another machine.
+        ToolchainUnsuitable: the image is for another machine, or an image as base lacks what the wheels need.
         FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
     """
     base = request.base
@@ -124,26 +124,29 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, wheels: Sequence[Lock
         base = base or recipe.base_image or recipe.base or ""
     if base and base not in bases.names():
         contexts.require_pinned(base)
-    is_image = "sha256:" in base
-    of_docker = is_image or request.context_only or request.network != ImageRequest.network
+    is_local = base.startswith("sha256:")  # an id that only the daemon has
+    of_docker = is_local or request.context_only or request.network != ImageRequest.network
     builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
-    if not base or (builder is Builder.LAYERS and is_image):
+    if not base:
         raise NoSuchImage(
-            f"the base {base} is an image" if base else f"no base: neither {recipe.name} nor --base names one",
-            f"--base {'|'.join(bases.names())}; with --builder docker also an image, as name@sha256:<digest> or id; without an"
+            f"no base: neither {recipe.name} nor --base names one",
+            f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
             f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
         )
     if builder is Builder.LAYERS:
-        _prepare_layers(base, wheels, options)
+        _prepare_layers(base, closure, options, compiles=isinstance(recipe, recipes.EngineRecipe))
     else:
         base = _prepare_docker(base, request, options)
     return replace(request, base=base, builder=builder)
 
 
-def _prepare_layers(base: str, wheels: Sequence[LockedWheel], options: Options) -> None:
-    workspace, store = options.workspace, LocalImages(options.workspace)
-    _, reference = _debian_base(base, options)
-    store.run(reference.partition("@")[2], ["true"], {})
+def _prepare_layers(base: str, closure: Closure, options: Options, *, compiles: bool) -> None:
+    workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
+    if base in bases.names():
+        store.run(_debian_base(base, options)[1].partition("@")[2], ["true"], {})
+    else:
+        found = existing_base.inspect(existing_base.fetch(base, store.layout), store)
+        existing_base.require_suitable(base, found, closure, compiles=compiles)
     missing = sources.unfetched(wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
@@ -178,6 +181,17 @@ def _debian_base(name: str, options: Options) -> tuple[assembly.ImageBase, str]:
     base = base_layers.image_base(bases.load(name), platform.machine(), layout, options)
     manifest = layout.add_image(base.layers, base.diff_ids, base.config)
     return base, f"{name}@{manifest.digest}"
+
+
+@contextmanager
+def _opened_base(name: str, options: Options) -> Iterator[tuple[assembly.ImageBase, str]]:
+    """A base as :func:`sm120kit.images.assembly.assemble` takes it, and its reference, while the block runs."""
+    if name in bases.names():
+        yield _debian_base(name, options)
+        return
+    store = LocalImages(options.workspace)
+    with existing_base.image_base(existing_base.fetch(name, store.layout), store) as base:
+        yield base, name
 
 
 def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest, options: Options) -> ImageBuild:
@@ -239,14 +253,14 @@ def _assemble(
 ) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon."""
     workspace = options.workspace
-    base, reference = _debian_base(base_name, options)
-    context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
-    ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
-    files = assembly.wheel_files(
-        ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
-    )
-    layout = LocalImages(workspace).layout
-    image, ran = assembly.assemble(context, (text, scripts), base, files, layout, workspace)
+    with _opened_base(base_name, options) as (base, reference):
+        context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
+        ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
+        files = assembly.wheel_files(
+            ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
+        )
+        layout = LocalImages(workspace).layout
+        image, ran = assembly.assemble(context, (text, scripts), base, files, layout, workspace)
     return ImageBuild(context, image, ran)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process, sandbox
-from sm120kit.core.errors import NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
+from sm120kit.core.errors import BadArtifact, NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
 from sm120kit.core.state import Workspace, disk_errors
 from sm120kit.images import namespaces, rootfs
 from sm120kit.images.oci import Descriptor, Layout
@@ -78,8 +78,8 @@ class LocalImages:
 
     def base_of(self, image: Image) -> Image | None:
         """The base in an image's labels; None if they have none or the layout does not have it."""
-        digest = image.labels.get("org.opencontainers.image.base.digest", "")
-        return self.inspect(digest) if digest else None
+        digest, name = (image.labels.get(f"org.opencontainers.image.base.{key}", "") for key in ("digest", "name"))
+        return (self.inspect(f"{name}@{digest}") or self.inspect(digest)) if digest else None
 
     def settings(self, reference: str) -> dict[str, Any]:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.records.start_settings`.
@@ -110,6 +110,27 @@ class LocalImages:
             variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
             done = process.run(command, env=variables, check=False, tied=True)
         return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
+
+    @contextmanager
+    def prefix(self, image: str, env: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+        """The command to which a program is appended that runs as by :meth:`run`, while the block runs. ``env`` is added.
+
+        Raises:
+            NamespacesMissing, BadArtifact: as for :meth:`run`.
+        """
+        with self._container(image, {}) as container:
+            yield tuple(map(str, _isolated(replace(container, env={**container.env, **env}), [])[1]))
+
+    def read(self, image: str, path: str) -> bytes:
+        """A small file of an image.
+
+        Raises:
+            BadArtifact: the image has no file of that path.
+        """
+        entry = rootfs.find(self._layers(image), path)
+        if entry is None or entry.below or not entry.source.is_file() or entry.source.is_symlink():
+            raise BadArtifact(f"the image {image} has no file /{path}", "use another image")
+        return entry.source.read_bytes()
 
     def fetch(self, image: str, path: str, into: Path) -> bool:
         """Copy a file or directory of an image below ``into``, as hard links where possible: they must not be changed.

@@ -1,6 +1,7 @@
-"""Run a program in a root file system and namespaces of its own: ``python -I namespaces.py REQUEST``, a JSON object.
+"""Run a program in a root file system and namespaces of its own: ``python -I namespaces.py REQUEST [ARGUMENT...]``.
 
-It needs nothing but Python's standard library, because it runs before and after the change of the root. The keys of REQUEST:
+It needs nothing but Python's standard library, because it runs before and after the change of the root. REQUEST is
+a JSON object with the keys
 
 ``layers``, ``directory``   unpacked layers, highest first, as paths relative to ``directory``: the kernel limits their sum to a
                             page. They are combined by overlayfs, which gets no upper directory, so that nothing can be written
@@ -10,7 +11,8 @@ It needs nothing but Python's standard library, because it runs before and after
 ``uid``, ``gid``            ids of the program
 ``user_namespace``          whether this process becomes ``uid`` in a user namespace, where its files appear as those of
                             ``uid``. Without, root drops its rights, and files keep their owners
-``argv``, ``env``, ``cwd``  the program; with an empty ``argv`` everything is set up, and nothing is run
+``argv``, ``env``, ``cwd``  the program, to which the ARGUMENTs are appended; without both, everything is set up, and nothing
+                            is run
 
 The exit code is that of the program, 128 + N for a signal; ``SETUP_FAILED`` if the setup fails, with the reason on stderr.
 """
@@ -207,7 +209,8 @@ def _exit_code(child: int) -> int:
 
 if __name__ == "__main__":
     try:
-        CODE = main(json.loads(sys.argv[1]))
+        REQUEST = json.loads(sys.argv[1])
+        CODE = main(REQUEST | {"argv": [*REQUEST["argv"], *sys.argv[2:]]})
     except OSError as failed:
         print(failed.strerror, file=sys.stderr)
         CODE = SETUP_FAILED

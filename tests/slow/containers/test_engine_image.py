@@ -105,7 +105,6 @@ def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engin
         (("build", "vllm@0.0.1", "--base", "debian:12"), 61, "not given by digest"),
         (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--to", "pack"), 2, "without --to"),
         (("build", "flashinfer@0.6.6", "--context-only"), 2, "an engine's image"),
-        (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--builder", "layers"), 61, "is an image"),
         (("build", "vllm@0.0.1", "--builder", "layers", "--network", "host"), 2, "are for --builder docker"),
         (("image", "vllm@0.0.1", "--closure", CLOSURE), 2, "an engine's recipe and lock"),
         (("image", "flashinfer@0.6.6", "--kernels", "tiny"), 2, "needs --closure"),
