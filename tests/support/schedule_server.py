@@ -1,25 +1,43 @@
 """An OpenAI-compatible streaming server that sends tokens at known times, for tests and benchmarks of the client.
 
 A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
-``per_chunk`` in each, the first ``reasoning`` of them as reasoning; ``fault`` names an error to make. A late chunk does not
-delay the next one. The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds.
-With ``log``, a line of that file gets the times of the request and of each send.
+``per_chunk`` in each, ``first_chunk`` in the first, the first ``reasoning`` of them as reasoning; ``fault`` names an error to
+make. A late chunk does not delay the next one. The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk
+every ``INTERVAL`` seconds. With ``log``, a line of that file gets the times of the request and of each send.
 
-Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK]]]]``; it prints its port. ``/health`` has status 200.
+Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK [FIRST_CHUNK]]]]]``; it prints its port. ``/health`` has status
+200, and ``/metrics`` the content of the file that ``METRICS`` names. With ``OWNER`` in the environment its model has this
+owner, and it counts tokens in each event if ``continuous_usage_stats`` is set; without, it refuses this option.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import selectors
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MODEL = "schedule"
-PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-DEFAULTS = {name: float(text) for name, text in zip(("interval", "first", "per_chunk"), sys.argv[2:], strict=False)}
+OWNER, METRICS = os.environ.get("OWNER", ""), os.environ.get("METRICS", "")
+NAMES = ("interval", "first", "per_chunk", "first_chunk")
+
+
+@contextmanager
+def schedule_server(*defaults: float, **environment: str) -> Iterator[str]:
+    """The URL of a server that runs while the block does."""
+    argv = [sys.executable, __file__, "0", *map(str, defaults)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as server:
+        assert server.stdout
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
 
 
 def event(delta: dict[str, str] | None = None, finish: str | None = None, usage: dict[str, object] | None = None) -> bytes:
@@ -38,10 +56,11 @@ def chunked(body: bytes) -> bytes:
 
 
 class Answer:
-    def __init__(self, writer: asyncio.StreamWriter, schedule: dict[str, object]) -> None:
-        self.writer, self.fault = writer, schedule.get("fault", "")
+    def __init__(self, writer: asyncio.StreamWriter, schedule: dict[str, object], counting: bool) -> None:
+        self.writer, self.fault, self.counting = writer, schedule.get("fault", ""), counting
         self.first, self.interval = float(schedule.get("first", 0)), float(schedule.get("interval", 0))
         self.tokens, self.per_chunk = int(schedule.get("tokens", 1)), int(schedule.get("per_chunk", 1))
+        self.first_chunk = int(schedule.get("first_chunk", self.per_chunk))
         self.reasoning = int(schedule.get("reasoning", 0))
         self.word = str(schedule.get("word", "tok "))
         self.log = str(schedule.get("log", ""))
@@ -66,11 +85,11 @@ class Answer:
         sent = 0
         while sent < self.tokens:
             await asyncio.sleep(max(0.0, due - clock()))
-            count = min(self.per_chunk, self.tokens - sent)
+            count = min(self.per_chunk if sent else self.first_chunk, self.tokens - sent)
             kind = "reasoning_content" if sent < self.reasoning else "content"
-            self.send(event({kind: self.word * count}))
-            times.append(time.perf_counter())
             sent += count
+            self.send(event({kind: self.word * count}, usage={"completion_tokens": sent} if self.counting else None))
+            times.append(time.perf_counter())
             due += self.interval
             if self.fault == "comments":
                 self.send(b": keep-alive\n\n")
@@ -104,22 +123,28 @@ class Answer:
             log.write(json.dumps(times) + "\n")
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defaults: dict[str, float]) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             if head.startswith(b"GET "):
-                responses = {b"/v1/models": {"data": [{"id": MODEL, "root": "/nowhere", "created": 1}]}, b"/health": {}}
-                content = responses.get(head.split()[1])
-                body = json.dumps(content).encode()
-                status = b"404 Not Found" if content is None else b"200 OK"
+                model = {"id": MODEL, "root": "/nowhere", "created": 1} | ({"owned_by": OWNER} if OWNER else {})
+                responses = {b"/v1/models": json.dumps({"data": [model]}).encode(), b"/health": b"{}"}
+                if METRICS:
+                    responses[b"/metrics"] = Path(METRICS).read_bytes()
+                body = responses.get(head.split()[1], b"")
+                status = b"200 OK" if body else b"404 Not Found"
                 writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
                 continue
             length = next(
                 int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
             )
             request = json.loads(await reader.readexactly(length))
-            schedule = {"tokens": request.get("max_tokens", 1), "interval": 0.002} | DEFAULTS | request.get("schedule", {})
-            if not await Answer(writer, schedule).run():
+            counting = bool(request.get("stream_options", {}).get("continuous_usage_stats"))
+            if counting and not OWNER:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 14\r\n\r\nunknown option")
+                continue
+            schedule = {"tokens": request.get("max_tokens", 1), "interval": 0.002} | defaults | request.get("schedule", {})
+            if not await Answer(writer, schedule, counting).run():
                 break
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
@@ -127,8 +152,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def main() -> None:
-    server = await asyncio.start_server(serve, "127.0.0.1", PORT)
+async def main(port: int, defaults: dict[str, float]) -> None:
+    server = await asyncio.start_server(lambda reader, writer: serve(reader, writer, defaults), "127.0.0.1", port)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
@@ -138,6 +163,7 @@ if __name__ == "__main__":
     try:
         # select() waits to the microsecond, epoll in whole milliseconds.
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            runner.run(main())
+            values = zip(NAMES, map(float, sys.argv[2:]), strict=False)
+            runner.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0, dict(values)))
     except KeyboardInterrupt:
         sys.exit(130)

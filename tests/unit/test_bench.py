@@ -93,8 +93,8 @@ def test_reasoning_counts_for_ttft_but_not_for_ttfa() -> None:
     assert (got.error, got.ttft, got.ttfa, got.answer_chunks) == ("", 0.5, 1.5, 1)
     assert (got.completion_tokens, got.reasoning_tokens, got.cached_tokens) == (6, 4, None)
     assert got.chunk_seconds == (1.5, 2.0, 2.5)
-    # 6 tokens in 3 chunks: 4 of them after the first chunk, in one second.
-    assert got.decode_tok_s == pytest.approx(4.0)
+    # 6 tokens in 3 chunks: 5 of them after the first chunk, in one second; 4 if each chunk has 2.
+    assert (got.decode_tok_s, got.decode_at_least) == (pytest.approx(5.0), pytest.approx(4.0))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,35 @@ def test_stream_ends_with_a_finish_reason_or_done() -> None:
 def test_more_tokens_than_requested_is_an_error() -> None:
     reads = [(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, "length", usage={"completion_tokens": 8192}))]
     assert sample(reads, max_tokens=8192).error == ""
+    none = [*reads, (3.1, chunk(None, usage={"completion_tokens": 0}))]
+    assert sample(none).error == "usage reports no completion tokens for 2 chunks of text"
     assert sample(reads, max_tokens=4096).error == "usage reports 8,192 completion tokens for max_tokens 4,096"
+
+
+def counting(form: str, counts: list[int]) -> list[tuple[float, bytes]]:
+    """A stream with a chunk each second, whose events have the counts of tokens until then, or the tokens themselves."""
+    reads, before = [], 0
+    for number, count in enumerate(counts):
+        tokens = list(range(count - before))
+        choice: dict[str, object] = {"delta": {"content": "a"}, "finish_reason": None}
+        choice |= {"ids": {"token_ids": tokens}, "logprobs": {"logprobs": {"content": tokens}}}.get(form, {})
+        event = {"choices": [choice], "usage": {"completion_tokens": count} if form == "usage" else None}
+        reads.append((2.0 + number, b"data: " + json.dumps(event).encode() + b"\n\n"))
+        before = count
+    return [*reads, (9.0, chunk({}, "stop")), (9.1, chunk(None, usage={"completion_tokens": 10}))]
+
+
+@pytest.mark.parametrize("form", ["usage", "ids", "logprobs"])
+def test_counts_of_tokens_in_the_stream(form: str) -> None:
+    got = sample(counting(form, [1, 5, 9]))
+    assert (got.completion_tokens, got.chunk_tokens) == (10, (1, 4, 4))
+    assert (got.decode_tok_s, got.decode_at_least) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0], [5, 4, 9], [1, 5, 11], [3, 3, 3], [0, 4, 9]])
+def test_counts_in_the_stream_that_cannot_be_are_not_used(counts: list[int]) -> None:
+    got = sample(counting("usage", counts))
+    assert (got.error, got.chunk_tokens, got.decode_tok_s, got.decode_at_least) == ("", None, 4.5, pytest.approx(10 / 3))
 
 
 def test_no_rate_without_usage() -> None:
@@ -257,8 +285,9 @@ def test_summary_of_a_cell() -> None:
     got = receipt.summary(
         measured(steady(0, 1.0, 0.1, 101), steady(1, 2.0, 0.05, 201, per_chunk=2), users=2, acceptance=Acceptance(8, 6))
     )
-    assert got.decode_tok_s == pytest.approx((10 + 40) / 2)
-    assert (got.decode_lowest, got.decode_highest) == (pytest.approx(10), pytest.approx(40))
+    # The second stream has 201 chunks of 2 tokens, or one token in the first chunk.
+    assert (got.decode_tok_s, got.decode_at_least) == (pytest.approx((10 + 40.1) / 2), pytest.approx((10 + 40) / 2))
+    assert (got.decode_lowest, got.decode_highest) == (pytest.approx(10), pytest.approx(40.1))
     assert got.total_tok_s == pytest.approx(50, rel=0.01)  # while both were decoding: seconds 2 to 11
     assert got.output_tok_s == pytest.approx((101 + 402) / 12)
     assert (got.tokens, got.chunks, got.errors, got.acceptance) == (503, 302, 0, 0.75)

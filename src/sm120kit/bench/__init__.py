@@ -30,6 +30,11 @@ COUNTERS = {
 """Prometheus counters of speculative decoding (vLLM, docs/usage/metrics). Engines without them have no acceptance rate."""
 
 
+COUNTING = ("vllm", "sglang")
+"""Owners of models, by the server's list, whose servers accept ``continuous_usage_stats``: vLLM 0.20.0 (entrypoints/openai/
+engine/protocol.py) and SGLang 0.5.11 (srt/entrypoints/openai/protocol.py). Others may refuse options that they do not know."""
+
+
 @dataclass(frozen=True)
 class MeasuredServer:
     """A server to measure: its root, the model to request from it, and how it was started, as far as that is known."""
@@ -107,7 +112,7 @@ def run(
             measurement.save(replace(before, cells=(*before.cells, replace(part, restart=restart))))
 
         salt = f"{began.isoformat()}/{number}"
-        measured = replace(_measure(server, measurement, cell, salt, save_interrupted), restart=restart)
+        measured = replace(_measure(server, measurement, cell, result.circumstances, salt, save_interrupted), restart=restart)
         lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
         last = last_start and number == len(order) - 1
         result = replace(result, cells=(*result.cells, measured), complete=last and not lost)
@@ -149,6 +154,7 @@ def _measure(
     server: MeasuredServer,
     measurement: Measurement,
     cell: Cell,
+    about: Circumstances,
     salt: str,
     save_interrupted: Callable[[MeasuredCell], None],
 ) -> MeasuredCell:
@@ -162,8 +168,11 @@ def _measure(
         ended.append(request)
         request_ended()
 
+    def counted(users: Iterable[Iterable[client.StreamRequest]]) -> list[Iterable[client.StreamRequest]]:
+        return [map(client.counted, user) for user in users] if about.said.get("owned_by") in COUNTING else list(users)
+
     warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
-    warm = client.stream_all(endpoint, warmups, on_end=lambda request: request_ended())
+    warm = client.stream_all(endpoint, counted(warmups), on_end=lambda request: request_ended())
     result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
     before = _counters(endpoint)
     try:
@@ -173,7 +182,7 @@ def _measure(
                 if work.seconds
                 else workload.requests(work, cell, server.model, work.requests_per_user, salt)
             )
-            streamed = client.stream_all(endpoint, users, on_end=on_end)
+            streamed = client.stream_all(endpoint, counted(users), on_end=on_end)
     except BaseException:
         if ended:
             save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,12 @@ class StreamRequest:
     prompt: int
     path: str
     body: dict[str, Any]
+
+
+def counted(request: StreamRequest) -> StreamRequest:
+    """The request with ``continuous_usage_stats``: the server counts the tokens until each chunk in its event."""
+    options = {**request.body.get("stream_options", {}), "continuous_usage_stats": True}
+    return replace(request, body={**request.body, "stream_options": options})
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,11 @@ class Receipt:
 class Summary:
     """The figures of a cell; rates in tokens per second, times in seconds, None if unknown.
 
-    ``decode_tok_s`` is the median over the requests; ``total_tok_s`` counts the tokens of all users while all of them were
-    decoding; ``output_tok_s`` counts all tokens from the start of the first request to the end of the last.
-    ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first token, waiting included.
+    ``decode_tok_s`` is the median over the requests, ``decode_at_least`` the same if the first chunk of each request has as
+    many tokens as its average chunk: less than ``decode_tok_s`` unless the server counts tokens by chunk. ``total_tok_s``
+    counts the tokens of all users while all of them were decoding; ``output_tok_s`` counts all tokens from the start of the
+    first request to the end of the last. ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first
+    token, waiting included.
     """
 
     requests: int
@@ -136,6 +138,7 @@ class Summary:
     tokens: int | None
     chunks: int
     decode_tok_s: float | None
+    decode_at_least: float | None
     decode_lowest: float | None
     decode_highest: float | None
     total_tok_s: float | None
@@ -201,7 +204,8 @@ def read(path: Path) -> Receipt:
 def summary(cell: MeasuredCell) -> Summary:
     """The figures of a cell over its successful requests; failed requests are counted, never averaged."""
     successful = [sample for sample in cell.samples if not sample.error]
-    rates = [rate for sample in successful if (rate := sample.decode_tok_s) is not None]
+    decoded = [sample for sample in successful if sample.decode_tok_s is not None]
+    rates = [sample.decode_tok_s or 0.0 for sample in decoded]
     counts = [sample.completion_tokens for sample in successful if sample.completion_tokens is not None]
     prefill = [
         (s.prompt_tokens - (s.cached_tokens or 0)) / s.ttft
@@ -218,6 +222,7 @@ def summary(cell: MeasuredCell) -> Summary:
         tokens=sum(counts) if known else None,
         chunks=sum(len(sample.chunk_seconds) for sample in successful),
         decode_tok_s=median(rates) if rates else None,
+        decode_at_least=median(sample.decode_at_least or 0.0 for sample in decoded) if decoded else None,
         decode_lowest=min(rates, default=None),
         decode_highest=max(rates, default=None),
         total_tok_s=_together(successful, cell.users),
@@ -233,38 +238,36 @@ def summary(cell: MeasuredCell) -> Summary:
 
 
 def _together(samples: Sequence[Sample], users: int) -> float | None:
-    """Tokens per second of all users while every one of them was decoding; each chunk counts as the average of its stream.
+    """Tokens per second of all users while every one of them was decoding.
 
     The time between the last chunk of a user's request and the first chunk of the user's next request does not count.
     """
-    if any(sample.completion_tokens is None or len(sample.chunk_seconds) < 2 for sample in samples):
+    received = [sample.tokens_received for sample in samples]
+    if None in received:
         return None
+    streams = [(sample.chunk_seconds, counts) for sample, counts in zip(samples, received, strict=True) if counts]
     # Requests of a user follow each other: the number of streams that are decoding is the number of users that are.
-    changes = sorted(
-        [(sample.chunk_seconds[0], 1) for sample in samples] + [(sample.chunk_seconds[-1], -1) for sample in samples]
-    )
+    changes = sorted([(times[0], 1) for times, _ in streams] + [(times[-1], -1) for times, _ in streams])
     decoding, seconds, tokens = 0, 0.0, 0.0
     for (begin, change), (end, _) in pairwise(changes):
         decoding += change
         if decoding == users and end > begin:
             seconds += end - begin
             tokens += sum(
-                (_chunks_until(sample, end) - _chunks_until(sample, begin))
-                * (sample.completion_tokens or 0)
-                / len(sample.chunk_seconds)
-                for sample in samples
-                if sample.chunk_seconds[0] <= begin and sample.chunk_seconds[-1] >= end
+                _tokens_until(end, times, counts) - _tokens_until(begin, times, counts)
+                for times, counts in streams
+                if times[0] <= begin and times[-1] >= end
             )
     return tokens / seconds if seconds else None
 
 
-def _chunks_until(sample: Sample, seconds: float) -> float:
-    """Chunks received until then, plus the elapsed fraction of the time to the next chunk."""
-    times = sample.chunk_seconds
-    received = bisect_right(times, seconds)
-    if received in (0, len(times)):
-        return received
-    return received + (seconds - times[received - 1]) / (times[received] - times[received - 1])
+def _tokens_until(seconds: float, times: Sequence[float], tokens: Sequence[float]) -> float:
+    """Tokens of the chunks received until then, and of the next chunk the elapsed fraction of the time to it."""
+    chunks = bisect_right(times, seconds)
+    if chunks == len(times):
+        return tokens[-1]
+    elapsed = (seconds - times[chunks - 1]) / (times[chunks] - times[chunks - 1])
+    return tokens[chunks - 1] + elapsed * (tokens[chunks] - tokens[chunks - 1])
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from sm120kit.bench.sse import Reader
@@ -26,8 +27,9 @@ class Sample:
     """One request. Times are seconds since the run began; None is unknown, never zero.
 
     ``completion_tokens`` is the server's count in ``usage``; ``chunk_seconds`` are the times of events with text. Their numbers
-    differ: a chunk may have several tokens, and a token may be delayed until its character is complete. Rates are None
-    without ``usage``. ``error`` is empty for a successful request; the data before an error is kept.
+    differ: a chunk may have several tokens, and a token may be delayed until its character is complete. ``chunk_tokens`` are
+    the tokens of each chunk if the server counts them in the stream. Rates are None without ``usage``. ``error`` is empty for
+    a successful request; the data before an error is kept.
     """
 
     user: int
@@ -47,6 +49,7 @@ class Sample:
     finish_reason: str | None
     model: str | None
     text_sha256: str
+    chunk_tokens: tuple[int, ...] | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -62,17 +65,34 @@ class Sample:
     def decode_tok_s(self) -> float | None:
         """Tokens per second after the first chunk: the tokens of all chunks but the first, over the time from it to the last.
 
-        Each chunk counts as the average number of tokens.
+        Without counts by chunk the first chunk has one token: vLLM and SGLang send the first token alone.
         """
-        chunks = len(self.chunk_seconds)
-        if self.error or self.completion_tokens is None or chunks < 2 or self.chunk_seconds[-1] <= self.chunk_seconds[0]:
+        tokens = self.tokens_received
+        return None if tokens is None else (tokens[-1] - tokens[0]) / (self.chunk_seconds[-1] - self.chunk_seconds[0])
+
+    @property
+    def decode_at_least(self) -> float | None:
+        """The rate if the first chunk has as many tokens as the average chunk; the rate itself if chunks are counted."""
+        rate, chunks = self.decode_tok_s, len(self.chunk_seconds)
+        if rate is None or self.completion_tokens is None or self.chunk_tokens:
+            return rate
+        return min(rate, rate * self.completion_tokens * (chunks - 1) / chunks / (self.completion_tokens - 1))
+
+    @property
+    def tokens_received(self) -> tuple[float, ...] | None:
+        """Tokens received until each chunk, with it; None for a failed request, or without a count or time between chunks."""
+        times, total = self.chunk_seconds, self.completion_tokens
+        if self.error or total is None or total < 2 or len(times) < 2 or times[-1] <= times[0]:
             return None
-        return self.completion_tokens * (chunks - 1) / chunks / (self.chunk_seconds[-1] - self.chunk_seconds[0])
+        if self.chunk_tokens:
+            return tuple(accumulate(self.chunk_tokens))
+        share = (total - 1) / (len(times) - 1)
+        return tuple(1 + share * number for number in range(len(times)))
 
     @property
     def itl(self) -> tuple[float, ...]:
         """Seconds between chunks with text."""
-        return tuple(after - before for before, after in zip(self.chunk_seconds, self.chunk_seconds[1:], strict=False))
+        return tuple(after - before for before, after in pairwise(self.chunk_seconds))
 
 
 class _Answer:
@@ -80,6 +100,8 @@ class _Answer:
 
     def __init__(self) -> None:
         self.chunk_seconds: list[float] = []
+        self.counted: list[int | None] = []
+        self.streamed_tokens = 0
         self.answer_chunks = 0
         self.first_answer: float | None = None
         self.counts: dict[str, int | None] = {}
@@ -102,7 +124,7 @@ class _Answer:
             return
         self.error = self.error or _reported_error(name, event)
         self.model = event.get("model") or self.model
-        self._add_usage(event.get("usage"))
+        usage = self._add_usage(event.get("usage"))
         choices = event.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             self.error = self.error or f"an event has no list of choices: {data[:80]!r}"
@@ -110,6 +132,11 @@ class _Answer:
         for choice in choices:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             delta = choice.get("delta") or {}
+            if not isinstance(delta, dict):
+                self.error = self.error or f"a delta is not an object: {data[:80]!r}"
+                return
+            listed = choice.get("token_ids") or _nested(choice, "logprobs", "content")
+            self.streamed_tokens += len(listed) if isinstance(listed, list) else 0
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
             answer = delta.get("content") or choice.get("text") or delta.get("tool_calls")
             if answer:
@@ -118,14 +145,24 @@ class _Answer:
                     self.first_answer = seconds
             if answer or reasoning:
                 self.chunk_seconds.append(seconds)
+                self.counted.append(usage if usage is not None else self.streamed_tokens if listed else None)
                 self.text.update(json.dumps([reasoning, answer]).encode())
         if self.finish_reason in FAILED:
             self.error = self.error or f"server: the request ended with finish_reason {self.finish_reason!r}"
 
-    def _add_usage(self, usage: Any) -> None:
-        """Keep the last usage; a count that is not one is an error."""
+    def chunk_tokens(self) -> tuple[int, ...] | None:
+        """Tokens of each chunk, by the counts in their events; None unless all have one that can be."""
+        counted = [count for count in self.counted if count is not None]
+        total = self.counts.get("completion_tokens")
+        if len(counted) < len(self.counted) or len(counted) < 2 or total is None or counted[-1] > total:
+            return None
+        tokens = [after - before for before, after in pairwise([0, *counted])]
+        return tuple(tokens) if tokens[0] > 0 and min(tokens) >= 0 and counted[-1] > counted[0] else None
+
+    def _add_usage(self, usage: Any) -> int | None:
+        """Keep the last usage, and return its completion tokens; a count that is not one is an error."""
         if not usage:
-            return
+            return None
         details = {} if not isinstance(usage, dict) else usage
         counts = {
             **{name: details.get(name) for name in ("prompt_tokens", "completion_tokens")},
@@ -135,8 +172,9 @@ class _Answer:
         wrong = {name: value for name, value in counts.items() if value is not None and not _is_count(value)}
         if not isinstance(usage, dict) or wrong:
             self.error = self.error or f"usage has no counts of tokens: {json.dumps(wrong or usage)[:80]}"
-            return
+            return None
         self.counts = counts
+        return self.counts["completion_tokens"]
 
 
 def _is_count(value: object) -> bool:
@@ -194,6 +232,8 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
     impossible = ""
     if completion is not None and exchange.max_tokens is not None and completion > exchange.max_tokens:
         impossible = f"usage reports {completion:,} completion tokens for max_tokens {exchange.max_tokens:,}"
+    if completion == 0 and answer.chunk_seconds:
+        impossible = f"usage reports no completion tokens for {len(answer.chunk_seconds):,} chunks of text"
     return Sample(
         user=exchange.user,
         prompt=exchange.prompt,
@@ -212,4 +252,5 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
         finish_reason=answer.finish_reason,
         model=answer.model,
         text_sha256=answer.text.hexdigest(),
+        chunk_tokens=answer.chunk_tokens(),
     )

@@ -21,6 +21,8 @@ Given = Annotated[
     list[str] | None,
     typer.Option("--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'."),
 ]
+SHOWN_DIFFERENCE = 0.001
+"""Share of a rate from which its uncertainty is printed."""
 Plot = Annotated[
     str, typer.Option("--plot", metavar="FILE|-", help="Draw throughput by users and by context: .svg, .png, or - for text.")
 ]
@@ -231,10 +233,26 @@ def _table(receipt: Receipt) -> None:
             )
         )
     console.table(("users", "output", "context", *["restart"] * restarted, *columns), rows)
+    for line in _first_chunks(receipt):
+        console.data(line)
     for line in clocks.lines(sampled for cell in receipt.cells for sampled in cell.clocks or ()):
         console.data(line)
     for error in sorted({sample.error for cell in receipt.cells for sample in cell.samples if sample.error}):
         console.data(f"error: {error}")
+
+
+def _first_chunks(receipt: Receipt) -> Iterator[str]:
+    """How much lower the rates of cells are if the first chunk has more than the one token that is assumed."""
+    from sm120kit.bench.receipt import summary
+
+    for cell in _ordered(receipt):
+        s = summary(cell)
+        if s.decode_tok_s and s.decode_at_least and s.decode_at_least < s.decode_tok_s * (1 - SHOWN_DIFFERENCE):
+            yield (
+                f"{users(cell)}, {cell.output_tokens} tokens: the server does not count tokens by chunk; the first counts "
+                f"as one, and with the average of {(s.tokens or 0) / s.chunks:.1f} the rate is {s.decode_at_least:.1f} tok/s "
+                f"({1 - s.decode_at_least / s.decode_tok_s:.1%} lower)"
+            )
 
 
 def _range(figures: tuple[float, float, float] | None) -> str:

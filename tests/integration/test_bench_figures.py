@@ -1,0 +1,54 @@
+"""Figures of servers whose schedule is known: rates, latencies and acceptance against what the server sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+from schedule_server import schedule_server
+
+from sm120kit.bench import Measurement, run, running_server, workload
+from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
+from sm120kit.core.urls import Endpoint
+
+SECONDS_PER_TOKEN = 0.002
+TOKENS = 256
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Callable[..., MeasuredCell]:
+    """Measures one cell of a server: two users, two answers of 256 tokens each."""
+
+    def measured(url: str) -> MeasuredCell:
+        text = 'summary = "x"\nprompts = ["a"]\nusers = [2]\noutput_tokens = [256]\nrequests_per_user = 2\n'
+        (tmp_path / "w.toml").write_text(text)
+        saved: list[Receipt] = []
+        run(running_server(Endpoint.parse(url)), Measurement(workload.load(str(tmp_path / "w.toml")), saved.append))
+        (cell,) = saved[-1].cells
+        assert not any(sample.error for sample in cell.samples)
+        return cell
+
+    return measured
+
+
+@pytest.mark.parametrize("owner", ["vllm", ""])
+@pytest.mark.parametrize(("first_chunk", "per_chunk"), [(1, 4), (1, 16), (1, 1), (16, 16)])
+def test_rate_with_several_tokens_in_a_chunk(
+    owner: str, first_chunk: int, per_chunk: int, measure: Callable[..., MeasuredCell]
+) -> None:
+    """The schedule has the tokens of each chunk. A server that counts them is exact, any other within its bound."""
+    with schedule_server(SECONDS_PER_TOKEN * per_chunk, 0.0, per_chunk, first_chunk, OWNER=owner) as url:
+        cell = measure(url)
+    figures = summary(cell)
+    true = [(TOKENS - first_chunk) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0]) for sample in cell.samples]
+    assert figures.tokens == 4 * TOKENS and figures.decode_tok_s and figures.decode_at_least
+    if owner or first_chunk == 1:
+        assert figures.decode_tok_s == pytest.approx(median(true))
+        assert (figures.decode_lowest, figures.decode_highest) == (pytest.approx(min(true)), pytest.approx(max(true)))
+    if owner:
+        assert [sample.chunk_tokens and sample.chunk_tokens[:2] for sample in cell.samples] == [(first_chunk, per_chunk)] * 4
+        assert figures.decode_at_least == figures.decode_tok_s
+    else:
+        assert figures.decode_at_least <= median(true) * 1.000001 <= figures.decode_tok_s * 1.000002
