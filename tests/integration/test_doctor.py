@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sm120kit.cli import app
 from sm120kit.core.errors import CannotMeasure
 from sm120kit.hosts.doctor import measure
 from sm120kit.hosts.facts import probe, reader
@@ -110,3 +112,18 @@ def test_measure_requires_torch_with_gpus(tmp_path: Path) -> None:
         measure.run_transfers("copies", 2, str(python))
     with pytest.raises(CannotMeasure, match="detects 0 of 64 GPUs"):
         measure.run_transfers("copies", 64, sys.executable)
+
+
+@pytest.mark.parametrize("name", ["", "not-executable", "not-elf", "no-interpreter"])
+def test_nvidia_smi_that_cannot_be_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command prints findings, with the reason, and no traceback."""
+    (tmp_path / "nvidia-smi").write_bytes({"not-elf": b"\x7fELF", "no-interpreter": b"#!/nowhere\n"}.get(name, b"#!/bin/sh\n"))
+    (tmp_path / "nvidia-smi").chmod(0o644 if name == "not-executable" else 0o755)
+    if not name:
+        (tmp_path / "nvidia-smi").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    reasons = json.loads(result.stdout)["host"]["unread"]
+    message = {"not-executable": "Permission denied", "not-elf": "Exec format error"}
+    assert message.get(name, "program not found") in reasons["nvidia-smi-q.xml"]

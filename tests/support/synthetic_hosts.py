@@ -15,6 +15,8 @@ from typing import Any
 PRO = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 GEFORCE = "NVIDIA GeForce RTX 5090"
 FORCED = "ForceP2P=0x11;RMForceP2PType=1;RMPcieP2PType=2;GrdmaPciTopoCheckOverride=1;EnableResizableBar=1"
+SERIAL, UUID, MAC = b"\xa1serial\xa2", "GPU-0a1b2c3d-0102-0304-0506-0a0b0c0d0e0f", "3c:ec:ef:01:02:03"
+"""Identifiers of the synthetic hosts, which no recording may contain."""
 ROOT_PORTS = ("pci0000:00/0000:00:01.1/0000:01:00.0", "pci0000:40/0000:40:01.1/0000:41:00.0")
 SWITCH = tuple(f"pci0000:00/0000:00:01.1/0000:01:00.0/0000:02:{port:02x}.0/0000:{port + 3:02x}:00.0" for port in range(2))
 TWO_SWITCHES = tuple(
@@ -70,6 +72,7 @@ GOOD: dict[str, Any] = {
     "nvme": "0",
     "memlock": "unlimited",
     "stack": "unlimited",
+    "dmesg": ("NVRM: loading NVIDIA UNIX Open Kernel Module",),
     "files": (),
 }
 
@@ -234,6 +237,29 @@ HOSTS: dict[str, dict[str, Any]] = {
         "registry": "RMForceStaticBar1=1;PeerMappingOverride=1",
         "environment": {"HOME": "/root", "VLLM_SKIP_P2P_CHECK": "0"},
     },
+    "odd-values": {
+        "driver": ("580.105.06", "Not Found"),
+        "sysctl": ("N/A", ""),
+        "environment": {
+            "HOME": "",
+            "NCCL_P2P_LEVEL": "BOGUS",
+            "NCCL_P2P_DISABLE": "true",
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
+        },
+        "files": (("/root/.cache/vllm/gpu_p2p_access_cache_for_0,1.json", '{"a->b": 1}'),),
+    },
+    "empty-values": {
+        "environment": {
+            "HOME": "/root",
+            "NCCL_P2P_LEVEL": "",
+            "NCCL_P2P_DISABLE": "",
+            "VLLM_SKIP_P2P_CHECK": "",
+            "LD_PRELOAD": "",
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+        },
+        "files": (("/etc/ld.so.preload", "\n"),),
+    },
     "closed-module": {"smi": False, "module": "Kernel Module", "bar1": 131072},
 }
 
@@ -277,6 +303,8 @@ def build(name: str, root: Path) -> Path:
     put("/sys/module/nvme_core/parameters/default_ps_max_latency_us", host["nvme"])
     put("/sys/module/pcie_aspm/parameters/policy", "[default] performance powersave")
     put("/sys/class/iommu/ivhd0/uevent")
+    lines = [*host["dmesg"], f"NVRM: GPU at PCI:0000:01:00: {UUID}", f"eth0 NIC Link is Up {MAC}", f"NVRM: {MAC}"]
+    put("/commands/dmesg.txt", "\n".join(f"[ 1.0] {line}" for line in lines))
     put("/sys/fs/cgroup/system.slice/ssh.service/cgroup.procs")
     if host["module"]:
         banner = "NVIDIA UNIX Open Kernel Module for x86_64" if "Open" in host["module"] else "NVIDIA UNIX x86_64 Kernel Module"
@@ -319,7 +347,7 @@ def build(name: str, root: Path) -> Path:
             link(f"{directory}/driver", f"/sys/bus/pci/drivers/{host['bound']}")
             put(f"/sys/bus/pci/drivers/{host['bound']}/bind")
             if host["module"]:
-                put(f"/proc/driver/nvidia/gpus/{bus}/information", f"Model: \t\t {host['product']}\nBus Location: {bus}\n")
+                put(f"/proc/driver/nvidia/gpus/{bus}/information", f"Model: \t\t {host['product']}\nGPU UUID: {UUID}\n")
     if host["smi"]:
         _nvidia_smi(host, put)
     return root
@@ -331,10 +359,11 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _config(aspm: bool, acs: int | None) -> bytes:
-    """Configuration space: a PCI Express capability at 0x40; AER at 0x100, then ACS at 0x150 for ports."""
+    """Configuration space: a PCI Express capability at 0x40; AER at 0x100, a serial number, then ACS at 0x150 for ports."""
     space = bytearray(4096)
     space[0x34], space[0x40], space[0x50] = 0x40, 0x10, 0x02 if aspm else 0x00
-    struct.pack_into("<I", space, 0x100, 0x0001 | 2 << 16 | (0x150 << 20 if acs is not None else 0))
+    struct.pack_into("<I", space, 0x100, 0x0001 | 2 << 16 | 0x140 << 20)
+    struct.pack_into("<I8s", space, 0x140, 0x0003 | 1 << 16 | (0x150 << 20 if acs is not None else 0), SERIAL)
     if acs is not None:
         struct.pack_into("<IHH", space, 0x150, 0x000D | 1 << 16, 0x001F, acs)
     return bytes(space)

@@ -71,12 +71,41 @@ def test_problems_have_remedies_and_unknown_facts_have_commands(hosts: dict[str,
                 assert diagnosis.fact and diagnosis.fix, finding.check
 
 
+def test_no_check_fails(hosts: dict[str, Host]) -> None:
+    """Values in unexpected form are findings or unknown; "the check failed" is for bugs."""
+    facts = {(name, f.check): f.verdict.fact for name, host in hosts.items() for f in doctor.diagnose(host)}
+    assert not {key: fact for key, fact in facts.items() if fact.startswith("the check failed")}
+
+
+@pytest.mark.parametrize(
+    ("check", "impact", "fact"),
+    [
+        ("driver", Impact.BREAKS, "CUDA Not Found"),
+        ("nccl-p2p-level", Impact.SLOWS, "NCCL_P2P_LEVEL=BOGUS is not a level"),
+        ("nccl-p2p-disable", Impact.MINOR, "NCCL_P2P_DISABLE=true"),
+        ("preload", Impact.BREAKS, "libvgpu.so (HAMi)"),
+        ("sysctl", None, "vm.swappiness = 'N/A', kernel.numa_balancing = ''"),
+        ("allocator", None, "no expandable segments"),
+        ("peer-cache", Impact.BREAKS, "gpu_p2p_access_cache_for_0,1.json"),
+    ],
+)
+def test_odd_values_are_findings(check: str, impact: Impact | None, fact: str, hosts: dict[str, Host]) -> None:
+    diagnosis = diagnose(hosts["odd-values"], check)
+    assert diagnosis.impact is impact and fact in diagnosis.fact
+
+
+def test_empty_variables_are_not_set(hosts: dict[str, Host]) -> None:
+    good, empty = (doctor.diagnose(hosts[name]) for name in ("node-forced", "empty-values"))
+    assert [finding.verdict for finding in empty] == [finding.verdict for finding in good]
+
+
 def test_check_names_are_unique() -> None:
     assert len({host_check.name for host_check in CHECKS}) == len(CHECKS)
 
 
 def test_fit_requires_no_breaking_or_slowing_finding(hosts: dict[str, Host]) -> None:
     assert {name for name in NAMES if doctor.fit(doctor.diagnose(hosts[name]))} == {
+        "empty-values",
         "gb10-ready",
         "geforce-careful",
         "node-forced",

@@ -32,6 +32,34 @@ def test_failure_names_command_and_last_lines(tmp_path: Path) -> None:
         process.run([tmp_path / "no-such-program"])
 
 
+def test_program_that_cannot_be_run(tmp_path: Path) -> None:
+    """Neither a file that may not be executed, nor one that is no program, nor one whose interpreter is absent is a bug."""
+    odd = tmp_path / "nvidia-smi"
+    for content, mode, message in (
+        (b"", 0o644, "Permission denied"),
+        (b"\x7fELF of another CPU", 0o755, "Exec format error"),
+        (b"#!/no/such/interpreter\n", 0o755, "program not found"),
+    ):
+        odd.write_bytes(content)
+        odd.chmod(mode)
+        with pytest.raises(ToolchainMissing, match=message):
+            process.run_until([odd], None)
+    with pytest.raises(ToolchainMissing, match="Permission denied"):
+        process.run([tmp_path])  # a directory
+
+
+def test_unreadable_directory_on_path(tmp_path: Path) -> None:
+    """A directory on PATH without search permission: exec(3) reports EACCES for every program that it does not find."""
+    script = "from sm120kit.core import process\nfrom sm120kit.core.errors import ToolchainMissing\n"
+    script += "try: process.run(['no-such-program'])\nexcept ToolchainMissing as error: print(error.message)"
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    env = {**os.environ, "PATH": f"{closed}:{os.environ['PATH']}", "PYTHONPATH": process.own_python_path()}
+    user = 65534 if os.getuid() == 0 else None  # root may search any directory
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, user=user, cwd="/")
+    assert "cannot run no-such-program: Permission denied" in done.stdout, done.stderr
+
+
 def test_variable_set_to_none_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_TEST", "seen")
     assert process.run(["/bin/sh", "-c", "echo $SM120KIT_TEST"]).stdout == "seen\n"

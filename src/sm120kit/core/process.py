@@ -76,7 +76,7 @@ def run(
     appended to that file, without credentials in URLs.
 
     Raises:
-        ToolchainMissing: the program does not exist.
+        ToolchainMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0 and ``check`` is true.
     """
     with _child(argv, cwd=cwd, env=env, stdin=stdin is not None, tied=tied) as child:
@@ -99,7 +99,7 @@ def run_lines(argv: Sequence[str | Path], on_line: Callable[[str], None], *, env
     """Run a program to its end and pass each line of its output, stderr included, to ``on_line`` as soon as it is printed.
 
     Raises:
-        ToolchainMissing: the program does not exist.
+        ToolchainMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0.
     """
     lines = []
@@ -121,7 +121,7 @@ def run_until(
     Ctrl-C reaches only the main thread, so a program that another thread waits for is ended this way.
 
     Raises:
-        ToolchainMissing: the program does not exist.
+        ToolchainMissing: the program does not exist or cannot be run.
         Stopped: ``stop`` was set; the program was ended.
     """
     with _child(argv, env=env, tied=tied) as child:
@@ -152,7 +152,7 @@ def start(argv: Sequence[str | Path], *, env: Environment | None = None) -> Runn
     The input also ends when this process is killed.
 
     Raises:
-        ToolchainMissing: the program does not exist.
+        ToolchainMissing: the program does not exist or cannot be run.
     """
     return _spawn(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
@@ -167,7 +167,7 @@ def background(
     behind. When this process is killed, the program itself gets SIGTERM.
 
     Raises:
-        ToolchainMissing: the program does not exist.
+        ToolchainMissing: the program does not exist or cannot be run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -229,6 +229,14 @@ def _spawn(
         if cwd is not None and not cwd.is_dir():
             raise
         raise ToolchainMissing(f"program not found: {argv[0]}", "install it or put it on PATH") from error
+    except OSError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise
+        # EACCES without such a program in any readable directory; ENOEXEC: neither a binary for this CPU nor a script.
+        raise ToolchainMissing(
+            f"cannot run {argv[0]}: {error.strerror}",
+            "check the file's type and permissions, and those of the directories on PATH",
+        ) from error
 
 
 def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:

@@ -2,50 +2,69 @@
 
 from __future__ import annotations
 
+from sm120kit.hosts.doctor import peers
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem
 from sm120kit.hosts.doctor.machine import TURIN_FAMILY
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts.records import PeerCache
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
-DISTANCE = ("PIX", "PXB", "PHB", "NODE", "SYS")
-LEVEL_FOR = {"NODE": "PHB"}
-"""Topology class -> value of NCCL_P2P_LEVEL where the names differ: NCCL's PHB includes one NUMA node."""
+SHIMS = {"libvgpu.so": "HAMi", "libvcuda.so": "gpu-manager", "libcuda-control.so": "gpu-manager"}
+"""File name of a preloaded library that intercepts CUDA calls -> the program that installs it."""
 TURIN_GPUS = 8
 
 
 @check(
     "nccl-p2p-level",
-    "NCCL_P2P_LEVEL is a name, not a number",
+    "NCCL_P2P_LEVEL is a name that NCCL accepts",
     Scope.PAIR,
-    "NCCL manual, environment variables (its integers changed in 2.4.7); " + WIKI,
+    "ncclGetLevel in NCCL's src/graph/paths.cc: other names are ignored; NCCL manual, environment variables; " + WIKI,
 )
 def p2p_level(host: Host) -> Diagnosis:
     level = host.environment.get("NCCL_P2P_LEVEL")
     if level is None:
         return ok("not set: NCCL's default applies")
-    if level.isdigit():
-        kinds = [pair.kind for pair in host.pairs if pair.kind]
-        farthest = max(kinds, key=DISTANCE.index, default="SYS")
+    if level in peers.LEVELS:
+        return ok(f"NCCL_P2P_LEVEL={level}")
+    kinds = [pair.kind for pair in host.pairs if pair.kind in peers.NEEDED]
+    farthest = max(kinds, key=list(peers.NEEDED).index, default="SYS")
+    fix = f"NCCL_P2P_LEVEL={peers.NEEDED[farthest]}, the name for this host's most distant pair ({farthest})"
+    if level[0].isdigit():
         return problem(
-            Impact.BREAKS,
-            f"NCCL_P2P_LEVEL={level}",
-            cause="the meaning of the numbers differs between versions of the table: 4 is SYS in one, one NUMA node in another",
-            consequence="NCCL does not use P2P, or uses it where it deadlocks: no progress, GPUs at 100 % and 140 W",
-            fix=f"NCCL_P2P_LEVEL={LEVEL_FOR.get(farthest, farthest)}, the name for this host's most distant pair ({farthest})",
+            Impact.MINOR,
+            f"NCCL_P2P_LEVEL={level}, which NCCL reads as {peers.p2p_level(level)}",
+            cause="a number of NCCL before 2.4.7; other tables of these numbers exist, in which 4 is one NUMA node",
+            consequence="P2P may be used between other GPUs than intended",
+            fix=fix,
         )
-    return ok(f"NCCL_P2P_LEVEL={level}")
+    return problem(
+        Impact.SLOWS,
+        f"NCCL_P2P_LEVEL={level} is not a level: {', '.join(peers.LEVELS)}",
+        cause="a typing error; names are in capitals, and NODE is called PHB",
+        consequence="NCCL ignores the variable without a message; its default is P2P within PCIe switches, or between the only "
+        "two GPUs of an AMD host",
+        fix=fix,
+    )
 
 
 @check("nccl-p2p-disable", "P2P is not disabled in NCCL", Scope.PAIR, f"{WIKI} optimization/nccl-tuning.md")
 def p2p_disable(host: Host) -> Diagnosis:
-    if host.environment.get("NCCL_P2P_DISABLE", "0") == "0":
+    value = host.environment.get("NCCL_P2P_DISABLE", "0")
+    if value == "0":
         return ok("NCCL_P2P_DISABLE is not set")
+    if not peers.p2p_disabled(value):
+        return problem(
+            Impact.MINOR,
+            f"NCCL_P2P_DISABLE={value}",
+            cause="NCCL compares the number with 1; other values have no effect",
+            consequence="P2P remains enabled, and a hang that this was to prevent remains",
+            fix="NCCL_P2P_DISABLE=1, or unset it",
+        )
     if any(pair.granted not in ("OK", None) for pair in host.pairs):
         return ok("NCCL_P2P_DISABLE is set, and the driver refuses P2P on this host")
     return problem(
-        Impact.SLOWS,
-        "NCCL_P2P_DISABLE is set",
+        Impact.MINOR,
+        "NCCL_P2P_DISABLE=1",
         cause="a workaround for hangs that was not removed",
         consequence="70 instead of 90 tok/s for a single stream; large prefills and many streams may be faster with it",
         fix="unset NCCL_P2P_DISABLE; the findings iommu, acs and hmm list causes of such hangs",
@@ -120,7 +139,7 @@ def _stale(cache: PeerCache, host: Host) -> bool:
     """Whether a cache is unreadable, names GPUs that do not exist, or contradicts the driver."""
     if cache.verdicts is None:
         return True
-    if any(int(gpu) >= len(host.gpus) for pair in cache.verdicts for gpu in pair.split("->")):
+    if any(not gpu.isdecimal() or int(gpu) >= len(host.gpus) for pair in cache.verdicts for gpu in pair.split("->")):
         return True
     peers = [allowed for pair, allowed in cache.verdicts.items() if len(set(pair.split("->"))) == 2]
     refused = any(pair.granted not in ("OK", None) for pair in host.pairs)
@@ -146,4 +165,25 @@ def kernel_cache(host: Host) -> Diagnosis:
     return ok(f"FlashInfer kernels of {versions[0]}")
 
 
-CHECKS: tuple[HostCheck, ...] = (p2p_level, p2p_disable, turin_graph, allocator, peer_cache, kernel_cache)
+@check(
+    "preload",
+    "no preloaded library intercepts CUDA",
+    Scope.GPU,
+    "Project-HAMi/HAMi#2641, #2760, #1834; ld.so(8)",
+)
+def preload(host: Host) -> Diagnosis:
+    shims = [name for name in host.preloaded if name.partition(".so")[0] + ".so" in SHIMS]
+    if not shims:
+        return ok(f"preloaded: {', '.join(host.preloaded) or 'nothing'}")
+    owners = ", ".join(sorted({SHIMS[name.partition(".so")[0] + ".so"] for name in shims}))
+    disabled = host.environment.get("CUDA_DISABLE_CONTROL", "").lower() == "true"
+    return problem(
+        Impact.MINOR if disabled or len(host.gpus) < 2 else Impact.BREAKS,
+        f"{', '.join(shims)} ({owners}){', CUDA_DISABLE_CONTROL=true' if disabled else ''}",
+        cause="a library that shares GPUs between containers is loaded into every program and intercepts CUDA's calls",
+        consequence='NCCL hangs in ncclCommInitRank, after the line "vLLM is using nccl" of vLLM; P2P may appear absent',
+        fix="CUDA_DISABLE_CONTROL=true in containers with whole GPUs, or a scheduler that does not add the library",
+    )
+
+
+CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, turin_graph, allocator, peer_cache, kernel_cache)

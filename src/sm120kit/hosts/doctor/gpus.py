@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from sm120kit.hosts.doctor.findings import (
@@ -74,6 +75,16 @@ def driver(host: Host) -> Diagnosis:
     version = host.driver.version
     if version is None:
         return unknown(host.missing_reason("/proc/driver/nvidia/version", SMI), "cat /proc/driver/nvidia/version")
+    if host.driver.cuda and not _numbers(host.driver.cuda):
+        return problem(
+            Impact.BREAKS,
+            f"driver {version}, CUDA {host.driver.cuda}",
+            cause="nvidia-smi cannot load libcuda.so.1: the driver's compute libraries are not installed, or are of another "
+            "version than the module; the host driver of vGPU has none",
+            consequence="CUDA programs detect no GPU",
+            fix="ldconfig -p | grep libcuda.so.1; install the driver's compute package, such as libnvidia-compute-580; in a "
+            "container: NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
     if _numbers(version) < DRIVER_FLOOR or (host.driver.cuda and _numbers(host.driver.cuda) < CUDA_FLOOR):
         return problem(
             Impact.BREAKS,
@@ -86,7 +97,8 @@ def driver(host: Host) -> Diagnosis:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    """The numbers of a version; () for text such as "Not Found"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)) if version[:1].isdigit() else ()
 
 
 @check(

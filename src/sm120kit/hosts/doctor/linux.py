@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
@@ -101,9 +103,13 @@ def aspm(host: Host) -> Diagnosis:
     f"{WIKI} optimization/nccl-tuning.md (host CPU tuning)",
 )
 def sysctl(host: Host) -> Diagnosis:
-    values = {name: int(host.settings[name]) for name in SYSCTL_LIMITS if name in host.settings}
-    if not values:
-        return unknown(host.missing_reason("/proc/sys/vm/swappiness"), "sysctl vm.swappiness kernel.numa_balancing")
+    read = {name: host.settings[name] for name in SYSCTL_LIMITS if name in host.settings}
+    values = {name: int(value) for name, value in read.items() if re.fullmatch(r"-?\d+", value)}
+    command = "sysctl vm.swappiness kernel.numa_balancing"
+    if not read:
+        return unknown(host.missing_reason("/proc/sys/vm/swappiness"), command)
+    if len(values) < len(read):
+        return unknown(", ".join(f"{SYSCTL_LIMITS[name][0]} = {value!r}" for name, value in read.items()), command)
     high = [name for name, value in values.items() if value > SYSCTL_LIMITS[name][1]]
     if high:
         return problem(

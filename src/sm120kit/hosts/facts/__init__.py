@@ -67,7 +67,7 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
             ) from error
     reader = HostReader(Path(os.path.realpath(root)), record)
     smi_gpus, version, cuda = nvidia.gpus(reader)
-    values, names, home = system.environment(reader)
+    values, names = system.environment(reader)
     total, available = system.memory(reader)
     gpus = _gpus(reader, smi_gpus)
     system_version = reader.text("/proc/version") or ""
@@ -92,12 +92,14 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
         launched=system.launched(reader),
         environment=values,
         names=names,
+        preloaded=system.preloaded(reader),
+        kernel_log=system.kernel_log(reader),
         settings={name: value for name, path in system.SETTINGS.items() if (value := reader.text(path)) is not None},
         file_systems=system.file_systems(reader),
         raids=system.raids(reader),
         guards=system.guards(reader),
-        peer_caches=system.peer_caches(reader, home),
-        kernel_caches=system.kernel_caches(reader, home),
+        peer_caches=system.peer_caches(reader),
+        kernel_caches=system.kernel_caches(reader),
         unread=reader.unread,
     )
 

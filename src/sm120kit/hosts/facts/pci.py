@@ -6,6 +6,7 @@ import re
 import struct
 from itertools import takewhile
 
+from sm120kit.hosts.facts.capabilities import capability, extended
 from sm120kit.hosts.facts.reader import HostReader
 from sm120kit.hosts.facts.records import PIX, PXB, Bridge, ErrorCounters, Link
 
@@ -14,9 +15,9 @@ NVIDIA = "0x10de"
 DISPLAY = ("0x0300", "0x0302")
 """PCI class: VGA compatible and 3D controller."""
 
-# PCI Express Base Specification, chapter 7; offsets from Linux's include/uapi/linux/pci_regs.h.
-_CAPABILITIES, _EXPRESS, _LINK_CONTROL = 0x34, 0x10, 0x10
-_EXTENDED, _ACS, _ACS_CONTROL = 0x100, 0x000D, 0x06
+# Capabilities and offsets in them: Linux's include/uapi/linux/pci_regs.h.
+_EXPRESS, _LINK_CONTROL = 0x10, 0x10
+_ACS, _ACS_CONTROL = 0x000D, 0x06
 ACS_REDIRECT = 0x04 | 0x08
 """P2P request redirect and completion redirect: either sends peer traffic up to the CPU."""
 
@@ -55,36 +56,19 @@ def link(reader: HostReader, bus: str) -> Link:
 
 def _aspm(reader: HostReader, directory: str) -> bool | None:
     config = reader.raw(f"{directory}/config") or b""
-    offset = _capability(config, _EXPRESS)
+    offset = capability(config, _EXPRESS)
     if offset is not None and offset + _LINK_CONTROL < len(config):
         return bool(config[offset + _LINK_CONTROL] & 0x3)
     states = [reader.text(path) for path in reader.glob(f"{directory}/link/*_aspm")]
     return any(state == "1" for state in states) if states else None
 
 
-def _capability(config: bytes, identifier: int) -> int | None:
-    """Offset of a capability. Without root, sysfs shows 64 bytes: the head of the capability list, but no element."""
-    offset, visited = config[_CAPABILITIES] if len(config) > 64 else 0, set[int]()
-    while offset >= 64 and offset not in visited and offset + 1 < len(config):
-        visited.add(offset)
-        if config[offset] == identifier:
-            return offset
-        offset = config[offset + 1] & 0xFC
-    return None
-
-
 def acs(config: bytes) -> tuple[bool | None, int | None]:
     """Whether a port has ACS, and its control register; (None, None) when extended configuration space is not readable."""
-    if len(config) <= _EXTENDED + 4:
-        return None, None
-    offset, visited = _EXTENDED, set[int]()
-    while offset >= _EXTENDED and offset not in visited and offset + 8 <= len(config):
-        visited.add(offset)
-        (header,) = struct.unpack_from("<I", config, offset)
-        if header & 0xFFFF == _ACS:
-            return True, struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0]
-        offset = header >> 20
-    return False, None
+    offset = extended(config, _ACS)
+    if not offset:
+        return (None, None) if offset is None else (False, None)
+    return True, struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0]
 
 
 def bridge(reader: HostReader, bus: str) -> Bridge:

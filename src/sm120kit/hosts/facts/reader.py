@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from sm120kit.core.errors import Sm120kitError
+from sm120kit.core.errors import HostUnreadable, Sm120kitError
 from sm120kit.core.process import Stopped, deadline, run_until
-from sm120kit.hosts.facts.redact import REDACTIONS
+from sm120kit.hosts.facts.redact import HOME, redacted
 
 COMMANDS = {
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
     "nvidia-smi-compute-cap.csv": ("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
     "nvidia-smi-topo-m.txt": ("nvidia-smi", "topo", "-m"),
     "nvidia-smi-topo-p2p-r.txt": ("nvidia-smi", "topo", "-p2p", "r"),
+    "dmesg.txt": ("dmesg",),
     "docker-ps.txt": (
         "docker",
         "ps",
@@ -43,6 +45,8 @@ class HostReader:
     unread: dict[str, str] = field(default_factory=dict)
     timed_out: set[str] = field(default_factory=set)
     """Programs that exceeded the time limit; they are not run again."""
+    home: str = "/root"
+    """The user's home directory, which recordings contain as ``redact.HOME``."""
 
     def real(self, path: str) -> Path:
         """The location of a host's path below the root. Symbolic links in recorded trees must be relative."""
@@ -57,8 +61,9 @@ class HostReader:
         except OSError as error:
             self.unread[path] = error.strerror or type(error).__name__
             return None
-        if path in REDACTIONS:
-            content = REDACTIONS[path](content.decode(errors="replace")).encode()
+        if path == "/proc/self/environ" and (home := re.search(rb"(?:^|\0)HOME=/+([^\0]+)", content)):
+            self.home = f"/{home[1].decode(errors='replace').rstrip('/')}"
+        content = redacted(path, content)
         self._record(path, content)
         return content
 
@@ -86,10 +91,18 @@ class HostReader:
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         """Existing paths that match a pattern, as absolute paths of the host, sorted."""
-        paths = sorted("/" + path.relative_to(self.root).as_posix() for path in self.root.glob(pattern.lstrip("/")))
+        try:
+            paths = sorted("/" + path.relative_to(self.root).as_posix() for path in self.root.glob(pattern.lstrip("/")))
+        except OSError as error:
+            self.unread[pattern] = error.strerror or type(error).__name__
+            return ()
         for path in paths:
             self._record(path)
         return tuple(paths)
+
+    def glob_home(self, pattern: str) -> tuple[str, ...]:
+        """Existing paths below the home directory that match a pattern, as ``~/...``, sorted."""
+        return tuple(f"~{path.removeprefix(self.home)}" for path in self.glob(f"{escape(self.home)}/{pattern}"))
 
     def exists(self, path: str) -> bool:
         """Whether a path exists and is visible to this user."""
@@ -131,14 +144,22 @@ class HostReader:
             message = " ".join((process.stdout + process.stderr).split())[:200]
             self.unread[name] = f"exit code {process.returncode}: {message}"
             return None
-        text = REDACTIONS[recorded](process.stdout) if recorded in REDACTIONS else process.stdout
-        self._record(recorded, text.encode())
-        return text
+        content = redacted(recorded, process.raw)
+        self._record(recorded, content)
+        return content.decode(errors="replace")
 
     def _record(self, path: str, content: bytes | None = None) -> None:
         """Write a path to the recording, with the symbolic links on its way; without ``content``, only that it exists."""
         if self.record is None:
             return
+        try:
+            self._write(self.record, path, content)
+        except OSError as error:
+            raise HostUnreadable(
+                f"cannot record to {self.record}: {error.strerror}", "record to another file system"
+            ) from error
+
+    def _write(self, record: Path, path: str, content: bytes | None) -> None:
         current, rest, followed = Path(), path.strip("/").split("/"), set[Path]()
         while rest:
             current /= rest.pop(0)
@@ -148,14 +169,20 @@ class HostReader:
                 if current in followed:
                     return  # a cycle of links
                 followed.add(current)
-                copy = self.record / current
+                copy = record / _anonymous(current, self.home)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 if not copy.is_symlink():
                     copy.symlink_to(link)
                 current, rest = current.parent, [*link.parts, *rest]
-        copy = self.record / current
+        copy = record / _anonymous(current, self.home)
         if content is None and (self.root / current).is_dir():
             copy.mkdir(parents=True, exist_ok=True)
         elif content is not None or not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content or b"")
+
+
+def _anonymous(path: Path, home: str) -> Path:
+    """A path of the host, relative to its root, with another name for the home directory."""
+    own = Path(home).relative_to("/")
+    return Path(HOME).relative_to("/") / path.relative_to(own) if path.is_relative_to(own) else path

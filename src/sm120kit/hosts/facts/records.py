@@ -158,7 +158,8 @@ class PeerCache:
 class Host:
     """All facts about one machine.
 
-    ``environment`` has the values of the few variables that the checks use; of others only the name is kept, in ``names``.
+    ``environment`` has the values of the few variables that the checks use, unless empty; ``names`` are those of NCCL, CUDA and
+    the engines. ``preloaded`` are file names of libraries that every program loads; ``kernel_log`` its lines on PCI.
     ``virtual`` is the hypervisor's product name, "" on bare metal; ``passthrough`` are devices bound to vfio-pci;
     ``iommu_active`` is whether the kernel uses an IOMMU. ``file_systems`` are (mount point, type) pairs of disks; ``settings``
     has the kernel settings by their names in ``SETTINGS``. Memory in bytes.
@@ -182,6 +183,8 @@ class Host:
     launched: tuple[LaunchedContainer, ...]
     environment: dict[str, str]
     names: tuple[str, ...]
+    preloaded: tuple[str, ...]
+    kernel_log: tuple[str, ...] | None
     settings: dict[str, str]
     file_systems: tuple[tuple[str, str], ...] | None
     raids: dict[str, dict[str, str]]

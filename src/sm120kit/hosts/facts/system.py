@@ -9,13 +9,15 @@ from pathlib import Path
 from sm120kit.core.state import parse_json
 from sm120kit.hosts.facts.reader import HostReader
 from sm120kit.hosts.facts.records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
-from sm120kit.hosts.facts.redact import READ_VARIABLES
+from sm120kit.hosts.facts.redact import NAMED_VARIABLES, READ_VARIABLES
 
 SETTINGS = {
     "swappiness": "/proc/sys/vm/swappiness",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "nvme_latency": "/sys/module/nvme_core/parameters/default_ps_max_latency_us",
 }
+PRELOAD = "/etc/ld.so.preload"
+"""Libraries that the dynamic loader adds to every program (ld.so(8))."""
 GUARDS = ("earlyoom", "systemd-oomd", "nohang")
 """Daemons that kill a process before memory is exhausted."""
 
@@ -63,7 +65,7 @@ def cpu(reader: HostReader) -> Cpu:
     family = value("cpu family")
     return Cpu(
         value("vendor_id"),
-        int(family) if family else None,
+        int(family) if family and family.isdecimal() else None,
         value("model name"),
         len(packages) or None,
         _count(nodes),
@@ -169,12 +171,27 @@ def _limit(limits: str, name: str) -> int | None:
     return -1 if match[1] == "unlimited" else int(match[1])
 
 
-def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...], str]:
-    """Values of ``READ_VARIABLES``, names of further variables, and the home directory."""
+def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Values of ``READ_VARIABLES`` that are not empty, and the names of further variables."""
     text = (reader.raw("/proc/self/environ") or b"").decode(errors="replace")
     variables = dict(variable.split("=", 1) for variable in text.split("\0") if "=" in variable)
-    home = variables.pop("HOME", "/root")
-    return {name: value for name, value in variables.items() if name in READ_VARIABLES}, tuple(variables), home
+    values = {name: value.strip() for name, value in variables.items() if name in READ_VARIABLES and value.strip()}
+    return values, tuple(name for name in variables if NAMED_VARIABLES.fullmatch(name))
+
+
+def preloaded(reader: HostReader) -> tuple[str, ...]:
+    """File names of the libraries that the dynamic loader adds to every program: LD_PRELOAD and /etc/ld.so.preload."""
+    text = (reader.raw("/proc/self/environ") or b"").decode(errors="replace")
+    names = next((value for value in text.split("\0") if value.startswith("LD_PRELOAD=")), "=").partition("=")[2].split(":")
+    if reader.exists(PRELOAD):
+        names += (reader.text(PRELOAD) or "").split(":")
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def kernel_log(reader: HostReader) -> tuple[str, ...] | None:
+    """Lines of the kernel log since boot on NVIDIA's driver, PCI and the IOMMU."""
+    text = reader.command_output("dmesg.txt")
+    return None if text is None else tuple(text.splitlines())
 
 
 def raids(reader: HostReader) -> dict[str, dict[str, str]]:
@@ -196,12 +213,12 @@ def guards(reader: HostReader) -> tuple[str, ...] | None:
     return tuple(name for name in GUARDS if reader.exists(f"{slice_}/{name}.service"))
 
 
-def peer_caches(reader: HostReader, home: str) -> tuple[PeerCache, ...]:
+def peer_caches(reader: HostReader) -> tuple[PeerCache, ...]:
     """vLLM's caches of P2P results."""
     caches = []
-    for path in reader.glob(f"{home}/.cache/vllm/gpu_p2p_access_cache_for_*.json"):
+    for path in reader.glob_home(".cache/vllm/gpu_p2p_access_cache_for_*.json"):
         try:
-            content = parse_json(reader.text(path) or "")
+            content = parse_json(reader.text(path.replace("~", reader.home, 1)) or "")
             verdicts = {str(pair): bool(allowed) for pair, allowed in content.items()}
         except (ValueError, AttributeError):
             verdicts = None
@@ -209,7 +226,8 @@ def peer_caches(reader: HostReader, home: str) -> tuple[PeerCache, ...]:
     return tuple(caches)
 
 
-def kernel_caches(reader: HostReader, home: str) -> tuple[str, ...]:
+def kernel_caches(reader: HostReader) -> tuple[str, ...]:
     """FlashInfer's caches of compiled kernels, as ``version/archs``."""
-    cache = f"{home}/.cache/flashinfer"
-    return tuple(path.removeprefix(f"{cache}/").removesuffix("/cached_ops") for path in reader.glob(f"{cache}/*/*/cached_ops"))
+    cache = ".cache/flashinfer"
+    paths = reader.glob_home(f"{cache}/*/*/cached_ops")
+    return tuple(path.removeprefix(f"~/{cache}/").removesuffix("/cached_ops") for path in paths)
