@@ -1,0 +1,72 @@
+"""Expected decode rates: the roofline's step with two costs that are fitted to published rates; see docs/roofline.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work, step, tokens_per_step
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The fitted costs.
+
+    ``layer_seconds`` is the floor of a layer: launches, and kernels too small to reach the bandwidth. ``gb10_share`` is the
+    share of its published bandwidth that GB10 reaches; other GPUs count with all of theirs.
+    """
+
+    layer_seconds: float
+    gb10_share: float
+
+
+CALIBRATION = Calibration(layer_seconds=140e-6, gb10_share=0.74)
+"""The minimum of the mean absolute error over the tables in docs/measurements/roofline-error.md."""
+MEAN_ERROR = 0.14
+"""Mean absolute error over the same tables, each with the costs fitted to the others."""
+
+
+@dataclass(frozen=True)
+class ExpectedStep:
+    """Seconds of an expected decode step by cause; they add up."""
+
+    terms: tuple[tuple[str, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return sum(seconds for _, seconds in self.terms)
+
+    @property
+    def dominant(self) -> tuple[str, float]:
+        """The longest term and its share of the step."""
+        name, seconds = max(self.terms, key=lambda term: term[1])
+        return name, seconds / self.seconds
+
+
+def expected_step(model: RooflineModel, gpu: GpuKind, work: Work) -> ExpectedStep:
+    """The decode step that current engines are expected to take."""
+    return calibrated(step(model, gpu, work), passed_layers(model, work), gpu, CALIBRATION)
+
+
+def passed_layers(model: RooflineModel, work: Work) -> int:
+    """Layers that run in a step, one after the other: the model's, and those of the MTP head for each draft token."""
+    return model.layers + (work.drafts * model.draft_layers if model.draft else 0)
+
+
+def calibrated(ideal: DecodeStep, layers: int, gpu: GpuKind, calibration: Calibration) -> ExpectedStep:
+    """The expected step of ``layers`` layers, from that of the roofline."""
+    share = calibration.gb10_share if gpu.name == "GB10" else 1.0
+    reads: tuple[tuple[str, float], ...] = (
+        ("weights", ideal.weights / share),
+        ("KV cache", ideal.cache / share),
+        ("states of linear attention", ideal.states / share),
+        ("drafting", ideal.drafting / share),
+    )
+    if ideal.arithmetic > sum(seconds for _, seconds in reads):
+        reads = (("arithmetic", ideal.arithmetic),)
+    return ExpectedStep((*reads, ("all-reduces", ideal.all_reduces), ("layer floor", layers * calibration.layer_seconds)))
+
+
+def expected_rate(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) -> float:
+    """Tokens per second of all users together; ``acceptance`` is the measured share of accepted draft tokens."""
+    return work.users * tokens_per_step(work.drafts, acceptance) / expected_step(model, gpu, work).seconds

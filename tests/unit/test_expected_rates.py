@@ -1,0 +1,111 @@
+"""The expected rate: steps computed by hand, and the committed fit against the published rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import published_rates
+import pytest
+from published_rates import PAGE, PublishedTable, by_machine, by_table, error_left_out, fit, generated, left_out, tables
+
+from sm120kit.bench import roofline
+from sm120kit.bench.roofline import GPUS, Work
+from sm120kit.bench.roofline.expected import (
+    CALIBRATION,
+    MEAN_ERROR,
+    Calibration,
+    calibrated,
+    expected_rate,
+    expected_step,
+    passed_layers,
+)
+
+PRO, GB10 = GPUS[1], GPUS[3]
+IDEAL = roofline.DecodeStep(weights=3e-3, cache=1e-3, states=0.5e-3, drafting=0.5e-3, arithmetic=2e-3, all_reduces=1e-3)
+COSTS = Calibration(layer_seconds=100e-6, gb10_share=0.5)
+INT4 = "Intel/Qwen3.5-122B-A10B-int4-AutoRound"
+
+
+def test_expected_step_adds_a_floor_for_each_layer() -> None:
+    step = calibrated(IDEAL, 60, PRO, COSTS)
+    assert dict(step.terms) == pytest.approx(
+        {
+            "weights": 3e-3,
+            "KV cache": 1e-3,
+            "states of linear attention": 0.5e-3,
+            "drafting": 0.5e-3,
+            "all-reduces": 1e-3,
+            "layer floor": 6e-3,
+        }
+    )
+    assert step.seconds == pytest.approx(12e-3)
+    assert step.dominant == ("layer floor", pytest.approx(0.5))
+
+
+def test_gb10_reads_at_its_share_of_the_bandwidth() -> None:
+    step = calibrated(IDEAL, 10, GB10, COSTS)
+    assert dict(step.terms)["weights"] == pytest.approx(6e-3)
+    assert step.seconds == pytest.approx(10e-3 + 1e-3 + 1e-3)
+    assert step.dominant == ("weights", pytest.approx(0.5))
+
+
+def test_arithmetic_counts_where_it_takes_longer_than_reading() -> None:
+    step = calibrated(replace(IDEAL, arithmetic=8e-3), 10, PRO, COSTS)
+    assert dict(step.terms) == pytest.approx({"arithmetic": 8e-3, "all-reduces": 1e-3, "layer floor": 1e-3})
+
+
+def test_drafting_passes_the_layers_of_the_mtp_head() -> None:
+    model = roofline.model_of(INT4)
+    assert model
+    assert [passed_layers(model, Work(1, 0, drafts, 1)) for drafts in (0, 2)] == [48, 50]
+    work = Work(1, 300, 1, 1)
+    assert expected_rate(model, GB10, work, 0.5) == pytest.approx(1.5 / expected_step(model, GB10, work).seconds)
+
+
+# ---- the fit
+
+
+@pytest.mark.parametrize("table", tables(), ids=lambda table: str(table.name))
+def test_published_rates_are_below_the_ceiling(table: PublishedTable) -> None:
+    for cell in table.cells:
+        assert cell.rate < roofline.ceiling(table.model, table.gpu, cell.work)
+
+
+def test_committed_costs_are_the_fit() -> None:
+    fitted = [table for table in tables() if table.fitted]
+    assert len(fitted) >= 20 and {table.gpu.name for table in fitted} >= {PRO.name, GB10.name, GPUS[2].name}
+    assert fit([table.name for table in fitted]) == CALIBRATION
+    assert error_left_out(by_table) == pytest.approx(MEAN_ERROR, abs=0.005)
+
+
+def test_page_has_the_errors() -> None:
+    assert generated(PAGE.read_text()) == PAGE.read_text()  # python tests/bench/expected_rates.py
+
+
+@pytest.fixture
+def wrong_rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The published rates of one machine multiplied by 3; the machine."""
+    machine = "Stravica, Spark"
+
+    def wrong(table: PublishedTable) -> PublishedTable:
+        cells = tuple(replace(cell, rate=3 * cell.rate) for cell in table.cells)
+        return replace(table, cells=cells) if table.machine == machine else table
+
+    changed = tuple(map(wrong, tables()))
+    monkeypatch.setattr(published_rates, "tables", lambda: changed)
+    published_rates._errors.cache_clear()
+    yield machine
+    published_rates._errors.cache_clear()
+
+
+def test_table_is_not_judged_by_costs_fitted_to_it(wrong_rates: str) -> None:
+    names = [table.name for table in tables() if table.machine == wrong_rates]
+    assert len(names) == 3
+    wrong = left_out(by_machine)
+    published_rates._errors.cache_clear()
+    with pytest.MonkeyPatch.context() as restored:
+        restored.setattr(published_rates, "tables", tables)
+        right = left_out(by_machine)
+    assert [wrong[name] for name in names] == [right[name] for name in names]
+    assert wrong != right
