@@ -110,7 +110,9 @@ class LogScan:
         self._rest = b""
         self._number = 0
         self._groups: dict[tuple[str, ...], _Group] = {}
-        self._needles = {rule.id: tuple(text.lower().encode() for text in rule.match) for rule in rules()}
+        self._needles = {rule.id: _encoded(rule.match) for rule in rules()}
+        self._alternatives = {rule.id: _encoded(rule.any) or (b"",) for rule in rules()}
+        self._excluded = {rule.id: _encoded(rule.without) for rule in rules()}
         self._contexts = {text: False for rule in rules() for text in rule.log}
         self._versions: dict[str, str] = {}
         self._words = {b"vllm": False, b"sglang": False}
@@ -161,7 +163,12 @@ class LogScan:
         block = TERMINAL.sub(b"", block)
         lowered = block.lower()
         self._note(block, lowered)
-        candidates = [rule for rule in rules() if all(needle in lowered for needle in self._needles[rule.id])]
+        candidates = [
+            rule
+            for rule in rules()
+            if all(needle in lowered for needle in self._needles[rule.id])
+            and any(text in lowered for text in self._alternatives[rule.id])
+        ]
         for line in re.split(rb"\r\n|\n|\r", block):
             self._number += 1
             if line.strip():
@@ -184,8 +191,10 @@ class LogScan:
         """The rules that match a line, up to the first that depends on nothing else."""
         lowered = line.lower()
         for rule in candidates:
-            if _in_order(self._needles[rule.id], lowered) and not any(
-                text.lower().encode() in lowered for text in rule.without
+            if (
+                _in_order(self._needles[rule.id], lowered)
+                and any(text in lowered for text in self._alternatives[rule.id])
+                and not any(text in lowered for text in self._excluded[rule.id])
             ):
                 yield rule
                 if not rule.conditional:
@@ -242,6 +251,10 @@ class LogScan:
             fits = self._fits(fix.engine) if fix.engine else True
             if fits is not False:
                 yield fix.text if fits else f"{fix.engine}: {fix.text}"
+
+
+def _encoded(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(text.lower().encode() for text in texts)
 
 
 def _in_order(needles: tuple[bytes, ...], lowered: bytes) -> bool:

@@ -31,6 +31,8 @@ class Kind(StrEnum):
     FAILURE = "failure"
     HANG = "hang"
     """The last line before nothing is printed any more: the rule applies only if no other line follows."""
+    GENERAL = "general"
+    """A failure that many causes have: an illegal access, a missing module. Precise failures anywhere in the log precede it."""
     SLOW = "slow"
     CONSEQUENCE = "consequence"
     """Reports that something failed before; does not explain the log."""
@@ -62,15 +64,14 @@ class Remedy:
 class Rule:
     """A line with a known cause.
 
-    ``match`` are strings that must occur in the line, in this order, case-insensitively; ``without``, strings that must not;
-    ``log``, strings of which at least one must occur anywhere in the log. ``engines`` are packages and versions, one of
-    which the log must be of, as far as it shows.
+    ``match`` are strings that must occur in the line, in this order, case-insensitively; ``any``, strings of which at least
+    one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log.
+    ``engines`` are packages and versions, one of which the log must be of, as far as it shows.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    match: Annotated[tuple[Text, ...], Field(min_length=1)]
     cause: Text
     fixes: tuple[Remedy, ...]
     sources: Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -78,9 +79,15 @@ class Rule:
     confidence: Confidence
     checked: date
     kind: Kind = Kind.FAILURE
+    match: tuple[Text, ...] = ()
+    any: tuple[Text, ...] = ()
     without: tuple[Text, ...] = ()
     log: tuple[Text, ...] = ()
     engines: tuple[Versions, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.match and not self.any:
+            raise ValueError("a rule requires strings in `match` or `any`")
 
     @property
     def conditional(self) -> bool:
