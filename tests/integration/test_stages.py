@@ -5,6 +5,7 @@ All cases of a stage are in tests/slow; a tile of the host compiler is in test_t
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -48,3 +49,29 @@ def test_wheel_of_smallest_module_carries_compiled_sm120_code(built: tuple[Path,
     )
     cubins = json.loads(inspected.stdout)
     assert {cubin["arch"] for cubin in cubins} == {"sm_120f"} and sum(len(cubin["kernels"]) for cubin in cubins) > 0
+
+
+def test_plan_and_finished_wheel_do_not_wait_for_another_build(built: tuple[Path, Path], data: Path, downloads: Path) -> None:
+    state, wheel = built
+    environment = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
+    build = [
+        sys.executable,
+        "-m",
+        "sm120kit",
+        "build",
+        "flashinfer@0.6.6",
+        "--kernels",
+        "tiny",
+        "--mirror",
+        downloads,
+        "--offline",
+    ]
+    with (state / "locks" / "flashinfer-0.6.6-sm_120f.lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a build of these sources that compiles
+        planned = subprocess.run([*build, "--dry-run"], env=environment, capture_output=True, text=True, timeout=300)
+        finished = subprocess.run(
+            [*build, "--output", wheel.parent], env=environment, capture_output=True, text=True, timeout=300
+        )
+    assert (planned.returncode, finished.returncode) == (0, 0), planned.stderr + finished.stderr
+    assert "FlashInfer plan" in planned.stdout and finished.stdout.strip() == str(wheel)
+    assert "waiting" not in planned.stderr + finished.stderr

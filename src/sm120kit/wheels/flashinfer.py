@@ -70,18 +70,20 @@ def build(
     for line in toolchain.toolchain_differences(lock, tools) if lock else ():
         reporting.info(f"not the locked toolchain: {line}")
     work, costs = workspace.work(selection.directory), Costs(workspace.cache / "costs.json")
+    generated = _generate(selection, tree, (tools, ffi), workspace)
+    environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
+    tiles = tile_table(recipe, tree, tools, workspace)
+    plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
+    planned = WheelBuild(recipe, tree, plan)
+    if stage is Stage.PLAN:
+        return planned
+    directory = workspace.build(recipe.engine, plan.digest)
+    if artifacts := published(plan, directory):
+        return replace(planned, artifacts=artifacts, directory=directory)
     with workspace.exclusive(selection.directory):
-        generated = _generate(selection, tree, (tools, ffi), workspace)
-        environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
-        tiles = tile_table(recipe, tree, tools, workspace)
-        plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
-        planned = WheelBuild(recipe, tree, plan)
-        if stage is Stage.PLAN:
-            return planned
-        directory = workspace.build(recipe.engine, plan.digest)
-        if artifacts := published(plan, directory):
+        if artifacts := published(plan, directory):  # by a process that this one waited for
             return replace(planned, artifacts=artifacts, directory=directory)
-        _generate(selection, tree, (tools, ffi), workspace, on_disk=True)
+        _generate_files(selection, tree, (tools, ffi), workspace)
         _compile(plan, generated.modules, work, target.options, watch)
         if stage is Stage.COMPILE:
             from sm120kit.wheels.check import check_modules, tvm_ffi_loader
@@ -104,31 +106,39 @@ def _verified_lock(target: FlashInferTarget) -> Lock | None:
 
 
 def _generate(
-    selection: plans.Selection,
-    tree: PatchedTree,
-    tools: tuple[Toolchain, TvmFfi],
-    workspace: Workspace,
-    *,
-    on_disk: bool = False,
+    selection: plans.Selection, tree: PatchedTree, tools: tuple[Toolchain, TvmFfi], workspace: Workspace
 ) -> _GeneratedRecord:
-    """Run the engine's generators on a tree, or read the record of an earlier run.
+    """Read the record of an earlier run of the engine's generators on a tree, without a lock; run them if there is none."""
+    record = workspace.cache / "generated" / f"{_generated_key(selection, tree, tools, workspace)}.json"
+    if record.is_file():
+        return read_record(_GeneratedRecord, record)
+    with workspace.exclusive(selection.directory):
+        return _generate_files(selection, tree, tools, workspace)
 
-    With ``on_disk``, the generated files have to exist in the work directory as well, as this tree gives them.
-    """
-    work = workspace.work(selection.directory)
+
+def _generated_key(selection: plans.Selection, tree: PatchedTree, tools: tuple[Toolchain, TvmFfi], workspace: Workspace) -> str:
     requests = plans.generator_requests(selection)
     cuda, ffi = tools
     programs = [cuda.nvcc_version, str(cuda.cuda_home), ffi.version, str(ffi.directory)]
-    key = digest_of([plans.PLAN_FORMAT, requests, sorted(selection.archs), tree.tree, *programs, str(work)])
+    directory = str(workspace.work(selection.directory))
+    return digest_of([plans.PLAN_FORMAT, requests, sorted(selection.archs), tree.tree, *programs, directory])
+
+
+def _generate_files(
+    selection: plans.Selection, tree: PatchedTree, tools: tuple[Toolchain, TvmFfi], workspace: Workspace
+) -> _GeneratedRecord:
+    """Run the engine's generators in the work directory unless its files are those of this tree. The caller has locked it."""
+    work, key = workspace.work(selection.directory), _generated_key(selection, tree, tools, workspace)
     record, stamp = workspace.cache / "generated" / f"{key}.json", work / "generated.key"
-    in_work = stamp.is_file() and stamp.read_text() == key
-    if record.is_file() and (in_work or not on_disk):
+    if record.is_file() and stamp.is_file() and stamp.read_text() == key:
         return read_record(_GeneratedRecord, record)
     from sm120kit.wheels.generators import generate
 
     reporting.info(f"generating kernels of {selection.recipe.name} (tree {tree.tree[:12]})")
     stamp.unlink(missing_ok=True)
     patches.materialise(tree, work / "tree")
+    cuda, ffi = tools
+    requests = plans.generator_requests(selection)
     generated = _GeneratedRecord(generate(work / "tree", work, requests, selection.archs, cuda, ffi), tree.tree)
     write_record(record, generated)
     stamp.write_text(key)
