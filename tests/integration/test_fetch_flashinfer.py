@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sm120kit.core.state import Workspace
@@ -73,6 +76,38 @@ fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.download
     assert [path.name for path in (root / "checkouts").iterdir()] == [checkout.repository.name]
     assert [path.name for path in (root / "downloads").iterdir()] == [PIN.sha256]
     assert Repository(checkout.repository).git("fsck", "--connectivity-only").returncode == 0
+
+
+def test_git_ends_with_a_killed_fetch(fetched: Workspace, tmp_path: Path) -> None:
+    """A git that is about to create a repository does not create it after the next fetch has removed its directory."""
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text(
+        f"""#!/bin/sh
+case "$*" in *init*) echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 2;; esac
+exec {shutil.which("git")} "$@"
+"""
+    )
+    slow.chmod(0o755)
+    root = tmp_path / "state"
+    program = f"""
+from pathlib import Path
+from sm120kit.sources.records import SdistPin
+from sm120kit.sources import Origin, fetch
+from sm120kit.core.state import Workspace
+fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.downloads)!r}))
+"""
+    environment = os.environ | {"PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as child:
+        while not (tmp_path / "pid").is_file():
+            assert child.poll() is None
+            time.sleep(0.005)
+        child.kill()
+    for leftover in (root / "checkouts").iterdir():
+        shutil.rmtree(leftover)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(60)
+    assert not [*(root / "checkouts").iterdir()]
 
 
 def test_tree_equals_tar_content(fetched: Workspace, tmp_path: Path) -> None:

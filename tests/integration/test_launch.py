@@ -34,7 +34,7 @@ from sm120kit.serving.container import Mount, Scratch
 ROOT = Path(__file__).parents[2]
 
 SERVER = '''
-"""Answer 503 for SECONDS and then serve: PORT SECONDS serve|die|die-later|stubborn|never."""
+"""Answer 503 for SECONDS and then serve: PORT SECONDS serve|die|die-later|stubborn|never; `slow` answers after SECONDS."""
 import http.server, signal, subprocess, sys, threading, time
 
 port, seconds, mode = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -48,8 +48,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else stop)
 ready = time.monotonic() + seconds
 
 class Health(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *arguments):  # no other last line than those below
+        pass
+
     def do_GET(self):
-        loading = mode in ("never", "die") or time.monotonic() < ready
+        if mode == "slow":
+            time.sleep(seconds)
+        loading = mode in ("never", "die") or time.monotonic() < ready and mode != "slow"
         self.send_response(503 if loading else 200)
         self.end_headers()
 
@@ -103,7 +108,7 @@ def free_port() -> int:
 def alive(pid: int) -> bool:
     try:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -177,6 +182,14 @@ def test_server_runs_until_a_signal_stops_it(kind: int, tmp_path: Path) -> None:
     assert launcher.log.rstrip().endswith("goodbye")
     wait_until(lambda: not alive(worker), 5)
     assert serving.port_is_free(launcher.port)
+
+
+def test_time_to_become_healthy_includes_the_answer(tmp_path: Path) -> None:
+    launcher = start(tmp_path, "slow", seconds=1)
+    wait_until(lambda: "healthy after" in launcher.output)
+    assert launcher.record["healthy_seconds"] >= 1
+    launcher.child.send_signal(signal.SIGTERM)
+    assert launcher.child.wait(60) == 0
 
 
 def test_signal_stops_a_server_that_is_loading(tmp_path: Path) -> None:

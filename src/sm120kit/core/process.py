@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shlex
 import signal
@@ -223,7 +224,7 @@ def _spawn(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_end_with_parent if tied else None,
+            preexec_fn=functools.partial(_end_with_parent, os.getpid()) if tied else None,
         )
     except FileNotFoundError as error:
         if cwd is not None and not cwd.is_dir():
@@ -263,9 +264,11 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """In the child: request SIGTERM when the parent dies, even by SIGKILL, so that no compiler outlives its build."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has died already
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end_group(child: subprocess.Popen[bytes], patience: float = 5) -> None:

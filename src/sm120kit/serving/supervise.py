@@ -113,8 +113,8 @@ def serve(
             if healthy_after is None:
                 progress(seconds, tail.last_line())
                 if _is_healthy(server.url) and child.poll() is None:
-                    healthy_after = seconds
-                    on_healthy(seconds)
+                    healthy_after = time.monotonic() - started
+                    on_healthy(healthy_after)
                     if work is not None:
                         ending = _ending_after(work, lambda: child.poll() is not None)
                         break

@@ -69,7 +69,7 @@ def import_wheel(pin: WheelPin, packed: Path, repository: Repository, ref: str) 
 def _import(pin: SdistPin | WheelPin, packed: Path, repository: Repository, ref: str, members: Iterator[_Member]) -> None:
     require_disk(repository.path, 3 * packed.stat().st_size, f"importing {packed.name}")
     stream = _stream(pin, packed, ref, members)
-    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=stream)
+    repository.git("fast-import", "--quiet", "--done", "--date-format=raw", "--depth=0", stdin=stream, tied=True)
 
 
 def _stream(pin: SdistPin | WheelPin, packed: Path, ref: str, members: Iterator[_Member]) -> Iterator[bytes]:

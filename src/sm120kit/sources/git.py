@@ -111,7 +111,8 @@ class Repository:
         """Create an empty repository at ``path``, which may be an empty directory."""
         repository = cls(path)
         arguments = ["init", "--quiet", "--bare", "--template=", "--initial-branch=base", "--object-format=sha1"]
-        _git([*arguments, path], env={"GIT_DEFAULT_REF_FORMAT": "files"})
+        # Tied: left behind by a killed process, git would create a directory again that was removed meanwhile.
+        _git([*arguments, path], env={"GIT_DEFAULT_REF_FORMAT": "files"}, tied=True)
         repository._reset_configuration()
         return repository
 
