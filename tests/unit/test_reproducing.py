@@ -324,6 +324,54 @@ def test_roofline_depends_on_acceptance() -> None:
     assert 1 < with_counters.bound.needs < 6
 
 
+# ---- the expected rate
+
+DENSE = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+
+
+@pytest.mark.parametrize(
+    ("tok_s", "share", "relation"), [(41.4, "1.00", "within 28%"), (20.7, "0.50", "below that"), (57.9, "1.40", "above that")]
+)
+def test_measured_rate_is_compared_with_the_expected_one(tok_s: float, share: str, relation: str) -> None:
+    judgement = judged(DENSE, 52.6, receipt(DENSE, [cell(1, tok_s, 300)]))
+    assert judgement.bound
+    expected = judgement.bound.expected
+    # 27.2 GB at 1,792 GB/s, the state, and 64 layers of 140 us.
+    assert expected.tok_s == pytest.approx(41.4, abs=0.1)
+    assert expected.step.dominant[0] == "weights"
+    assert judgement.expectation == (
+        f"measured: {tok_s} tok/s, {share} of the expected {expected.tok_s:.4g} with a mean error of 14%: {relation}; "
+        f"expected step of 24.1 ms, 62% of it weights"
+    )
+
+
+def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
+    taken = replace(cell(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
+    known, unknown = judged(A, 194.0, replace(GOOD, cells=(taken,))), judged(A, 194.0, GOOD)
+    assert known.bound and unknown.bound
+    seconds = known.bound.expected.step.seconds
+    assert known.bound.expected.tok_s == pytest.approx((1 + 5 * 0.2) / seconds)
+    assert seconds > known.bound.needs / 194 * 1.4, "longer than the roofline's step by the floor of 53 layers"
+    assert unknown.bound.expected.tok_s is None
+    needs = f"{195 * seconds:.1f}"
+    assert unknown.expectation.startswith(f"measured: 195 tok/s take {needs} of at most 6 tokens in an expected step of ")
+    assert not unknown.expectation.endswith("impossible")
+    high = A.reference[1].model_copy(update={"value": 900.0})
+    assert judged(A.model_copy(update={"reference": (high,)}), 900.0).expectation.endswith(": impossible")
+
+
+def test_without_a_receipt_the_published_rate_is_compared_on_the_gpus_of_the_host() -> None:
+    def expected(*gpus: str) -> Judgement:
+        return reproduce.judge(DENSE, [], (), reproduce.RooflineInputs(gpus=gpus)).judgements[0]
+
+    published, slower = expected(), expected("NVIDIA RTX PRO 6000 Blackwell Server Edition")
+    assert published.expectation.startswith("published: 52.6 tok/s, 1.27 of the expected 41.4")
+    assert published.bound and slower.bound and slower.bound.expected.tok_s and published.bound.expected.tok_s
+    assert slower.bound.expected.tok_s < published.bound.expected.tok_s
+    unlisted = DENSE.model_copy(update={"model": DENSE.model.model_copy(update={"repository": "some/model"})})
+    assert judged(unlisted, 52.6).expectation == ""
+
+
 def test_reasons_in_the_receipt() -> None:
     bad = sample(0, 195.0, 4096, error="HTTP 500: no memory")
     slow = Clocks(1, 10, None, None, 90.0, {"sw_power_cap": 0.8, "sync_boost": 0.01})

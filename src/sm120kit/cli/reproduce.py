@@ -102,7 +102,12 @@ def reproduce_(
     report = reproduce.judge(configuration, measured, findings, RooflineInputs(model, method.all_reduce_us))
     if json:
         judgements = [
-            {**asdict(judgement), "reference": judgement.reference.model_dump(), "words": judgement.text}
+            {
+                **asdict(judgement),
+                "reference": judgement.reference.model_dump(),
+                "words": judgement.text,
+                "expectation": judgement.expectation,
+            }
             for judgement in report.judgements
         ]
         console.json_data({"verdict": report.verdict, **asdict(report), "judgements": judgements})
@@ -162,7 +167,7 @@ def _measure(
 
 def _show(report: ReproductionReport) -> None:
     console.table(
-        ("published", "users", "class", "verdict", "measured", "real prompts", "roofline", "share of it"),
+        ("published", "users", "class", "verdict", "measured", "real prompts", "expected", "share of it", "roofline"),
         (
             (
                 f"{judgement.reference.value:g} tok/s",
@@ -171,8 +176,9 @@ def _show(report: ReproductionReport) -> None:
                 judgement.text,
                 _rate(judgement.measured),
                 _rate(judgement.honest),
-                _roofline(judgement.bound),
+                _expected(judgement.bound),
                 _share(judgement),
+                _roofline(judgement.bound),
             )
             for judgement in report.judgements
         ),
@@ -182,7 +188,8 @@ def _show(report: ReproductionReport) -> None:
     sections = [("every published figure", common)]
     for judgement, lines in zip(report.judgements, differences, strict=True):
         own = [line for line in lines if line not in common]
-        sections.append((_name(judgement), [*own, *judgement.reasons, *_required_tokens(judgement)]))
+        expectation = [judgement.expectation] if judgement.expectation else []
+        sections.append((_name(judgement), [*own, *judgement.reasons, *expectation, *_required_tokens(judgement)]))
     for name, lines in sections:
         if lines:
             console.data(f"{name}:")
@@ -216,12 +223,17 @@ def _roofline(bound: Bound | None) -> str:
     return f"{bound.roofline:.0f}" + (" if every draft is accepted" if bound.at_most > 1 and bound.acceptance is None else "")
 
 
+def _expected(bound: Bound | None) -> str:
+    rate = bound.expected.tok_s if bound else None
+    return f"{rate:.0f}" if rate else "unknown"
+
+
 def _share(judgement: Judgement) -> str:
-    """The measured rate, else the published one, over the roofline."""
+    """The measured rate, else the published one, over the expected rate."""
     if judgement.bound is None:
         return ""
-    value = judgement.measured.tok_s if judgement.measured else judgement.reference.value
-    return f"{value / judgement.bound.roofline:.0%}"
+    share = judgement.bound.expected.share(judgement.measured.tok_s if judgement.measured else judgement.reference.value)
+    return f"{share:.0%}" if share else ""
 
 
 def _required_tokens(judgement: Judgement) -> list[str]:

@@ -11,6 +11,7 @@ from sm120kit.bench import roofline
 from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
 from sm120kit.bench.reproduce import differences
 from sm120kit.bench.reproduce.differences import SetupDifference
+from sm120kit.bench.reproduce.expectation import Expectation, expectation
 from sm120kit.bench.roofline import RooflineModel, Work
 from sm120kit.hosts.doctor import Finding, Impact
 from sm120kit.recipes.configurations import Configuration, Reference
@@ -65,6 +66,7 @@ class Bound:
     acceptance: float | None
     needs: float
     at_most: int
+    expected: Expectation
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,15 @@ class Judgement:
     honest: Rate | None
     bound: Bound | None
     reasons: tuple[str, ...]
+
+    @property
+    def expectation(self) -> str:
+        """How far the measured rate, else the published one, is from the expected one; empty without a roofline."""
+        if self.bound is None:
+            return ""
+        if self.measured:
+            return f"measured: {self.bound.expected.statement(self.measured.tok_s)}"
+        return f"published: {self.bound.expected.statement(self.reference.value)}"
 
     @property
     def text(self) -> str:
@@ -119,10 +130,15 @@ class ReproductionReport:
 
 @dataclass(frozen=True)
 class RooflineInputs:
-    """Inputs of the roofline: the served model, None for that of the configuration; for ``all_reduce_us`` see :class:`Work`."""
+    """Inputs of the roofline; for ``all_reduce_us`` see :class:`Work`.
+
+    ``model`` is the served one, None for that of the configuration; ``gpus`` are the names of this host's, for figures without
+    a receipt.
+    """
 
     model: RooflineModel | None = None
     all_reduce_us: float | None = None
+    gpus: tuple[str, ...] = ()
 
 
 def judge(
@@ -231,9 +247,8 @@ def _bound(
 ) -> Bound | None:
     """The roofline of the configuration with the figure's users; None if the model or the GPU is unknown."""
     model = None if reference.differs else known.model or roofline.model_of(configuration.model.repository)
-    detected = next(
-        (gpu for name in (receipt and differences.gpu_names(receipt)) or () if (gpu := roofline.gpu_kind(name))), None
-    )
+    names = differences.gpu_names(receipt) if receipt else known.gpus
+    detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)
     gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
     if model is None or gpu is None:
         return None
@@ -248,6 +263,7 @@ def _bound(
         acceptance=acceptance,
         needs=reference.value / reference.users * roofline.step(model, gpu, work).seconds,
         at_most=1 + drafts,
+        expected=expectation(model, gpu, work, acceptance),
     )
 
 

@@ -1,0 +1,54 @@
+"""Compare measured and published rates with the rate that is expected of their configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sm120kit.bench.roofline import GpuKind, RooflineModel, Work, tokens_per_step
+from sm120kit.bench.roofline.expected import MEAN_ERROR, ExpectedStep, expected_step
+
+NEAR = 2 * MEAN_ERROR
+"""Deviation from the expected rate up to which a rate is as expected. No published table deviates more on average."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The expected step of a number of users.
+
+    ``tokens`` per step and user follow from the measured acceptance of drafts; None if it is unknown. They are ``at_most`` in
+    number.
+    """
+
+    users: int
+    step: ExpectedStep
+    tokens: float | None
+    at_most: int
+
+    @property
+    def tok_s(self) -> float | None:
+        """The expected rate of all users together."""
+        return None if self.tokens is None else self.users * self.tokens / self.step.seconds
+
+    def share(self, tok_s: float) -> float | None:
+        """A rate over the expected one."""
+        return tok_s / self.tok_s if self.tok_s else None
+
+    def statement(self, tok_s: float) -> str:
+        """How far a rate is from the expected one, and which term dominates the expected step."""
+        term, part = self.step.dominant
+        step = f"expected step of {self.step.seconds * 1e3:.1f} ms, {part:.0%} of it {term}"
+        share = self.share(tok_s)
+        if share is None:
+            needs = tok_s / self.users * self.step.seconds
+            excess = ": impossible" if needs > self.at_most * (1 + NEAR) else ""
+            return f"{tok_s:.4g} tok/s take {needs:.1f} of at most {self.at_most} tokens in an {step}{excess}"
+        relation = f"within {NEAR:.0%}" if abs(share - 1) <= NEAR else "below that" if share < 1 else "above that"
+        expected = f"the expected {self.tok_s:.4g} with a mean error of {MEAN_ERROR:.0%}"
+        return f"{tok_s:.4g} tok/s, {share:.2f} of {expected}: {relation}; {step}"
+
+
+def expectation(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float | None) -> Expectation:
+    """The expectation for a load, with the acceptance of drafts if it was measured."""
+    known = acceptance is not None or not work.drafts
+    tokens = tokens_per_step(work.drafts, acceptance or 0.0) if known else None
+    return Expectation(work.users, expected_step(model, gpu, work), tokens, 1 + work.drafts)
