@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sm120kit.cli import app
 from sm120kit.core.errors import (
+    BadRecord,
     CannotMeasure,
     NoModel,
     NotACheckpoint,
@@ -139,11 +140,14 @@ def refused(result: Result, kind: type[Exception], message: str) -> bool:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """``/v1/models`` and ``/v1/completions`` with ``prompt_logprobs``, as in vLLM. ``silent``: without log-probabilities."""
+    """``/v1/models`` with ``/v1/completions`` as in vLLM, or ``/generate`` as in SGLang (``kind``), and ``/tokenize`` of both.
 
-    def __init__(self, folder: Path, max_logprobs: int, silent: bool = False) -> None:
+    ``silent``: without log-probabilities. ``max_logprobs`` is that of vLLM.
+    """
+
+    def __init__(self, folder: Path, max_logprobs: int, kind: str, silent: bool) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.max_logprobs, self.silent = folder, max_logprobs, silent
+        self.folder, self.max_logprobs, self.kind, self.silent = folder, max_logprobs, kind, silent
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -152,30 +156,48 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._respond(200, {"object": "list", "data": [{"id": "tiny"}]})
+        listed = {"object": "list", "data": [{"id": "tiny", "max_model_len": 4096}]}
+        pages = {"/v1/models": listed, **({"/get_model_info": {"model_path": "tiny"}} if self.server.kind == "sglang" else {})}
+        self._respond(200 if self.path in pages else 404, pages.get(self.path))
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        top = request["prompt_logprobs"]
-        if self.server.max_logprobs != -1 and not 0 <= top <= self.server.max_logprobs:
-            self._respond(400, {"error": {"message": f"Requested prompt logprobs of {top}, which is greater than max allowed"}})
-            return
-        choices = [
-            {"index": n, "text": "x", "prompt_logprobs": None if self.server.silent else self._positions(window, top)}
-            for n, window in enumerate(request["prompt"])
-        ]
-        self._respond(200, {"choices": choices[::-1]})
+        if self.path == "/tokenize":
+            tokenizer = AutoTokenizer.from_pretrained(self.server.folder)
+            ids = tokenizer(request["prompt"], add_special_tokens=request["add_special_tokens"])["input_ids"]
+            self._respond(200, {"tokens": ids, "count": len(ids)})
+        elif self.path == "/generate" and self.server.kind == "sglang":
+            assert request["logprob_start_len"] == 0 and request["return_logprob"]
+            self._respond(200, [self._sglang(window, request["top_logprobs_num"]) for window in request["input_ids"]])
+        elif self.path == "/v1/completions" and self.server.kind == "vllm":
+            top = request["prompt_logprobs"]
+            if self.server.max_logprobs != -1 and not 0 <= top <= self.server.max_logprobs:
+                message = f"Requested prompt logprobs of {top}, which is greater than max allowed"
+                self._respond(400, {"error": {"message": message}})
+                return
+            choices = [
+                {"index": n, "text": "x", "prompt_logprobs": None if self.server.silent else self._vllm(window, top)}
+                for n, window in enumerate(request["prompt"])
+            ]
+            self._respond(200, {"choices": choices[::-1]})
+        else:
+            self._respond(404, {"detail": "Not Found"})
 
-    def _positions(self, window: list[int], top: int) -> list[Any]:
+    def _ranked(self, window: list[int], top: int) -> Iterator[tuple[int, list[tuple[int, float]]]]:
         logprobs = logits(self.server.folder, [window])[0].log_softmax(-1)
-        positions: list[Any] = [None]
         for position, token in enumerate(window[1:]):
             ranked = logprobs[position].argsort(descending=True).tolist()
-            listed = ranked if top == -1 else [*ranked[:top], token]
-            positions.append(
-                {str(id_): {"logprob": float(logprobs[position][id_]), "rank": 1, "decoded_token": "x"} for id_ in listed}
-            )
-        return positions
+            yield token, [(id_, float(logprobs[position][id_])) for id_ in (ranked if top == -1 else [*ranked[:top], token])]
+
+    def _vllm(self, window: list[int], top: int) -> list[Any]:
+        return [None] + [
+            {str(id_): {"logprob": value, "rank": 1, "decoded_token": "x"} for id_, value in listed}
+            for _, listed in self._ranked(window, top)
+        ]
+
+    def _sglang(self, window: list[int], top: int) -> dict[str, Any]:
+        listed = [[(value, id_, None) for id_, value in position[:top]] for _, position in self._ranked(window, top)]
+        return {"text": "x", "meta_info": {"input_top_logprobs": [None, *listed]}}
 
     def _respond(self, status: int, body: Any) -> None:
         content = json.dumps(body).encode()
@@ -192,8 +214,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serve() -> Iterator[Any]:
     started: list[Server] = []
 
-    def start(folder: Path, max_logprobs: int, silent: bool = False) -> str:
-        started.append(Server(folder, max_logprobs, silent))
+    def start(folder: Path, max_logprobs: int = -1, kind: str = "vllm", silent: bool = False) -> str:
+        started.append(Server(folder, max_logprobs, kind, silent))
         return started[-1].url
 
     yield start
@@ -217,6 +239,11 @@ def test_models_behind_servers(tiny: Path, perturbed: Path, text: Path, serve: A
         "a bound of little coverage has no rating"
     )
     assert full["result"]["covered"] == pytest.approx(1)
+    sglang = serve(perturbed, kind="sglang")
+    from_sglang = comparison(first, sglang, "--text", text, "--tokenizer", tiny, *WINDOWS, "--top", 2000)["result"]
+    assert from_sglang["positions"] == 93
+    assert from_sglang["mean"] == pytest.approx(full["result"]["mean"], rel=1e-6), "2000 are all tokens of this model"
+    assert refused(kld(first, sglang, "--text", text, "--tokenizer", tiny, *WINDOWS, "--top", -1), CannotMeasure, "is SGLang")
     control = comparison(first, second, "--text", text, "--tokenizer", tiny, *WINDOWS, "--control", second)
     assert control["control"] == f"tiny at {second}"
     assert control["noise"]["mean"] == pytest.approx(control["result"]["mean"])
@@ -241,3 +268,58 @@ def test_bad_input_is_refused(tiny: Path, perturbed: Path, text: Path, tmp_path:
     assert comparison(tiny, narrow, "--text", text, *WINDOWS, "--top", 5)["result"]["positions"] == 93
     assert refused(kld(tiny, silent, "--text", text, *WINDOWS), CannotMeasure, "does not return the log-probabilities")
     assert refused(kld(tiny, f"{narrow}#other", "--text", text, *WINDOWS), WrongModel, "'other'")
+
+
+def test_saved_reference(tiny: Path, perturbed: Path, text: Path, tmp_path: Path, serve: Any) -> None:
+    direct = comparison(tiny, perturbed, "--text", text, *WINDOWS)
+    full, few, served = (tmp_path / name for name in ("full.kld", "few.kld", "served.kld"))
+    assert kld(tiny, "--text", text, *WINDOWS, "--save", full, "--top", -1).exit_code == 0
+    shown = kld(tiny, "--text", text, *WINDOWS, "--save", few, "--top", 100)
+    assert "100 most likely tokens" in shown.output, shown.output
+    url = serve(tiny)
+    assert kld(url, "--text", text, "--tokenizer", tiny, *WINDOWS, "--save", served, "--top", 2000).exit_code == 0
+    from_full = comparison(full, perturbed)
+    assert from_full["exact"] and from_full["reference"] == str(tiny)
+    assert from_full["result"] == direct["result"] and from_full["noise"] == direct["noise"]
+    from_few = comparison(few, perturbed)
+    assert not from_few["exact"] and 0.2 < from_few["result"]["covered"] < 0.9
+    assert 0 < from_few["result"]["mean"] < direct["result"]["mean"]
+    assert comparison(served, perturbed)["result"]["mean"] == pytest.approx(direct["result"]["mean"], rel=0.05)
+    assert comparison(full, serve(perturbed), "--control", url)["control"] == f"tiny at {url}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.kld", "full.kld", "served.kld"], "no partial file"
+
+
+def test_bad_references_are_refused(tiny: Path, text: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "r.kld"
+    for arguments in ([tiny, "--text", text], [tiny, tiny, "--text", text, "--save", saved], [tiny, tiny]):
+        assert kld(*arguments).exit_code == 2
+    assert kld(tiny, "--text", text, *WINDOWS, "--save", saved).exit_code == 0
+    assert kld(saved, tiny, "--text", text).exit_code == 2, "a reference has its own text"
+    assert kld(saved, "--save", tmp_path / "again.kld").exit_code == 2
+    truncated = tmp_path / "truncated.kld"
+    truncated.write_bytes(saved.read_bytes()[:-100])
+    assert refused(kld(truncated, tiny), BadRecord, "truncated.kld is not a reference")
+    damaged = bytearray(saved.read_bytes())
+    damaged[200] ^= 0xFF
+    truncated.write_bytes(damaged)
+    assert refused(kld(truncated, tiny), BadRecord, "is damaged at")
+
+
+def test_other_tokenizers_and_long_windows_are_refused(tiny: Path, text: Path, tmp_path: Path, serve: Any) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    described = json.loads((other / "tokenizer.json").read_text())
+    ids = described["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (other / "tokenizer.json").write_text(json.dumps(described))
+    saved = tmp_path / "r.kld"
+    assert kld(tiny, "--text", text, *WINDOWS, "--save", saved).exit_code == 0
+    for reference in ([tiny, other, "--text", text, *WINDOWS], [saved, other]):
+        assert refused(kld(*reference), CannotMeasure, "other has another tokenizer: 2 token ids differ")
+    for reference in ([tiny, serve(other), "--text", text, *WINDOWS], [saved, serve(other)]):
+        assert refused(kld(*reference), CannotMeasure, "has another tokenizer: the first")
+    ids_file = tmp_path / "ids.json"
+    ids_file.write_text(json.dumps([5] * 5000))
+    long = ["--text", ids_file, "--windows", 1, "--window", 4097]
+    assert refused(kld(tiny, tiny, *long), CannotMeasure, "4,097 tokens is longer than max_position_embeddings 4,096")
+    assert refused(kld(tiny, serve(tiny), *long[:-1], 4096), CannotMeasure, "longer than max_model_len 4,096")

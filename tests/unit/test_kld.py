@@ -16,7 +16,7 @@ from sm120kit.core.errors import NothingMeasured
 from sm120kit.kld.divergence import REST_FLOOR, TopLogProbabilities, WindowDivergences, divergences
 
 if TYPE_CHECKING:
-    from sm120kit.kld.divergence import LogProbabilities
+    from sm120kit.kld.divergence import Rows as LogProbabilities
 
 HALVES, SKEWED = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
 BY_HAND = 0.25 * math.log(2)  # 0.5 ln 2 - 0.25 ln 2

@@ -13,7 +13,14 @@ from sm120kit.cli.options import ApiKey, Json, endpoint
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.kld import ComparedModel, DivergenceSummary, KldComparison, Windowing
+    from sm120kit.kld import (
+        ComparedModel,
+        DivergenceSummary,
+        KldComparison,
+        ServedModel,
+        TokenizedText,
+        Windowing,
+    )
 
 SCALE = ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable"), (float("inf"), "bad"))
 """Upper limit of the mean in nats -> rating (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
@@ -26,7 +33,9 @@ COVERED = 0.999
 class TextOptions:
     """The text, its tokenizer and its division into windows."""
 
-    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="UTF-8 text, or token ids as a JSON list (.json).")]
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text, or token ids as a JSON list (.json).")
+    ] = None
     windows: Annotated[int, typer.Option("--windows", min=1, metavar="N", help="Number of windows of the text.")] = 100
     window: Annotated[int, typer.Option("--window", min=2, metavar="TOKENS", help="Length of a window.")] = 2048
     stride: Annotated[
@@ -43,24 +52,36 @@ class TextOptions:
 
         return Windowing(self.windows, self.window, self.stride)
 
-    def tokens(self, directories: Sequence[Path]) -> list[int]:
+    def tokens(self, directories: Sequence[Path]) -> TokenizedText:
         """Token ids of the text, by the tokenizer of ``--tokenizer`` or of the first of ``directories``.
 
         Raises:
+            typer.BadParameter: no text.
             UnknownName: no tokenizer.
             Sm120kitError: see :func:`sm120kit.kld.read_tokens`.
         """
         from sm120kit.core.errors import UnknownName
         from sm120kit.kld import read_tokens
 
+        if self.text is None:
+            raise typer.BadParameter("a model or server requires a text", param_hint="--text")
         if self.tokenizer is None and not directories and self.text.suffix != ".json":
             raise UnknownName("two servers and no tokenizer", "pass --tokenizer DIR, or token ids: --text ids.json")
-        return read_tokens(self.text, self.tokenizer or (directories or [Path()])[0])
+        return read_tokens(self.text, self.tokenizer or next(iter(directories), None))
+
+    def require_unused(self, path: str) -> None:
+        """Check that no text is given for a saved reference, which has its own.
+
+        Raises:
+            typer.BadParameter: a text, a tokenizer or a division was given.
+        """
+        if self != TextOptions():
+            raise typer.BadParameter(f"{path} has its text, tokens and windows; leave out these options", param_hint="--text")
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The control model, and requests to servers."""
+    """The control model, and how many tokens of each position are requested or saved."""
 
     control: Annotated[
         str,
@@ -69,61 +90,151 @@ class ModelOptions:
         ),
     ] = ""
     top: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--top", min=-1, metavar="N", help="Tokens per position to request from a server; -1: the whole vocabulary."
+            "--top",
+            min=-1,
+            metavar="N",
+            help="Tokens per position to request from a server (20) or to save (1000); -1: the whole vocabulary.",
         ),
-    ] = 20
+    ] = None
     api_key: ApiKey = ""
 
-    def load(self, name: str) -> ComparedModel:
-        """The model of a directory or behind a URL.
+    def load(self, name: str, window: int, text: TokenizedText) -> ComparedModel:
+        """The model of a directory or behind a URL, which must read windows of ``text``.
 
         Raises:
-            Sm120kitError: the checkpoint cannot be loaded, or the server does not respond or offer the model.
+            Sm120kitError: the checkpoint cannot be loaded, or the server does not respond or offer the model, or the window is
+                too long, or the tokenizer is another.
         """
-        from sm120kit import bench, kld
+        from sm120kit import kld
 
         if not _is_url(name):
             return kld.LocalModel(Path(name))
+        server = self._server(name)
+        server.require(window, text)
+        return server
+
+    def require(self, name: str, window: int, text: TokenizedText) -> None:
+        """Check a model directory before the first is loaded: its longest context, its tokenizer.
+
+        Raises:
+            Sm120kitError: see :func:`sm120kit.kld.require_window` and :func:`sm120kit.kld.require_same_tokenizer`.
+        """
+        from sm120kit import kld
+
+        if not _is_url(name):
+            kld.require_window(Path(name), window)
+            kld.require_same_tokenizer(Path(name), text)
+
+    def saved_top(self, name: str) -> int:
+        """How many tokens of each position of ``name`` are saved."""
+        return self.top if self.top is not None else 20 if _is_url(name) else 1000
+
+    def _server(self, name: str) -> ServedModel:
+        from sm120kit import bench, kld
+
         url, _, model = name.partition("#")
         server = endpoint(url, self.api_key)
-        return kld.ServedModel(server, bench.choose_model(server, model or None), self.top)
+        return kld.ServedModel(server, bench.choose_model(server, model or None), 20 if self.top is None else self.top)
+
+
+@dataclass(frozen=True)
+class ComparisonResults:
+    """Where the comparison goes, and its limit."""
+
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison to this file, as JSON.")
+    ] = None
+    max_mean: Annotated[
+        float | None, typer.Option("--max-mean", min=0, metavar="NATS", help="Exit code 1 if the mean is larger.")
+    ] = None
+    json: Json = False
 
 
 def kld(
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="A model directory, or the URL of a vLLM server.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Directory or URL of the model to compare with it.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="A model directory, a URL of vLLM or SGLang, or a file of --save.")
+    ],
+    test: Annotated[str, typer.Argument(metavar="[TEST]", help="Directory or URL of the model to compare with it.")] = "",
     *,
     source: TextOptions,
     models: ModelOptions,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison to this file, as JSON.")
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the reference to this file, to compare it later.")
     ] = None,
-    max_mean: Annotated[
-        float | None, typer.Option("--max-mean", min=0, metavar="NATS", help="Exit code 1 if the mean is larger.")
-    ] = None,
-    json: Json = False,
+    results: ComparisonResults,
 ) -> None:
     """Measure the KL divergence of a model from a reference.
 
     Compares next-token distributions on the same tokens; a control pair measures the noise. Model directories are computed by
-    Transformers, with full distributions. Servers return the most likely tokens of each position (vLLM's prompt_logprobs); the
-    divergence is then a lower bound. With --output, an interrupted run keeps the windows compared so far. Exit code 1 if a
-    model returns NaN or rules out a token of the reference.
+    Transformers, with full distributions. Servers return the most likely tokens of each position; the divergence is then a
+    lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
+    run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
     from sm120kit.bench.receipt import require_writable
-    from sm120kit.core.state import write_record
-    from sm120kit.kld import compare, split_windows
+    from sm120kit.kld import SavedReference, split_windows
 
-    if output is not None:
-        require_writable(output)
-    tokens, windowing = source.tokens([Path(name) for name in (reference, test) if not _is_url(name)]), source.windowing()
-    split_windows(tokens, windowing)  # refuse a text that is too short before a model is loaded
-    loaded: dict[str, ComparedModel] = {}
-    for name in (reference, test, *([models.control] if models.control else [])):
-        if name not in loaded:
-            loaded[name] = models.load(name)
+    if bool(save) == bool(test):
+        raise typer.BadParameter("name a TEST to compare, or a FILE to save the reference to", param_hint="--save")
+    if save is not None:
+        require_writable(save, "--save")
+    if results.output is not None:
+        require_writable(results.output)
+    stored = None if _is_url(reference) or not Path(reference).is_file() else SavedReference(Path(reference))
+    if stored and save:
+        raise typer.BadParameter(f"{reference} is a saved reference", param_hint="--save")
+    if stored:
+        source.require_unused(reference)
+    names = [name for name in (reference, test, models.control) if name and not (stored and name == reference)]
+    text = stored.text if stored else source.tokens([Path(name) for name in names if not _is_url(name)])
+    windowing = stored.windowing if stored else source.windowing()
+    split_windows(text.tokens, windowing)  # refuse what is wrong before a model is loaded
+    for name in names:
+        models.require(name, windowing.window_tokens, text)
+    loaded: dict[str, ComparedModel] = {name: models.load(name, windowing.window_tokens, text) for name in dict.fromkeys(names)}
+    if save is not None:
+        _save(save, loaded[reference], text, windowing, models.saved_top(reference))
+        return
+    pair = (stored or loaded[reference], loaded[test])
+    control = loaded[models.control] if models.control else stored.noise if stored else None
+    comparison = _compare(pair, control, text, windowing, results.output)
+    if results.json:
+        console.json_data(asdict(comparison))
+    else:
+        _print(comparison)
+    problems = _problems(comparison.result, results.max_mean)
+    if problems:
+        console.error("; ".join(problems), "check the checkpoint and the log of its server")
+        raise typer.Exit(1)
+
+
+def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Windowing, top: int) -> None:
+    from sm120kit.kld import save
+    from sm120kit.kld.reference import ReferenceText
+
+    with console.progress() as progress:
+        task = progress.add_task("windows", total=windowing.windows)
+        computed = ReferenceText(model.name, text, windowing, top)
+        noise = save(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
+    stored = "the whole vocabulary" if top == -1 else f"the {top:,} most likely tokens"
+    console.info(f"{path}: {windowing.windows} windows, {stored}, {path.stat().st_size / 2**20:,.1f} MiB")
+    console.info(f"in other batches, the reference differs from itself by {noise.mean:.3g} nats (mean)")
+    if problems := _problems(noise, None):
+        console.error("; ".join(problems), "check the checkpoint")
+        raise typer.Exit(1)
+
+
+def _compare(
+    pair: tuple[ComparedModel, ComparedModel],
+    control: ComparedModel | DivergenceSummary | None,
+    text: TokenizedText,
+    windowing: Windowing,
+    output: Path | None,
+) -> KldComparison:
+    from sm120kit.core.state import write_record
+    from sm120kit.kld import compare
+
     with console.progress() as progress:
         task = progress.add_task("windows", total=windowing.windows)
 
@@ -132,16 +243,7 @@ def kld(
             if output is not None:
                 write_record(output, partial)
 
-        control = loaded[models.control] if models.control else None
-        comparison = compare(loaded[reference], loaded[test], control, tokens, windowing, on_progress=on_progress)
-    if json:
-        console.json_data(asdict(comparison))
-    else:
-        _print(comparison)
-    problems = _problems(comparison.result, max_mean)
-    if problems:
-        console.error("; ".join(problems), "check the checkpoint and the log of its server")
-        raise typer.Exit(1)
+        return compare(*pair, control, text.tokens, windowing, on_progress=on_progress)
 
 
 def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:

@@ -7,79 +7,35 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
 from sm120kit.core.errors import NothingMeasured
-from sm120kit.kld.divergence import TopLogProbabilities, WindowDivergences, divergences
-from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, read_tokens
+from sm120kit.kld import reference as references
+from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, WindowDivergences, divergences
+from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, require_same_tokenizer, require_window
+from sm120kit.kld.records import FORMAT, DivergenceSummary, KldComparison, Windowing
+from sm120kit.kld.reference import ReferenceText, SavedReference
+from sm120kit.kld.tokens import TokenizedText, read_tokens
 
 __all__ = [
     "ComparedModel",
     "DivergenceSummary",
     "KldComparison",
     "LocalModel",
+    "SavedReference",
     "ServedModel",
+    "TokenizedText",
     "Windowing",
     "compare",
     "read_tokens",
+    "require_same_tokenizer",
+    "require_window",
+    "save",
     "split_windows",
 ]
 
-FORMAT = 1
-"""Version of the record's format; incremented when the format changes."""
-
-
-@dataclass(frozen=True)
-class Windowing:
-    """Division of a text: ``windows`` windows of ``window_tokens``, which start ``stride_tokens`` apart."""
-
-    windows: int = 100
-    window_tokens: int = 2048
-    stride_tokens: int = 512
-
-
-@dataclass(frozen=True)
-class DivergenceSummary:
-    """Statistics of the divergences of all positions, in nats.
-
-    ``positions`` counts the positions with a divergence; those without are counted separately: NaN in a model, or unbounded.
-    ``covered`` is the share of the reference's probability that was compared token by token. ``window_means`` has the mean of
-    each window that has a divergence.
-    """
-
-    positions: int
-    covered: float
-    nan_reference: int
-    nan_test: int
-    unbounded: int
-    mean: float
-    median: float
-    p95: float
-    p99: float
-    max: float
-    top1_differs: int
-    window_means: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class KldComparison:
-    """Comparison of a test with its reference (``result``), and of the control pair (``noise``).
-
-    ``asked`` is the division of the text, with the number of windows compared so far. ``exact`` is False when a model returned
-    its most likely tokens only. ``tokens_sha256`` is the hash of the token ids as JSON. ``complete`` is False when the run
-    ended before its last window.
-    """
-
-    format: int
-    reference: str
-    test: str
-    control: str
-    asked: Windowing
-    tokens_sha256: str
-    exact: bool
-    complete: bool
-    result: DivergenceSummary
-    noise: DivergenceSummary
+OTHER_BATCHES = "the reference again, in other batches"
 
 
 def split_windows(tokens: Sequence[int], windowing: Windowing) -> list[Sequence[int]]:
@@ -103,7 +59,7 @@ def split_windows(tokens: Sequence[int], windowing: Windowing) -> list[Sequence[
 def compare(
     reference: ComparedModel,
     test: ComparedModel,
-    control: ComparedModel | None,
+    control: ComparedModel | DivergenceSummary | None,
     tokens: Sequence[int],
     windowing: Windowing,
     *,
@@ -112,15 +68,17 @@ def compare(
     """Compare two models on the same tokens, two windows at a time to limit memory.
 
     The control pair is the reference and ``control``; without ``control``, the reference and itself, computed again with one
-    window per batch instead of two. The difference of the control pair is rounding, and a divergence of the test below it is
-    not significant. ``on_progress`` is called after each pair of windows with the comparison so far.
+    window per batch instead of two. A ``control`` that is a summary was computed before, with a saved reference. The difference
+    of the control pair is rounding, and a divergence of the test below it is not significant. ``on_progress`` is called after
+    each pair of windows with the comparison so far.
 
     Raises:
         NothingMeasured: the text is too short, or no position has a divergence.
     """
     windows = split_windows(tokens, windowing)
     sha256 = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
-    control_name = control.name if control else "the reference again, in other batches"
+    before = control if isinstance(control, DivergenceSummary) else None
+    other = None if isinstance(control, DivergenceSummary) else control
     results: list[WindowDivergences] = []
     noise: list[WindowDivergences] = []
     exact = True
@@ -128,22 +86,51 @@ def compare(
     def comparison() -> KldComparison:
         complete = len(results) == len(windows)
         compared = replace(windowing, windows=len(results))
-        summaries = (_summary(results, test.name), _summary(noise, "the control pair"))
-        return KldComparison(FORMAT, reference.name, test.name, control_name, compared, sha256, exact, complete, *summaries)
+        summaries = (_summary(results, test.name), before or _summary(noise, "the control pair"))
+        names = (reference.name, test.name, other.name if other else OTHER_BATCHES)
+        return KldComparison(FORMAT, *names, compared, sha256, exact, complete, *summaries)
 
     for first in range(0, len(windows), 2):
         pair = windows[first : first + 2]
         expected, tested = reference.windows(pair), test.windows(pair)
-        if control:
-            controls = control.windows(pair)
-        else:
-            controls = [distributions for window in pair for distributions in reference.windows([window])]
         exact = exact and not any(isinstance(distributions, TopLogProbabilities) for distributions in (*expected, *tested))
         results += [divergences(p, q) for p, q in zip(expected, tested, strict=True)]
-        noise += [divergences(p, q) for p, q in zip(expected, controls, strict=True)]
-        if any(window.nats for window in results) and any(window.nats for window in noise):
+        if not before:
+            controls = other.windows(pair) if other else _again(reference, pair)
+            noise += [divergences(p, q) for p, q in zip(expected, controls, strict=True)]
+        if any(window.nats for window in results) and (before or any(window.nats for window in noise)):
             on_progress(comparison())
     return comparison()
+
+
+def save(
+    path: Path, model: ComparedModel, computed: ReferenceText, *, on_progress: Callable[[int], None] = lambda windows: None
+) -> DivergenceSummary:
+    """Compute a reference and write it to ``path``, with its difference from itself in other batches, which is returned.
+
+    ``on_progress`` is called with the number of windows so far. The file appears when all of them are computed.
+
+    Raises:
+        NothingMeasured: the text is too short, or no position has a divergence.
+    """
+    windows = split_windows(computed.text.tokens, computed.windowing)
+    noise: list[WindowDivergences] = []
+    with references.writer(path, computed.top) as writer:
+        for first in range(0, len(windows), 2):
+            pair = windows[first : first + 2]
+            expected = model.windows(pair)
+            for distributions in expected:
+                writer.add(distributions)
+            noise += [divergences(p, q) for p, q in zip(expected, _again(model, pair), strict=True)]
+            on_progress(len(noise))
+        summary = _summary(noise, "the reference")
+        writer.finish(computed, summary)
+    return summary
+
+
+def _again(model: ComparedModel, pair: Sequence[Sequence[int]]) -> list[FullDistributions | TopLogProbabilities]:
+    """The distributions of windows, one window per batch."""
+    return [distributions for window in pair for distributions in model.windows([window])]
 
 
 def _summary(windows: Sequence[WindowDivergences], name: str) -> DivergenceSummary:

@@ -1,6 +1,6 @@
 """Kullback-Leibler divergence of two next-token distributions per position, in float64 and in nats.
 
-A window's distributions are full (an array) or the most likely tokens of each position (as servers return them). For full
+A window's distributions are full (rows of logits) or the most likely tokens of each position (as servers return them). For full
 distributions the divergence is exact. Otherwise all unlisted tokens count as a single token; the result is a lower bound of the
 divergence of the full distributions (data-processing inequality).
 """
@@ -11,19 +11,30 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    LogProbabilities = NDArray[np.floating[Any]]
+    Rows = NDArray[np.floating[Any]]
+
+
+class FullDistributions(Protocol):
+    """Logits or log-probabilities of shape (positions, vocabulary), which are computed when rows are requested."""
+
+    shape: tuple[int, ...]
+
+    def __getitem__(self, rows: slice) -> Rows:
+        """An array of some positions."""
+        ...
+
 
 REST_FLOOR = 1e-6
 """Minimum probability of all unlisted tokens together; smaller values are rounding errors of float32 log-probabilities."""
 
-_ROWS = 64
-"""Positions per step, so that a vocabulary of 250,000 in float64 takes less than half a GB."""
+BLOCK_VALUES = 2**22
+"""Values per step: 32 MB in float64."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +63,30 @@ class WindowDivergences:
 
 
 def divergences(
-    reference: LogProbabilities | TopLogProbabilities, test: LogProbabilities | TopLogProbabilities
+    reference: FullDistributions | TopLogProbabilities, test: FullDistributions | TopLogProbabilities
 ) -> WindowDivergences:
     """``KL(reference || test)`` at each position that both have.
 
-    Full distributions are arrays of log-probabilities of shape (positions, vocabulary). Vocabularies of different sizes,
-    usually because of padding, are cut to the smaller size and normalized again.
+    Vocabularies of different sizes, usually because of padding, are cut to the smaller size and normalized again.
     """
     if isinstance(reference, TopLogProbabilities) or isinstance(test, TopLogProbabilities):
         return _of_top(reference, test)
     return _of_full(reference, test)
 
 
-def _of_full(reference: LogProbabilities, test: LogProbabilities) -> WindowDivergences:
+def _of_full(reference: FullDistributions, test: FullDistributions) -> WindowDivergences:
     import numpy as np
 
-    count, common = min(len(reference), len(test)), min(reference.shape[1], test.shape[1])
+    count, common = min(reference.shape[0], test.shape[0]), min(reference.shape[1], test.shape[1])
     nats: list[float] = []
     nan_reference = nan_test = unbounded = differs = 0
-    for start in range(0, count, _ROWS):
-        rows = slice(start, min(start + _ROWS, count))
-        pair = [np.asarray(full[rows, :common], dtype=np.float64) for full in (reference, test)]
+    for rows in blocks(count, common):
+        pair = [np.asarray(full[rows][:, :common], dtype=np.float64) for full in (reference, test)]
         has_nan = [np.isnan(full).any(axis=1) for full in pair]
         nan_reference += int(has_nan[0].sum())
         nan_test += int(has_nan[1].sum())
         valid = ~(has_nan[0] | has_nan[1])
-        p, q = (_normalized(full[valid]) for full in pair)
+        p, q = (normalized(full[valid]) for full in pair)
         with np.errstate(invalid="ignore"):  # -inf minus -inf, which np.where replaces by 0
             terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
         values = terms.sum(axis=1)
@@ -88,15 +97,23 @@ def _of_full(reference: LogProbabilities, test: LogProbabilities) -> WindowDiver
     return WindowDivergences(tuple(nats), 1.0, nan_reference, nan_test, unbounded, differs)
 
 
-def _normalized(rows: LogProbabilities) -> LogProbabilities:
+def blocks(count: int, vocabulary: int) -> list[slice]:
+    """Slices of ``count`` positions, each with at most ``BLOCK_VALUES`` values."""
+    step = max(1, BLOCK_VALUES // vocabulary)
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def normalized(rows: Rows) -> Rows:
+    """Log-probabilities of logits, in float64."""
     import numpy as np
 
+    rows = np.asarray(rows, dtype=np.float64)
     top = rows.max(axis=1, keepdims=True, initial=-np.inf)
     return np.asarray(rows - (top + np.log(np.exp(rows - top).sum(axis=1, keepdims=True))))
 
 
 def _of_top(
-    reference: LogProbabilities | TopLogProbabilities, test: LogProbabilities | TopLogProbabilities
+    reference: FullDistributions | TopLogProbabilities, test: FullDistributions | TopLogProbabilities
 ) -> WindowDivergences:
     nats: list[float] = []
     covered: list[float] = []
@@ -118,16 +135,19 @@ def _of_top(
 
 
 def _positions(
-    distributions: LogProbabilities | TopLogProbabilities, other: LogProbabilities | TopLogProbabilities
+    distributions: FullDistributions | TopLogProbabilities, other: FullDistributions | TopLogProbabilities
 ) -> Sequence[Mapping[int, float]]:
     """Lists of tokens per position; of full distributions, the tokens that the other model lists, and the most likely token."""
     if isinstance(distributions, TopLogProbabilities):
         return distributions.positions
     assert isinstance(other, TopLogProbabilities)
-    return [
-        {token: float(row[token]) for token in {*listed, int(row.argmax())} if token < len(row)}
-        for row, listed in zip(distributions, other.positions, strict=False)
-    ]
+    count, listed = min(distributions.shape[0], len(other.positions)), other.positions
+    selected = []
+    for rows in blocks(count, distributions.shape[1]):
+        for row, tokens in zip(normalized(distributions[rows]), listed[rows], strict=True):
+            ids = [token for token in {*tokens, int(row.argmax())} if token < len(row)]
+            selected.append(dict(zip(ids, row[ids].tolist(), strict=True)))
+    return selected
 
 
 def _position_divergence(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[float, float]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm120kit.core.errors import CannotMeasure, NoModel, NotACheckpoint, ServerUnreachable, ToolchainMissing
+from sm120kit.core.errors import CannotMeasure, NotACheckpoint, ServerUnreachable
 from sm120kit.core.state import parse_json
 from sm120kit.core.urls import Endpoint
-from sm120kit.kld.divergence import TopLogProbabilities
+from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
+from sm120kit.kld.tokens import TokenizedText, existing, libraries, require_same_vocabulary, vocabulary
 
 if TYPE_CHECKING:
-    from sm120kit.kld.divergence import LogProbabilities
+    from numpy.typing import NDArray
 
 NO_PROBABILITY = -9999.0
 """vLLM's value for a log-probability of minus infinity in its completions protocol; JSON has no infinities."""
+
+MAX_RESPONSE_BYTES = 256 * 2**20
+"""Limit of a response with log-probabilities, which takes several times as much memory as text."""
 
 _TIMEOUT_SECONDS = 600.0
 
@@ -26,7 +31,7 @@ class ComparedModel(Protocol):
 
     name: str
 
-    def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[LogProbabilities | TopLogProbabilities]:
+    def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[FullDistributions | TopLogProbabilities]:
         """For each window of token ids, the distributions after each of its tokens. All windows are one batch."""
         ...
 
@@ -42,33 +47,114 @@ class LocalModel:
             NotACheckpoint: Transformers cannot load it.
             ToolchainMissing: torch or Transformers is not installed.
         """
-        torch, transformers = _libraries()
+        torch, transformers = libraries()
         self.name, self._torch = str(directory), torch
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(_existing(directory), dtype="auto", local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(existing(directory), dtype="auto", local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise NotACheckpoint(f"{directory}: {error}", "Transformers must be able to load it") from error
         self._model = model.to(self._device).eval()
 
-    def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[LogProbabilities]:
-        """For each window, an array of float32 log-probabilities of shape (tokens, vocabulary)."""
+    def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[FullDistributions]:
+        """For each window, its logits of shape (tokens, vocabulary), of which only the requested rows are computed."""
         torch = self._torch
         with torch.inference_mode():
-            logits = self._model(torch.tensor([list(window) for window in tokens], device=self._device)).logits
-            return [torch.log_softmax(window.float(), dim=-1).cpu().numpy() for window in logits]
+            batch = torch.tensor([list(window) for window in tokens], device=self._device)
+            states = self._model.base_model(input_ids=batch, use_cache=False)
+        return [_Logits(self._model, type(states), window) for window in states.last_hidden_state]
+
+
+class _Logits:
+    """Logits of a window, computed from the states of its last layer a block of rows at a time.
+
+    All logits of 2,048 tokens and a vocabulary of 152,000 are 1.2 GB in float32.
+    """
+
+    def __init__(self, model: Any, output: type, states: Any) -> None:
+        self._model, self._output, self._states = model, output, states
+        self.shape: tuple[int, ...] = (len(states), int(model.config.get_text_config().vocab_size))
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        import torch
+
+        states = self._output(last_hidden_state=self._states[None, rows])
+        body = self._model.base_model
+        body.forward = lambda *arguments, **options: states  # what follows it may scale or cap the logits
+        try:
+            with torch.inference_mode():
+                logits = self._model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=self._states.device)).logits
+        finally:
+            del body.forward
+        block: NDArray[Any] = logits[0].float().cpu().numpy()
+        return block
+
+
+def require_window(directory: Path, tokens: int) -> None:
+    """Check before a checkpoint is loaded that a window is not longer than its longest context.
+
+    Raises:
+        NoModel: the directory does not exist.
+        CannotMeasure: the window is longer.
+    """
+    try:
+        config = parse_json((existing(directory) / "config.json").read_bytes())
+        longest = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
+    except (OSError, ValueError, AttributeError):
+        return  # loading reports a directory that is no checkpoint
+    if isinstance(longest, int) and tokens > longest:
+        raise CannotMeasure(
+            f"{directory}: a window of {tokens:,} tokens is longer than max_position_embeddings {longest:,}",
+            f"use --window {longest} or less",
+        )
+
+
+def require_same_tokenizer(directory: Path, text: TokenizedText) -> None:
+    """Check before a checkpoint is loaded that its tokenizer is that of the text.
+
+    Raises:
+        CannotMeasure: it has another tokenizer.
+        Sm120kitError: see :func:`sm120kit.kld.tokens.vocabulary`.
+    """
+    if text.vocabulary is not None:
+        require_same_vocabulary(text, str(directory), vocabulary(directory))
 
 
 class ServedModel:
-    """A model behind vLLM's ``/v1/completions`` with ``prompt_logprobs``: the ``top`` most likely tokens of each position.
+    """A model behind a server that returns log-probabilities of prompts: the ``top`` most likely tokens of each position.
 
-    Source: ``prompt_logprobs`` of vLLM's OpenAI-compatible server. ``top`` = -1, all tokens, requires a server that was started
-    with ``--max-logprobs -1``.
+    Sources: ``prompt_logprobs`` of vLLM's ``/v1/completions``; ``input_top_logprobs`` of SGLang's ``/generate`` (sglang 0.5.23,
+    managers/tokenizer_manager.py). ``top`` = -1, all tokens, requires a vLLM that was started with ``--max-logprobs -1``.
     """
 
     def __init__(self, server: Endpoint, model: str, top: int) -> None:
         """Store the endpoint; nothing is requested yet."""
         self.name, self._server, self._model, self._top = f"{model} at {server.url}", server, model, top
+        self._sglang: bool | None = None
+
+    def require(self, window: int, text: TokenizedText) -> None:
+        """Check the server's longest context and its tokenizer, as far as it has ``max_model_len`` and ``/tokenize``.
+
+        Raises:
+            CannotMeasure: a window is too long, or the tokenizer is not that of the text.
+        """
+        longest = self._longest()
+        if longest is not None and window + 1 > longest:  # one token is generated
+            raise CannotMeasure(
+                f"{self.name}: a window of {window:,} tokens and one more are longer than max_model_len {longest:,}",
+                f"use --window {longest - 1} or less",
+            )
+        body = {"model": self._model, "prompt": text.sample, "add_special_tokens": False}
+        status, content = self._post("/tokenize", body) if text.sample else (0, b"")
+        try:
+            tokens = parse_json(content)["tokens"] if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            tokens = None
+        if tokens is not None and tokens != list(text.sample_tokens):
+            raise CannotMeasure(
+                f"{self.name} has another tokenizer: the first {len(text.sample):,} characters of the text are other token ids",
+                "the same token ids are compared position by position: compare models with the same tokenizer",
+            )
 
     def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[TopLogProbabilities]:
         """For each window, the distributions after all but its last token, which a server does not return.
@@ -77,47 +163,105 @@ class ServedModel:
             ServerUnreachable: the server does not respond.
             CannotMeasure: the server refuses the request, or returns no log-probabilities of prompts.
         """
-        import httpx2
+        if self._sglang is None:
+            self._sglang = self._has("/get_model_info")
+        path, body = self._sglang_request(tokens) if self._sglang else self._vllm_request(tokens)
+        status, content = self._post(path, body)
+        if status != 200:
+            message = self._server.without_secrets(content[:500].decode("utf-8", "replace"))
+            raise CannotMeasure(
+                f"{self.name} refuses the {self._top} most likely tokens of a prompt (status {status}): {message}",
+                "--top must be at most the server's --max-logprobs (vLLM's default is 20)",
+            )
+        try:
+            answer = parse_json(content)
+            if self._sglang:
+                listed = [_sglang_positions(result["meta_info"]["input_top_logprobs"]) for result in answer]
+            else:
+                choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+                listed = [_vllm_positions(choice["prompt_logprobs"]) for choice in choices]
+            for window, positions in zip(tokens, listed, strict=True):
+                if len(positions.positions) != len(window) - 1:
+                    raise ValueError(f"{len(positions.positions) + 1} positions for {len(window)} tokens")
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CannotMeasure(
+                f"{self.name} does not return the log-probabilities of its prompt ({type(error).__name__}: {error})",
+                "use vLLM or SGLang, which return them, or compare local checkpoints",
+            ) from error
+        return listed
 
-        body = {
+    def _vllm_request(self, tokens: Sequence[Sequence[int]]) -> tuple[str, dict[str, Any]]:
+        prompts = [list(window) for window in tokens]
+        return "/v1/completions", {
             "model": self._model,
-            "prompt": [list(window) for window in tokens],
+            "prompt": prompts,
             "max_tokens": 1,
             "temperature": 0,
             "prompt_logprobs": self._top,
         }
+
+    def _sglang_request(self, tokens: Sequence[Sequence[int]]) -> tuple[str, dict[str, Any]]:
+        if self._top < 1:
+            raise CannotMeasure(f"{self.name} is SGLang, which requires a number of tokens", "use --top 20 or more")
+        return "/generate", {
+            "input_ids": [list(window) for window in tokens],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": self._top,
+        }
+
+    def _longest(self) -> int | None:
+        status, content = self._request("GET", "/v1/models")
         try:
-            url, headers = self._server.request_url("/v1/completions"), self._server.headers
-            response = httpx2.post(url, headers=headers, json=body, timeout=_TIMEOUT_SECONDS, trust_env=False)
+            listed = parse_json(content)["data"] if status == 200 else []
+            longest = next(model.get("max_model_len") for model in listed if model["id"] == self._model)
+        except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+            return None
+        return longest if isinstance(longest, int) else None
+
+    def _has(self, path: str) -> bool:
+        return self._request("GET", path)[0] == 200
+
+    def _post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        return self._request("POST", path, json.dumps(body).encode())
+
+    def _request(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
+        """Status and content of the response."""
+        import httpx2
+
+        url, headers = self._server.request_url(path), {**self._server.headers, "Content-Type": "application/json"}
+        received = bytearray()
+        try:
+            with httpx2.stream(
+                method, url, headers=headers, content=content, timeout=_TIMEOUT_SECONDS, trust_env=False
+            ) as response:
+                for part in response.iter_bytes():
+                    received += part
+                    if len(received) > MAX_RESPONSE_BYTES:
+                        raise CannotMeasure(
+                            f"{self.name}: the response to {path} has more than {MAX_RESPONSE_BYTES // 2**20} MiB",
+                            "use a smaller --window, or a smaller --top",
+                        )
+                return response.status_code, bytes(received)
         except httpx2.HTTPError as error:
             reason = self._server.without_secrets(str(error)) or type(error).__name__
             raise ServerUnreachable(
-                f"{self._server.url}/v1/completions does not respond: {reason}", "check that the server is running"
-            ) from error
-        if response.status_code != 200:
-            message = self._server.without_secrets(response.text[:500])
-            raise CannotMeasure(
-                f"{self.name} refuses prompt_logprobs={self._top} (status {response.status_code}): {message}",
-                "--top must be at most the server's --max-logprobs (vLLM's default is 20)",
-            )
-        try:
-            choices = sorted(parse_json(response.content)["choices"], key=lambda choice: int(choice["index"]))
-            return [
-                _top_logprobs(choice["prompt_logprobs"], len(window)) for choice, window in zip(choices, tokens, strict=True)
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CannotMeasure(
-                f"{self.name} does not return the log-probabilities of its prompt ({type(error).__name__}: {error})",
-                "use vLLM, which returns them (prompt_logprobs), or compare local checkpoints",
+                f"{self._server.url}{path} does not respond: {reason}", "check that the server is running"
             ) from error
 
 
-def _top_logprobs(prompt_logprobs: Any, count: int) -> TopLogProbabilities:
-    if prompt_logprobs is None or len(prompt_logprobs) != count:
-        raise ValueError(f"{0 if prompt_logprobs is None else len(prompt_logprobs)} positions for {count} tokens")
-    # The entry of a token is the distribution before it; the first token has none.
+def _vllm_positions(prompt_logprobs: Any) -> TopLogProbabilities:
+    """The entry of a token is the distribution before it; the first token has none."""
     return TopLogProbabilities(
         [{int(token): _logprob(entry["logprob"]) for token, entry in position.items()} for position in prompt_logprobs[1:]]
+    )
+
+
+def _sglang_positions(input_top_logprobs: Any) -> TopLogProbabilities:
+    """The entry of a token is a list of (log-probability, id, text), the distribution before it; the first token has none."""
+    return TopLogProbabilities(
+        [{int(token): _logprob(value) for value, token, *_ in position} for position in input_top_logprobs[1:]]
     )
 
 
@@ -125,51 +269,3 @@ def _logprob(value: float | None) -> float:
     if value is None:  # NaN in JSON
         return math.nan
     return -math.inf if value <= NO_PROBABILITY else float(value)
-
-
-def read_tokens(text: Path, tokenizer: Path) -> list[int]:
-    """Token ids of a text, without special tokens. A ``.json`` file contains the ids themselves.
-
-    Raises:
-        NoModel: the text or the tokenizer directory does not exist.
-        NotACheckpoint: there is no tokenizer in the directory, or the file is not a list of ids.
-        ToolchainMissing: Transformers is not installed.
-    """
-    try:
-        content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoModel(
-            f"{text} cannot be read as text: {error}", "--text names a file of UTF-8 text, or of token ids as JSON"
-        ) from error
-    if text.suffix == ".json":
-        try:
-            ids = parse_json(content)
-        except ValueError as error:
-            raise NotACheckpoint(f"{text} is not JSON: {error}", "a list of token ids is expected") from error
-        if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-            raise NotACheckpoint(f"{text} is not a list of token ids", "a JSON list is expected: [1, 2, 3, ...]")
-        return ids
-    _, transformers = _libraries()
-    try:
-        loaded = transformers.AutoTokenizer.from_pretrained(_existing(tokenizer), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise NotACheckpoint(f"{tokenizer} has no tokenizer: {error}", "--tokenizer names a directory that has one") from error
-    return list(loaded(content, add_special_tokens=False)["input_ids"])
-
-
-def _existing(directory: Path) -> Path:
-    if not directory.is_dir():
-        raise NoModel(f"no model directory {directory}", "download the checkpoint, or pass the URL of a server")
-    return directory
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import torch
-        import transformers
-    except ModuleNotFoundError as error:
-        raise ToolchainMissing(f"{error.name} is not installed", "pip install 'sm120kit[kld]'") from error
-    logging: Any = transformers.utils.logging  # untyped
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    return torch, transformers
