@@ -260,7 +260,16 @@ HOSTS: dict[str, dict[str, Any]] = {
         },
         "files": (("/etc/ld.so.preload", "\n"),),
     },
-    "closed-module": {"smi": False, "module": "Kernel Module", "bar1": 131072},
+    "closed-module": {
+        "dmesg": (
+            "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2bb1) installed in this system requires use of the NVIDIA open "
+            "kernel modules.",
+            "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:884)",
+        ),
+        "smi": False,
+        "module": "Kernel Module",
+        "bar1": 131072,
+    },
 }
 
 

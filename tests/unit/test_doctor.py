@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import synthetic_hosts
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import CannotMeasure
 from sm120kit.hosts import doctor
-from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, measure
+from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, measure, peers
 from sm120kit.hosts.doctor.findings import check, ok
 from sm120kit.hosts.facts import Host, Link, PeerCache, probe
 
@@ -99,6 +100,76 @@ def test_empty_variables_are_not_set(hosts: dict[str, Host]) -> None:
     assert [finding.verdict for finding in empty] == [finding.verdict for finding in good]
 
 
+@pytest.mark.parametrize("reason", ["", "driver", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"])
+@pytest.mark.parametrize("check", ["iommu", "hmm", "acs"])
+def test_iommu_hmm_and_acs_break_only_where_p2p_is_used(check: str, reason: str, hosts: dict[str, Host]) -> None:
+    host = replace(hosts["node-pair"], bridges=tuple(replace(port, acs=0x1D) for port in hosts["node-pair"].bridges))
+    if reason == "driver":
+        host = replace(host, pairs=tuple(replace(pair, granted="GNS") for pair in host.pairs))
+    elif reason:
+        host = replace(host, environment={reason: "1" if reason == "NCCL_P2P_DISABLE" else "PXB"})
+    diagnosis = diagnose(host, check)
+    assert diagnosis.impact is (Impact.MINOR if reason else Impact.BREAKS)
+    assert reason in diagnosis.consequence
+
+
+@pytest.mark.parametrize(
+    ("product", "granted", "unused"),
+    [
+        (synthetic_hosts.PRO, None, False),
+        (synthetic_hosts.PRO, "OK", False),
+        (synthetic_hosts.PRO, "CNS", True),
+        (synthetic_hosts.GEFORCE, None, True),
+        (synthetic_hosts.GEFORCE, "OK", False),
+    ],
+)
+def test_p2p_of_a_host_whose_status_is_unknown(product: str, granted: str | None, unused: bool, hosts: dict[str, Host]) -> None:
+    host = hosts["node-pair"]
+    pairs = tuple(replace(pair, granted=granted) for pair in host.pairs)
+    host = replace(host, pairs=pairs, gpus=tuple(replace(gpu, name=product) for gpu in host.gpus))
+    assert bool(peers.p2p_unused(host)) == unused
+
+
+def test_remedies_have_order_and_risk(hosts: dict[str, Host]) -> None:
+    """The reversible remedy first; iommu=pt leaves ACS on, so that only an IOMMU that is off replaces it."""
+    acs, iommu = diagnose(hosts["pix-pair"], "acs"), diagnose(hosts["node-pair"], "iommu")
+    actions = [acs.fix, *(remedy.action for remedy in acs.alternatives)]
+    assert all(name in action for name, action in zip(("setpci", "disable_acs_redir=", "amd_iommu=off"), actions, strict=True))
+    assert "0000:02:00.0;0000:02:01.0" in actions[1]
+    assert "iommu=pt" in iommu.fix and "still sets ACS" in iommu.risk and "amd_iommu=off" in iommu.alternatives[0].action
+    assert all(remedy.risk for remedy in (*acs.alternatives, *iommu.alternatives))
+
+
+def test_specific_cause_precedes_generic_ones(hosts: dict[str, Host]) -> None:
+    """A patched driver without static BAR1 on a host with default IOMMU, HMM and ACS (noonghunna/club-3090#873)."""
+    host = hosts["node-pair"]
+    driver = replace(host.driver, version="610.43.03", registry={})
+    host = replace(host, driver=driver, gpus=tuple(replace(gpu, name=synthetic_hosts.GEFORCE) for gpu in host.gpus))
+    names = [finding.check for finding in doctor.ranked(doctor.diagnose(host))]
+    assert names[0] == "static-bar1" and {"iommu", "hmm"} <= set(names[1:3])
+
+
+def test_correct_and_fast_transfers_exclude_generic_causes(hosts: dict[str, Host]) -> None:
+    findings = doctor.diagnose(hosts["node-pair"])
+    fast = doctor.Finding("measure-bytes", "", ok("unchanged"), "")
+    assert not doctor.fit(findings) and doctor.fit(doctor.with_measurements(findings, [fast]))
+    slow = replace(fast, verdict=replace(fast.verdict, status=Status.PROBLEM, impact=Impact.SLOWS))
+    assert not doctor.fit(doctor.with_measurements(findings, [fast, slow]))
+
+
+def test_json_has_the_documented_schema(tmp_path: Path) -> None:
+    """docs/doctor.schema.json; UPDATE_HOSTS=1 writes it. An incompatible change increases ``schema_version``."""
+    schema = TypeAdapter(doctor.DoctorReport).json_schema(mode="serialization")
+    file = Path(__file__).parents[2] / "docs" / "doctor.schema.json"
+    if os.environ.get("UPDATE_HOSTS"):
+        file.write_text(json.dumps(schema, indent=2) + "\n")
+    assert json.loads(file.read_text()) == schema
+    root = synthetic_hosts.build("neglected", tmp_path)
+    result = CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"])
+    report = TypeAdapter(doctor.DoctorReport).validate_json(result.stdout)
+    assert report.schema_version == 1 and report.problems and not report.fit
+
+
 def test_check_names_are_unique() -> None:
     assert len({host_check.name for host_check in CHECKS}) == len(CHECKS)
 
@@ -106,8 +177,10 @@ def test_check_names_are_unique() -> None:
 def test_fit_requires_no_breaking_or_slowing_finding(hosts: dict[str, Host]) -> None:
     assert {name for name in NAMES if doctor.fit(doctor.diagnose(hosts[name]))} == {
         "empty-values",
+        "gb10",
         "gb10-ready",
         "geforce-careful",
+        "geforce-patched",
         "node-forced",
         "tuned",
     }
@@ -129,7 +202,7 @@ def test_incomplete_registry_keys_are_listed(registry: str, tmp_path: Path) -> N
     host = probe(synthetic_hosts.build("some-keys", tmp_path))
     del synthetic_hosts.HOSTS["some-keys"]
     diagnosis = diagnose(host, "force-p2p")
-    assert diagnosis.impact is Impact.SLOWS and "RMForceP2PType" in diagnosis.fact
+    assert diagnosis.impact is Impact.MINOR and "RMForceP2PType" in diagnosis.fact
     assert ("ForceP2P," in diagnosis.fact) == ("zero" in registry)
 
 
@@ -210,7 +283,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert output.rstrip().splitlines()[-1].startswith("not fit: ")
     assert "acs" in output and "setpci" not in output and "breaks" in output
-    assert output.index("driver (breaks)") < output.index("power-limit (slows)") < output.index("zfs (minor)")
+    assert output.index("power-brake (breaks)") < output.index("temperature (slows)") < output.index("zfs (minor)")
     record = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
     assert record["fit"] is False and len(record["findings"]) == len(CHECKS)
     assert "hunter2" not in output + json.dumps(record)

@@ -88,7 +88,7 @@ def test_configuration_for_one_gpu_skips_peer_checks(hosts: dict[str, Host]) -> 
 
 def test_configurations_require_existing_checks() -> None:
     for name in configurations.names():
-        assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 5
+        assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 6
     configuration = configurations.load(TWO).model_copy(update={"host": ("iomu",)})
     with pytest.raises(UnknownName, match="'iomu'"):
         doctor.checks_for(configuration)

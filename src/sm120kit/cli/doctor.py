@@ -49,13 +49,10 @@ def doctor(
     """Diagnose why an SM12x host hangs, is slow or gives wrong results.
 
     Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
-    can be read by root only. Exit code 0: no known problem breaks or slows this host, and it fulfils the requirements of
-    CONFIG; 1: otherwise.
+    can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
-    from dataclasses import asdict
-
     from sm120kit.core import console
-    from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit
+    from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
     from sm120kit.hosts.facts import probe
     from sm120kit.recipes import configurations
 
@@ -67,11 +64,11 @@ def doctor(
     if measure:
         from sm120kit.hosts.doctor.measure import measure as measure_transfers
 
-        findings += measure_transfers(host, python)
+        findings = with_measurements(findings, measure_transfers(host, python))
         console.info("rates are compared with figures published by others; unverified on SM120")
     is_fit = fit(findings)
     if as_json:
-        console.json_data({"fit": is_fit, "findings": [asdict(finding) for finding in findings], "host": asdict(host)})
+        console.json_data(report(host, findings, config))
     else:
         _print_findings(findings, show_all)
         _print_summary(findings, is_fit, config)
@@ -82,7 +79,7 @@ def doctor(
 
 def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
     from sm120kit.core import console
-    from sm120kit.hosts.doctor import Impact, Status
+    from sm120kit.hosts.doctor import Status, ranked
 
     console.table(
         ("check", "status", "observed"),
@@ -92,10 +89,8 @@ def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
             if show_all or finding.status is not Status.NOT_APPLICABLE
         ),
     )
-    for impact in Impact:
-        for finding in findings:
-            if finding.verdict.impact is impact:
-                _print_problem(finding)
+    for finding in ranked(findings):
+        _print_problem(finding)
     for finding in findings:
         if finding.status is Status.UNKNOWN:
             console.data(f"{finding.check} is unknown; check it with: {finding.verdict.fix}")
@@ -110,9 +105,12 @@ def _print_problem(finding: Finding) -> None:
         ("cause", diagnosis.cause),
         ("effect", diagnosis.consequence),
         ("fix", diagnosis.fix),
+        ("risk", diagnosis.risk),
+        *(item for remedy in diagnosis.alternatives for item in (("or", remedy.action), ("risk", remedy.risk))),
         ("source", finding.source),
     ):
-        console.data(f"  {label + ':':<8}{text}")
+        if text:
+            console.data(f"  {label + ':':<8}{text}")
     console.data("")
 
 

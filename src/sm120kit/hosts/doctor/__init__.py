@@ -7,15 +7,18 @@ passed to ``diagnose`` in the same form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from sm120kit.hosts.doctor import collectives, containers, gpus, linux, machine, p2p, pcie, requirements, unified
+from sm120kit.hosts.doctor import collectives, containers, gpus, kernel_log, linux, machine, p2p, pcie, requirements, unified
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     Finding,
     HostCheck,
     Impact,
+    Remedy,
     Scope,
     Status,
+    as_information,
     not_applicable,
     only_sm12x,
     out_of_scope,
@@ -24,11 +27,26 @@ from sm120kit.hosts.doctor.findings import (
 from sm120kit.hosts.facts import Host
 from sm120kit.recipes.configurations import Configuration
 
-__all__ = ["CHECKS", "Diagnosis", "Finding", "HostCheck", "Impact", "Scope", "Status", "checks_for", "diagnose", "fit"]
+__all__ = [
+    "CHECKS",
+    "Diagnosis",
+    "DoctorReport",
+    "Finding",
+    "HostCheck",
+    "Impact",
+    "Remedy",
+    "Scope",
+    "Status",
+    "checks_for",
+    "diagnose",
+    "fit",
+    "ranked",
+    "report",
+    "with_measurements",
+]
 
-CHECKS: tuple[HostCheck, ...] = tuple(
-    check for topic in (gpus, machine, linux, pcie, p2p, collectives, containers, unified) for check in topic.CHECKS
-)
+TOPICS = (gpus, kernel_log, machine, pcie, linux, p2p, collectives, containers, unified)
+CHECKS: tuple[HostCheck, ...] = tuple(check for topic in TOPICS for check in topic.CHECKS)
 
 
 def checks_for(configuration: Configuration) -> tuple[HostCheck, ...]:
@@ -43,7 +61,9 @@ def diagnose(host: Host, checks: Sequence[HostCheck] = CHECKS) -> tuple[Finding,
     """
     sm12x = only_sm12x(host)
     return tuple(
-        Finding(check.name, check.title, _diagnosis(check, host if check.scope is Scope.ANY else sm12x), check.source)
+        Finding(
+            check.name, check.title, _diagnosis(check, host if check.scope is Scope.ANY else sm12x), check.source, check.generic
+        )
         for check in checks
     )
 
@@ -51,6 +71,47 @@ def diagnose(host: Host, checks: Sequence[HostCheck] = CHECKS) -> tuple[Finding,
 def fit(findings: Sequence[Finding]) -> bool:
     """Whether no finding breaks or slows this host. Unknown and minor findings do not count."""
     return not any(finding.verdict.impact in (Impact.BREAKS, Impact.SLOWS) for finding in findings)
+
+
+def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The problems, most likely cause first: by impact, those that are generic last, then in the order of the checks."""
+    problems = [finding for finding in findings if finding.verdict.impact]
+    return tuple(
+        sorted(problems, key=lambda finding: (list(Impact).index(finding.verdict.impact or Impact.MINOR), finding.generic))
+    )
+
+
+def with_measurements(findings: Sequence[Finding], measured: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings with those of ``--measure``. Correct and fast transfers exclude generic problems as causes."""
+    if measured and all(finding.status is Status.OK for finding in measured):
+        findings = [
+            replace(finding, verdict=as_information(finding.verdict, "measured: transfers are correct and fast"))
+            if finding.generic and finding.verdict.impact is Impact.BREAKS
+            else finding
+            for finding in findings
+        ]
+    return (*findings, *measured)
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What ``doctor --json`` prints; docs/doctor.schema.json is its schema.
+
+    ``problems`` are the names of the checks with a problem, the most likely cause first; ``configuration`` is "" without one.
+    """
+
+    schema_version: int
+    configuration: str
+    fit: bool
+    problems: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    host: Host
+
+
+def report(host: Host, findings: Sequence[Finding], configuration: str = "") -> DoctorReport:
+    """The report on a host. A change of its form that breaks programs which read it increases ``schema_version``."""
+    names = tuple(finding.check for finding in ranked(findings))
+    return DoctorReport(1, configuration, fit(findings), names, tuple(findings), host)
 
 
 def _diagnosis(check: HostCheck, host: Host) -> Diagnosis:

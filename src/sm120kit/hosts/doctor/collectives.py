@@ -12,6 +12,8 @@ WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 SHIMS = {"libvgpu.so": "HAMi", "libvcuda.so": "gpu-manager", "libcuda-control.so": "gpu-manager"}
 """File name of a preloaded library that intercepts CUDA calls -> the program that installs it."""
 TURIN_GPUS = 8
+CUSTOM_GPUS = 2
+"""Number of GPUs without NVLink for which vLLM uses its custom all-reduce (custom_all_reduce.py)."""
 
 
 @check(
@@ -104,8 +106,9 @@ def allocator(host: Host) -> Diagnosis:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     expandable = [name for name in names if "expandable_segments:true" in host.environment.get(name, "").lower()]
     if expandable:
+        custom = len(host.gpus) == CUSTOM_GPUS and not peers.p2p_unused(host)
         return problem(
-            Impact.BREAKS,
+            Impact.BREAKS if custom else Impact.MINOR,
             f"{expandable[0]}: expandable_segments:True",
             cause="memory in expandable segments has no handle that another process can open",
             consequence="custom and one-shot all-reduce fail: invalid argument (custom_all_reduce.cuh, pcie_allreduce.cu)",

@@ -38,11 +38,19 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """A further remedy of a problem, and what it may break or give up."""
+
+    action: str
+    risk: str
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Result of one check on one host.
 
-    ``fact`` is the observed value. A problem also has cause, consequence and fix; for an unknown fact, ``fix`` is a command
-    that shows it.
+    ``fact`` is the observed value. A problem also has cause, consequence and fix, and further remedies in the order in which to
+    try them; for an unknown fact, ``fix`` is a command that shows it.
     """
 
     status: Status
@@ -51,16 +59,22 @@ class Diagnosis:
     cause: str = ""
     consequence: str = ""
     fix: str = ""
+    risk: str = ""
+    alternatives: tuple[Remedy, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis with the check's name and title, and the source of the check's knowledge."""
+    """A diagnosis with the check's name and title, and the source of the check's knowledge.
+
+    ``generic`` is a condition of many hosts without any symptom; a problem that is not generic is the more likely cause.
+    """
 
     check: str
     title: str
     verdict: Diagnosis
     source: str
+    generic: bool = False
 
     @property
     def status(self) -> Status:
@@ -70,18 +84,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class HostCheck:
-    """One check. ``diagnose`` is called for hosts within ``scope`` only; ``title`` states the expected condition."""
+    """One check. ``diagnose`` is called for hosts within ``scope`` only; ``title`` states the expected condition.
+
+    The condition of a ``generic`` check is absent on many hosts that work.
+    """
 
     name: str
     title: str
     scope: Scope
     source: str
     diagnose: Callable[[Host], Diagnosis]
+    generic: bool = False
 
 
-def check(name: str, title: str, scope: Scope, source: str) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
+def check(
+    name: str, title: str, scope: Scope, source: str, *, generic: bool = False
+) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
     """Decorator that turns a function ``Host -> Diagnosis`` into a check."""
-    return lambda diagnose: HostCheck(name, title, scope, source, diagnose)
+    return lambda diagnose: HostCheck(name, title, scope, source, diagnose, generic)
 
 
 def ok(fact: str) -> Diagnosis:
@@ -89,9 +109,27 @@ def ok(fact: str) -> Diagnosis:
     return Diagnosis(Status.OK, fact)
 
 
-def problem(impact: Impact, fact: str, *, cause: str, consequence: str, fix: str) -> Diagnosis:
-    """The expected condition does not hold; ``fix`` is the exact remedy."""
-    return Diagnosis(Status.PROBLEM, fact, impact, cause, consequence, fix)
+def problem(
+    impact: Impact, fact: str, *, cause: str, consequence: str, fix: str = "", remedies: tuple[Remedy, ...] = ()
+) -> Diagnosis:
+    """The expected condition does not hold; ``fix`` is the exact remedy, or ``remedies`` several with their risks, in order."""
+    return Diagnosis(
+        Status.PROBLEM,
+        fact,
+        impact,
+        cause,
+        consequence,
+        fix or remedies[0].action,
+        "" if fix else remedies[0].risk,
+        remedies if fix else remedies[1:],
+    )
+
+
+def as_information(diagnosis: Diagnosis, reason: str) -> Diagnosis:
+    """A problem that has no effect on this host for a reason such as "NCCL_P2P_DISABLE=1"; "" leaves it as it is."""
+    if not reason or diagnosis.status is not Status.PROBLEM:
+        return diagnosis
+    return replace(diagnosis, impact=Impact.MINOR, consequence=f"none here: {reason}; otherwise: {diagnosis.consequence}")
 
 
 def not_applicable(reason: str) -> Diagnosis:

@@ -19,7 +19,8 @@ from sm120kit.hosts.doctor.findings import (
 )
 from sm120kit.hosts.facts import Host
 
-DRIVER_FLOOR = (580, 65, 6)
+BLACKWELL_FLOOR, DRIVER_FLOOR = (570,), (580, 65, 6)
+"""The first driver for SM120, and the first for CUDA 13."""
 CUDA_FLOOR = (13, 0)
 POWER_SHARE = 0.8
 """A power limit below this share of the maximum is a problem."""
@@ -75,7 +76,7 @@ def driver(host: Host) -> Diagnosis:
     version = host.driver.version
     if version is None:
         return unknown(host.missing_reason("/proc/driver/nvidia/version", SMI), "cat /proc/driver/nvidia/version")
-    if host.driver.cuda and not _numbers(host.driver.cuda):
+    if host.driver.cuda and not numbers(host.driver.cuda):
         return problem(
             Impact.BREAKS,
             f"driver {version}, CUDA {host.driver.cuda}",
@@ -85,18 +86,18 @@ def driver(host: Host) -> Diagnosis:
             fix="ldconfig -p | grep libcuda.so.1; install the driver's compute package, such as libnvidia-compute-580; in a "
             "container: NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
-    if _numbers(version) < DRIVER_FLOOR or (host.driver.cuda and _numbers(host.driver.cuda) < CUDA_FLOOR):
+    if numbers(version) < DRIVER_FLOOR or (host.driver.cuda and numbers(host.driver.cuda) < CUDA_FLOOR):
         return problem(
-            Impact.BREAKS,
+            Impact.BREAKS if numbers(version) < BLACKWELL_FLOOR else Impact.MINOR,
             f"driver {version}, CUDA {host.driver.cuda or '?'}",
             cause="CUDA 13.0 requires driver 580.65.06 or newer",
-            consequence="CUDA 13 programs fail: CUDA driver version is insufficient for CUDA runtime version",
+            consequence="images of sm120kit, with CUDA 13, fail: CUDA driver version is insufficient for CUDA runtime version",
             fix="install the newest open driver of your distribution, such as nvidia-driver-580-open, and reboot",
         )
     return ok(f"driver {version}, CUDA {host.driver.cuda or '?'}")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version; () for text such as "Not Found"."""
     return tuple(int(part) for part in re.findall(r"\d+", version)) if version[:1].isdigit() else ()
 
@@ -139,7 +140,7 @@ def power_limit(host: Host) -> Diagnosis:
     low = [(bus, f"{limit:.0f} of {maximum:.0f} W") for bus, limit, maximum in limits if limit < POWER_SHARE * maximum]
     if low:
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR,
             by_device(low),
             cause="a lower power limit was set",
             consequence="at 400 of 600 W, prefill is 23 % slower in NVFP4 and 34 % in FP8; a single stream loses little",

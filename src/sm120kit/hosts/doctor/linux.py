@@ -8,7 +8,9 @@ from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
     Impact,
+    Remedy,
     Scope,
+    as_information,
     by_device,
     check,
     not_applicable,
@@ -16,10 +18,16 @@ from sm120kit.hosts.doctor.findings import (
     problem,
     unknown,
 )
+from sm120kit.hosts.doctor.peers import p2p_unused
 from sm120kit.hosts.facts import Host
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 GRUB = "in /etc/default/grub, then sudo update-grub and reboot"
+IOMMU_OFF = Remedy(
+    f"the IOMMU off: in the BIOS, or amd_iommu=off (Intel: intel_iommu=off) {GRUB}; Linux then does not set ACS either",
+    "no passthrough to virtual machines and no protection from devices; above 255 CPU threads Linux uses only some",
+)
+LINK_LOST = re.compile(r"fallen off the bus|Xid \(PCI:[^)]*\): 79\b|Surprise|SurprDnErr", re.IGNORECASE)
 SYSCTL_LIMITS = {"swappiness": ("vm.swappiness", 10), "numa_balancing": ("kernel.numa_balancing", 0)}
 """Name in ``Host.settings`` -> sysctl key and largest accepted value."""
 
@@ -29,18 +37,26 @@ SYSCTL_LIMITS = {"swappiness": ("vm.swappiness", 10), "numa_balancing": ("kernel
     "the IOMMU does not translate GPU addresses",
     Scope.BARE_PAIR,
     "vllm-project/vllm#33041; NVIDIA/nccl#257; pytorch/pytorch#84803; NVIDIA/open-gpu-kernel-modules#1257",
+    generic=True,
 )
 def iommu(host: Host) -> Diagnosis:
     kinds = {gpu.bus: gpu.iommu for gpu in host.gpus}
     translated = [(bus, kind) for bus, kind in kinds.items() if kind and kind.startswith("DMA")]
     if translated:
-        return problem(
+        diagnosis = problem(
             Impact.BREAKS,
             by_device(translated),
             cause="the IOMMU translates the addresses of the GPUs, including peer traffic",
             consequence="NCCL may hang at the first collective; copies between GPUs may return zeros without an error",
-            fix=f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
+            remedies=(
+                Remedy(
+                    f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
+                    "devices can access all memory. Linux still sets ACS, as whenever an IOMMU is active: see the finding acs",
+                ),
+                IOMMU_OFF,
+            ),
         )
+        return as_information(diagnosis, p2p_unused(host))
     if all(kind == "identity" for kind in kinds.values()):
         return ok("passthrough (identity)")
     if host.iommu_active is False:
@@ -56,6 +72,7 @@ def iommu(host: Host) -> Diagnosis:
     "HMM is disabled in nvidia_uvm",
     Scope.BARE_PAIR,
     f"{WIKI} optimization/nccl-tuning.md, troubleshooting/common-issues.md",
+    generic=True,
 )
 def hmm(host: Host) -> Diagnosis:
     if host.driver.hmm_disabled is None:
@@ -64,7 +81,7 @@ def hmm(host: Host) -> Diagnosis:
             f"{host.missing_reason(path)} (nvidia_uvm is loaded by the first CUDA program)", f"nvidia-smi; cat {path}"
         )
     if not host.driver.hmm_disabled:
-        return problem(
+        diagnosis = problem(
             Impact.BREAKS,
             "uvm_disable_hmm is N",
             cause="the driver enables heterogeneous memory management (HMM) by default",
@@ -72,18 +89,20 @@ def hmm(host: Host) -> Diagnosis:
             fix="echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/uvm.conf; "
             "sudo update-initramfs -u; reboot",
         )
+        return as_information(diagnosis, p2p_unused(host))
     return ok("uvm_disable_hmm is Y")
 
 
-@check("aspm", "ASPM is off", Scope.DISCRETE, f"{WIKI} troubleshooting/common-issues.md (Surprise Link Down)")
+@check("aspm", "ASPM is off", Scope.DISCRETE, f"{WIKI} troubleshooting/common-issues.md (Surprise Link Down)", generic=True)
 def aspm(host: Host) -> Diagnosis:
     if host.virtual or host.wsl:
         return not_applicable("the real links are not visible in a virtual machine")
     links = [(gpu.bus, gpu.link.aspm) for gpu in host.gpus] + [(port.bus, port.link.aspm) for port in host.bridges]
     enabled = [bus for bus, on in links if on]
     if enabled:
+        failed = [line for line in host.kernel_log or () if LINK_LOST.search(line)]
         return problem(
-            Impact.BREAKS,
+            Impact.BREAKS if failed else Impact.MINOR,
             f"ASPM is on at {', '.join(enabled)}",
             cause="the firmware or the kernel enabled active state power management",
             consequence="Surprise Link Down (aer_uncor_status 0x20): the GPU falls off the bus when its link changes speed",

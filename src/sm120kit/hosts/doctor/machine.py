@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem, unknown
+from sm120kit.hosts.doctor.peers import p2p_unused
 from sm120kit.hosts.facts import Host
 
 TURIN_FAMILY = 26
@@ -37,7 +38,7 @@ def virtual_machine(host: Host) -> Diagnosis:
     if len(host.gpus) < 2:
         return ok(f"a virtual machine ({host.virtual}) with one GPU; its BARs and links are emulated")
     return problem(
-        Impact.SLOWS,
+        Impact.MINOR,
         f"a virtual machine ({host.virtual}) with {len(host.gpus)} GPUs",
         cause="the driver detects an emulated chipset, and peer traffic has to pass the host's IOMMU",
         consequence="P2P is refused (CNS) or goes through the CPU; BARs and links in the virtual machine are emulated",
@@ -52,7 +53,7 @@ def numa(host: Host) -> Diagnosis:
         return unknown(host.missing_reason("/sys/devices/system/node/online"), "lscpu | grep -E 'Socket|NUMA'")
     if nodes > sockets:
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR if p2p_unused(host) else Impact.SLOWS,
             f"{nodes} NUMA nodes on {sockets} socket(s)",
             cause="the BIOS divides each socket into several NUMA nodes: NPS2 or NPS4 (AMD), SNC (Intel)",
             consequence="GPUs of one socket appear as distant as GPUs of two sockets, and NCCL plans its transfers accordingly",
@@ -72,7 +73,7 @@ def governor(host: Host) -> Diagnosis:
         return not_applicable("this kernel has no CPU frequency governors")
     if host.cpu.governors != ("performance",):
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR,
             f"governor: {', '.join(host.cpu.governors)}",
             cause="the distribution's default",
             consequence="a single stream is 5 % slower, more where one thread drives many GPUs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sm120kit.hosts.doctor import gpus
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts.records import SWITCHED
@@ -16,6 +17,7 @@ FORCE_P2P = {
     "GrdmaPciTopoCheckOverride": "1",
     "EnableResizableBar": "1",
 }
+STATIC_BAR_SINCE = (610,)
 STATIC_BAR = {"RMForceStaticBar1": "1", "PeerMappingOverride": "1"}
 REFUSALS = {
     "CNS": "the chipset is not on the driver's list, as in every virtual machine",
@@ -34,8 +36,9 @@ def grant(host: Host) -> Diagnosis:
         return unknown(host.missing_reason("nvidia-smi-topo-p2p-r.txt"), "nvidia-smi topo -p2p r")
     refusals = sorted(code for code in codes if code and code != "OK")
     if refusals:
+        expected = "NCCL_P2P_DISABLE" in host.environment or any(gpu.consumer for gpu in host.gpus)
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR if expected else Impact.SLOWS,
             "; ".join(f"{code}: {REFUSALS.get(code, 'no P2P')}" for code in refusals),
             cause="the driver refuses direct access between GPUs",
             consequence="all-reduce goes through host memory; an engine that assumes P2P may hang",
@@ -78,7 +81,7 @@ def force_p2p(host: Host) -> Diagnosis:
     if missing:
         keys = ";".join(f"{key}={value}" for key, value in FORCE_P2P.items())
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR,
             f"{', '.join(sorted(kind for kind in kinds if kind))}: {', '.join(missing)} not set",
             cause="without a PCIe switch the driver stages peer writes in host memory by default",
             consequence="one-shot all-reduce takes 59 instead of 7 µs at 16 KB, and engines disable it above 4 KB",
@@ -106,27 +109,35 @@ def static_bar1(host: Host) -> Diagnosis:
     missing = [key for key, value in STATIC_BAR.items() if not _equal(registry.get(key), value)]
     if missing:
         keys = ";".join(f"{key}={value}" for key, value in STATIC_BAR.items())
+        required = (gpus.numbers(host.driver.version or "") or (0,)) >= STATIC_BAR_SINCE
+        hint = "" if required else "only if NCCL hangs: "
         return problem(
-            Impact.MINOR,
-            f"{', '.join(missing)} not set",
-            cause="some branches of the patched driver require these keys",
-            consequence="nvidia-smi topo prints OK, but NCCL hangs at startup",
-            fix=f'only if NCCL hangs: options nvidia NVreg_RegistryDwords="{keys}" in /etc/modprobe.d/; costs 2 to 3 %',
+            Impact.BREAKS if required else Impact.MINOR,
+            f"{', '.join(missing)} not set, driver {host.driver.version or 'unknown'}",
+            cause="the patched driver copies through BAR1, which from 610 on maps all memory only with these keys",
+            consequence="nvidia-smi topo prints OK, but no bytes arrive: NCCL hangs in ncclCommInitRank",
+            fix=f'{hint}options nvidia NVreg_RegistryDwords="{keys}" in /etc/modprobe.d/; costs 2 to 3 %',
         )
     return ok("set")
 
 
-@check("p2p-check", "vLLM verifies P2P on a patched GeForce driver", Scope.PAIR, f"noonghunna/club-3090#922; {CLUB} §7")
+@check(
+    "p2p-check",
+    "vLLM verifies P2P on a patched GeForce driver",
+    Scope.PAIR,
+    f"noonghunna/club-3090#922; {CLUB} §7",
+    generic=True,
+)
 def p2p_check(host: Host) -> Diagnosis:
     patched = any(gpu.consumer for gpu in host.gpus) and any(pair.granted == "OK" for pair in host.pairs)
     if not patched:
         return not_applicable("applies to GeForce cards with a third-party driver that permits P2P")
     if host.environment.get("VLLM_SKIP_P2P_CHECK") != "0":
         return problem(
-            Impact.BREAKS,
+            Impact.MINOR,
             "the driver permits P2P on GeForce, and VLLM_SKIP_P2P_CHECK is not 0",
             cause="vLLM relies on the driver's answer and does not verify that data arrive unchanged",
-            consequence='the output is "!!!!" and no draft tokens are accepted, while NCCL reports no error',
+            consequence='on some hosts the output is "!!!!" and no draft tokens are accepted, while NCCL reports no error',
             fix="VLLM_SKIP_P2P_CHECK=0, and sm120kit doctor --measure; if it reports wrong bytes: --disable-custom-all-reduce",
         )
     return ok("VLLM_SKIP_P2P_CHECK=0")

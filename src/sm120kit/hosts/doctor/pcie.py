@@ -8,7 +8,9 @@ from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
     Impact,
+    Remedy,
     Scope,
+    as_information,
     by_device,
     check,
     not_applicable,
@@ -16,6 +18,8 @@ from sm120kit.hosts.doctor.findings import (
     problem,
     unknown,
 )
+from sm120kit.hosts.doctor.linux import GRUB, IOMMU_OFF
+from sm120kit.hosts.doctor.peers import p2p_unused
 from sm120kit.hosts.facts import Gpu, GpuPair, Host
 from sm120kit.hosts.facts.pci import ACS_REDIRECT, DEVICES
 from sm120kit.hosts.facts.records import SWITCHED
@@ -25,6 +29,8 @@ AWAKE = ("P0", "P1", "P2")
 """Performance states in which a GPU keeps its link at full speed."""
 SLOT_LANES = 16
 """Lanes of the widest slot; a GPU with more is not expected to have them."""
+HALF_LANES, GEN4 = 8, 16.0
+"""A Gen5 link with half its lanes, or a Gen4 link with all, is a property of many boards and costs some percent."""
 LARGE_SWITCH = 4
 """GPUs below one switch from which a collapse of concurrent writes has been reported."""
 
@@ -33,7 +39,9 @@ LARGE_SWITCH = 4
     "acs",
     "ACS does not redirect peer traffic to the CPU",
     Scope.BARE_PAIR,
-    f"NVIDIA/nccl#2079; NCCL manual, troubleshooting; {WIKI} hardware/pcie-bandwidth.md",
+    "NVIDIA/nccl#2079; NCCL manual, troubleshooting; Linux pci_enable_acs, kernel-parameters: pci=disable_acs_redir; "
+    f"{WIKI} hardware/pcie-bandwidth.md",
+    generic=True,
 )
 def acs(host: Host) -> Diagnosis:
     if not host.bridges:
@@ -42,16 +50,24 @@ def acs(host: Host) -> Diagnosis:
     if redirecting:
         buses = [port.bus for port in redirecting]
         fix = "for port in " + " ".join(buses) + '; do sudo setpci -s "$port" ECAP_ACS+6.w=0000; done'
-        fix += " (after every boot, from a oneshot systemd unit; pci=noacs does not clear bits that the firmware set)"
         if host.passthrough:
             fix = f"first stop the passthrough of {', '.join(host.passthrough)}: without ACS its groups merge. Then {fix}"
-        return problem(
+        diagnosis = problem(
             Impact.BREAKS,
             "ACSCtl " + ", ".join(f"{port.acs:#06x} at {port.bus}" for port in redirecting),
-            cause="ACS request redirect or completion redirect is set on these root or switch ports, often by the firmware",
+            cause="ACS request redirect or completion redirect is set on these root or switch ports: by Linux, while an IOMMU "
+            "is active, also with iommu=pt, or by the firmware",
             consequence="NCCL with two ranks may hang, or a switch forwards 50 instead of 103 GB/s, both directions together",
-            fix=fix,
+            remedies=(
+                Remedy(fix, "lasts until the next boot: try it first. Virtual machines are no longer separated"),
+                Remedy(
+                    f'GRUB_CMDLINE_LINUX="pci=disable_acs_redir={";".join(buses)}" {GRUB}',
+                    "the same ports, permanently; addresses change when cards are moved. Linux has no option pci=noacs",
+                ),
+                IOMMU_OFF,
+            ),
         )
+        return as_information(diagnosis, p2p_unused(host))
     if any(port.has_acs is None for port in host.bridges):
         return unknown(
             "only root can read configuration space beyond 64 bytes",
@@ -86,7 +102,7 @@ def bar1(host: Host) -> Diagnosis:
     small = [gpu for gpu in host.gpus if (gpu.aperture_mib or 0) < (gpu.memory_mib or 257)]
     if small:
         return problem(
-            Impact.BREAKS if len(host.gpus) > 1 else Impact.MINOR,
+            Impact.SLOWS if len(host.gpus) > 1 and not any(gpu.consumer for gpu in host.gpus) else Impact.MINOR,
             by_device((gpu.bus, f"BAR1 {gpu.aperture_mib} MiB for {gpu.memory_mib or '?'} MiB of memory") for gpu in small),
             cause="Resizable BAR is off",
             consequence="no P2P between GPUs; models load more slowly",
@@ -107,8 +123,9 @@ def link_width(host: Host) -> Diagnosis:
         )
     narrow = [gpu for gpu in host.gpus if (gpu.link.width or 0) < min(gpu.link.max_width or 0, SLOT_LANES)]
     if narrow:
+        half = all((gpu.link.width or 0) >= HALF_LANES for gpu in narrow)
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR if half else Impact.SLOWS,
             by_device((gpu.bus, f"x{gpu.link.width} of x{gpu.link.max_width}{_port(host, gpu)}") for gpu in narrow),
             cause="the slot has fewer lanes or shares them with an M.2 slot, or a riser or dirty contact lost some",
             consequence="one narrow link slows every collective: prefill fell from 9,000 to 1,000 tok/s",
@@ -119,9 +136,7 @@ def link_width(host: Host) -> Diagnosis:
 
 def _port(host: Host, gpu: Gpu) -> str:
     lanes = host.bridge(gpu.bridges[-1]).link.max_width if gpu.bridges else None
-    if lanes is None:
-        return ""
-    return f" (port: x{lanes})"
+    return "" if lanes is None else f" (port: x{lanes})"
 
 
 @check(
@@ -140,9 +155,11 @@ def link_speed(host: Host) -> Diagnosis:
         )
     old = [gpu for gpu in host.gpus if _port_speed(host, gpu) < (gpu.link.max_speed or 0)]
     slow = [gpu for gpu in host.gpus if gpu.state in AWAKE and (gpu.link.speed or 0) < (gpu.link.max_speed or 0)]
+    slow_link = [gpu for gpu in slow if (gpu.link.speed or 0) < _port_speed(host, gpu)]
     if old or slow:
+        older = [gpu for gpu in old if _port_speed(host, gpu) < GEN4]
         return problem(
-            Impact.SLOWS,
+            Impact.SLOWS if slow_link or older else Impact.MINOR,
             by_device(
                 (gpu.bus, f"{gpu.link.speed:g} of {gpu.link.max_speed:g} GT/s, port maximum {_port_speed(host, gpu):g}")
                 for gpu in host.gpus
@@ -226,7 +243,7 @@ def topology(host: Host) -> Diagnosis:
     fact = ", ".join(f"{count} x {kind}" for kind, count in sorted(counts.items(), key=str))
     if counts["SYS"] and host.environment.get("NCCL_P2P_LEVEL") != "SYS":
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR if p2p_unused(host) else Impact.SLOWS,
             fact,
             cause="some GPUs are on different sockets, and by default NCCL does not use P2P across sockets",
             consequence="all-reduce of all GPUs goes through host memory; one-shot all-reduce is 4 to 16 % slower across "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sm120kit.core.errors import UnknownName
+from sm120kit.hosts.doctor import gpus
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
@@ -21,6 +22,7 @@ from sm120kit.hosts.doctor.findings import (
     unknown,
 )
 from sm120kit.hosts.facts import Gpu, Host
+from sm120kit.hosts.facts.redact import READ_VARIABLES
 from sm120kit.recipes.configurations import Configuration
 
 UNIFIED_SHARE = 0.93
@@ -44,9 +46,10 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
     single = configuration.hardware.gpus == 1
     applying = [_without_peers(check) if single and check.scope in _PAIRS else check for check in general]
     source = f"recipes/configurations/{configuration.name}.toml"
-    required = [by_name[name] for name in configuration.host]
+    required = [_in_environment(by_name[name], configuration.environment) for name in configuration.host]
     return (
-        *applying,
+        *(_in_environment(check, configuration.environment) for check in applying),
+        HostCheck("config-driver", "the driver supports CUDA 13", Scope.GPU, source, _driver),
         HostCheck("config-gpus", "enough GPUs", Scope.ANY, source, lambda host: _gpus(host, configuration)),
         HostCheck("config-memory", "enough memory on each GPU", Scope.GPU, source, lambda host: _memory(host, configuration)),
         HostCheck("config-shm", "enough space in /dev/shm", Scope.ANY, source, lambda host: _shm(host, configuration)),
@@ -69,6 +72,23 @@ def memory_bytes(host: Host, gpu: Gpu) -> int | None:
     if gpu.unified:
         return host.memory_total
     return None if gpu.memory_mib is None else gpu.memory_mib << 20
+
+
+def _in_environment(check: HostCheck, environment: dict[str, str]) -> HostCheck:
+    """A check of the host with the variables that a configuration sets."""
+    return replace(
+        check, diagnose=lambda host: check.diagnose(replace(host, environment=host.environment | _nonempty(environment)))
+    )
+
+
+def _nonempty(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name in READ_VARIABLES and value}
+
+
+def _driver(host: Host) -> Diagnosis:
+    """The images of all configurations contain CUDA 13."""
+    diagnosis = gpus.driver.diagnose(host)
+    return replace(diagnosis, impact=Impact.BREAKS) if diagnosis.status is Status.PROBLEM else diagnosis
 
 
 def _without_peers(check: HostCheck) -> HostCheck:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 
-FREE_SHARE = 0.9
+FREE_SHARE, SCARCE_SHARE = 0.9, 0.7
+"""Below the second share no model of a configuration fits, unless a running server occupies the memory."""
 
 
 @check(
@@ -20,8 +21,9 @@ def headroom(host: Host) -> Diagnosis:
         return unknown(host.missing_reason("/proc/meminfo"), "free -h")
     fact = f"{available >> 30} of {total >> 30} GiB available"
     if available < FREE_SHARE * total:
+        occupied = available < SCARCE_SHARE * total and not any(gpu.processes for gpu in host.gpus)
         return problem(
-            Impact.SLOWS,
+            Impact.SLOWS if occupied else Impact.MINOR,
             fact,
             cause="other programs or the page cache occupy memory that CPU and GPU share",
             consequence="gpu-memory-utilization is a share of the total: at 0.85 the host swaps or freezes",
@@ -41,7 +43,7 @@ def guard(host: Host) -> Diagnosis:
         return unknown("systemd's control groups are not visible", "systemctl is-active earlyoom systemd-oomd")
     if not host.guards:
         return problem(
-            Impact.SLOWS,
+            Impact.MINOR,
             "none of earlyoom, systemd-oomd and nohang is running",
             cause="the kernel's OOM killer acts only when no memory is left, and it cannot reclaim the GPU's share",
             consequence="an engine that allocates too much freezes the whole machine until it is switched off",
