@@ -52,7 +52,7 @@ ERRORS = (
         "reboot; then another driver version. If it recurs at load: power supply, riser and temperature",
     ),
     KernelError(
-        r"Surprise Link Down|SurprDnErr|severity=Uncorrect.*(Fatal|Non-Fatal)",
+        r"Surprise Link Down|SurprDnErr|severity=Unc\w+ \((Non-)?Fatal",
         "a PCIe link failed: ASPM, riser, retimer or slot",
         "GPUs fall off the bus, or transfers stop",
         "see the findings aer and aspm; shorter riser, or Gen4 for this slot in the BIOS",
