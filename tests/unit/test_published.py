@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sm120kit.bench import published
+from sm120kit.bench.published_formats import Figure
 from sm120kit.core.errors import BadReceipt
 
 
@@ -16,6 +17,12 @@ def file(tmp_path: Path, name: str, content: Any) -> Path:
     path = tmp_path / name
     path.write_text(json.dumps(content))
     return path
+
+
+def figures(paths: list[Path]) -> tuple[Figure, ...]:
+    read = published.read(paths)
+    assert not read.refused
+    return read.figures
 
 
 def sweep(*rows: dict[str, Any], model: str = "Qwen3.5-122B", pool: int = 2424862, **more: Any) -> dict[str, Any]:
@@ -37,14 +44,14 @@ def cell(tok_s: float, users: int = 1, context: int = 0, **more: Any) -> dict[st
 
 
 def test_plain_cell_is_a_measurement_with_unknown_acceptance(tmp_path: Path) -> None:
-    (figure,) = published.read([file(tmp_path, "a.json", sweep(cell(200.3)))])
+    (figure,) = figures([file(tmp_path, "a.json", sweep(cell(200.3)))])
     assert (figure.tok_s, figure.model, figure.refused, figure.acceptance) == (200.3, "Qwen3.5-122B", "", None)
     assert figure.notes == ("the model is a label; the tool did not query the server",)
 
 
 def test_failed_cells_are_refused(tmp_path: Path) -> None:
     rows = (cell(0.0, 2, num_completed=0, num_errors=2, server_spec_accept_rate=0.73), cell(0.0), cell(132.0, 4, num_errors=1))
-    failed, zero, good = published.read([file(tmp_path, "a.json", sweep(*rows))])
+    failed, zero, good = figures([file(tmp_path, "a.json", sweep(*rows))])
     assert failed.refused == "all 2 requests failed"
     assert zero.refused == "0.0 tok/s: the cell failed"
     assert not good.refused
@@ -55,7 +62,7 @@ def test_short_answers_are_refused(tmp_path: Path) -> None:
         {"users": 1, "output_len": 1000, "system_tps": 100.2, "per_user_tps": 100.2, "total_tokens": 20, "time": 0.2},
         {"users": 16, "output_len": 1000, "system_tps": 604.7, "per_user_tps": 37.8, "total_tokens": 16000, "time": 26.5},
     ]
-    short, long = published.read([file(tmp_path, "k64_no_think.json", rows)])
+    short, long = figures([file(tmp_path, "k64_no_think.json", rows)])
     assert short.refused == "only 20 tokens for each user in 0.2 s"
     assert not long.refused
 
@@ -65,14 +72,14 @@ def test_users_and_context_from_labels(tmp_path: Path) -> None:
         {"label": "1 user, 1K output", "tok_s": 282.94, "comp_tokens": 3000, "time": 10.6},
         {"label": "1 user, 32K ctx", "tok_s": 141.28, "comp_tokens": 1000, "time": 7.08},
     ]
-    first, second = published.read([file(tmp_path, "k64_results.json", rows)])
+    first, second = figures([file(tmp_path, "k64_results.json", rows)])
     assert (first.users, first.context_tokens, second.context_tokens) == (1, 0, 32768)
     assert not first.refused and "wall time" in first.notes[0]
 
 
 def test_prefill_from_a_cache_is_refused(tmp_path: Path) -> None:
     prefill = {"8192": {"ttft_seconds": 0.454, "tok_per_sec": 21791.0}, "131072": {"ttft_seconds": 0.06, "tok_per_sec": 2.0e6}}
-    decode, real, cached = published.read([file(tmp_path, "a.json", sweep(cell(200.3), prefill=prefill))])
+    decode, real, cached = figures([file(tmp_path, "a.json", sweep(cell(200.3), prefill=prefill))])
     assert (real.what, real.context_tokens, real.refused, decode.refused) == ("prefill", 8192, "", "")
     assert cached.refused == "2,000,000 tok/s of prefill: the prefix cache answered"
 
@@ -82,17 +89,17 @@ def test_faster_with_context_beyond_the_spread_is_refused(tmp_path: Path) -> Non
         return {"concurrency": users, "context_tokens": context, "aggregate_tps_mean": tok_s, "aggregate_tps_stdev": sd}
 
     rows = (mean(194.0, 2.8, 1, 0), mean(813.4, 1.5, 8, 0), mean(215.7, 33.1, 1, 16384), mean(935.3, 12.5, 8, 16384))
-    figures = published.read([file(tmp_path, "mean.json", sweep(*rows))])
-    assert [bool(figure.refused) for figure in figures] == [False, False, False, True]
-    assert figures[3].refused == "faster with 16,384 tokens of context than without (813.4): a cache answered"
+    read = figures([file(tmp_path, "mean.json", sweep(*rows))])
+    assert [bool(figure.refused) for figure in read] == [False, False, False, True]
+    assert read[3].refused == "faster with 16,384 tokens of context than without (813.4): a cache answered"
 
 
 def test_kv_pool_of_another_model_is_refused(tmp_path: Path) -> None:
     named = file(tmp_path, "a.json", sweep(cell(200.3)))
     other = file(tmp_path, "sglang_m25_b12x.json", sweep(cell(128.5), model="MiniMax-M2.5"))
     own = file(tmp_path, "own.json", sweep(cell(128.5), model="MiniMax-M2.5", pool=167574))
-    assert [bool(figure.refused) for figure in published.read([named, other, own])] == [False, True, False]
-    assert "2,424,862 tokens is that of Qwen3.5-122B in a.json" in published.read([named, other])[1].refused
+    assert [bool(figure.refused) for figure in figures([named, other, own])] == [False, True, False]
+    assert "2,424,862 tokens is that of Qwen3.5-122B in a.json" in figures([named, other])[1].refused
 
 
 @pytest.mark.parametrize(
@@ -112,3 +119,167 @@ def test_unknown_formats_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(BadReceipt, match=r"odd\.json"):
         published.read([path])
+
+
+K64_MULTIUSER = [
+    {"label": "1 concurrent users, 1K output", "system_tps": 282.4430020289439, "per_user_tps": 282.4430020289439, "users": 1},
+    {"label": "4 concurrent users, 1K output", "system_tps": 850.3381542025332, "per_user_tps": 212.5845385506333, "users": 4},
+    {"label": "8 concurrent users, 1K output", "system_tps": 1282.7694557234238, "per_user_tps": 160.3461819654279, "users": 8},
+    {"label": "16 concurrent users, 1K output", "system_tps": 1623.9072227297236, "per_user_tps": 101.494201420, "users": 16},
+]
+"""results/k64_multiuser.json of brandonmmusic-max/sm120-moe-bench at 0f398fc: the source of the published 283 tok/s."""
+
+
+def test_source_of_the_published_283(tmp_path: Path) -> None:
+    read = figures([file(tmp_path, "k64_multiuser.json", K64_MULTIUSER)])
+    assert [(figure.users, round(figure.tok_s, 1), figure.refused) for figure in read] == [
+        (1, 282.4, ""),
+        (4, 850.3, ""),
+        (8, 1282.8, ""),
+        (16, 1623.9, ""),
+    ]
+    assert read[0].what == "1 concurrent users, 1K output" and "no token counts" in read[0].notes[0]
+    legal = [{"users": 1, "system_tps": 139.2, "per_user_tps": 139.2}, {"users": 2, "system_tps": 232.1, "per_user_tps": 116.0}]
+    assert [figure.tok_s for figure in figures([file(tmp_path, "k64_legal_mtp3.json", legal)])] == [139.2, 232.1]
+
+
+def test_counters_and_unlimited_pools_of_published_sweeps(tmp_path: Path) -> None:
+    """server_spec_accept_rate of vLLM is a counter there; SGLang's max_total_tokens 2147483647 is the lack of a limit."""
+    (figure,) = figures([file(tmp_path, "sprint12_b12x_k128.json", sweep(cell(143.3, server_spec_accept_rate=1734.0), pool=0))])
+    assert figure.acceptance is None and not figure.refused
+    unlimited = [
+        file(tmp_path, f"{model}.json", sweep(cell(113.4), model=model, pool=2147483647))
+        for model in ("MiniMax-M2.7", "Qwen3.5-122B")
+    ]
+    assert not any(figure.refused for figure in figures(unlimited))
+
+
+def test_requests_of_unknown_concurrency_are_refused(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt_key": "short_statute",
+            "category": "short_factual",
+            "tokens": 1024,
+            "time": 6.49,
+            "ttft": 0.07,
+            "tps": 157.8,
+            "error": "",
+        },
+        {"prompt_key": "complex_pi", "category": "x", "tokens": 0, "time": 0.04, "ttft": 0.035, "tps": 0.0, "error": "timeout"},
+    ]
+    first, second = figures([file(tmp_path, "klc_real_world.json", rows)])
+    assert first.users is None and first.refused == "one request: how many ran at once is not in the file"
+    assert second.refused == "timeout"
+
+
+def test_one_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
+    kernels = {
+        "M=1": {"M": 1, "gemm1_ms": {"avg": 0.0248, "med": 0.0247}},
+        "kernel_launch_overhead_us": {"avg": 6.3, "med": 6.2},
+    }
+    prompts = {"short_statute": {"category": "short_factual", "prompt": "What is the statute of limitations?"}}
+    odd = [file(tmp_path, "baseline_results.json", kernels), file(tmp_path, "klc_prompts.json", prompts)]
+    read = published.read([*odd, file(tmp_path, "a.json", sweep(cell(200.3)))])
+    assert [figure.tok_s for figure in read.figures] == [200.3]
+    assert list(read.refused) == [str(path) for path in odd] and all("unknown format" in text for text in read.refused.values())
+    with pytest.raises(BadReceipt, match="klc_prompts"):
+        published.read(odd)
+
+
+def metric(mean: float, std: float = 0.0) -> dict[str, Any]:
+    return {"mean": mean, "std": std, "values": [mean]}
+
+
+def test_llama_benchy(tmp_path: Path) -> None:
+    def run(context: int, *, prefilled: bool = False, concurrency: int = 2) -> dict[str, Any]:
+        return {
+            "concurrency": concurrency,
+            "context_size": context,
+            "prompt_size": 2048,
+            "response_size": 32,
+            "is_context_prefill_phase": prefilled,
+            "pp_throughput": metric(9000.0, 12.0),
+            "pp_req_throughput": metric(4500.0),
+            "tg_throughput": None if prefilled else metric(96.5, 0.4),
+            "tg_req_throughput": None if prefilled else metric(48.2),
+            "ttfr": metric(230.0),
+        }
+
+    content = {
+        "version": "0.4.0",
+        "timestamp": "2026-11-22T10:00:00",
+        "latency_mode": "generation",
+        "latency_ms": 1.2,
+        "model": "Qwen/Qwen3.5-122B-A10B",
+        "prefix_caching_enabled": True,
+        "max_concurrency": 2,
+        "benchmarks": [run(0), run(4096, prefilled=True), run(4096)],
+    }
+    decode, prefill, loaded, deep, cached = figures([file(tmp_path, "benchy.json", content)])
+    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.spread) == ("decode", 2, 2048, 96.5, 0.4)
+    assert decode.model == "Qwen/Qwen3.5-122B-A10B" and "answers of 32 tokens" in decode.notes[0] and not decode.refused
+    assert (prefill.what, prefill.tok_s, prefill.refused, loaded.refused) == ("prefill", 9000.0, "", "")
+    assert (deep.context_tokens, cached.refused) == (6144, "prefill after a cached prefix")
+
+
+def test_guidellm(tmp_path: Path) -> None:
+    def summary(mean: float | None) -> dict[str, Any]:
+        return {"successful": None if mean is None else {"mean": mean, "median": mean, "count": 3}, "errored": None}
+
+    def benchmark(strategy: dict[str, Any], successful: int, errored: int) -> dict[str, Any]:
+        metrics = {
+            "request_totals": {"successful": successful, "errored": errored, "incomplete": 0, "total": successful + errored},
+            "request_concurrency": summary(3.6),
+            "prompt_token_count": summary(512.4),
+            "output_tokens_per_second": summary(150.0 if successful else None),
+            "inter_token_latency_ms": summary(20.0 if successful else None),
+        }
+        return {
+            "type_": "generative_benchmark",
+            "config": {"strategy": strategy, "backend": {"model": "m"}},
+            "metrics": metrics,
+        }
+
+    content = {
+        "metadata": {"version": 2, "guidellm_version": "0.8.1"},
+        "config": {},
+        "benchmarks": [
+            benchmark({"type_": "concurrent", "streams": 4}, 10, 1),
+            benchmark({"type_": "poisson", "rate": 2.0}, 10, 0),
+            benchmark({"type_": "synchronous"}, 0, 5),
+        ],
+        "conclusions": [],
+    }
+    decode, output, poisson, _, failed = figures([file(tmp_path, "benchmarks.json", content)])
+    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == ("decode", 4, 512, 200.0, "m")
+    assert (output.what, output.tok_s) == ("output, prefill included", 150.0) and "1 of 11 requests failed" in output.notes
+    assert poisson.users == 4 and "users are the mean number of concurrent requests" in poisson.notes
+    assert failed.refused == "no request was successful, 5 failed"
+
+
+def test_aiperf(tmp_path: Path) -> None:
+    def content(**more: Any) -> dict[str, Any]:
+        return {
+            "schema_version": "1.4",
+            "aiperf_version": "0.13.0",
+            "request_throughput": {"unit": "requests/sec", "avg": 2.0},
+            "request_latency": {"unit": "ms", "avg": 1500.0, "p50": 1490.0},
+            "output_token_throughput": {"unit": "tokens/sec", "avg": 390.0},
+            "output_token_throughput_per_user": {"unit": "tokens/sec/user", "avg": 55.0, "p50": 55.1},
+            "input_sequence_length": {"unit": "tokens", "avg": 549.7},
+            "input_config": {
+                "models": {"strategy": "round_robin", "items": [{"name": "m"}]},
+                "phases": [{"name": "profiling", "type": "concurrency", "concurrency": 8}],
+            },
+            **more,
+        }
+
+    decode, output = figures([file(tmp_path, "profile_export_aiperf.json", content())])
+    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == ("decode", 8, 550, 440.0, "m")
+    assert (output.what, output.tok_s, output.refused) == ("output, prefill included", 390.0, "")
+    rate = content(input_config={"phases": [{"name": "profiling", "type": "poisson", "rate": 2.0}]})
+    assert figures([file(tmp_path, "rate.json", rate)])[0].users == 3, "two requests a second of 1.5 s"
+    stopped = content(is_complete=False, incomplete_reason="record stall", error_request_count={"unit": "requests", "avg": 2})
+    partial, _ = figures([file(tmp_path, "stopped.json", stopped)])
+    assert partial.refused == "the run is not complete: record stall" and "2 requests failed" in partial.notes
+    assert figures([file(tmp_path, "c.json", content(was_cancelled=True))])[0].refused == "the run was cancelled"

@@ -185,13 +185,16 @@ def import_(
 ) -> None:
     """Check published result files of other benchmarks.
 
-    Prints each cell, or the reason why it is not a measurement. Exit code 1 if there is no measurement.
+    Prints each cell, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
     """
     from dataclasses import asdict
 
     from sm120kit.bench import published
 
-    figures = published.read(files)
+    read = published.read(files)
+    figures = read.figures
+    for reason in read.refused.values():
+        console.info(f"refused: {reason}")
     if json:
         console.json_data([asdict(figure) for figure in figures])
     else:
@@ -202,7 +205,7 @@ def import_(
                     figure.file,
                     figure.model or "unknown",
                     figure.what,
-                    figure.users,
+                    "unknown" if figure.users is None else figure.users,
                     figure.context_tokens,
                     f"{figure.tok_s:.1f}" + (f" ± {figure.spread:.1f}" if figure.spread is not None else ""),
                     "unknown" if figure.acceptance is None else f"{figure.acceptance:.1%}",
