@@ -25,7 +25,7 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, OfflineMiss, SystemRefused, UnknownName
+from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, NotEnoughMemory, OfflineMiss, SystemRefused, UnknownName
 
 BASE = f"sha256:{'0' * 64}"
 
@@ -197,6 +197,14 @@ def test_base_and_daemon_are_required_before_the_build(
     monkeypatch.setenv("SM120KIT_STATE", str(tmp_path))
     result = run("build", "vllm@0.19.1", *options)
     assert type(result.exception) is error
+
+
+@pytest.mark.parametrize("argument", ["vllm@0.19.1", "flashinfer@0.6.6"])
+def test_memory_is_required_before_anything_is_fetched(argument: str, tmp_path: Path) -> None:
+    result = run("build", argument, "--memory", "0.5", "--offline", SM120KIT_STATE=str(tmp_path))
+    assert isinstance(result.exception, NotEnoughMemory)
+    assert "GiB to compile; 0.5 GiB can be used" in result.exception.message
+    assert not {path.name for path in tmp_path.iterdir()} & {"work", "downloads", "bases"}
 
 
 def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,16 +170,25 @@ def run_gated(
     return done, gate.events()
 
 
+def require_memory(what: str, needed_bytes: int, budget_bytes: int | None) -> None:
+    """Require the memory for a unit; without a budget, what is available.
+
+    Raises:
+        NotEnoughMemory: it does not fit.
+    """
+    usable = budget_bytes or available_bytes()
+    if needed_bytes > usable:
+        raise NotEnoughMemory(
+            f"{what} needs about {needed_bytes / 2**30:.1f} GiB to compile; {usable / 2**30:.1f} GiB can be used",
+            "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe show)",
+        )
+
+
 def _require_resources(stale: Sequence[Unit], work: Path, budget_bytes: int) -> None:
     if not stale:
         return
     largest = max(stale, key=lambda unit: unit.estimate_bytes)
-    if largest.estimate_bytes > budget_bytes:
-        raise NotEnoughMemory(
-            f"{Path(largest.source).name} needs about {largest.estimate_bytes / 2**30:.1f} GiB to compile; "
-            f"{budget_bytes / 2**30:.1f} GiB can be used",
-            "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe show)",
-        )
+    require_memory(Path(largest.source).name, largest.estimate_bytes, budget_bytes)
     require_disk(work, DISK_PER_UNIT * len(stale), f"compiling {len(stale)} units")
 
 

@@ -94,6 +94,26 @@ def build(
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
 
 
+def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
+    """Require the memory for the largest unit, by the recipe's estimates, before anything is fetched.
+
+    Where units were compiled before, the plan determines what is left to compile, and :func:`build` checks that.
+
+    Raises:
+        UnknownName: the recipe has no such kernel group.
+        NotEnoughMemory: it does not fit.
+    """
+    from sm120kit.wheels import compile as compiling
+
+    recipe, workspace = target.recipe, target.options.workspace
+    recipes.group(recipe, request.group)
+    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
+    log = workspace.work(selection.directory) / compiling.LOG
+    compiled = log.is_file() or workspace.build(recipe.engine, "").is_dir()
+    if request.stage in (Stage.COMPILE, Stage.PACK) and not compiled:
+        compiling.require_memory(*selection.largest_unit, target.options.memory_bytes)
+
+
 def _verified_lock(target: FlashInferTarget) -> Lock | None:
     """The lockfile of a target; None, with a message, if the recipe is not locked."""
     if target.lock_path.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120kit.recipes import target as targets
@@ -32,6 +32,22 @@ def resolve(argument: str, options: Options) -> FlashInferTarget | EngineTarget 
     if product == KERNEL_WHEEL:
         return KernelWheelTarget(targets.resolve_flashinfer(recipe or "flashinfer", options))
     return targets.resolve(argument, options)
+
+
+def require_memory(target: FlashInferTarget | EngineTarget | KernelWheelTarget, request: BuildRequest) -> None:
+    """Require the memory for the largest unit, as far as it follows from the recipe. Nothing is fetched for that.
+
+    Raises:
+        NotEnoughMemory: it does not fit.
+    """
+    from sm120kit.wheels import flashinfer
+
+    if isinstance(target, EngineTarget):
+        recipe = target.recipe
+        request = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
+        flashinfer.require_memory(target.flashinfer, request)
+    elif not isinstance(target, KernelWheelTarget):
+        flashinfer.require_memory(target, request)
 
 
 def build(

@@ -46,6 +46,16 @@ class Selection:
         """Name of the work directory, which builds of all groups share."""
         return f"{self.recipe.name}-{'-'.join(sorted(self.archs))}"
 
+    @property
+    def largest_unit(self) -> tuple[str, int]:
+        """Pattern and peak bytes of the largest unit, by the recipe's estimates."""
+        modules = {name: self.recipe.modules[name] for name in group(self.recipe, self.group).modules}
+        estimates = [
+            (int(gib * 2**30), f"{name}/{units}") for name, table in modules.items() for units, gib in table.gib.items()
+        ]
+        bytes_, units = max(estimates, default=(DEFAULT_COST[".cu"][0], "a unit"))
+        return units, bytes_
+
 
 @dataclass(frozen=True)
 class BuildEnvironment:
