@@ -8,13 +8,16 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
+import layers
 import pytest
 from layout_images import PLATFORM, RECIPE, Host, add_image
 
 from sm120kit.core.errors import ArtifactChanged, NoSuchImage, StateUnwritable, TagTaken
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.oci import Layout
+from sm120kit.recipes import bases
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 with_skopeo = pytest.mark.skipif(not shutil.which("skopeo"), reason="not installed: skopeo")
@@ -121,3 +124,27 @@ def skopeo(directory: Path, *arguments: str) -> str:
     done = subprocess.run(["skopeo", *arguments], cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_sbom_lists_the_packages_of_the_base(publisher: Host, address: str, tmp_path: Path) -> None:
+    (locked, *_) = bases.read_lock("debian-12", "x86_64")
+    status = (
+        f"Package: {locked.name}\nStatus: install ok installed\nVersion: {locked.version}\n"
+        f"Architecture: {locked.architecture}\nDescription: a\n continued: line\n\n"
+        "Package: other\nStatus: install ok installed\nArchitecture: all\nVersion: 1:2+b~c\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nArchitecture: all\nVersion: 1\n"
+    )
+    system = b'NAME="Debian"\nID=debian\nVERSION_ID="12"\n'
+    members = [("var/lib/dpkg/status", status.encode(), {}), ("usr/lib/os-release", system, {})]
+    base = layers.add_image(publisher.layout, [layers.packed(*members)], {})
+    name = {"org.opencontainers.image.base.name": "debian-12", "org.opencontainers.image.base.digest": base.digest}
+    _, reference = add_image(publisher.workspace, (1,), more=name)
+    publisher.run("publish", reference, f"{address}/sm120kit/vllm")
+    (written,) = tmp_path.glob("*.cdx.json")
+    (listed,) = (part for part in json.loads(written.read_text())["components"] if part["bom-ref"] == "base")
+    purl = f"pkg:deb/debian/{locked.name}@{quote(locked.version, safe='~.+-').replace('+', '%2B')}"
+    assert [package["purl"] for package in listed["components"]] == sorted(
+        [f"{purl}?arch={locked.architecture}&distro=debian-12", "pkg:deb/debian/other@1:2%2Bb~c?arch=all&distro=debian-12"]
+    )
+    hashes = {package["name"]: package.get("hashes") for package in listed["components"]}
+    assert hashes == {locked.name: [{"alg": "SHA-256", "content": locked.sha256}], "other": None}

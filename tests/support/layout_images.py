@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import containers
@@ -46,11 +46,13 @@ def add_layer(layout: Layout, name: str, seed: int, size: int) -> Descriptor:
         return blob.commit(LAYER)
 
 
-def add_image(workspace: Workspace, seeds: tuple[int, ...], context: str = "4" * 64, size: int = 2**20) -> tuple[str, str]:
-    """A verified image in the layout, with the record of its build; returns manifest and name."""
+def add_image(
+    workspace: Workspace, seeds: tuple[int, ...], context: str = "4" * 64, size: int = 2**20, more: Mapping[str, str] = {}
+) -> tuple[str, str]:
+    """A verified image in the layout, with ``more`` labels and the record of its build; returns manifest and name."""
     layout = Layout(workspace.root / "oci")
     layers = [add_layer(layout, f"file-{number}", seed, size) for number, seed in enumerate(seeds)]
-    settings = {"Labels": labels(context), "Env": ["PATH=/bin"], "User": "1000", "Entrypoint": ["/file-0"]}
+    settings = {"Labels": labels(context) | dict(more), "Env": ["PATH=/bin"], "User": "1000", "Entrypoint": ["/file-0"]}
     history = [{"created_by": f"layer {seed}"} for seed in seeds]
     config = {"os": "linux", "architecture": "amd64", "config": settings, "history": history}
     manifest = layout.add_image(layers, [layer.digest for layer in layers], config).digest

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from sm120kit import recipes, sources
 from sm120kit.cli import app
 from sm120kit.cli.cache import size
-from sm120kit.core.errors import LockDiffers, Sm120kitError, UnknownName
+from sm120kit.core.errors import ArtifactChanged, LockDiffers, Sm120kitError, UnknownName
 from sm120kit.core.state import Workspace, data_root, mark_tree_used, owned_directory, publish_directory, write_record
 from sm120kit.images import cache
+from sm120kit.images.oci import LAYER, Layout
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.recipes import lockfile, toolchain
 from sm120kit.recipes.target import resolve_each
@@ -298,6 +299,41 @@ def test_clean_removes_by_kind_and_age(workspace: Workspace) -> None:
         assert result.exit_code == 0, result
         assert before - remaining(workspace) == removed, arguments
     assert remaining(workspace) == set()
+
+
+def test_blobs_of_images(workspace: Workspace) -> None:
+    """`gc` keeps what any image has; `clean` also removes images without a tag, and never what a tagged one has."""
+    layout = Layout(workspace.root / "oci")
+    shared, own, loose = (layout.add_blob(content * 1000, LAYER) for content in (b"s", b"o", b"l"))
+    settings = {"os": "linux", "architecture": "amd64"}
+    tagged, untagged = (
+        layout.add_image(layers, [layer.digest for layer in layers], settings) for layers in ([shared], [shared, own])
+    )
+    layout.tag(tagged.digest, "name:tag")
+    compressed = workspace.root / "oci" / "compressed"
+    compressed.mkdir()
+    for blob in (own, loose):
+        (compressed / f"{blob.digest.removeprefix('sha256:')}.gzip").write_bytes(b"x")
+        (compressed / f"{blob.digest.removeprefix('sha256:')}.gzip.json").write_text("{}")
+    (workspace.root / "oci" / "partial" / "killed").mkdir()
+
+    listed = json.loads(run("--json").stdout)["kinds"]
+    of_kind = {kind["kind"]: (kind["entries"], bool(kind["unreferenced_bytes"])) for kind in listed}
+    assert (of_kind["blobs"], of_kind["compressed"], of_kind["temporary"]) == ((7, True), (4, True), (1, True))
+    run("gc")
+    assert not layout.has(loose.digest) and [*map(len, (layout.images(), [*compressed.iterdir()]))] == [2, 2]
+    assert not [*(workspace.root / "oci" / "partial").iterdir()]
+    layout.verify(tagged.digest)
+    layout.verify(untagged.digest)
+
+    assert run("clean", "blobs", "--dry-run").stdout.splitlines()[-1].startswith("would remove 3 entries")
+    assert len(layout.images()) == 2
+    run("clean", "--all")
+    assert layout.images() == [(layout.find("name:tag"), ("name:tag",))] and not layout.has(own.digest)
+    layout.verify(tagged.digest)
+    layout.path(tagged.digest).write_bytes(b"damaged")
+    assert isinstance(run("clean", "blobs").exception, ArtifactChanged), "nothing is removed"
+    assert layout.has(shared.digest)
 
 
 def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> None:

@@ -128,13 +128,6 @@ def test_removed_image_keeps_the_layers_of_others(layout: Layout) -> None:
     layout.verify(kept.digest)
 
 
-def test_prune_removes_layers_without_an_image(layout: Layout) -> None:
-    kept, unlisted = image(layout, layer(layout, a="1")), layer(layout, b="22")
-    assert layout.prune() == unlisted.size and not layout.has(unlisted.digest)
-    layout.verify(kept.digest)
-    assert layout.prune() == 0
-
-
 def test_changed_or_missing_blobs_are_detected(layout: Layout) -> None:
     top = layer(layout, a="1")
     manifest = image(layout, top)

@@ -82,7 +82,8 @@ def clean(
 ) -> None:
     """Remove entries of the state directory by kind and age.
 
-    Records are removed only if KIND names them: they cannot be created again. Waits until no other command uses the directory.
+    Records are removed only if KIND names them: they cannot be created again. Tagged images are kept. Waits
+    until no other command uses the directory.
     """
     from sm120kit.core.errors import UnknownName
     from sm120kit.core.state import Workspace
@@ -102,13 +103,16 @@ def clean(
     workspace = Workspace.at(state)
 
     def find() -> list[StateEntry]:
-        return cache.older_than((entry for entry in cache.entries(workspace.root) if entry.kind in chosen), seconds)
+        listed = [entry for entry in cache.entries(workspace.root) if entry.kind in chosen]
+        return cache.older_than(cache.removable(workspace.root, listed), seconds)
 
     if dry_run:
         _show(find(), dry_run=True, json=json)
         return
     with workspace.maintenance():
-        _remove(find(), json=json)
+        removed = find()
+        cache.detach(workspace.root, removed)
+        _remove(removed, json=json)
 
 
 def gc(

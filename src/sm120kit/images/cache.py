@@ -22,6 +22,7 @@ from sm120kit.core.errors import StateUnwritable
 from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
 from sm120kit.images import base
 from sm120kit.images.context import INSTALLER, LABEL
+from sm120kit.images.oci import Layout
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
 from sm120kit.patches.records import PatchedTree
@@ -65,6 +66,14 @@ KINDS = (
     ),
     EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256, tracked=True),
     EntryKind("images", "build contexts of images", ("images",), _SHA256, tracked=True),
+    EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256, tracked=True),
+    EntryKind(
+        "compressed",
+        "layers as they were published, with records",
+        ("oci/compressed",),
+        rf"{_SHA256}\.(gzip|zstd)(\.json)?",
+        tracked=True,
+    ),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
     EntryKind("bytecode", "compiled Python files of images", ("cache",), r"bytecode\.sqlite"),
     EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}", tracked=True),
@@ -83,7 +92,7 @@ KINDS = (
         r".+\.(json|log)",
         reproducible=False,
     ),
-    EntryKind("temporary", "files of running or killed commands", ("scratch",), r"[^.].*", tracked=True),
+    EntryKind("temporary", "files of running or killed commands", ("scratch", "oci/partial"), r"[^.].*", tracked=True),
 )
 """All kinds. A file that several entries share is counted for the first of them."""
 
@@ -129,6 +138,7 @@ class References:
     build_ids: frozenset[str] = frozenset()
     plans: frozenset[str] = frozenset()
     bases: frozenset[str] = frozenset()
+    blobs: frozenset[str] = frozenset()
     images: Mapping[str, ImageContext] = field(default_factory=dict)
 
 
@@ -171,6 +181,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         bases=frozenset(
             base.directory_name(one, machine) for one in map(bases.load, bases.names()) for machine in one.machines
         ),
+        blobs=frozenset(path.name for path in _layout(workspace.root).used()),
         images=images,
     )
 
@@ -236,6 +247,8 @@ def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
             return "" if path.name in references.downloads else "no recipe or lock has this hash"
         case "toolchains":
             return "" if path.name in references.toolchains else "no lock has these wheels"
+        case "blobs" | "compressed":
+            return "" if path.name.partition(".")[0] in references.blobs else "no image has it"
         case "bases":
             return "" if path.name in references.bases else "no base has these packages"
         case "checkouts":
@@ -375,6 +388,23 @@ def older_than(entries: Iterable[StateEntry], seconds: float) -> list[StateEntry
     """Entries whose last use is longer ago than ``seconds``."""
     now = time.time()
     return [entry for entry in entries if now - entry.used > seconds]
+
+
+def removable(root: Path, entries: Iterable[StateEntry]) -> list[StateEntry]:
+    """Entries without the blobs of tagged images, which are verified ones and bases by digest."""
+    tagged = _layout(root).used(tagged=True)
+    return [entry for entry in entries if not tagged.intersection(entry.paths)]
+
+
+def detach(root: Path, removed: Iterable[StateEntry]) -> None:
+    """Remove images from the index of ``<state>/oci`` that lose one of their blobs; none of them has a tag."""
+    paths = {path for entry in removed if entry.kind == "blobs" for path in entry.paths}
+    if paths:
+        _layout(root).detach(paths)
+
+
+def _layout(root: Path) -> Layout:
+    return Layout(root / "oci")
 
 
 def remove(entry: StateEntry) -> None:

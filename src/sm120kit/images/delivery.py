@@ -17,6 +17,7 @@ from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
 from sm120kit.images import assembly, attestation, checks, existing_base, loading, registry, transports
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
+from sm120kit.images.attestation import base_packages
 from sm120kit.images.distribution.compression import Compression
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
@@ -377,12 +378,14 @@ def publish(
     """
     layout = Layout(workspace.root / "oci")
     transport = transports.transport_of(reference, layout, options.compression, report)
-    verified = checks.require_verified(reference, EveryStore(workspace), workspace)
+    store = EveryStore(workspace)
+    verified = checks.require_verified(reference, store, workspace)
     context = contexts.context_of(verified.image, workspace)
 
     def attest(entry: PublishedImage) -> Attestation:
         if entry.attested and not options.sign:
             return entry.attested
-        return attestation.write(entry, context, index.parent, options.sign)
+        packages = base_packages.installed(verified.image, store, workspace)
+        return attestation.write(entry, context, index.parent, options.sign, packages)
 
     return registry.publish(verified, repository, index, transport, attest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,19 +300,26 @@ class Layout:
                     path.unlink()
         return freed
 
-    def prune(self) -> int:
-        """Remove blobs that no image has, such as layers of builds that failed. Returns the bytes that this frees.
+    def used(self, *, tagged: bool = False) -> set[Path]:
+        """The files of all images, or of those with a reference: manifests, configs and layers, which may be missing.
+
+        Raises:
+            ArtifactChanged, BadArtifact: an image is damaged, so that its files cannot be determined.
+        """
+        listed = [manifest for manifest, references in self.images() if references or not tagged]
+        return {self.path(blob) for manifest in listed for blob in self._blobs_of(manifest.digest)}
+
+    def detach(self, paths: Collection[Path]) -> None:
+        """Remove images without a reference from the index that have one of these files, before the files are removed.
 
         The caller makes sure that no build runs: :meth:`sm120kit.core.state.Workspace.maintenance`.
         """
         with self._index() as entries:
-            used = set().union(*(self._blobs_of(entry["digest"]) for entry in entries)) if entries else set()
-            freed = 0
-            for path in self._blobs.iterdir():
-                if f"sha256:{path.name}" not in used:
-                    freed += path.stat().st_size
-                    path.unlink()
-        return freed
+            entries[:] = [
+                entry
+                for entry in entries
+                if _reference(entry) or not any(self.path(blob) in paths for blob in self._blobs_of(entry["digest"]))
+            ]
 
     def verify(self, digest: str) -> None:
         """Compare every blob of an image with its size and sha256.

@@ -1,21 +1,22 @@
 """Attest published images (``(PublishedImage, ImageContext) -> Attestation``): SBOM, provenance and signature.
 
 Two files beside the index: an SBOM (CycloneDX 1.6) and an in-toto statement with SLSA provenance, in a DSSE envelope if signed
-with a key, in a Sigstore bundle if signed by an identity. Both contain only what records of the build contain. The statement
-identifies the image by the digest of its manifest, and the SBOM and the record of the checks by hash, so that a single
-signature covers the entire entry of the index.
+with a key, in a Sigstore bundle if signed by an identity. Both contain only what records of the build and the base contain.
+The statement identifies the image by the digest of its manifest, and the SBOM and the record of the checks by hash, so that a
+single signature covers the entire entry of the index.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
+from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.records import Artifact
 
@@ -40,15 +41,23 @@ def signer(key: Path | None, config: Path | None = None) -> Signer:
     return Signer("dsse", signature.signer(key)) if key else Signer("sigstore", identity.signer(config))
 
 
-def write(entry: PublishedImage, context: ImageContext, directory: Path, signer: Signer | None) -> Attestation:
+def write(
+    entry: PublishedImage,
+    context: ImageContext,
+    directory: Path,
+    signer: Signer | None,
+    packages: Sequence[BasePackage] = (),
+) -> Attestation:
     """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
+
+    ``packages`` are those of the base.
 
     Raises:
         ToolchainMissing: the SBOM library is not installed.
         NotEnoughDisk, StateUnwritable: the files cannot be written.
     """
     name = entry.digest.replace(":", "-")
-    bill = sbom.document(context, entry.verified.image, entry.digest)
+    bill = sbom.document(context, entry.verified.image, entry.digest, packages)
     record = _artifact(f"{name}.cdx.json", bill)
     statement = provenance.statement(context, entry, record.sha256)
     if signer:

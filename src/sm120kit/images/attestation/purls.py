@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import ToolchainMissing
+from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import BuiltWheel
 from sm120kit.sources.records import LockedWheel
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from packageurl import PackageURL
 
 
-def purl(kind: str, name: str, version: str, **qualifiers: str) -> PackageURL:
+def purl(kind: str, name: str, version: str, namespace: str | None = None, /, **qualifiers: str) -> PackageURL:
     """A package URL.
 
     Raises:
@@ -22,7 +23,7 @@ def purl(kind: str, name: str, version: str, **qualifiers: str) -> PackageURL:
         from packageurl import PackageURL
     except ModuleNotFoundError as error:
         raise ToolchainMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
-    return PackageURL(type=kind, name=name, version=version, qualifiers=qualifiers or None)
+    return PackageURL(type=kind, namespace=namespace, name=name, version=version, qualifiers=qualifiers or None)
 
 
 def wheel_purl(wheel: LockedWheel) -> PackageURL:
@@ -48,6 +49,13 @@ def base_purl(base: str) -> PackageURL | None:
     """The purl of a base image, ``name@sha256:...``; None for the id of a local image, which is in no registry."""
     repository, _, digest = base.rpartition("@")
     return image_purl(repository.rpartition("/")[2], digest, repository) if repository else None
+
+
+def package_purl(package: BasePackage) -> PackageURL:
+    """The purl of a Debian package (purl-spec, types/deb): its namespace is the distribution, as ``debian``."""
+    namespace = package.system.partition("-")[0] or "debian"
+    qualifiers = {"arch": package.architecture} | ({"distro": package.system} if package.system else {})
+    return purl("deb", package.name, package.version, namespace, **qualifiers)
 
 
 def source_purl(pin: dict[str, str]) -> PackageURL:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm120kit import __version__
 from sm120kit.core.state import data_root, digest_of, record_json
 from sm120kit.images.attestation import purls
+from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.records import LockedWheel
 
@@ -22,11 +23,11 @@ _NAMESPACE = uuid.UUID("6f1c2a0e-3b5d-5c1e-9a57-5d1b8c0f1204")
 """Namespace of serial numbers that follow from the content (RFC 9562, version 5)."""
 
 
-def document(context: ImageContext, image: Image, digest: str) -> bytes:
+def document(context: ImageContext, image: Image, digest: str, packages: Sequence[BasePackage] = ()) -> bytes:
     """The SBOM of the image with manifest ``digest``, as JSON.
 
     It lists each installed wheel with its sha256; each wheel of ours with the pinned source as ancestor and the patches on it,
-    and the projects inside that source with their patches; and the base by digest. The contents of the base are not listed.
+    and the projects inside that source with their patches; and the base by digest, with its Debian packages.
 
     Raises:
         ToolchainMissing: the SBOM library is not installed.
@@ -46,7 +47,7 @@ def document(context: ImageContext, image: Image, digest: str) -> bytes:
         purl=purl,
         properties=_properties({"content": image.content, "platform": image.platform, "context": context.digest}),
     )
-    parts = [_base(context), *map(_wheel, context.locked), *map(_ours, context.ours)]
+    parts = [_base(context, packages), *map(_wheel, context.locked), *map(_ours, context.ours)]
     bom = Bom(components=parts, metadata=BomMetaData(component=root, tools=ToolRepository(components=[tool])))
     bom.register_dependency(root, parts)
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
@@ -55,7 +56,7 @@ def document(context: ImageContext, image: Image, digest: str) -> bytes:
     return record_json(written).encode()
 
 
-def _base(context: ImageContext) -> Component:
+def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
     from cyclonedx.model.component import Component, ComponentType
 
     purl = purls.base_purl(context.base)
@@ -66,6 +67,22 @@ def _base(context: ImageContext) -> Component:
         bom_ref="base",
         purl=purl,
         description="the base image" if purl else "the base image; its version is the id that its daemon gave it",
+        components=map(_package, packages),
+    )
+
+
+def _package(package: BasePackage) -> Component:
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+
+    purl = purls.package_purl(package)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=package.name,
+        version=package.version,
+        bom_ref=str(purl),
+        purl=purl,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)] if package.sha256 else (),
     )
 
 

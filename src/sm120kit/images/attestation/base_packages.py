@@ -1,0 +1,54 @@
+"""Debian packages of the base of an image, read from dpkg's list in it."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from sm120kit.core.state import Workspace
+from sm120kit.images.records import Image, ImageStore
+from sm120kit.recipes import bases
+
+_STATUS = "/var/lib/dpkg/status"
+_SYSTEM = "/usr/lib/os-release"
+
+
+@dataclass(frozen=True)
+class BasePackage:
+    """An installed package; ``system`` is ``ID-VERSION`` as ``debian-12``, ``sha256`` is that of its file, "" if unknown."""
+
+    name: str
+    version: str
+    architecture: str
+    system: str
+    sha256: str = ""
+
+
+def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[BasePackage, ...]:
+    """The packages of an image's base, sorted; empty if ``store`` does not have the base, or it has no dpkg.
+
+    Packages of a base of ``recipes/bases/`` have the sha256 of its lock.
+    """
+    base = store.base_of(image)
+    if base is None:
+        return ()
+    status, described = (_read(base, path, store, workspace) for path in (_STATUS, _SYSTEM))
+    settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
+    system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
+    name = image.labels.get("org.opencontainers.image.base.name", "")
+    locked = bases.read_lock(name, platform.machine()) if name in bases.names() else ()
+    files = {(package.name, package.version, package.architecture): package.sha256 for package in locked}
+    packages = []
+    for paragraph in status.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if line[:1].isalpha() and ": " in line)
+        key = fields.get("Package", ""), fields.get("Version", ""), fields.get("Architecture", "")
+        if fields.get("Status", "").endswith(" installed"):
+            packages.append(BasePackage(*key, system, files.get(key, "")))
+    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
+
+
+def _read(image: Image, path: str, store: ImageStore, workspace: Workspace) -> str:
+    with workspace.scratch() as directory:
+        if not store.fetch(image.id, path, directory):
+            return ""
+        return (directory / path.rpartition("/")[2]).read_text(errors="replace")
