@@ -66,7 +66,8 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     first = next(judgement for judgement in report["judgements"] if judgement["reference"]["value"] == 194)
     differences = {difference["field"]: (difference["published"], difference["here"]) for difference in first["differences"]}
     # Whether the rate exceeds the roofline depends on this machine.
-    assert set(differences) - {"gpus", "roofline"} == {"model", "engine", "power limit"}
+    assert set(differences) - {"gpus", "roofline"} == {"model", "engine", "power limit", "samples"}
+    assert differences["samples"] == ("at least 3 successful requests", "1"), "--quick sends one request"
     assert differences["model"] == ("txn545/Qwen3.5-122B-A10B-NVFP4", "schedule")
     assert differences["engine"] == ("sglang-0.5.11", "unknown")
     assert differences["power limit"] == ("600 W", "300 W")
@@ -88,18 +89,22 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
 
 
 def edited(path: Path, tok_s: float, **changes: Any) -> Path:
-    """A receipt of a machine as the configuration describes it, with steady streams of ``tok_s`` tokens per second."""
+    """A receipt of three starts of a machine as the configuration describes it, each with three steady streams of ``tok_s``."""
     content = json.loads(path.read_text())
     about = content["circumstances"]
     about["machine"] |= {"gpus": [PRO] * 4, "power_limits_watts": [300.0] * 4}
     about["served"] |= {"configuration": B, "engine": "vllm-0.19.1"}
     about |= {"model": "Sehyo/Qwen3.5-397B-A17B-NVFP4"} | changes
     for cell in content["cells"]:
-        for sample in cell["samples"]:
-            tokens = sample["completion_tokens"]
-            times = [(number + 1) / tok_s for number in range(tokens)]
-            sample |= {"started": 0.0, "ended": times[-1], "chunk_seconds": times, "answer_chunks": tokens}
-            sample |= {"first_token": times[0], "first_answer": times[0]}
+        (sample,) = cell["samples"]
+        tokens = sample["completion_tokens"]
+        cell["samples"] = []
+        for turn in range(3):
+            started = turn * tokens / tok_s
+            times = [started + (number + 1) / tok_s for number in range(tokens)]
+            moved = {"started": started, "ended": times[-1], "chunk_seconds": times, "answer_chunks": tokens}
+            cell["samples"].append(sample | moved | {"first_token": times[0], "first_answer": times[0]})
+    content["cells"] = [cell | {"restart": start} for start in range(3) for cell in content["cells"]]
     path.with_suffix(".edited").write_text(json.dumps(content))
     return path.with_suffix(".edited")
 

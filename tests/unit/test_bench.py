@@ -206,7 +206,7 @@ def test_quick_is_the_smallest_cell_once() -> None:
 def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(workload.time, "monotonic", lambda: now)
-    work = workload.load("context-scaling").workload
+    work = workload.load("context-scaling").workload.model_copy(update={"requests_per_user": 1})
     first, second = workload.requests_for(30, work, workload.Cell(2, 8, 100), "m", "s")
     now = 200.0  # the time begins with a user's first request
     requests = [next(first)]
@@ -215,6 +215,8 @@ def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> 
     now = 230.0
     assert next(first, None) is None
     requests.append(next(second))
+    three = workload.requests_for(0, work.model_copy(update={"requests_per_user": 3}), workload.Cell(1, 8, 0), "m", "s")
+    assert len(list(three[0])) == 3, "the least number, although the time has passed"
     assert len({request.body["messages"][0]["content"] for request in requests}) == 3, "no prefix cache applies"
 
 

@@ -56,13 +56,23 @@ def sample(user: int, rate: float, tokens: int, **changed: Any) -> Sample:
 
 
 def cell(users: int, tok_s: float, tokens: int, restart: int = 0, **changed: Any) -> MeasuredCell:
-    """So many users who together decode at ``tok_s``."""
-    samples = tuple(sample(user, tok_s / users, tokens, **changed) for user in range(users))
+    """So many users who together decode at ``tok_s``, with at least three requests."""
+    plain = sample(0, tok_s / users, tokens)
+    turns = range(1 if users >= 3 else 3)
+    samples = tuple(replace(_later(plain, turn * plain.ended), user=user, **changed) for user in range(users) for turn in turns)
     return MeasuredCell(users, tokens, 0, (), samples, 0.0, None, restart)
 
 
-def receipt(configuration: Configuration, cells: Sequence[MeasuredCell], workload: str = "sustained-decode") -> Receipt:
-    """A receipt whose circumstances are those of the configuration."""
+def _later(plain: Sample, seconds: float) -> Sample:
+    moved = {name: getattr(plain, name) + seconds for name in ("started", "ended", "first_token", "first_answer")}
+    return replace(plain, chunk_seconds=tuple(time + seconds for time in plain.chunk_seconds), **moved)
+
+
+def receipt(
+    configuration: Configuration, cells: Sequence[MeasuredCell], workload: str = "sustained-decode", starts: int = 1
+) -> Receipt:
+    """A receipt whose circumstances are those of the configuration, with the same cells after each start."""
+    cells = [replace(cell, restart=start) for start in range(starts) for cell in cells] if starts > 1 else cells
     named = workloads.load(workload)
     about = Circumstances(
         url="http://127.0.0.1:8000",
@@ -97,7 +107,7 @@ def about(result: Receipt, **changed: Any) -> Receipt:
     return replace(result, circumstances=replace(result.circumstances, **changed))
 
 
-GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)])
+GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)], starts=3)
 
 
 # ---- verdicts
@@ -116,7 +126,7 @@ GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)])
     ],
 )
 def test_verdicts(measured: float, verdict: ReproductionVerdict, text: str) -> None:
-    judgement = judged(A, 194.0, receipt(A, [cell(1, measured, 4096)]))
+    judgement = judged(A, 194.0, receipt(A, [cell(1, measured, 4096)], starts=3))
     assert (judgement.verdict, judgement.text, judgement.differences) == (verdict, text, ())
     assert judgement.measured and judgement.measured.tok_s == pytest.approx(measured)
     assert judgement.share == pytest.approx(measured / 194)
@@ -130,7 +140,7 @@ def test_many_users_are_judged_by_their_total_rate() -> None:
 
 def test_wall_figures_include_the_time_to_the_first_token() -> None:
     # 1000 tokens, 945 of them after the first chunk at 300 tok/s, take 3.25 s with the first token's 0.1.
-    result = receipt(B, [cell(1, 300.0, 1000)], "seed-short-thinking-on")
+    result = receipt(B, [cell(1, 300.0, 1000)], "seed-short-thinking-on", starts=3)
     judgement = judged(B, 278.0, result)
     assert judgement.measured and judgement.measured.tok_s == pytest.approx(1000 / (0.1 + 63 * 15 / 300))
     assert judgement.verdict is ReproductionVerdict.REPRODUCED
@@ -147,14 +157,13 @@ def test_several_starts_count_by_their_median() -> None:
 
 def test_report_has_the_worst_comparable_verdict() -> None:
     def verdict(single: float, many: float) -> ReproductionVerdict:
-        return reproduce.judge(A, [receipt(A, [cell(1, single, 4096), cell(32, many, 4096)])]).verdict
+        return reproduce.judge(A, [receipt(A, [cell(1, single, 4096), cell(32, many, 4096)], starts=3)]).verdict
 
     assert verdict(200, 1500) is ReproductionVerdict.REPRODUCED
     assert verdict(195, 1500) is ReproductionVerdict.WITHIN  # of the withdrawn 198
     assert verdict(200, 1000) is ReproductionVerdict.BELOW
-    assert (
-        reproduce.judge(A, [receipt(A, [cell(1, 200, 4096)])]).verdict is ReproductionVerdict.REPRODUCED
-    )  # 32 users: not measured
+    single = receipt(A, [cell(1, 200, 4096)], starts=3)
+    assert reproduce.judge(A, [single]).verdict is ReproductionVerdict.REPRODUCED  # 32 users: not measured
     assert reproduce.judge(A, [about(GOOD, model="schedule")]).verdict is ReproductionVerdict.NOT_COMPARABLE
     assert reproduce.judge(A, []).verdict is ReproductionVerdict.NOT_MEASURED
 
@@ -183,6 +192,7 @@ def arguments(old: str, *new: str) -> tuple[str, ...]:
 BARE = machine(gpus=None, power_limits_watts=None)
 ALIEN = served(engine=None, configuration=None)
 TWO = "2 x RTX PRO 6000 Blackwell"
+LEAST = "at least 3 successful requests"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +229,7 @@ TWO = "2 x RTX PRO 6000 Blackwell"
         (about(GOOD, workload="quick", workload_sha256="0"), "workload", "sustained-decode", "quick"),
         (replace(GOOD, cells=(cell(2, 300.0, 4096),)), "users", "1", "2"),
         (replace(GOOD, cells=(replace(GOOD.cells[0], complete=False),)), "users", "1", "no complete cell"),
+        (replace(GOOD, cells=(replace(GOOD.cells[0], samples=GOOD.cells[0].samples[:2]),)), "samples", LEAST, "2"),
         (replace(GOOD, cells=(cell(1, 195.0, 4096, error="HTTP 500"),)), "requests", "successful", "all failed: HTTP 500"),
         (
             replace(GOOD, cells=(cell(1, 195.0, 4096, completion_tokens=None),)),
@@ -295,6 +306,33 @@ def test_rate_above_the_ceiling_is_not_comparable() -> None:
     (difference,) = judgement.differences
     assert difference.field == "roofline"
     assert "above what the memory bandwidth allows" in difference.here
+
+
+def test_rate_above_the_ceiling_at_the_measured_acceptance_is_not_comparable() -> None:
+    """500 tok/s are possible with every draft accepted, not with a fifth of them."""
+    slow = replace(cell(1, 500.0, 4096), acceptance=Acceptance(5000, 1000))
+    judgement = judged(A, 194.0, receipt(A, [slow]))
+    (difference,) = judgement.differences
+    assert (difference.field, "at the measured acceptance of 20.0%" in difference.published) == ("roofline", True)
+    assert judged(A, 194.0, receipt(A, [replace(slow, acceptance=None)])).text == "REACHED in 1 of 3 starts"
+    fast = replace(slow, acceptance=Acceptance(5000, 4900))
+    assert judged(A, 194.0, receipt(A, [fast])).text == "REACHED in 1 of 3 starts"
+
+
+@pytest.mark.parametrize(
+    ("starts", "text"), [(1, "REACHED in 1 of 3 starts"), (2, "REACHED in 2 of 3 starts"), (3, "REPRODUCED")]
+)
+def test_reproduced_requires_three_starts(starts: int, text: str) -> None:
+    assert judged(A, 194.0, receipt(A, [cell(1, 195.0, 4096)], starts=starts)).text == text
+    assert judged(A, 194.0, receipt(A, [cell(1, 97.0, 4096)], starts=starts)).text == "BELOW by 50.0%"
+
+
+def test_verdict_is_on_the_least_that_the_rate_can_be() -> None:
+    """64 chunks without counts: 1.5 % of the tokens may have come with the first one."""
+    uncounted = receipt(A, [cell(1, 192.0, 4096, chunk_tokens=None)], starts=3)
+    judgement = judged(A, 194.0, uncounted)
+    assert judgement.measured and judgement.measured.tok_s == pytest.approx(192)
+    assert judgement.text == "WITHIN 2.6%"
 
 
 def test_published_figure_above_the_ceiling_is_reported() -> None:
@@ -378,7 +416,7 @@ def test_reasons_in_the_receipt() -> None:
     base = cell(1, 180.0, 4096, completion_tokens=3000, cached_tokens=7)
     result = replace(GOOD, cells=(replace(base, samples=(*base.samples, bad), clocks=(slow,)),))
     assert judged(A, 194.0, result).reasons == (
-        "1 of 2 requests failed; the first: HTTP 500: no memory",
+        "1 of 4 requests failed; the first: HTTP 500: no memory",
         "answers ended after 3000 of 4096 tokens",
         "a prefix cache answered part of the prompts",
         "GPU 1 was slowed by sw_power_cap in 80% of the samples",

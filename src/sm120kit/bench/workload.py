@@ -38,7 +38,7 @@ class Workload(BaseModel):
     """Approximate length of meaningless text before each prompt, different in each request: no prefix cache applies."""
     requests_per_user: Count = 1
     seconds: Annotated[float, Field(ge=0)] = 0.0
-    """If not 0, each user sends requests in sequence until this time has passed, in any number."""
+    """If not 0, each user sends requests in sequence until this time has passed, and at least ``requests_per_user``."""
     warmup_requests: Annotated[int, Field(ge=0)] = 1
     """Requests of each user before a cell, whose samples are stored separately."""
 
@@ -111,7 +111,7 @@ def requests(workload: Workload, cell: Cell, model: str, per_user: int, salt: st
 
 
 def requests_for(seconds: float, workload: Workload, cell: Cell, model: str, salt: str) -> list[Iterator[StreamRequest]]:
-    """The requests of each user of a cell for ``seconds`` since the user's first request; at least one.
+    """The requests of each user of a cell for ``seconds`` since the user's first request, at least ``requests_per_user``.
 
     Requests that are running after this time are not cancelled: a stream that is cut off has no count of its tokens.
     """
@@ -119,7 +119,7 @@ def requests_for(seconds: float, workload: Workload, cell: Cell, model: str, sal
     def requests_of(user: int) -> Iterator[StreamRequest]:
         end = time.monotonic() + seconds
         turn = 0
-        while turn == 0 or time.monotonic() < end:
+        while turn < workload.requests_per_user or time.monotonic() < end:
             yield _request(workload, cell, model, user + turn, f"{salt}/{user}/{turn}")
             turn += 1
 

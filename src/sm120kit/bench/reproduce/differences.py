@@ -13,6 +13,8 @@ from sm120kit.bench.receipt import MeasuredCell, Receipt
 from sm120kit.recipes.configurations import UNPINNED, Configuration, Reference
 
 UNKNOWN = "unknown"
+SAMPLES = 3
+"""Successful requests that a verdict requires: one shows neither its spread nor that it is an outlier."""
 ENOUGH = 0.5
 """Share of the requested tokens below which answers are too short for the published method."""
 
@@ -56,6 +58,8 @@ def of_cells(reference: Reference, receipt: Receipt, cells: tuple[MeasuredCell, 
         failed = next(sample.error for cell in cells for sample in cell.samples)
         yield SetupDifference("requests", "successful", f"all failed: {failed}")
         return
+    if len(samples) < SAMPLES:
+        yield SetupDifference("samples", f"at least {SAMPLES} successful requests", str(len(samples)))
     counts = [sample.completion_tokens for sample in samples if sample.completion_tokens is not None]
     if len(counts) < len(samples):
         yield SetupDifference("tokens", "counted", "the server does not count them")

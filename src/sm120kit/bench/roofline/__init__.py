@@ -106,6 +106,6 @@ def roofline(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) 
     return work.users * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work).seconds
 
 
-def ceiling(model: RooflineModel, gpu: GpuKind, work: Work) -> float:
-    """Maximum tokens per second: every draft accepted, and the step favourable. A figure above it is wrong."""
-    return work.users * (1 + work.drafts) / step(model, gpu, work, favourable=True).seconds
+def ceiling(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float = 1.0) -> float:
+    """Maximum tokens per second with this share of drafts accepted, in a favourable step. A figure above it is wrong."""
+    return work.users * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work, favourable=True).seconds
