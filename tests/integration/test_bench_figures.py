@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -9,12 +12,14 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, run, running_server, workload
-from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
+from sm120kit.bench import Measurement, circumstances, client, run, running_server, workload
+from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
 from sm120kit.core.urls import Endpoint
 
 SECONDS_PER_TOKEN = 0.002
 TOKENS = 256
+RELAY = Path(__file__).parents[1] / "support" / "relay.py"
+SERVER = RELAY.with_name("schedule_server.py")
 
 
 @pytest.fixture
@@ -52,3 +57,21 @@ def test_rate_with_several_tokens_in_a_chunk(
         assert figures.decode_at_least == figures.decode_tok_s
     else:
         assert figures.decode_at_least <= median(true) * 1.000001 <= figures.decode_tok_s * 1.000002
+
+
+def test_tunnel_is_not_the_machine_of_the_server(tmp_path: Path) -> None:
+    """The machine of an engine on loopback is this one; behind a tunnel it is unknown unless stated."""
+    engine = tmp_path / "vllm"
+    engine.write_text(SERVER.read_text())
+    with schedule_server(script=str(engine)) as url:
+        assert circumstances.machine(url).kernel == platform.release()
+        relay = [sys.executable, RELAY, url.rpartition(":")[2], "vllm"]
+        with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
+            assert tunnel.stdout
+            far = f"http://127.0.0.1:{int(tunnel.stdout.readline())}"
+            assert client.models(Endpoint.parse(far)) == ("schedule",)
+            assert circumstances.machine(far) == Machine()
+            assert circumstances.machine(far, given={"machine": "this"}).kernel == platform.release()
+            assert circumstances.machine(far, Served(configuration="x")).kernel == platform.release()
+            tunnel.kill()
+        assert circumstances.machine(url, given={"machine": "another"}) == Machine()

@@ -56,7 +56,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, directory: Path) -> None:
-    options = ("--url", url, "--quick", "--given", "power_limit=300 W", "--json")
+    options = ("--url", url, "--quick", "--given", "power_limit=300 W", "--given", "machine=this", "--json")
     argv = [sys.executable, "-m", "sm120kit", "reproduce", A, *options]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 96, ran.stderr

@@ -29,9 +29,9 @@ NAMES = ("interval", "first", "per_chunk", "first_chunk")
 
 
 @contextmanager
-def schedule_server(*defaults: float, **environment: str) -> Iterator[str]:
-    """The URL of a server that runs while the block does."""
-    argv = [sys.executable, __file__, "0", *map(str, defaults)]
+def schedule_server(*defaults: float, script: str = __file__, **environment: str) -> Iterator[str]:
+    """The URL of a server that runs while the block does; ``script`` is a copy of this file."""
+    argv = [sys.executable, script, "0", *map(str, defaults)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as server:
         assert server.stdout
         try:

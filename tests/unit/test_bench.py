@@ -467,7 +467,7 @@ def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
 )
 def test_machine_is_known_only_on_loopback(url: str, local: bool) -> None:
-    assert circumstances.is_local(url) is local
+    assert circumstances.is_loopback(url) is local
     if not local:
         assert circumstances.machine(url) == Machine()
 

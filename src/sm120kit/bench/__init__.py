@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm120kit.bench import circumstances, client, clocks, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, MeasuredCell, Receipt, Served
+from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import ServerUnreachable, WrongModel
 from sm120kit.core.state import digest_of
@@ -144,7 +144,7 @@ def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: date
             prompts_sha256=digest_of(named.workload.prompts),
             said=client.server_info(server.endpoint, server.model),
             served=server.served,
-            machine=circumstances.machine(server.endpoint.url),
+            machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
         ),
         (),
     )
@@ -176,7 +176,7 @@ def _measure(
     result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
     before = _counters(endpoint)
     try:
-        with clocks.sampled() if circumstances.is_local(endpoint.url) else nullcontext(lambda: None) as gpu_clocks:
+        with clocks.sampled() if about.machine != Machine() else nullcontext(lambda: None) as gpu_clocks:
             users: Sequence[Iterable[client.StreamRequest]] = (
                 workload.requests_for(work.seconds, work, cell, server.model, salt)
                 if work.seconds

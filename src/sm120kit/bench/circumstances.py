@@ -5,13 +5,15 @@ from __future__ import annotations
 import ipaddress
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from sm120kit import __version__
+from sm120kit.bench import listener
 from sm120kit.bench.receipt import Machine, Served
 from sm120kit.core.errors import BadReceipt
 from sm120kit.core.state import file_sha256, read_record
@@ -24,6 +26,7 @@ GIVEN = {
     "engine": "the recipe of the engine, such as vllm-0.19.1",
     "revision": "the commit of the model's repository",
     "quantization": "of the model's weights",
+    "machine": "'this' if the server runs on this machine, and its process cannot be recognised",
 }
 """Circumstances that a user can state when they cannot be detected."""
 
@@ -99,19 +102,32 @@ def revision(folder: Path) -> str | None:
     return commit if COMMIT.fullmatch(commit) else None
 
 
-def machine(url: str) -> Machine:
-    """This machine if the server is on loopback; another machine is unknown."""
-    readable = Path("/proc").is_dir() and Path("/sys").is_dir()
-    return machine_of(probe()) if is_local(url) and readable else Machine()
+def machine(url: str, served: Served | None = None, given: Mapping[str, str] = MappingProxyType({})) -> Machine:
+    """This machine if the server at ``url`` runs on it, else unknown.
+
+    A server on loopback does if launch started it, if the user states it, or if the process that listens is an engine: the
+    port of a tunnel is on loopback, too.
+    """
+    if not is_loopback(url) or not (Path("/proc").is_dir() and Path("/sys").is_dir()):
+        return Machine()
+    stated = given.get("machine")
+    launched = served is not None and served.configuration is not None
+    here = stated == "this" or (stated is None and (launched or listener.is_engine(_port(url))))
+    return machine_of(probe()) if here else Machine()
 
 
-def is_local(url: str) -> bool:
-    """Whether a URL is on this machine."""
+def is_loopback(url: str) -> bool:
+    """Whether a URL is on loopback."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def machine_of(host: Host) -> Machine:

@@ -40,7 +40,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Machine:
-    """The server's machine before the run. None is unknown; for another machine than the client's, everything is.
+    """The server's machine before the run. None is unknown; unless it is known to be the client's, everything is.
 
     ``cuda`` is the newest version that the driver supports; ``gpus`` are names in nvidia-smi's order, ``topology`` is its class
     of each pair.

@@ -94,7 +94,7 @@ def reproduce_(
     configuration = configurations.load(config)
     if running.url or launched.checkpoint:
         measured = _measure(configuration, running, launched, images, method, stated)
-        findings = reproduce.findings(configuration, running.url or f"http://127.0.0.1:{launched.port}")
+        findings = reproduce.findings(configuration, measured)
     else:
         measured = tuple(receipt_files.read(path) for path in receipts or ())
         findings = ()

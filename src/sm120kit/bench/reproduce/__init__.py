@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sm120kit import bench
-from sm120kit.bench import Measurement, circumstances, receipt, workload
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench import Measurement, receipt, workload
+from sm120kit.bench.receipt import Machine, Receipt
 from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.judging import (
     REAL_PROMPTS,
@@ -93,6 +93,7 @@ def measurements(
     )
 
 
-def findings(configuration: Configuration, url: str) -> tuple[Finding, ...]:
-    """Doctor's findings on this host for the configuration, none if the server is elsewhere."""
-    return doctor.diagnose(probe(Path("/")), doctor.checks_for(configuration)) if circumstances.is_local(url) else ()
+def findings(configuration: Configuration, measured: Sequence[Receipt]) -> tuple[Finding, ...]:
+    """Doctor's findings on this host for the configuration, none if the measured server is not known to be on it."""
+    here = any(result.circumstances.machine != Machine() for result in measured)
+    return doctor.diagnose(probe(Path("/")), doctor.checks_for(configuration)) if here else ()
