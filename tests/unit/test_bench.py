@@ -355,14 +355,38 @@ def test_different_circumstances_are_refused_unless_ignored() -> None:
     compared = compare.compare(before, after, ["thinking", "given.gpu"])
     (cell,) = compared.cells
     assert compared.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
-    assert (cell.ratio, cell.beyond_spread) == (pytest.approx(2), True)
+    assert cell.figures[0].ratio == pytest.approx(2)
 
 
 def test_overlapping_spreads_are_not_beyond_the_spread() -> None:
     before = receipt_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
     after = receipt_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
     (cell,) = compare.compare(before, after, []).cells
-    assert cell.beyond_spread is False
+    assert cell.figures[0].beyond_spread is False
+
+
+def test_comparison_has_errors_first_and_every_figure() -> None:
+    """The rates are equal, but requests fail, or the first token takes 5 s longer."""
+    good = measured(*(steady(0, 1.0 + start, 0.1, 11) for start in range(4)))
+    failing = replace(good, samples=(good.samples[0], *(replace(one, error="HTTP 500") for one in good.samples[1:])))
+    late = measured(*(replace(one, started=-5.0) for one in good.samples), users=2)
+    before = receipt_of(replace(good, users=2), good)
+    first, second = compare.compare(before, receipt_of(late, failing), []).cells
+    assert (first.users, first.errors_before, first.errors_after, first.fails_more) == (1, (0, 4), (3, 4), True)
+    assert not second.fails_more and compare.compare(receipt_of(failing), receipt_of(good), []).cells[0].fails_more is False
+    figures = {figure.figure: figure for figure in second.figures}
+    assert (figures["decode_tok_s"].ratio, figures["decode_tok_s"].beyond_spread) == (pytest.approx(1), False)
+    assert figures["ttft"].before == (2.5, 1.0, 4.0) and figures["ttft"].after == (7.5, 6.0, 9.0)
+    assert figures["ttft"].beyond_spread is True
+    assert {"prefill_tok_s", "ttfa", "ttft_p95", "itl_p50", "itl_p99"} <= set(figures)
+
+
+def test_times_between_chunks_are_unknown_if_the_client_lagged() -> None:
+    cell = measured(steady(0, 1.0, 0.1, 11))
+    lagged = receipt.summary(replace(cell, lag_seconds=0.5))
+    assert (lagged.lagged, lagged.itl_p50, lagged.itl_p99) == (True, None, None)
+    assert lagged.decode_tok_s == pytest.approx(10)
+    assert receipt.summary(cell).itl_p50 == pytest.approx(0.1)
 
 
 def test_receipts_without_a_common_cell_are_refused() -> None:
@@ -390,9 +414,11 @@ def test_spread_of_restarts_is_between_their_medians() -> None:
     )
     faster = [replace(cell, samples=(steady(0, 1.0, 1 / 12, 11),)) for cell in before.cells]
     (cell,) = compare.compare(before, receipt_of(*faster), []).cells
-    assert (cell.between, cell.before, cell.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
+    rate = cell.figures[0]
+    assert (cell.between, rate.before, rate.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
     (single,) = compare.compare(before, receipt_of(faster[0]), []).cells
-    assert (single.between, single.before, single.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
+    rate = single.figures[0]
+    assert (single.between, rate.before, rate.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
 
 
 def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_starts() -> None:
@@ -402,11 +428,11 @@ def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_star
     ]
     first, second = (receipt_of(replace(cell, restart=0)) for cell in starts)
     (between_requests,) = compare.compare(first, second, []).cells
-    assert (between_requests.between, between_requests.beyond_spread) == ("requests", True)
+    assert (between_requests.between, between_requests.figures[0].beyond_spread) == ("requests", True)
     both = receipt_of(*starts)
     (between_starts,) = compare.compare(both, both, []).cells
-    assert (between_starts.between, between_starts.beyond_spread) == ("starts", False)
-    _, lowest, highest = between_starts.before or (0, 0, 0)
+    assert (between_starts.between, between_starts.figures[0].beyond_spread) == ("starts", False)
+    _, lowest, highest = between_starts.figures[0].before or (0, 0, 0)
     assert highest / lowest == pytest.approx(2)
 
 

@@ -1,37 +1,57 @@
-"""Compare two receipts cell by cell: refused if their circumstances differ, with the spread of their rates."""
+"""Compare two receipts cell by cell: refused if their circumstances differ, with the spread of their figures."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 
-from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
+from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import NotComparable
 
 Spread = tuple[float, float, float]
-"""Median, lowest and highest rate in tokens per second."""
+"""Median, lowest and highest value of a figure."""
 
 GROUPS = ("client", "given", "said", "served", "machine")
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
+class FigureDifference:
+    """A figure of :class:`sm120kit.bench.receipt.Summary` in two receipts, with its lowest and highest value in each.
+
+    ``beyond_spread`` is true if the two ranges are disjoint, None if a receipt lacks the figure or has one value of it.
+    """
+
+    figure: str
+    before: Spread | None
+    after: Spread | None
+    ratio: float | None
+    beyond_spread: bool | None
+
+
+@dataclass(frozen=True)
 class CellDifference:
-    """A cell in both receipts: median decode rates in tokens per second, each with its lowest and highest.
+    """A cell in both receipts: the failed requests of all, and each figure of the successful ones.
 
     ``between`` names the spread: between the medians of several "starts" of the server if both receipts have several, else
-    between "requests". ``beyond_spread`` is true if the two ranges are disjoint, None if one receipt has no rate.
+    between "requests".
     """
 
     users: int
     output_tokens: int
     context_tokens: int
-    before: Spread | None
-    after: Spread | None
-    ratio: float | None
-    beyond_spread: bool | None
+    errors_before: tuple[int, int]
+    errors_after: tuple[int, int]
     between: str
+    figures: tuple[FigureDifference, ...]
+
+    @property
+    def fails_more(self) -> bool:
+        """Whether a larger share of the requests failed than before."""
+        (before, of_before), (after, of_after) = self.errors_before, self.errors_after
+        return after * of_before > before * of_after
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ def briefly(names: Collection[str]) -> str:
 
 
 def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Comparison:
-    """Compare the complete cells that both receipts have.
+    """Compare the complete cells that both receipts have, first those in which requests failed.
 
     Raises:
         NotComparable: they differ in a circumstance that is not in ``ignore``, one is partial, or no cell is in both.
@@ -94,6 +114,7 @@ def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Compari
     common = [_difference(key, cells[key], measured) for key, measured in sorted(_cells(after).items()) if key in cells]
     if not common:
         raise NotComparable("the receipts have no cell in common", "compare runs of the same workload")
+    common.sort(key=lambda cell: not (cell.errors_before[0] or cell.errors_after[0]))
     unknown = tuple(name for name in sorted(first.keys() & second.keys()) if first[name] == second[name] == UNKNOWN)
     return Comparison(differ, unknown, tuple(common))
 
@@ -107,19 +128,46 @@ def _cells(receipt: Receipt) -> dict[tuple[int, int, int], list[MeasuredCell]]:
     return cells
 
 
+PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
+    "decode_tok_s": lambda sample: sample.decode_tok_s,
+    "prefill_tok_s": lambda sample: sample.prefill_tok_s,
+    "ttft": lambda sample: sample.ttft,
+    "ttfa": lambda sample: sample.ttfa,
+}
+"""Figures of a cell that are medians over its requests."""
+FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s", "ttft", "ttft_p95", "ttfa", "itl_p50", "itl_p99", "acceptance")
+"""The compared figures of a cell."""
+
+
 def _difference(key: tuple[int, int, int], before: Sequence[MeasuredCell], after: Sequence[MeasuredCell]) -> CellDifference:
     between = "starts" if len(before) > 1 and len(after) > 1 else "requests"
-    first, second = _spread(before, between), _spread(after, between)
-    ratio = second[0] / first[0] if first and second else None
-    beyond = second[1] > first[2] or second[2] < first[1] if first and second else None
-    return CellDifference(*key, first, second, ratio, beyond, between)
+    figures = [_figure(name, before, after, between) for name in FIGURES]
+    known = tuple(figure for figure in figures if figure.before or figure.after)
+    return CellDifference(*key, _errors(before), _errors(after), between, known)
 
 
-def _spread(cells: Sequence[MeasuredCell], between: str) -> Spread | None:
-    """The spread of the medians of several starts, or of all requests."""
-    starts = [[rate for sample in cell.samples if (rate := sample.decode_tok_s) is not None] for cell in cells]
-    if between == "starts":
-        values = [median(rates) for rates in starts if rates]
-    else:
-        values = [rate for rates in starts for rate in rates]
+def _errors(cells: Sequence[MeasuredCell]) -> tuple[int, int]:
+    """Failed requests, and all."""
+    samples = [sample for cell in cells for sample in cell.samples]
+    return sum(bool(sample.error) for sample in samples), len(samples)
+
+
+def _figure(name: str, before: Sequence[MeasuredCell], after: Sequence[MeasuredCell], between: str) -> FigureDifference:
+    first, second = _values(name, before, between), _values(name, after, between)
+    a, b = _spread(first), _spread(second)
+    if a is None or b is None:
+        return FigureDifference(name, a, b, None, None)
+    beyond = (b[1] > a[2] or b[2] < a[1]) if len(first) > 1 or len(second) > 1 else None
+    return FigureDifference(name, a, b, b[0] / a[0] if a[0] else None, beyond)
+
+
+def _values(name: str, cells: Sequence[MeasuredCell], between: str) -> list[float]:
+    """The figure of each start, or of each request if the spread is between them and the figure is of requests."""
+    if between == "starts" or name not in PER_REQUEST:
+        return [value for cell in cells if (value := getattr(summary(cell), name)) is not None]
+    values = [PER_REQUEST[name](sample) for cell in cells for sample in cell.samples if not sample.error]
+    return [value for value in values if value is not None]
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
     return (median(values), min(values), max(values)) if values else None

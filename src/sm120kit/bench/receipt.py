@@ -17,6 +17,8 @@ from sm120kit.core.errors import BadReceipt, StateUnwritable
 from sm120kit.core.state import parse_json, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
+LAG_SECONDS = 0.1
+"""If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ class Summary:
     ``decode_tok_s`` is the median over the requests, ``decode_at_least`` the same if the first chunk of each request has as
     many tokens as its average chunk: less than ``decode_tok_s`` unless the server counts tokens by chunk. ``total_tok_s``
     counts the tokens of all users while all of them were decoding; ``output_tok_s`` counts all tokens from the start of the
-    first request to the end of the last. ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first
+    first request to the end of the last. ``lagged``: the client did not read its streams for more than ``LAG_SECONDS``, so that
+    times between chunks are unknown. ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first
     token, waiting included.
     """
 
@@ -149,6 +152,7 @@ class Summary:
     ttfa: float | None
     itl_p50: float | None
     itl_p99: float | None
+    lagged: bool
     acceptance: float | None
 
 
@@ -207,12 +211,9 @@ def summary(cell: MeasuredCell) -> Summary:
     decoded = [sample for sample in successful if sample.decode_tok_s is not None]
     rates = [sample.decode_tok_s or 0.0 for sample in decoded]
     counts = [sample.completion_tokens for sample in successful if sample.completion_tokens is not None]
-    prefill = [
-        (s.prompt_tokens - (s.cached_tokens or 0)) / s.ttft
-        for s in successful
-        if s.prompt_tokens is not None and s.ttft is not None
-    ]
-    gaps = [gap for sample in successful for gap in sample.itl]
+    prefill = [rate for sample in successful if (rate := sample.prefill_tok_s) is not None]
+    lagged = cell.lag_seconds is not None and cell.lag_seconds > LAG_SECONDS
+    gaps = [gap for sample in successful for gap in sample.itl if not lagged]
     span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
     known = len(counts) == len(successful) > 0
     drafted = cell.acceptance.drafted if cell.acceptance else 0
@@ -233,6 +234,7 @@ def summary(cell: MeasuredCell) -> Summary:
         ttfa=_quantile([s.ttfa for s in successful if s.ttfa is not None], 0.5),
         itl_p50=_quantile(gaps, 0.5),
         itl_p99=_quantile(gaps, 0.99),
+        lagged=lagged,
         acceptance=cell.acceptance.accepted / drafted if cell.acceptance and drafted else None,
     )
 

@@ -62,6 +62,13 @@ class Sample:
         return None if self.first_answer is None else self.first_answer - self.started
 
     @property
+    def prefill_tok_s(self) -> float | None:
+        """Uncached prompt tokens over the time to the first token, waiting included."""
+        if self.error or self.prompt_tokens is None or not self.ttft:
+            return None
+        return (self.prompt_tokens - (self.cached_tokens or 0)) / self.ttft
+
+    @property
     def decode_tok_s(self) -> float | None:
         """Tokens per second after the first chunk: the tokens of all chunks but the first, over the time from it to the last.
 

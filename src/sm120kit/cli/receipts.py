@@ -14,6 +14,7 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench import RequestEnded
+    from sm120kit.bench.compare import CellDifference
     from sm120kit.bench.receipt import MeasuredCell, Receipt
     from sm120kit.bench.workload import Cell
 
@@ -103,9 +104,9 @@ def compare(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Compare two receipts cell by cell.
+    """Compare two receipts cell by cell, in every figure.
 
-    Refused if they differ in a circumstance that is not ignored.
+    Refused if they differ in a circumstance that is not ignored. Exit code 1 if a larger share of requests failed than before.
     """
     from dataclasses import asdict
 
@@ -119,27 +120,55 @@ def compare(
         console.json_data(
             {"circumstances": compared.differ, "unknown": compared.unknown, "cells": [asdict(cell) for cell in compared.cells]}
         )
+        if any(cell.fails_more for cell in compared.cells):
+            raise typer.Exit(1)
         return
     for name, (first, second) in compared.differ.items():
         console.data(f"{name}: {first} / {second}")
     if compared.unknown:
         console.data(f"unknown in both: {comparison.briefly(compared.unknown)}")
+    if any(failed for cell in compared.cells for failed, _ in (cell.errors_before, cell.errors_after)):
+        console.data("requests failed; the other figures are of those that did not")
     console.table(
-        ("users", "output", "context", "before tok/s", "after tok/s", "ratio", "spread between", "beyond spread"),
-        (
-            (
-                cell.users,
-                cell.output_tokens,
-                cell.context_tokens,
-                _range(cell.before),
-                _range(cell.after),
-                "" if cell.ratio is None else f"{cell.ratio:.3f}",
-                cell.between,
-                {None: "unknown", True: "yes", False: "no"}[cell.beyond_spread],
-            )
-            for cell in compared.cells
-        ),
+        ("users", "output", "context", "figure", "before", "after", "ratio", "beyond spread"),
+        (row for cell in compared.cells for row in _compared(cell)),
     )
+    if any(cell.fails_more for cell in compared.cells):
+        raise typer.Exit(1)
+
+
+TITLES = {
+    "decode_tok_s": "tok/s per user",
+    "total_tok_s": "together",
+    "prefill_tok_s": "prefill tok/s",
+    "ttft": "TTFT",
+    "ttft_p95": "TTFT P95",
+    "ttfa": "TTFA",
+    "itl_p50": "ITL p50",
+    "itl_p99": "ITL p99",
+    "acceptance": "accepted",
+}
+
+
+def _compared(cell: CellDifference) -> Iterator[Sequence[object]]:
+    """The rows of a cell: its failed requests if there are any, then each figure."""
+    key = (cell.users, cell.output_tokens, cell.context_tokens)
+    errors = (cell.errors_before, cell.errors_after)
+    if any(failed for failed, _ in errors):
+        yield (*key, "errors", *(f"{failed} of {requests}" for failed, requests in errors), "", "")
+    for figure in cell.figures:
+        beyond = {None: "unknown", True: f"yes ({cell.between})", False: f"no ({cell.between})"}[figure.beyond_spread]
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
+        sides = (_spread(figure.figure, figure.before), _spread(figure.figure, figure.after))
+        yield (*key, TITLES[figure.figure], *sides, ratio, beyond)
+
+
+def _spread(name: str, values: tuple[float, float, float] | None) -> str:
+    if values is None:
+        return "unknown"
+    scale, unit = (100, "%") if name == "acceptance" else (1, "") if name.endswith("tok_s") else (1000, " ms")
+    middle, lowest, highest = (f"{value * scale:.1f}" for value in values)
+    return f"{middle}{unit}" + (f" ({lowest}-{highest})" if lowest != highest else "")
 
 
 def render(named: Sequence[tuple[str, Receipt]], *, as_json: bool) -> None:
@@ -197,44 +226,34 @@ def _table(receipt: Receipt) -> None:
         console.data(f"unknown: {compare.briefly(unknown)}")
     restarted = any(cell.restart for cell in receipt.cells)
     filled = any(cell.context_tokens for cell in receipt.cells)
-    columns = [
-        *["prefill tok/s"] * filled,
-        "tok/s per user",
-        "together",
-        "TTFT",
-        "TTFA",
-        "ITL p50",
-        "p99",
-        "accepted",
-        "tokens",
-        "chunks",
-        "errors",
-    ]
-    rows = []
+    keys = ("users", "output", "context", *["restart"] * restarted)
+    rates, times = [], []
     for cell in _ordered(receipt):
         s = summary(cell)
-        rows.append(
+        key = (cell.users, cell.output_tokens, cell.context_tokens, *[cell.restart] * restarted)
+        rates.append(
             (
-                cell.users,
-                cell.output_tokens,
-                cell.context_tokens,
-                *[cell.restart] * restarted,
+                *key,
                 *[_number(s.prefill_tok_s)] * filled,
                 _range(None if s.decode_tok_s is None else (s.decode_tok_s, s.decode_lowest or 0, s.decode_highest or 0)),
                 _number(s.total_tok_s),
-                _ms(s.ttft),
-                _ms(s.ttfa),
-                _ms(s.itl_p50),
-                _ms(s.itl_p99),
                 "unknown" if s.acceptance is None else f"{s.acceptance:.1%}",
-                "unknown" if s.tokens is None else s.tokens,
-                s.chunks,
                 f"{s.errors} of {s.requests}" + ("" if cell.complete else ", interrupted"),
             )
         )
-    console.table(("users", "output", "context", *["restart"] * restarted, *columns), rows)
+        between = ["lagged", "lagged"] if s.lagged else [_ms(s.itl_p50), _ms(s.itl_p99)]
+        tokens = "unknown" if s.tokens is None else s.tokens
+        times.append((*key, _ms(s.ttft), _ms(s.ttfa), *between, tokens, s.chunks))
+    console.table((*keys, *["prefill tok/s"] * filled, "tok/s per user", "together", "accepted", "errors"), rates)
+    console.table((*keys, "TTFT", "TTFA", "ITL p50", "p99", "tokens", "chunks"), times)
     for line in _first_chunks(receipt):
         console.data(line)
+    for cell in _ordered(receipt):
+        if summary(cell).lagged:
+            console.warn(
+                f"{users(cell)}, {cell.output_tokens} tokens: the client did not read its streams for "
+                f"{(cell.lag_seconds or 0) * 1000:.0f} ms; times between chunks are unknown. Measure from an idle machine"
+            )
     for line in clocks.lines(sampled for cell in receipt.cells for sampled in cell.clocks or ()):
         console.data(line)
     for error in sorted({sample.error for cell in receipt.cells for sample in cell.samples if sample.error}):
