@@ -9,7 +9,7 @@ from pathlib import Path
 
 _ENGINE = re.compile(r"vllm|sglang|llama-server|lmdeploy|trtllm|ktransformers", re.IGNORECASE)
 """In the name of an engine's program, script or module, and in the process titles that they set."""
-_CONTAINER = ("docker-proxy", "rootlessport", "slirp4netns", "pasta", "passt")
+_CONTAINER = ("docker-proxy", "rootlessport", "slirp4netns", "pasta")
 """Programs that forward a port of this machine to a container on it."""
 _LISTENING = "0A"
 """The state in /proc/net/tcp (include/net/tcp_states.h)."""
