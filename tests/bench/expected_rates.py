@@ -20,7 +20,8 @@ def main() -> None:
     """Print the fit, and rewrite the page."""
     fitted = [table for table in tables() if table.fitted]
     best = fit([table.name for table in fitted])
-    print(f"floor of a layer {best.layer_seconds * 1e6:.0f} us, bandwidth of GB10 {best.gb10_share:.2f} of its published one")
+    print(f"floor of a layer {best.layer_seconds * 1e6:.0f} us, waits {best.wait_seconds * 1e6:.0f} us", end="")
+    print(f", bandwidth of GB10 {best.gb10_share:.2f} of its published one")
     print(f"mean absolute error: roofline {fmean(table.error(None) for table in fitted):.1%}", end="")
     print(f", expected {error_left_out(by_table):.1%} with each table left out", end="")
     print(f", {error_left_out(by_machine):.1%} with each machine left out")

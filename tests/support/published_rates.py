@@ -13,14 +13,17 @@ from typing import Any
 
 from sm120kit.bench import roofline
 from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work
-from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrated, passed_layers
+from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrated
 
 DATA = Path(__file__).parents[1] / "unit/data/roofline/published.toml"
 PAGE = Path(__file__).parents[2] / "docs/measurements/roofline-error.md"
 CONTEXT = 300
 """Average tokens of a user in a published cell without context: prompt and half of the answer. The effect is small."""
-GRID = tuple(Calibration(us * 1e-6, share / 100) for us, share in product(range(0, 305, 5), range(50, 102, 2)))
-"""Candidates of the fit: floors of 0 to 300 us, and shares of 0.5 to 1."""
+GRID = tuple(
+    Calibration(floor / 1e6, wait / 1e6, share / 100)
+    for floor, wait, share in product(range(0, 210, 10), range(0, 70, 10), range(60, 102, 2))
+)
+"""Candidates of the fit: floors of 0 to 200 us, waits of 0 to 60 us, and shares of 0.6 to 1."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class PublishedCell:
     work: Work
     rate: float
     ideal: DecodeStep
-    layers: int
     tokens: float | None
 
 
@@ -68,7 +70,9 @@ class PublishedTable:
         return cell.tokens / self._seconds(cell, calibration)
 
     def _seconds(self, cell: PublishedCell, calibration: Calibration | None) -> float:
-        return calibrated(cell.ideal, cell.layers, self.gpu, calibration).seconds if calibration else cell.ideal.seconds
+        if calibration is None:
+            return cell.ideal.seconds
+        return calibrated(cell.ideal, self.model, self.gpu, cell.work, calibration).seconds
 
 
 @cache
@@ -88,20 +92,28 @@ def _table(entry: dict[str, Any]) -> PublishedTable:
         work = Work(users, context, drafts, entry["gpus"], entry["kv"])
         known = not drafts or "acceptance" in entry
         tokens = users * roofline.tokens_per_step(drafts, entry.get("acceptance", 0.0)) if known else None
-        cells.append(PublishedCell(work, rate, roofline.step(model, gpu, work), passed_layers(model, work), tokens))
+        cells.append(PublishedCell(work, rate, roofline.step(model, gpu, work), tokens))
     return PublishedTable(entry["name"], entry["machine"], entry["engine"], entry["source"], model, gpu, tuple(cells))
 
 
 @cache
 def _errors() -> dict[str, list[float]]:
     """The error of each fitted table with each candidate, in the order of the grid."""
-    errors = {}
-    for table in tables():
-        if table.fitted:
-            shares = {one.gb10_share for one in GRID} if table.gpu.name == "GB10" else {1.0}
-            computed = {one: table.error(one) for one in GRID if one.gb10_share in shares}
-            errors[table.name] = [computed.get(one) or computed[replace(one, gb10_share=1.0)] for one in GRID]
-    return errors
+    return {table.name: _table_errors(table) for table in tables() if table.fitted}
+
+
+def _table_errors(table: PublishedTable) -> list[float]:
+    """Candidates that differ in costs that do not concern the table are computed once."""
+    relevant = [
+        replace(
+            one,
+            gb10_share=one.gb10_share if table.gpu.name == "GB10" else 1.0,
+            wait_seconds=one.wait_seconds if table.cells[0].work.gpus > 1 else 0.0,
+        )
+        for one in GRID
+    ]
+    computed = {one: table.error(one) for one in set(relevant)}
+    return [computed[one] for one in relevant]
 
 
 def fit(names: Iterable[str], candidates: Sequence[Calibration] = GRID) -> Calibration:
@@ -143,8 +155,8 @@ def by_machine(table: PublishedTable) -> str:
     return table.machine
 
 
-FLOOR_ONLY = tuple(one for one in GRID if one.gb10_share == 1)
-SHARE_ONLY = tuple(one for one in GRID if one.layer_seconds == 0)
+NO_WAITS = tuple(one for one in GRID if one.wait_seconds == 0)
+FLOOR_ONLY = tuple(one for one in NO_WAITS if one.gb10_share == 1)
 
 
 # ---- the page
@@ -166,13 +178,13 @@ def _forms() -> Iterator[str]:
     roofline_error = fmean(table.error(None) for table in tables() if table.fitted)
     yield f"| nothing: the roofline | {roofline_error:.1%} | {roofline_error:.1%} |"
     for name, candidates in (
-        ("GB10's share of its bandwidth", SHARE_ONLY),
         ("a floor per layer", FLOOR_ONLY),
-        ("**a floor per layer, GB10's share of its bandwidth**", GRID),
+        ("a floor per layer, GB10's share of its bandwidth", NO_WAITS),
+        ("**a floor per layer, GB10's share of its bandwidth, waits by number of GPUs**", GRID),
     ):
         yield f"| {name} | {' | '.join(f'{error_left_out(key, candidates):.1%}' for key in (by_table, by_machine))} |"
     engines = [error_left_out(key, GRID, lambda table: table.engine) for key in (by_table, by_machine)]
-    yield f"| both, for each engine | {' | '.join(f'{error:.1%}' for error in engines)} |"
+    yield f"| the same, for each engine | {' | '.join(f'{error:.1%}' for error in engines)} |"
 
 
 def _rates() -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from published_rates import PAGE, PublishedTable, by_machine, by_table, error_left_out, fit, generated, left_out, tables
 
 from sm120kit.bench import roofline
-from sm120kit.bench.roofline import GPUS, Work
+from sm120kit.bench.roofline import GPUS, RooflineModel, Work
 from sm120kit.bench.roofline.expected import (
     CALIBRATION,
     MEAN_ERROR,
@@ -18,17 +18,23 @@ from sm120kit.bench.roofline.expected import (
     calibrated,
     expected_rate,
     expected_step,
-    passed_layers,
 )
 
 PRO, GB10 = GPUS[1], GPUS[3]
 IDEAL = roofline.DecodeStep(weights=3e-3, cache=1e-3, states=0.5e-3, drafting=0.5e-3, arithmetic=2e-3, all_reduces=1e-3)
-COSTS = Calibration(layer_seconds=100e-6, gb10_share=0.5)
-INT4 = "Intel/Qwen3.5-122B-A10B-int4-AutoRound"
+COSTS = Calibration(layer_seconds=100e-6, wait_seconds=20e-6, gb10_share=0.5)
 
 
-def test_expected_step_adds_a_floor_for_each_layer() -> None:
-    step = calibrated(IDEAL, 60, PRO, COSTS)
+@pytest.fixture
+def model() -> RooflineModel:
+    """A model of 48 layers, and one that drafts."""
+    found = roofline.model_of("Intel/Qwen3.5-122B-A10B-int4-AutoRound")
+    assert found and (found.layers, found.draft_layers) == (48, 1)
+    return found
+
+
+def test_expected_step_adds_a_floor_for_each_layer(model: RooflineModel) -> None:
+    step = calibrated(IDEAL, model, PRO, Work(1, 0, 0, 1), COSTS)
     assert dict(step.terms) == pytest.approx(
         {
             "weights": 3e-3,
@@ -36,31 +42,35 @@ def test_expected_step_adds_a_floor_for_each_layer() -> None:
             "states of linear attention": 0.5e-3,
             "drafting": 0.5e-3,
             "all-reduces": 1e-3,
-            "layer floor": 6e-3,
+            "layer floor": 4.8e-3,
         }
     )
-    assert step.seconds == pytest.approx(12e-3)
-    assert step.dominant == ("layer floor", pytest.approx(0.5))
+    assert step.seconds == pytest.approx(10.8e-3)
+    assert step.dominant == ("layer floor", pytest.approx(4.8 / 10.8))
 
 
-def test_gb10_reads_at_its_share_of_the_bandwidth() -> None:
-    step = calibrated(IDEAL, 10, GB10, COSTS)
+@pytest.mark.parametrize(("gpus", "waits"), [(1, 0), (2, 0.96e-3), (4, 1.92e-3), (8, 2.88e-3)])
+def test_waits_grow_with_each_doubling_of_the_gpus(model: RooflineModel, gpus: int, waits: float) -> None:
+    step = calibrated(IDEAL, model, PRO, Work(1, 0, 0, gpus), COSTS)
+    assert dict(step.terms)["all-reduces"] == pytest.approx(1e-3 + waits)
+
+
+def test_gb10_reads_at_its_share_of_the_bandwidth(model: RooflineModel) -> None:
+    step = calibrated(IDEAL, model, GB10, Work(1, 0, 0, 1), COSTS)
     assert dict(step.terms)["weights"] == pytest.approx(6e-3)
-    assert step.seconds == pytest.approx(10e-3 + 1e-3 + 1e-3)
-    assert step.dominant == ("weights", pytest.approx(0.5))
+    assert step.seconds == pytest.approx(10e-3 + 1e-3 + 4.8e-3)
+    assert step.dominant == ("weights", pytest.approx(6 / 15.8))
 
 
-def test_arithmetic_counts_where_it_takes_longer_than_reading() -> None:
-    step = calibrated(replace(IDEAL, arithmetic=8e-3), 10, PRO, COSTS)
-    assert dict(step.terms) == pytest.approx({"arithmetic": 8e-3, "all-reduces": 1e-3, "layer floor": 1e-3})
+def test_arithmetic_counts_where_it_takes_longer_than_reading(model: RooflineModel) -> None:
+    step = calibrated(replace(IDEAL, arithmetic=8e-3), model, PRO, Work(1, 0, 0, 1), COSTS)
+    assert dict(step.terms) == pytest.approx({"arithmetic": 8e-3, "all-reduces": 1e-3, "layer floor": 4.8e-3})
 
 
-def test_drafting_passes_the_layers_of_the_mtp_head() -> None:
-    model = roofline.model_of(INT4)
-    assert model
-    assert [passed_layers(model, Work(1, 0, drafts, 1)) for drafts in (0, 2)] == [48, 50]
-    work = Work(1, 300, 1, 1)
-    assert expected_rate(model, GB10, work, 0.5) == pytest.approx(1.5 / expected_step(model, GB10, work).seconds)
+def test_drafting_passes_the_layers_of_the_mtp_head(model: RooflineModel) -> None:
+    work = Work(1, 300, 2, 1)
+    assert dict(calibrated(IDEAL, model, PRO, work, COSTS).terms)["layer floor"] == pytest.approx(5e-3)
+    assert expected_rate(model, GB10, work, 0.5) == pytest.approx(2 / expected_step(model, GB10, work).seconds)
 
 
 # ---- the fit
@@ -74,7 +84,7 @@ def test_published_rates_are_below_the_ceiling(table: PublishedTable) -> None:
 
 def test_committed_costs_are_the_fit() -> None:
     fitted = [table for table in tables() if table.fitted]
-    assert len(fitted) >= 20 and {table.gpu.name for table in fitted} >= {PRO.name, GB10.name, GPUS[2].name}
+    assert len(fitted) >= 23 and {table.gpu.name for table in fitted} >= {PRO.name, GB10.name, GPUS[2].name}
     assert fit([table.name for table in fitted]) == CALIBRATION
     assert error_left_out(by_table) == pytest.approx(MEAN_ERROR, abs=0.005)
 

@@ -118,6 +118,7 @@ def test_rates_are_monotonic(work: Work, name: str, acceptance: float) -> None:
         ("qwen3.5-27b", 27),
         ("minimax-m2.5", 10),
         ("kimi-k2.5", 32),
+        ("glm-5", 40),
         ("qwen3-8b", 8),
         ("qwen3-32b", 32),
         ("qwen3-30b-a3b", 3),
@@ -130,7 +131,7 @@ def test_active_parameters_match_the_model_name(name: str, billions: int) -> Non
     # Names count the embedding, of which a token reads one row.
     embedding = architecture.hidden * architecture.vocabulary
     active = (roofline.model(architecture, architecture.checkpoint[0]).main.parameters + embedding) / 1e9
-    assert active == pytest.approx(billions, abs=1.1)
+    assert active == pytest.approx(billions, abs=1.1, rel=0.05)
 
 
 def test_bytes_match_published_checkpoints() -> None:
@@ -142,17 +143,14 @@ def test_bytes_match_published_checkpoints() -> None:
                 compared += 1
                 computed = roofline.model(architecture, checkpoint).weight_bytes / 1e9
                 assert computed == pytest.approx(checkpoint.gigabytes, rel=0.07), checkpoint.repository
-    assert compared >= 7
+    assert compared >= 8
 
 
-def test_every_configuration_has_a_roofline_except_known_ones() -> None:
-    without = set()
+def test_every_configuration_has_a_roofline() -> None:
     for name in configurations.names():
         configuration = configurations.load(name)
         assert roofline.gpu_kind(configuration.hardware.gpu), name
-        if roofline.model_of(configuration.model.repository) is None:
-            without.add(configuration.model.repository)
-    assert without == {"festr2/GLM-5-NVFP4-MTP"}
+        assert roofline.model_of(configuration.model.repository), name
 
 
 @pytest.mark.parametrize(
@@ -291,9 +289,17 @@ def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
         "moe_intermediate_size": 32,
         "first_k_dense_replace": 1,
     }
-    model = roofline.model_in(folder(tmp_path / "m", text, {"lm_head.weight": ("F8_E4M3", (100, 64))}))
-    assert model and model.draft is None
+    tensors: Shapes = {"lm_head.weight": ("F8_E4M3", (100, 64))}
+    model = roofline.model_in(folder(tmp_path / "m", text, tensors))
+    assert model and model.draft is None and model.attended is None
     attention = 64 * (16 + 8 + 4) + 4 * (16 * 12 + 8 * 16) + 4 * 8 * 64
     shared, dense, router, head = 3 * 64 * 64, 3 * 64 * 256, 64 * 4, 6400
     assert model.main.fixed_bytes == 2 * (3 * attention + 2 * shared + dense + 2 * router) + head
     assert model.cache_elements(8) == 3 * (8 + 4)
+    index = {"index_topk": 1000, "index_n_heads": 2, "index_head_dim": 8}
+    sparse = roofline.model_in(folder(tmp_path / "s", text | index, tensors))
+    assert sparse
+    assert sparse.main.fixed_bytes - model.main.fixed_bytes == 2 * 3 * (16 * 2 * 8 + 64 * (8 + 2))
+    work = Work(users=1, context_tokens=4000, drafts=0, gpus=1)
+    whole, selected = (roofline.step(sparse, GPU, work, favourable=best).cache for best in (False, True))
+    assert whole == roofline.step(model, GPU, work).cache == pytest.approx(4 * selected)

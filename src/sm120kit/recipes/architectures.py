@@ -25,6 +25,14 @@ class Grouped(Strict):
     gated: bool = False
 
 
+class SparseIndex(Strict):
+    """The index of sparse attention, which selects the ``top_k`` tokens that are attended to."""
+
+    heads: Count
+    head_dim: Count
+    top_k: Count
+
+
 class Latent(Strict):
     """Multi-head latent attention: the cache has ``kv_rank`` + ``rope`` elements per token and layer, on every GPU."""
 
@@ -35,6 +43,7 @@ class Latent(Strict):
     nope: Count
     rope: Count
     v_dim: Count
+    index: SparseIndex | None = None
 
 
 class Linear(Strict):

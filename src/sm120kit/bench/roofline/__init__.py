@@ -70,10 +70,15 @@ class DecodeStep:
 
 
 def step(model: RooflineModel, gpu: GpuKind, work: Work, *, favourable: bool = False) -> DecodeStep:
-    """A decode step. ``favourable``: all tokens select the same experts, and all-reduces take no time."""
+    """A decode step.
+
+    ``favourable``: all tokens select the same experts, sparse attention reads what it selects only, and all-reduces take no
+    time.
+    """
     tokens = work.users * (1 + work.drafts)
     lane = gpu.bandwidth * work.gpus
-    cached = work.users * work.context_tokens * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
+    context = min(work.context_tokens, model.attended) if model.attended and favourable else work.context_tokens
+    cached = work.users * context * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
     drafting, flops = 0.0, model.main.parameters * tokens
     reduces = ALL_REDUCES * model.layers * all_reduce_seconds(_message(model, tokens), work.gpus, work.all_reduce_us)
     if model.draft and work.drafts:

@@ -40,7 +40,7 @@ class RooflineModel:
     """The sizes of a checkpoint that decide its roofline.
 
     ``state_bytes`` is per sequence, of all GPUs; ``draft`` is a pass of the MTP head. ``weight_bytes`` is the text model's size
-    on disk, for comparison with the published size.
+    on disk, for comparison with the published size. ``attended`` is the number of tokens that sparse attention selects.
     """
 
     name: str
@@ -55,6 +55,7 @@ class RooflineModel:
     cache_layers: int
     state_bytes: float
     weight_bytes: float
+    attended: int | None = None
 
     def cache_elements(self, gpus: int) -> int:
         """Elements per token in the KV cache of one GPU."""
@@ -129,6 +130,7 @@ def model(a: Architecture, checkpoint: PublishedCheckpoint) -> RooflineModel:
         cache_layers=_attention(a)[1],
         state_bytes=_state_bytes(a),
         weight_bytes=sum(number * getattr(bits, name) / 8 for name, number in counts.items()) + routers * 2 + embedding,
+        attended=a.latent_attention.index.top_k if a.latent_attention and a.latent_attention.index else None,
     )
 
 
@@ -143,7 +145,8 @@ def _attention(a: Architecture) -> tuple[int, int]:
         m = a.latent_attention
         down = a.hidden * (m.q_rank + m.kv_rank + m.rope)
         up = m.heads * (m.q_rank * (m.nope + m.rope) + m.kv_rank * (m.nope + m.v_dim))
-        return down + up + m.heads * m.v_dim * a.hidden, m.layers
+        index = m.q_rank * m.index.heads * m.index.head_dim + a.hidden * (m.index.head_dim + m.index.heads) if m.index else 0
+        return down + up + m.heads * m.v_dim * a.hidden + index, m.layers
     g = a.attention
     assert g
     queries = g.heads * g.head_dim * (2 if g.gated else 1)

@@ -1,8 +1,9 @@
-"""Expected decode rates: the roofline's step with two costs that are fitted to published rates; see docs/roofline.md."""
+"""Expected decode rates: the roofline's step with costs that are fitted to published rates; see docs/roofline.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work, step, tokens_per_step
 
@@ -11,17 +12,19 @@ from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work, st
 class Calibration:
     """The fitted costs.
 
-    ``layer_seconds`` is the floor of a layer: launches, and kernels too small to reach the bandwidth. ``gb10_share`` is the
-    share of its published bandwidth that GB10 reaches; other GPUs count with all of theirs.
+    ``layer_seconds`` is the floor of a layer: launches, and kernels too small to reach the bandwidth. ``wait_seconds`` is what
+    all-reduces take beyond their published times, per layer and doubling of the GPUs. ``gb10_share`` is the share of its
+    published bandwidth that GB10 reaches; other GPUs count with all of theirs.
     """
 
     layer_seconds: float
+    wait_seconds: float
     gb10_share: float
 
 
-CALIBRATION = Calibration(layer_seconds=140e-6, gb10_share=0.74)
+CALIBRATION = Calibration(layer_seconds=100e-6, wait_seconds=30e-6, gb10_share=0.74)
 """The minimum of the mean absolute error over the tables in docs/measurements/roofline-error.md."""
-MEAN_ERROR = 0.14
+MEAN_ERROR = 0.13
 """Mean absolute error over the same tables, each with the costs fitted to the others."""
 
 
@@ -45,16 +48,11 @@ class ExpectedStep:
 
 def expected_step(model: RooflineModel, gpu: GpuKind, work: Work) -> ExpectedStep:
     """The decode step that current engines are expected to take."""
-    return calibrated(step(model, gpu, work), passed_layers(model, work), gpu, CALIBRATION)
+    return calibrated(step(model, gpu, work), model, gpu, work, CALIBRATION)
 
 
-def passed_layers(model: RooflineModel, work: Work) -> int:
-    """Layers that run in a step, one after the other: the model's, and those of the MTP head for each draft token."""
-    return model.layers + (work.drafts * model.draft_layers if model.draft else 0)
-
-
-def calibrated(ideal: DecodeStep, layers: int, gpu: GpuKind, calibration: Calibration) -> ExpectedStep:
-    """The expected step of ``layers`` layers, from that of the roofline."""
+def calibrated(ideal: DecodeStep, model: RooflineModel, gpu: GpuKind, work: Work, calibration: Calibration) -> ExpectedStep:
+    """The expected step, from that of the roofline."""
     share = calibration.gb10_share if gpu.name == "GB10" else 1.0
     reads: tuple[tuple[str, float], ...] = (
         ("weights", ideal.weights / share),
@@ -64,7 +62,12 @@ def calibrated(ideal: DecodeStep, layers: int, gpu: GpuKind, calibration: Calibr
     )
     if ideal.arithmetic > sum(seconds for _, seconds in reads):
         reads = (("arithmetic", ideal.arithmetic),)
-    return ExpectedStep((*reads, ("all-reduces", ideal.all_reduces), ("layer floor", layers * calibration.layer_seconds)))
+    # Layers that run one after the other: the model's, and those of the MTP head for each draft token.
+    layers = model.layers + (work.drafts * model.draft_layers if model.draft else 0)
+    waits = layers * log2(work.gpus) * calibration.wait_seconds
+    return ExpectedStep(
+        (*reads, ("all-reduces", ideal.all_reduces + waits), ("layer floor", layers * calibration.layer_seconds))
+    )
 
 
 def expected_rate(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) -> float:

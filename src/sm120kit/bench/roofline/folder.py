@@ -19,6 +19,7 @@ from sm120kit.recipes.architectures import (
     Linear,
     PartBits,
     PublishedCheckpoint,
+    SparseIndex,
 )
 from sm120kit.serving import checkpoint
 
@@ -73,14 +74,14 @@ def architecture_of(text: Mapping[str, Any], *, with_mtp: bool) -> Architecture 
 def _architecture(text: Mapping[str, Any], with_mtp: bool) -> Architecture | None:
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     kinds = text.get("layer_types") or ["full_attention"] * layers
-    if set(kinds) - {"full_attention", "linear_attention"} or text.get("index_topk") or text.get("sliding_window"):
+    latent, sparse = text.get("kv_lora_rank"), text.get("index_topk")
+    if set(kinds) - {"full_attention", "linear_attention"} or (sparse and not latent) or text.get("sliding_window"):
         return None
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
     count = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0
     dense = text.get("first_k_dense_replace", 0) if count else layers
     width = text.get("moe_intermediate_size") or text["intermediate_size"]
     shared = text.get("shared_expert_intermediate_size") or width * text.get("n_shared_experts", 0)
-    latent = text.get("kv_lora_rank")
     return Architecture(
         edition=1,
         name="local",
@@ -105,6 +106,7 @@ def _architecture(text: Mapping[str, Any], with_mtp: bool) -> Architecture | Non
             nope=text["qk_nope_head_dim"],
             rope=text["qk_rope_head_dim"],
             v_dim=text["v_head_dim"],
+            index=SparseIndex(heads=text["index_n_heads"], head_dim=text["index_head_dim"], top_k=sparse) if sparse else None,
         )
         if latent
         else None,
