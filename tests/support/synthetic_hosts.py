@@ -378,6 +378,11 @@ def _config(aspm: bool, acs: int | None) -> bytes:
     return bytes(space)
 
 
+def port_space(acs: int) -> bytes:
+    """Configuration space of a port with an ACS control register."""
+    return _config(False, acs)
+
+
 def _nvidia_smi(host: dict[str, Any], put: Any) -> None:
     buses = host.get("wsl") or [f"{path.rpartition('/')[2]:0>16}" for path in host["paths"]]
     reasons = "".join(f"<clocks_event_reason_{reason}>Active</clocks_event_reason_{reason}>" for reason in host["active"])

@@ -17,6 +17,8 @@ class KernelError:
     cause: str
     consequence: str
     fix: str
+    unified: bool = False
+    """Whether this is an error on GPUs with unified memory only."""
 
 
 ERRORS = (
@@ -58,6 +60,13 @@ ERRORS = (
         "see the findings aer and aspm; shorter riser, or Gen4 for this slot in the BIOS",
     ),
     KernelError(
+        r"NV_ERR_NO_MEMORY",
+        "memory that CPU and GPU share was exhausted",
+        "the host freezes or resets, instead of an error in the engine",
+        "a lower gpu-memory-utilization, context or number of sequences; see the findings unified-headroom and unified-guard",
+        unified=True,
+    ),
+    KernelError(
         r"RmInitAdapter failed|rm_init_adapter failed|Cannot initialize GSP firmware",
         "the driver cannot initialize the GPU: small BARs, missing GSP firmware, a module of another version, or a GPU that "
         "was not reset",
@@ -73,12 +82,14 @@ ERRORS = (
     "kernel-log",
     "the kernel log has no error of a GPU since boot",
     Scope.GPU,
-    "NVIDIA GPU driver manual, Xid errors; NVIDIA/open-gpu-kernel-modules#862, #1151; aikitoria/open-gpu-kernel-modules#9",
+    "NVIDIA GPU driver manual, Xid errors; NVIDIA/open-gpu-kernel-modules#862, #1111, #1151; NVIDIA/dgx-spark-playbooks#97; "
+    "aikitoria/open-gpu-kernel-modules#9",
 )
 def kernel_log(host: Host) -> Diagnosis:
     if host.kernel_log is None:
         return unknown(host.missing_reason("dmesg.txt"), "sudo dmesg | sm120kit explain -")
-    for error in ERRORS:
+    unified = any(gpu.unified for gpu in host.gpus)
+    for error in (error for error in ERRORS if unified or not error.unified):
         lines = [line for line in host.kernel_log if re.search(error.pattern, line, re.IGNORECASE)]
         if lines:
             count = f" ({len(lines)} lines)" if len(lines) > 1 else ""

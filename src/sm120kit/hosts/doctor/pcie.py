@@ -44,6 +44,8 @@ LARGE_SWITCH = 4
     generic=True,
 )
 def acs(host: Host) -> Diagnosis:
+    if not all(gpu.root_complex for gpu in host.gpus):
+        return unknown("the ports above the GPUs are unknown", "sudo lspci -vvv | grep ACSCtl")
     if not host.bridges:
         return not_applicable("the GPUs are not below PCIe ports")
     redirecting = [port for port in host.bridges if (port.acs or 0) & ACS_REDIRECT]

@@ -61,6 +61,8 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
     if record is not None:
         try:
             record.mkdir(parents=True)
+            for directory in ("proc", "sys"):
+                (record / directory).mkdir()
         except OSError as error:
             raise HostUnreadable(
                 f"cannot record to {record}: {error.strerror}", "pass a directory that does not exist yet"
@@ -165,5 +167,8 @@ def _pairs(reader: HostReader, gpus: tuple[Gpu, ...], order: list[str]) -> tuple
         # On a machine with a single NUMA node, the numa_node of devices may be -1.
         positions = [(gpu.root_complex, gpu.bridges, 0 if nodes == "0" else gpu.numa_node) for gpu in (first, second)]
         kind = pci.topology(positions[0], positions[1]) if first.root_complex and second.root_complex else None
-        pairs.append(GpuPair(first.bus, second.bus, kind, classes.get(cell), grants.get(cell)))
+        said = classes.get(cell)
+        if kind is None and said in pci.CLASSES:
+            kind = said
+        pairs.append(GpuPair(first.bus, second.bus, kind, said, grants.get(cell)))
     return tuple(pairs)

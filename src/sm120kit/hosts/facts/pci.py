@@ -18,6 +18,8 @@ DISPLAY = ("0x0300", "0x0302")
 # Capabilities and offsets in them: Linux's include/uapi/linux/pci_regs.h.
 _EXPRESS, _LINK_CONTROL = 0x10, 0x10
 _ACS, _ACS_CONTROL = 0x000D, 0x06
+CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Topology classes of pairs of GPUs, nearest first."""
 ACS_REDIRECT = 0x04 | 0x08
 """P2P request redirect and completion redirect: either sends peer traffic up to the CPU."""
 

@@ -84,7 +84,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuPair:
-    """Two GPUs. Topology class by sysfs (``kind``) and by nvidia-smi (``said``), and the driver's P2P status (``granted``)."""
+    """Two GPUs: topology class by sysfs, else by nvidia-smi (``kind``), by nvidia-smi (``said``), P2P status (``granted``)."""
 
     first: str
     second: str
