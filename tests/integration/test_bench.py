@@ -61,7 +61,7 @@ def test_requests_of_a_user_run_in_sequence(url: str) -> None:
         assert len(own) == streams and all(ended <= started for (_, ended), (started, _) in pairwise(own))
 
 
-@pytest.mark.parametrize("fault", ["split", "comments", "no done"])
+@pytest.mark.parametrize("fault", ["split", "comments", "no done", "gzip"])
 def test_sample_is_independent_of_how_the_stream_is_cut(url: str, fault: str) -> None:
     word = "Grüße 🚲 "
     plain, odd = stream(url, word=word), stream(url, word=word, fault=fault)
@@ -73,7 +73,9 @@ def test_sample_is_independent_of_how_the_stream_is_cut(url: str, fault: str) ->
     [
         ("500", "HTTP 500: no memory"),
         ("disconnect", "RemoteProtocolError"),
-        ("stall", "stalled: no data for 1 s"),
+        ("stall", "stalled: no data for 1 s, the limit of --timeout"),
+        ("json", "the server ignored stream: true and sent one JSON document"),
+        ("br", "the answer cannot be decompressed: the server compressed it as 'br', which was not offered"),
         ("error event", "server: out of blocks"),
     ],
 )
@@ -82,7 +84,7 @@ def test_failed_request_has_an_error_and_no_rate(url: str, fault: str, error: st
     first, broken, last = client.stream_all(Endpoint.parse(url), [[good, bad, good]], stall_seconds=1).samples
     assert broken.error.startswith(error)
     assert broken.decode_tok_s is None
-    assert len(broken.chunk_seconds) == (0 if fault == "500" else 20)
+    assert len(broken.chunk_seconds) == (0 if fault in ("500", "json", "br") else 20)
     assert (first.error, last.error, last.completion_tokens) == ("", "", 40)
 
 
@@ -169,11 +171,23 @@ def test_interrupted_run_keeps_its_cells(url: str, tmp_path: Path) -> None:
     partial = json.loads((tmp_path / "receipt.json").read_text())
     assert running.returncode == 130
     assert not partial["complete"]
-    assert 1 <= len(partial["cells"]) <= 4 and len(partial["cells"][0]["samples"]) == 400
+    done = [cell for cell in partial["cells"] if cell["complete"]]
+    assert done and len(partial["cells"]) <= 4 and len(done[0]["samples"]) == 400
     assert not any(sample["error"] for cell in partial["cells"] for sample in cell["samples"]), (
         "an interrupt is not an error of a request"
     )
     assert "partial" in sm120kit("bench", "show", "receipt.json", cwd=tmp_path).stdout
+    other = sm120kit("bench", "run", url, "-w", "slow.toml", "--given", "gpu=x", cwd=tmp_path)
+    assert (other.returncode, "it differs in: given" in other.stderr) == (94, True), other.stderr
+    resumed = sm120kit("bench", "run", url, "-w", "slow.toml", "--json", cwd=tmp_path)
+    assert resumed.returncode == 0 and f"{len(done)} of 4 cells are measured already" in resumed.stderr, resumed.stderr
+    whole = json.loads((tmp_path / "receipt.json").read_text())
+    assert whole["complete"] and whole["cells"][: len(done)] == done and len(whole["cells"]) == 4
+    again = sm120kit("bench", "run", url, "-w", "slow.toml", cwd=tmp_path)
+    assert (again.returncode, "exists: a complete receipt" in again.stderr) == (44, True), again.stderr
+    assert json.loads((tmp_path / "receipt.json").read_text()) == whole
+    assert sm120kit("bench", "run", url, "--quick", "--overwrite", cwd=tmp_path).returncode == 0
+    assert len(json.loads((tmp_path / "receipt.json").read_text())["cells"]) == 1
 
 
 @pytest.mark.parametrize("after", [0.001, 0.004, 0.01])
@@ -213,6 +227,8 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
         (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--checkpoint"),
         ((url, "--model", "other"), 91, "does not offer 'other'"),
         ((url, "-w", "quik"), 10, "did you mean 'quick'?"),
+        ((url, "--header", "none"), 2, "a header is NAME:VALUE"),
+        ((unreachable.removeprefix("http://"),), 90, "does not answer"),
         ((url, "-o", "none/r.json"), 44, "cannot write none/r.json"),
         ((url, "--given", "gpu"), 2, "is not NAME=VALUE"),
     ):

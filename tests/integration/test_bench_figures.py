@@ -12,7 +12,8 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, circumstances, client, run, running_server, workload
+from sm120kit.bench import Measurement, acceptance, circumstances, client, run, running_server, workload
+from sm120kit.bench.acceptance import Acceptance
 from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
 from sm120kit.core.urls import Endpoint
 
@@ -75,3 +76,39 @@ def test_tunnel_is_not_the_machine_of_the_server(tmp_path: Path) -> None:
             assert circumstances.machine(far, Served(configuration="x")).kernel == platform.release()
             tunnel.kill()
         assert circumstances.machine(url, given={"machine": "another"}) == Machine()
+
+
+VLLM = """# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",text="a } b"} 3e2
+vllm:spec_decode_num_draft_tokens_total{engine="1"} nan
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 1.5e2
+vllm:spec_decode_num_accepted_tokens_total{engine="1"} none
+"""
+SGLANG = """sglang:spec_accept_rate{tp_rank="0"} 0.75
+sglang:spec_accept_rate{tp_rank="1"} +Inf
+sglang:spec_accept_length{tp_rank="0"} 4.75
+"""
+
+
+def test_acceptance_by_gauges(measure: Callable[..., MeasuredCell], tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text(SGLANG)
+    with schedule_server(METRICS=str(tmp_path / "metrics"), OWNER="sglang") as url:
+        cell = measure(url)
+    assert cell.acceptance and (cell.acceptance.rate, cell.acceptance.length, cell.acceptance.drafted) == (0.75, 4.75, None)
+    assert cell.acceptance.looks >= 1 and summary(cell).acceptance == 0.75
+
+
+def test_acceptance_by_counters(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    metrics.write_text(VLLM)
+    with schedule_server(METRICS=str(metrics)) as url:
+        server = Endpoint.parse(url)
+        with acceptance.measured(server) as counted:
+            metrics.write_text(VLLM.replace("3e2", "700").replace("1.5e2", "450"))
+        assert counted() == Acceptance(400, 300)
+        with acceptance.measured(server) as reset:
+            metrics.write_text(VLLM)
+        assert reset() is None, "counters that fall were reset"
+        with acceptance.measured(server) as odd:
+            metrics.write_text("vllm:spec_decode_num_draft_tokens_total nan\n" * 3)
+        assert odd() is None

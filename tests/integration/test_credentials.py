@@ -144,6 +144,7 @@ CASES = {
     "variable": (BEARER, "http://HOST", (), "hunter2-key"),
     "option": (BEARER, "http://HOST/v1", ("--api-key", "hunter2-key"), ""),
     "file": (BEARER, "http://HOST", ("--api-key", "@key"), ""),
+    "HOST:PORT": (BEARER, "HOST/v1", ("--api-key", "@key"), ""),
 }
 
 
@@ -165,6 +166,18 @@ def test_a_measurement(name: str, serve: Any, sm120kit: Any, tmp_path: Path) -> 
     kept = json.loads((tmp_path / "receipt.json").read_text())["circumstances"]["url"]
     assert kept == f"http://{server.host}"
     nothing_of_it(tmp_path, run, *show, compare)
+
+
+def test_headers(serve: Any, sm120kit: Any, tmp_path: Path) -> None:
+    """The server repeats the credential that it refuses."""
+    (tmp_path / "mine.toml").write_text(WORKLOAD)
+    (tmp_path / "key").write_text("Authorization: Token hunter2-key\n")
+    server = serve("Token hunter2-key")
+    run = sm120kit("bench", "run", server.host, "-w", "mine.toml", "--header", "@key", "--header", "X-Team: a")
+    assert run.returncode == 0 and server.refused == 0, run.stderr
+    refused = sm120kit("bench", "run", server.host, "-o", "other.json", "--header", "Authorization: hunter2-no")
+    assert refused.returncode == 90 and "--header" in refused.stderr, refused.stderr
+    nothing_of_it(tmp_path, run, refused)
 
 
 def test_published_figures(serve: Any, sm120kit: Any, tmp_path: Path) -> None:

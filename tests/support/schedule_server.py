@@ -19,8 +19,10 @@ import selectors
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 MODEL = "schedule"
@@ -63,9 +65,12 @@ class Answer:
         self.first_chunk = int(schedule.get("first_chunk", self.per_chunk))
         self.reasoning = int(schedule.get("reasoning", 0))
         self.word = str(schedule.get("word", "tok "))
+        self.packer = zlib.compressobj(wbits=31)
         self.log = str(schedule.get("log", ""))
 
     def send(self, body: bytes) -> None:
+        if self.fault == "gzip":
+            body = self.packer.compress(body) + self.packer.flush(zlib.Z_SYNC_FLUSH)
         if self.fault == "split":  # the worst case: every 7 bytes, inside characters, CRLFs and chunk headers
             for start in range(0, len(body), 7):
                 self.writer.write(chunked(body[start : start + 7]))
@@ -77,7 +82,13 @@ class Answer:
         if self.fault == "500":
             self.writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 9\r\n\r\nno memory")
             return True
-        self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if self.fault == "json":
+            self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n")
+            self.writer.write(b'{"choices": []}')
+            return True
+        encoding = f"Content-Encoding: {self.fault}\r\n".encode() if self.fault in ("gzip", "br") else b""
+        self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + encoding)
+        self.writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
         self.send(event({"role": "assistant", "content": ""}))
         clock = asyncio.get_running_loop().time
         due = clock() + self.first
@@ -163,7 +174,7 @@ if __name__ == "__main__":
     try:
         # select() waits to the microsecond, epoll in whole milliseconds.
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            values = zip(NAMES, map(float, sys.argv[2:]), strict=False)
+            values = zip(NAMES, map(float, takewhile(lambda text: not text.startswith("--"), sys.argv[2:])), strict=False)
             runner.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0, dict(values)))
     except KeyboardInterrupt:
         sys.exit(130)

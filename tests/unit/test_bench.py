@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from sm120kit.bench import circumstances, clocks, compare, receipt, workload
 from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
@@ -123,6 +124,43 @@ def test_broken_stream_has_an_error_and_no_rate(last: bytes, error: str) -> None
     got = sample([(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, usage=USAGE)), (4.0, last)])
     assert (got.error, got.decode_tok_s) == (error, None)
     assert got.chunk_seconds == (2.0, 3.0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "usage",
+                    "completion_tokens",
+                    "finish_reason",
+                    "model",
+                    "error",
+                    "content",
+                    "token_ids",
+                    "logprobs",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON, max_size=4))
+def test_any_event_is_parsed(contents: list[object]) -> None:
+    """Odd types, huge numbers and NaN are an error of the request or unknown; the sample can be stored and read."""
+    reads = [(float(number), b"data: " + json.dumps(content).encode() + b"\n\n") for number, content in enumerate(contents, 1)]
+    got = sample(reads)
+    summed = receipt.summary(measured(got))
+    json.dumps([got.decode_tok_s, got.decode_at_least, summed.total_tok_s, summed.prefill_tok_s], allow_nan=False)
+    TypeAdapter(Sample).validate_python(asdict(got), strict=False)
 
 
 def test_stream_ends_with_a_finish_reason_or_done() -> None:

@@ -6,29 +6,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.bench import circumstances, client, clocks, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, workload
+from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
-from sm120kit.core.errors import ServerUnreachable, WrongModel
+from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
 from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
 
 RequestEnded = Callable[[], None]
 """Called after each request."""
-
-COUNTERS = {
-    "drafted": ("vllm:spec_decode_num_draft_tokens_total",),
-    "accepted": ("vllm:spec_decode_num_accepted_tokens_total",),
-}
-"""Prometheus counters of speculative decoding (vLLM, docs/usage/metrics). Engines without them have no acceptance rate."""
-
 
 COUNTING = ("vllm", "sglang")
 """Owners of models, by the server's list, whose servers accept ``continuous_usage_stats``: vLLM 0.20.0 (entrypoints/openai/
@@ -47,6 +39,7 @@ class MeasuredServer:
 @dataclass(frozen=True)
 class Measurement:
     """How servers are measured into one receipt. ``seed`` shuffles the cells; ``given`` are circumstances stated by the user.
+    A request without data for ``stall_seconds`` has failed.
 
     ``save`` gets the partial receipt after each cell, and when a cell is interrupted. ``cell_begins`` gets a cell and its
     number of requests, 0 if the workload runs for a time, and returns a function that is called after each request.
@@ -56,6 +49,7 @@ class Measurement:
     save: Callable[[Receipt], None]
     seed: int = 0
     given: Mapping[str, str] = field(default_factory=dict)
+    stall_seconds: float = client.STALL_SECONDS
     cell_begins: Callable[[Cell, int], RequestEnded] = lambda cell, requests: lambda: None
 
 
@@ -91,14 +85,21 @@ def running_server(
 
 
 def run(
-    server: MeasuredServer, measurement: Measurement, earlier: Receipt | None = None, *, last_start: bool = True
+    server: MeasuredServer,
+    measurement: Measurement,
+    earlier: Receipt | None = None,
+    *,
+    resumed: Receipt | None = None,
+    last_start: bool = True,
 ) -> Receipt:
     """Measure every cell of a workload on a running server.
 
     A server that is restarted is measured once after each start, with the receipt so far as ``earlier``; each start has another
-    order of cells. The receipt is complete after the last cell of the ``last_start``.
+    order of cells. The receipt is complete after the last cell of the ``last_start``. Cells of an interrupted run, ``resumed``,
+    are not measured again.
 
     Raises:
+        NotComparable: the circumstances of the interrupted run differ.
         ServerUnreachable: the server went away; the receipt was saved.
     """
     began = datetime.now(UTC)
@@ -106,6 +107,12 @@ def run(
     result = earlier or _empty_receipt(server, measurement, began)
     restart = 0 if earlier is None else 1 + max(cell.restart for cell in earlier.cells)
     order = workload.cells(named.workload, measurement.seed + restart)
+    if resumed:
+        _require_same(resumed.circumstances, result.circumstances)
+        done = {cell.key for cell in resumed.cells}
+        order = [cell for cell in order if (cell.users, cell.output_tokens, cell.context_tokens) not in done]
+        result = replace(resumed, complete=not order)
+        measurement.save(result)
     for number, cell in enumerate(order):
 
         def save_interrupted(part: MeasuredCell, before: Receipt = result) -> None:
@@ -123,6 +130,16 @@ def run(
                 "the receipt has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
             )
     return result
+
+
+def _require_same(before: Circumstances, now: Circumstances) -> None:
+    """Refuse to resume a run in other circumstances."""
+    differ = [item.name for item in fields(Circumstances) if getattr(before, item.name) != getattr(now, item.name)]
+    if differ:
+        raise NotComparable(
+            f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
+            "run the same command on the same server, or start over with --overwrite or another --output",
+        )
 
 
 def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: datetime) -> Receipt:
@@ -172,27 +189,27 @@ def _measure(
         return [map(client.counted, user) for user in users] if about.said.get("owned_by") in COUNTING else list(users)
 
     warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
-    warm = client.stream_all(endpoint, counted(warmups), on_end=lambda request: request_ended())
+    warm = client.stream_all(
+        endpoint, counted(warmups), stall_seconds=measurement.stall_seconds, on_end=lambda request: request_ended()
+    )
     result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
-    before = _counters(endpoint)
     try:
-        with clocks.sampled() if about.machine != Machine() else nullcontext(lambda: None) as gpu_clocks:
+        with (
+            acceptance.measured(endpoint) as accepted,
+            clocks.sampled() if about.machine != Machine() else nullcontext(lambda: None) as gpu_clocks,
+        ):
             users: Sequence[Iterable[client.StreamRequest]] = (
                 workload.requests_for(work.seconds, work, cell, server.model, salt)
                 if work.seconds
                 else workload.requests(work, cell, server.model, work.requests_per_user, salt)
             )
-            streamed = client.stream_all(endpoint, counted(users), on_end=on_end)
+            streamed = client.stream_all(endpoint, counted(users), stall_seconds=measurement.stall_seconds, on_end=on_end)
     except BaseException:
         if ended:
             save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))
         raise
-    after = _counters(endpoint)
-    acceptance = None
-    if before and after:
-        acceptance = Acceptance(after["drafted"] - before["drafted"], after["accepted"] - before["accepted"])
     return replace(
-        result, samples=streamed.samples, lag_seconds=streamed.lag_seconds, acceptance=acceptance, clocks=gpu_clocks()
+        result, samples=streamed.samples, lag_seconds=streamed.lag_seconds, acceptance=accepted(), clocks=gpu_clocks()
     )
 
 
@@ -203,24 +220,3 @@ def _is_gone(server: Endpoint) -> bool:
     except ServerUnreachable:
         return True
     return False
-
-
-def _counters(server: Endpoint) -> dict[str, int] | None:
-    """The sums of :data:`COUNTERS` over all engines of the server, None unless it has all of them."""
-    import httpx2
-
-    try:
-        metrics = client.get(server, "/metrics").text
-    except httpx2.HTTPError:
-        return None
-    totals: dict[str, int] = {}
-    for name, counters in COUNTERS.items():
-        values = [
-            float(value)
-            for counter in counters
-            for value in re.findall(rf"^{re.escape(counter)}(?:\{{[^}}]*\}})?\s+(\S+)", metrics, re.MULTILINE)
-        ]
-        if not values:
-            return None
-        totals[name] = int(sum(values))
-    return totals

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +30,9 @@ STALL_SECONDS = 120.0
 MAX_RESPONSE_BYTES = 64 * 2**20
 """Limit of a response that is not a stream: lists of models and counters have some kilobytes."""
 
+
+REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
+NOT_STREAMED = "the server ignored stream: true and sent one JSON document"
 
 EndedRequest = Callable[[], Sample]
 """A request that has ended. Calling it parses what was received."""
@@ -116,10 +121,10 @@ def _models(server: Endpoint) -> list[dict[str, Any]]:
         return [{**model, "id": model["id"]} for model in parse_json(get(server, "/v1/models").content)["data"]]
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         reason = server.without_secrets(str(error)) or type(error).__name__
-        hint = "start the server, or check its root URL, such as http://127.0.0.1:8000"
-        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
-            hint = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE"
-        raise ServerUnreachable(f"{server.url}/v1/models does not answer with a list of models: {reason}", hint) from error
+        remedy = "start the server, or check its root URL, such as http://127.0.0.1:8000"
+        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code != 404:
+            remedy = hint(reason)
+        raise ServerUnreachable(f"{server.url}/v1/models does not answer with a list of models: {reason}", remedy) from error
 
 
 def stream_all(
@@ -182,19 +187,67 @@ async def _stream(
         async with client.stream(
             "POST", server.request_url(request.path), json=request.body, extensions={"trace": trace}
         ) as response:
-            status = response.status_code
+            status, kind = response.status_code, response.headers.get("Content-Type", "")
+            encoding = response.headers.get("Content-Encoding", "identity").lower()
             async for read in response.aiter_raw():
                 reads.append((wire.arrived(response) - began, read))
+        reads = _decoded(reads, encoding)
         if status != 200:
             body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
             reads, error = [], server.without_secrets(f"HTTP {status}: {body}")
+        elif kind.startswith("application/json"):
+            reads, error = [], NOT_STREAMED
+    except (ValueError, zlib.error) as failure:
+        reads, error = [], f"the answer cannot be decompressed: {failure}"
     except httpx2.TimeoutException:
-        error = f"stalled: no data for {client.timeout.read:g} s"
+        error = f"stalled: no data for {client.timeout.read:g} s, the limit of --timeout"
     except httpx2.HTTPError as failure:
         error = server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
     ended = clock() - began
     max_tokens = request.body.get("max_tokens")
     return partial(parse_sample, reads, Exchange(user, request.prompt, started, ended, status, max_tokens, error))
+
+
+def _decoded(reads: list[tuple[float, bytes]], encoding: str) -> list[tuple[float, bytes]]:
+    """The reads, decompressed if the server compressed them although nothing was offered; each keeps its time.
+
+    Raises:
+        ValueError: unknown compression, or more than ``MAX_RESPONSE_BYTES``.
+        zlib.error: damaged content.
+    """
+    if encoding in ("", "identity"):
+        return reads
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise ValueError(f"the server compressed it as {encoding[:40]!r}, which was not offered")
+    unpacker, remaining = zlib.decompressobj(wbits=47), MAX_RESPONSE_BYTES  # gzip or zlib, by its header
+    decoded = []
+    for seconds, read in reads:
+        text = unpacker.decompress(read, remaining)
+        remaining -= len(text)
+        if remaining <= 0:
+            raise ValueError(f"it has more than {MAX_RESPONSE_BYTES / 2**20:g} MiB")
+        decoded.append((seconds, text))
+    return decoded
+
+
+def hint(error: str) -> str:
+    """The remedy for the error of a request."""
+    status = int(error[5:8]) if re.match(r"HTTP \d{3}", error) else 0
+    if status in (401, 403):
+        return REQUIRES_KEY
+    if status in (502, 503, 504):
+        return "a proxy answers, but not the server behind it: it may be starting or have ended; see its log"
+    if status == 404:
+        return "the URL is the root of the server, without the path of an endpoint; a workload may need the other endpoint"
+    if status == 429:
+        return "the server limits the rate of requests: raise its limit, or choose a workload with fewer users"
+    if 300 <= status < 400:
+        return "redirects are not followed: use the URL that the server redirects to"
+    if error == NOT_STREAMED:
+        return "a proxy in between may collect streams: measure the server itself, or enable streaming in the proxy"
+    if error.startswith("stalled"):
+        return "allow more time with --timeout, or a context or answer that the server processes faster"
+    return "the server's log may show why: sm120kit explain LOG"
 
 
 @contextmanager

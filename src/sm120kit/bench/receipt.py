@@ -5,18 +5,20 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sm120kit.bench.acceptance import Acceptance
 from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadReceipt, StateUnwritable
 from sm120kit.core.state import parse_json, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
+REPLACE = "choose another file with --output, or replace it with --overwrite"
 LAG_SECONDS = 0.1
 """If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
 
@@ -78,14 +80,6 @@ class Circumstances:
     said: dict[str, str] = field(default_factory=dict)
     served: Served = Served()
     machine: Machine = Machine()
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Draft tokens of speculative decoding during a cell, by the server's counters."""
-
-    drafted: int
-    accepted: int
 
 
 @dataclass(frozen=True)
@@ -168,6 +162,30 @@ def write(path: Path, receipt: Receipt) -> None:
     write_record(path, receipt)
 
 
+def unfinished(path: Path, *, resumable: bool) -> Receipt | None:
+    """The receipt at ``path`` of a run that was interrupted, with the cells that need not be measured again.
+
+    These are complete and have no failed request. None if there is no file.
+
+    Raises:
+        StateUnwritable: the file is a complete receipt, or partial but not ``resumable``, or no receipt at all.
+    """
+    if not path.exists() or path.is_dir():
+        return None
+    try:
+        existing = read(path)
+    except BadReceipt as error:
+        raise StateUnwritable(f"{path} exists and is not a receipt", REPLACE) from error
+    if existing.complete:
+        raise StateUnwritable(f"{path} exists: a complete receipt of {existing.started_utc}", REPLACE)
+    if not resumable:
+        raise StateUnwritable(
+            f"{path} exists: a partial receipt of {existing.started_utc}, of a server that has ended", REPLACE
+        )
+    cells = tuple(cell for cell in existing.cells if cell.complete and not any(sample.error for sample in cell.samples))
+    return replace(existing, cells=cells)
+
+
 def require_writable(path: Path, option: str = "--output") -> None:
     """Check before a measurement that a file can be written.
 
@@ -216,7 +234,6 @@ def summary(cell: MeasuredCell) -> Summary:
     gaps = [gap for sample in successful for gap in sample.itl if not lagged]
     span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
     known = len(counts) == len(successful) > 0
-    drafted = cell.acceptance.drafted if cell.acceptance else 0
     return Summary(
         requests=len(cell.samples),
         errors=len(cell.samples) - len(successful),
@@ -235,7 +252,7 @@ def summary(cell: MeasuredCell) -> Summary:
         itl_p50=_quantile(gaps, 0.5),
         itl_p99=_quantile(gaps, 0.99),
         lagged=lagged,
-        acceptance=cell.acceptance.accepted / drafted if cell.acceptance and drafted else None,
+        acceptance=cell.acceptance.share if cell.acceptance else None,
     )
 
 

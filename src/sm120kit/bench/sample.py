@@ -130,14 +130,14 @@ class _Answer:
             self.error = self.error or f"an event is not JSON: {data[:80]!r}"
             return
         self.error = self.error or _reported_error(name, event)
-        self.model = event.get("model") or self.model
+        self.model = _text(event.get("model")) or self.model
         usage = self._add_usage(event.get("usage"))
         choices = event.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             self.error = self.error or f"an event has no list of choices: {data[:80]!r}"
             return
         for choice in choices:
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.finish_reason = _text(choice.get("finish_reason")) or self.finish_reason
             delta = choice.get("delta") or {}
             if not isinstance(delta, dict):
                 self.error = self.error or f"a delta is not an object: {data[:80]!r}"
@@ -184,8 +184,16 @@ class _Answer:
         return self.counts["completion_tokens"]
 
 
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+MOST_TOKENS = 10**9
+"""Larger counts are not counts of tokens."""
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 def _nested(usage: dict[str, Any], group: str, name: str) -> Any:

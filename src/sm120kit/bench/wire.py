@@ -35,7 +35,9 @@ def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
         transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for a network backend
             max_connections=None, max_keepalive_connections=None, network_backend=_Backend()
         )
-    return httpx2.AsyncClient(headers=server.headers, timeout=timeout, transport=transport, trust_env=False)
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity", **server.headers}, timeout=timeout, transport=transport, trust_env=False
+    )
 
 
 def arrived(response: httpx2.Response) -> float:

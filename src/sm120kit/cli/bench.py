@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli import receipts
 from sm120kit.cli.launch import LaunchedServer
-from sm120kit.cli.options import ApiKey, Json, PublishedImages, configuration_names, endpoint, given_values
+from sm120kit.cli.options import ApiKey, Headers, Json, PublishedImages, Timeout, configuration_names, endpoint, given_values
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class RunningServer:
         Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that launch wrote for this server.")
     ] = None
     api_key: ApiKey = ""
+    header: Headers = None
+    timeout: Timeout = 120.0
 
     def measured(self, url: str) -> MeasuredServer:
         """The server at ``url``, its model, and how it was started.
@@ -63,7 +65,7 @@ class RunningServer:
         """
         from sm120kit import bench
 
-        return bench.running_server(endpoint(url, self.api_key), self.record, requested=self.model or None)
+        return bench.running_server(endpoint(url, self.api_key, self.header), self.record, requested=self.model or None)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,10 @@ class Results:
     """Where the results go."""
 
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The receipt; written anew after each cell.")
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The receipt, written after each cell; a partial one is resumed."),
     ] = Path("receipt.json")
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt.")] = False
     plot: receipts.Plot = ""
     json: Json = False
 
@@ -96,25 +100,30 @@ def run_(
 ) -> None:
     """Measure a server over HTTP and write a receipt.
 
-    Every cell of the workload is measured; the receipt has every sample. Exit code 1 if a request failed.
+    Every cell of the workload is measured; the receipt has every sample. After an interruption the same command measures the
+    cells that are missing. Exit code 1 if a request failed.
     """
     from sm120kit import bench
+    from sm120kit.bench import client, receipt, workload
     from sm120kit.bench import launched as launched_servers
-    from sm120kit.bench import receipt, workload
     from sm120kit.core.errors import NothingMeasured
+    from sm120kit.core.urls import is_url
     from sm120kit.recipes import configurations
 
-    configuration = None if "://" in target else configurations.load(target)
+    configuration = None if is_url(target) else configurations.load(target)
     if configuration:
         _require_options_of_config(target, running, launched)
     else:
         _require_options_of_url(launched)
     stated = given_values(given or [])
     named = choice.load()
+    earlier = None if results.overwrite else receipt.unfinished(results.output, resumable=configuration is None)
     receipt.require_writable(results.output)
     receipts.require_plot(results.plot)
     total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
-    printed = 0
+    printed = 0 if earlier is None else len(earlier.cells)
+    if earlier:
+        console.info(f"{results.output} is partial: {printed} of {total} cells are measured already")
 
     def save(partial: Receipt) -> None:
         nonlocal printed
@@ -124,26 +133,29 @@ def run_(
             console.info(f"[{printed}/{total}] {_line(cell, receipt.summary(cell))}")
 
     with receipts.cell_progress() as cell_begins:
-        measurement = bench.Measurement(named, save, choice.seed, stated, cell_begins)
+        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins)
         if configuration:
             prepared, options = launched.prepare(configuration, images)
             (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)
         else:
-            result = bench.run(running.measured(target), measurement)
+            result = bench.run(running.measured(target), measurement, resumed=earlier)
     failed = [sample for cell in result.cells for sample in cell.samples if sample.error]
     if all(sample.error for cell in result.cells for sample in cell.samples):
-        raise NothingMeasured(f"every request failed; the first: {failed[0].error}", f"all of them: {results.output}")
+        hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"
+        raise NothingMeasured(f"every request failed; the first: {failed[0].error}", hint)
     receipts.render([(results.output.stem, result)], as_json=results.json)
     receipts.draw(results.plot, [(results.output.stem, result)])
     console.info(f"receipt: {results.output}")
     if failed:
+        console.warn(f"{len(failed)} requests failed; {client.hint(failed[0].error)}")
         raise typer.Exit(1)
 
 
 def _require_options_of_config(target: str, running: RunningServer, launched: LaunchedServer) -> None:
     if launched.checkpoint is None:
         raise typer.BadParameter(
-            f"{target!r} is not a URL (http://...), and a configuration needs its model folder", param_hint="--checkpoint"
+            f"{target!r} is neither a URL (http://...) nor HOST:PORT, and a configuration needs its model folder",
+            param_hint="--checkpoint",
         )
     if running.model or running.record:
         option = "--model" if running.model else "--run"

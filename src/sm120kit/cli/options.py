@@ -54,6 +54,25 @@ ApiKey = Annotated[
 ]
 
 
+Headers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME:VALUE|@FILE",
+        help="Header of each request, such as a proxy's credentials; never stored. Repeatable.",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="SECONDS",
+        help="A request without data for this long has failed, also before the first token.",
+    ),
+]
+
+
 def finite(value: float | None) -> float | None:
     """Refuse nan and infinity, which no limit excludes."""
     if value is not None and not math.isfinite(value):
@@ -308,26 +327,43 @@ def _time(text: str) -> str:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def endpoint(url: str, api_key: str) -> Endpoint:
-    """The server at ``url``, with ``--api-key``."""
+def endpoint(url: str, api_key: str, headers: list[str] | None = None) -> Endpoint:
+    """The server at ``url``, with ``--api-key`` and ``--header``."""
     from sm120kit.core.urls import Endpoint
 
-    return Endpoint.parse(url, _api_key(api_key))
+    return Endpoint.parse(url, _api_key(api_key), dict(map(_header, headers or [])))
+
+
+def _header(text: str) -> tuple[str, str]:
+    """Name and value of a header, from the file in ``@FILE``."""
+    text = _content(text, "--header")
+    name, _, value = text.partition(":")
+    name, value = name.strip(), value.strip()
+    if not (name and value and text.isascii() and text.isprintable()) or set(name) & set(' "(),/:;<=>?@[\\]{}'):
+        raise typer.BadParameter("a header is NAME:VALUE in printable ASCII characters", param_hint="--header")
+    return name, value
 
 
 def _api_key(text: str) -> str:
     """The key, or the content of the file in ``@FILE``."""
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).expanduser().read_text().strip()
-        except (OSError, UnicodeError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
-            raise typer.BadParameter(f"cannot read {text[1:]}: {reason}", param_hint="--api-key") from error
-        if not text:
-            raise typer.BadParameter("the file is empty", param_hint="--api-key")
+    text = _content(text, "--api-key")
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise typer.BadParameter("a key consists of printable ASCII characters without spaces", param_hint="--api-key")
     return text
+
+
+def _content(text: str, option: str) -> str:
+    """A value, or the content of the file in ``@FILE``."""
+    if not text.startswith("@"):
+        return text
+    try:
+        content = Path(text[1:]).expanduser().read_text().strip()
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
+        raise typer.BadParameter(f"cannot read {text[1:]}: {reason}", param_hint=option) from error
+    if not content:
+        raise typer.BadParameter("the file is empty", param_hint=option)
+    return content
 
 
 def given_values(texts: list[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli import receipts as receipt_options
 from sm120kit.cli.launch import LaunchedServer
-from sm120kit.cli.options import ApiKey, ConfigName, Json, PublishedImages, endpoint, finite, given_values
+from sm120kit.cli.options import ApiKey, ConfigName, Headers, Json, PublishedImages, Timeout, endpoint, finite, given_values
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class ServerAtUrl:
         Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that launch wrote for the server.")
     ] = None
     api_key: ApiKey = ""
+    header: Headers = None
+    timeout: Timeout = 120.0
 
     def measured(self, configuration: Configuration) -> MeasuredServer:
         """The server with the configuration's model if it offers it, else its only model.
@@ -40,7 +42,9 @@ class ServerAtUrl:
         """
         from sm120kit import bench
 
-        return bench.running_server(endpoint(self.url, self.api_key), self.record, preferred=configuration.model.repository)
+        return bench.running_server(
+            endpoint(self.url, self.api_key, self.header), self.record, preferred=configuration.model.repository
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,10 @@ def _measure(
 
     workloads = reproduce.plan(configuration, quick=method.quick)
     with receipt_options.cell_progress(announce=True) as cell_begins:
-        measurements = reproduce.measurements(configuration, workloads, method.directory, stated, cell_begins)
+        measurements = tuple(
+            replace(measurement, stall_seconds=running.timeout)
+            for measurement in reproduce.measurements(configuration, workloads, method.directory, stated, cell_begins)
+        )
         if launched.checkpoint:
             prepared, options = launched.prepare(configuration, images)
             measured = launched_servers.run(prepared, options, measurements, launched.restarts)

@@ -45,14 +45,15 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def parse(cls, text: str, api_key: str = "") -> Endpoint:
-        """Separate a URL from its credentials. A trailing ``/v1`` belongs to the API and is removed.
+    def parse(cls, text: str, api_key: str = "", headers: Mapping[str, str] | None = None) -> Endpoint:
+        """Separate a URL from its credentials. A trailing ``/v1`` belongs to the API and is removed; HOST:PORT is HTTP.
 
-        ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``.
+        ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``. ``headers`` are sent with it.
 
         Raises:
             BadUrl: it is not an http(s) URL with a host, or has a user name in addition to an API key.
         """
+        text = f"http://{text}" if _HOST_AND_PORT.match(text) else text
         shown = redacted(text) if "://" in text else text.rpartition("@")[2]
         try:
             parts = urlsplit(text)
@@ -62,7 +63,7 @@ class Endpoint:
             raise BadUrl(f"{shown} is not a URL with a host and a port", _FORM) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadUrl(f"{shown} is not an http(s) URL with a host", _FORM)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         user = parts.netloc.rpartition("@")[0]
         if user and api_key:
             raise BadUrl(
@@ -72,10 +73,10 @@ class Endpoint:
         if user:
             name, _, password = user.partition(":")
             pair = f"{unquote(name)}:{unquote(password)}".encode()
-            headers = {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+            sent["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         root = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/').removesuffix('/v1')}"
-        return cls(root, parts.query, headers)
+        return cls(root, parts.query, sent)
 
     def request_url(self, path: str) -> str:
         """The URL of a request. It contains credentials and must not be shown."""
@@ -84,10 +85,22 @@ class Endpoint:
     def without_secrets(self, text: str) -> str:
         """A text of the server without the credentials of the request, which servers may repeat."""
         for header in self.headers.values():
-            text = text.replace(header.partition(" ")[2], REDACTED)
+            for part in (header, header.partition(" ")[2]):
+                if len(part) >= _SHORTEST_SECRET:
+                    text = text.replace(part, REDACTED)
         if self.query:
             text = text.replace(self.query, REDACTED)
         return redacted(text)
+
+
+_SHORTEST_SECRET = 4
+"""Characters of a header below which removing it from a text would remove words."""
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}(?:/|$)")
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL, or a host with a port: no name of a configuration or file."""
+    return "://" in text or bool(_HOST_AND_PORT.match(text))
 
 
 _FORM = "the root of a server looks like http://127.0.0.1:8000"

@@ -250,9 +250,10 @@ def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
         return None
     if len(rates) > 1:
         lowest, highest = rates, rates
-    drafted = sum(cell.acceptance.drafted for cell in cells if cell.acceptance)
-    accepted = sum(cell.acceptance.accepted for cell in cells if cell.acceptance)
-    acceptance = accepted / drafted if drafted else None
+    known = [cell.acceptance for cell in cells if cell.acceptance]
+    drafted, accepted = sum(cell.drafted or 0 for cell in known), sum(cell.accepted or 0 for cell in known)
+    sampled = [cell.rate for cell in known if cell.rate is not None]
+    acceptance = accepted / drafted if drafted else median(sampled) if sampled else None
     return Rate(median(rates), median(least), min(lowest), max(highest), len(rates), acceptance)
 
 
