@@ -11,7 +11,7 @@ nox.options.reuse_existing_virtualenvs = True
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
 INSTALLED_BY_CI = "docker,keyless"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
-GROUPS = ("engines", "containers", "compilers")
+GROUPS = ("engines", "integration", "containers", "compilers")
 """Groups of slow tests, ordered by their value for their time."""
 
 
@@ -32,7 +32,7 @@ def _lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Lint, unit tests, and integration tests with one small real case of each stage; no GPU. With arguments, only pytest."""
+    """Lint, integration tests with one small real case of each stage, and unit tests; no GPU. With arguments, only pytest."""
     session.install("-e", f".[{TESTED}]")
     if not session.posargs:
         _lint(session)

@@ -73,5 +73,5 @@ def test_plan_and_finished_wheel_do_not_wait_for_another_build(built: tuple[Path
             [*build, "--output", wheel.parent], env=environment, capture_output=True, text=True, timeout=300
         )
     assert (planned.returncode, finished.returncode) == (0, 0), planned.stderr + finished.stderr
-    assert "FlashInfer plan" in planned.stdout and finished.stdout.strip() == str(wheel)
+    assert "flashinfer-0.6.6 for sm_120f: plan " in planned.stdout and finished.stdout.strip() == str(wheel)
     assert "waiting" not in planned.stderr + finished.stderr

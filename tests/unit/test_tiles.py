@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit import recipes
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, write_record
@@ -23,6 +24,7 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout, GitPin
 
+ROOT = Path(__file__).parents[2]
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "finalize", False, "bf16")
 
 GENERATOR = '''
@@ -371,3 +373,12 @@ def test_tree_changed_on_disk_is_written_again(tmp_path: Path, change: str) -> N
         "include/x.h": "one\n",
         "setup.py": "two\n",
     }
+
+
+def test_tables_are_needed_for_modules_of_launcher_calls_only() -> None:
+    """Modules of quantization, attention and block-scaled FP8 have no tile in a table."""
+    for path in sorted((ROOT / "recipes" / "engines").glob("flashinfer-*.toml")):
+        recipe = recipes.load_flashinfer(path.stem)
+        tiled = {name for name, module in recipe.modules.items() if listing.generates_tiles(module.generator)}
+        assert {"fused_moe_120", "fp4_gemm_cutlass_sm120"} <= tiled, path.stem
+        assert tiled <= {"fused_moe_120", "fp4_gemm_cutlass_sm120", "mxfp8_gemm_cutlass_sm120"}, path.stem

@@ -22,6 +22,7 @@ from sm120kit.core.state import (
     write_record,
 )
 from sm120kit.kernels.tables import tile_table
+from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import toolchain
 from sm120kit.recipes.records import Lock
@@ -72,7 +73,8 @@ def build(
     work, costs = workspace.work(selection.directory), Costs(workspace.cache / "costs.json")
     generated = _generate(selection, tree, (tools, ffi), workspace)
     environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
-    tiles = tile_table(recipe, tree, tools, workspace)
+    tiled = any(generates_tiles(recipe.modules[module.name].generator) for module in generated.modules)
+    tiles = tile_table(recipe, tree, tools, workspace) if tiled else ()
     plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:

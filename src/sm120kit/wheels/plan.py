@@ -96,7 +96,8 @@ def plan_flashinfer(
 ) -> BuildPlan:
     """Plan a FlashInfer wheel. The digest covers every input; costs and directories are none.
 
-    ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the facts of the tree's tiles.
+    ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the facts of the tree's tiles,
+    none if no module consists of them.
 
     Raises:
         ExpectationFailed: the tree generates a tile that SM12x cannot launch.

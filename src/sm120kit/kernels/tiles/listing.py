@@ -46,7 +46,18 @@ LISTED_ONCE = "fp8xmxfp4"
 """The dtype whose candidates are listed once, with bf16 and without swap: each tile that does not compile takes seconds."""
 
 
+DENSE_GENERATORS = "gen_gemm_sm120_module_cutlass_"
+"""Start of the names of the functions that generate dense kernels."""
+
 UNSUPPORTED = "sm120kit tiles does not support this engine version"
+
+
+def generates_tiles(generator: str) -> bool:
+    """Whether the modules of a generator, ``package.module:function``, consist of tiles that :func:`instantiations` lists."""
+    package, _, function = generator.partition(":")
+    if package == "flashinfer.jit.fused_moe":
+        return function == "gen_cutlass_fused_moe_sm120_module"
+    return package == "flashinfer.jit.gemm.core" and function.startswith(DENSE_GENERATORS)
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ def grouped_sources(tree: Path, sandbox: Sandbox | None = None) -> dict[str, str
 def _dense(tree: Path) -> Iterator[Instantiation]:
     source = "flashinfer/jit/gemm/core.py"
     for node in _module(tree, source).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("gen_gemm_sm120_module_cutlass_"):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(DENSE_GENERATORS):
             template, lists = _dense_lists(node)
             text = (tree / "csrc" / template).read_text()
             for m, n, k in lists["cta_m_n_k_list"]:

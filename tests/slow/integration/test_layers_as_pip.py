@@ -21,7 +21,7 @@ from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.sources.records import LockedWheel
 
-CLOSURE = Path(__file__).parents[1] / "support" / "image_closure.json"
+CLOSURE = Path(__file__).parents[2] / "support" / "image_closure.json"
 REAL = ("charset-normalizer", "click", "jinja2", "markupsafe", "ninja", "nvidia-cuda-runtime", "setuptools", "tqdm")
 """Scripts, entry points, programs, libraries, headers, data files, and files for other Pythons."""
 
