@@ -43,9 +43,9 @@ class Thread:
     def verdict(self) -> str:
         """``right``, ``wrong`` or ``silent``."""
         explanation = log_rules.explain(io.BytesIO("\n".join(self.lines).encode()), now=NOW)
-        if not explanation.known:
-            return "silent"
-        return "right" if explanation.found[0].rule.id in self.rules else "wrong"
+        if explanation.found and explanation.found[0].rule.id in self.rules:
+            return "right"
+        return "wrong" if explanation.known else "silent"
 
     @property
     def measured(self) -> str:
