@@ -22,6 +22,10 @@ RESTARTS = 0.15
 """Share by which a server's rate changes after a restart with empty JIT caches: its autotuner chooses other tactics.
 
 Source: github.com/Visual-Synthesizer/rtx6kpro benchmarks/inference-throughput/b650d4u-2gpu.md."""
+ROUNDING = 0.0005
+"""Share below a published figure that is printed as 0.0%."""
+FASTEST = 2.0
+"""Multiple of the published rate above which a measurement of the same setup is doubted: of a cache, or of another model."""
 STARTS = 3
 """Starts of the server that :attr:`ReproductionVerdict.REPRODUCED` requires, since a rate differs between starts."""
 SLOWED = 0.05
@@ -206,13 +210,16 @@ def _judgement(
             differing.append(
                 SetupDifference("roofline", allowed, f"{measured.tok_s:.0f} tok/s, above what the memory bandwidth allows")
             )
+        elif measured and measured.at_least > FASTEST * reference.value:
+            doubted = f"{measured.tok_s:.0f} tok/s, more than {FASTEST:g} times the published rate of the same setup"
+            differing.append(SetupDifference("rate", f"{reference.value:g} tok/s", doubted))
     if possible and reference.value > possible.ceiling:
         reasons.append(f"published is more than {possible.ceiling:.0f} tok/s: above what the memory bandwidth allows")
     if differing:
         verdict = ReproductionVerdict.NOT_COMPARABLE
     elif measured is None:
         verdict = ReproductionVerdict.NOT_MEASURED
-    elif measured.at_least >= reference.value - (reference.spread or 0):
+    elif measured.at_least >= (reference.value - (reference.spread or 0)) * (1 - ROUNDING):
         verdict = ReproductionVerdict.REPRODUCED if measured.starts >= STARTS else ReproductionVerdict.REACHED
     else:
         within = measured.at_least >= reference.value * (1 - RESTARTS)
