@@ -111,7 +111,7 @@ def test_receipt_has_cells_of_every_restart(tmp_path: Path) -> None:
     assert result.circumstances.said == {"id": "schedule", "root": "/nowhere"}
     # Compared with itself, the spread is between the starts.
     first, second = compare.compare(result, result, []).cells
-    assert (first.between, second.between) == ("starts", "starts") and first.beyond_spread is False
+    assert (first.between, second.between) == ("starts", "starts") and first.figures[0].beyond_spread is False
 
 
 def test_several_workloads_are_measured_at_each_start(tmp_path: Path) -> None:
