@@ -2,8 +2,9 @@
 
 A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, ``first_chunk`` in the first, the first ``reasoning`` of them as reasoning; ``fault`` names an error to
-make. A late chunk does not delay the next one. The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk
-every ``INTERVAL`` seconds. With ``log``, a line of that file gets the times of the request and of each send.
+make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run. The
+defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds. With ``log``, a line of that
+file gets the times of the request and of each send.
 
 Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK [FIRST_CHUNK]]]]]``; it prints its port. ``/health`` has status
 200, and ``/metrics`` the content of the file that ``METRICS`` names. With ``OWNER`` in the environment its model has this
@@ -26,6 +27,8 @@ from itertools import takewhile
 from pathlib import Path
 
 MODEL = "schedule"
+SLOTS: dict[int, asyncio.Semaphore] = {}
+"""Answers that may run at once, by the ``capacity`` of their schedules."""
 OWNER, METRICS = os.environ.get("OWNER", ""), os.environ.get("METRICS", "")
 NAMES = ("interval", "first", "per_chunk", "first_chunk")
 
@@ -67,6 +70,7 @@ class Answer:
         self.word = str(schedule.get("word", "tok "))
         self.packer = zlib.compressobj(wbits=31)
         self.log = str(schedule.get("log", ""))
+        self.capacity = int(schedule.get("capacity", 10**6))
 
     def send(self, body: bytes) -> None:
         if self.fault == "gzip":

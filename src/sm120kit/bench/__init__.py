@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, workload
+from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, saturation, workload
 from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
@@ -121,14 +121,18 @@ def run(
         salt = f"{began.isoformat()}/{number}"
         measured = replace(_measure(server, measurement, cell, result.circumstances, salt, save_interrupted), restart=restart)
         lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
-        last = last_start and number == len(order) - 1
-        result = replace(result, cells=(*result.cells, measured), complete=last and not lost)
+        cells = (*result.cells, measured)
+        started = [each for each in cells if each.restart == restart]
+        ended = number == len(order) - 1 or (named.workload.sweep and saturation.knee(started) is not None)
+        result = replace(result, cells=cells, complete=last_start and ended and not lost)
         measurement.save(result)
         if lost:
             raise ServerUnreachable(
                 f"{endpoint.url} no longer answers; it went away in cell {number + 1} of {len(order)}",
                 "the receipt has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
             )
+        if ended:
+            break
     return result
 
 
@@ -158,7 +162,7 @@ def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: date
             order_seed=measurement.seed,
             client=circumstances.client(),
             given=dict(measurement.given),
-            prompts_sha256=digest_of(named.workload.prompts),
+            prompts_sha256=digest_of(workload.prompts(named.workload)),
             said=client.server_info(server.endpoint, server.model),
             served=server.served,
             machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
@@ -177,7 +181,7 @@ def _measure(
 ) -> MeasuredCell:
     """Measure a cell. If it is interrupted, ``save_interrupted`` gets it with the requests that had ended."""
     work, endpoint = measurement.workload.workload, server.endpoint
-    requests = 0 if work.seconds else cell.users * (work.warmup_requests + work.requests_per_user)
+    requests = workload.request_count(work, cell)
     request_ended = measurement.cell_begins(cell, requests)
     ended: list[client.EndedRequest] = []
 
@@ -198,11 +202,7 @@ def _measure(
             acceptance.measured(endpoint) as accepted,
             clocks.sampled() if about.machine != Machine() else nullcontext(lambda: None) as gpu_clocks,
         ):
-            users: Sequence[Iterable[client.StreamRequest]] = (
-                workload.requests_for(work.seconds, work, cell, server.model, salt)
-                if work.seconds
-                else workload.requests(work, cell, server.model, work.requests_per_user, salt)
-            )
+            users = workload.all_requests(work, cell, server.model, salt)
             streamed = client.stream_all(endpoint, counted(users), stall_seconds=measurement.stall_seconds, on_end=on_end)
     except BaseException:
         if ended:

@@ -40,11 +40,15 @@ EndedRequest = Callable[[], Sample]
 
 @dataclass(frozen=True)
 class StreamRequest:
-    """A request: ``prompt`` is the prompt's number in the workload, ``body`` the JSON to post to ``path``."""
+    """A request: ``prompt`` is the prompt's number in the workload, ``body`` the JSON to post to ``path``.
+
+    ``at`` is the earliest time to send it, in seconds since the first request.
+    """
 
     prompt: int
     path: str
     body: dict[str, Any]
+    at: float = 0.0
 
 
 def counted(request: StreamRequest) -> StreamRequest:
@@ -156,6 +160,7 @@ async def _stream_all(
         async def stream_user(number: int, requests: Iterable[StreamRequest]) -> list[EndedRequest]:
             ended = []
             for request in requests:
+                await asyncio.sleep(max(0.0, began + request.at - time.perf_counter()))
                 ended.append(await _stream(client, server, number, request, began))
                 on_end(ended[-1])
             return ended

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
 from sm120kit.core.errors import UnknownName
-from sm120kit.core.state import data_root, file_problem, file_sha256
+from sm120kit.core.state import data_root, digest_of, file_problem, file_sha256
 from sm120kit.recipes.load import did_you_mean, read_toml, validate
 
 Count = Annotated[int, Field(ge=1)]
@@ -41,6 +42,20 @@ class Workload(BaseModel):
     """If not 0, each user sends requests in sequence until this time has passed, and at least ``requests_per_user``."""
     warmup_requests: Annotated[int, Field(ge=0)] = 1
     """Requests of each user before a cell, whose samples are stored separately."""
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    """Approximate length of a text that all requests begin with, so that a prefix cache applies."""
+    rate: Annotated[float, Field(ge=0)] = 0.0
+    """If not 0, requests are sent at this rate, in requests per second, whether or not earlier ones have ended."""
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    """Times between the requests of a ``rate``: exponentially distributed, or all equal."""
+    extra_body: dict[str, Any] = {}
+    """Further keys of the body of each request; they replace those of the workload."""
+    conversations: Annotated[tuple[dataset.Conversation, ...], Field(strict=False)] = ()
+    """Replace the prompts: each is sent once, by one user, a request for each message of the user."""
+    trace: Annotated[tuple[dataset.Arrival, ...], Field(strict=False)] = ()
+    """Replaces the prompts, lengths and arrivals by those of a trace."""
+    sweep: bool = False
+    """Measure the numbers of users in increasing order, and end when more users add no throughput."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +105,26 @@ def quick(named: NamedWorkload) -> NamedWorkload:
     return NamedWorkload(named.name, named.sha256, full.model_copy(update=changes))
 
 
+def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
+    """A workload with other values, whose sha256 is that of the file and the changes.
+
+    Raises:
+        BadRecipe: a value is not valid; the message lists every problem.
+    """
+    if not changes:
+        return named
+    data = {**named.workload.model_dump(), **changes}
+    workload = validate(Workload, data, Path(f"workload {named.name}"), f"keys: {', '.join(Workload.model_fields)}")
+    return NamedWorkload(named.name, digest_of([named.sha256, changes]), workload)
+
+
 def cells(workload: Workload, seed: int) -> list[Cell]:
-    """Every cell once, shuffled by ``seed``: a change during the run must not look like a trend over users or lengths."""
+    """Every cell once, shuffled by ``seed``: a change during the run must not look like a trend over users or lengths.
+
+    A sweep is not shuffled.
+    """
+    if workload.sweep:
+        return [Cell(users, workload.output_tokens[0], workload.context_tokens[0]) for users in sorted(workload.users)]
     order = [
         Cell(users, output, context)
         for users in workload.users
@@ -100,6 +133,67 @@ def cells(workload: Workload, seed: int) -> list[Cell]:
     ]
     random.Random(seed).shuffle(order)
     return order
+
+
+def prompts(workload: Workload) -> tuple[str, ...]:
+    """The texts by which a receipt identifies what was requested."""
+    return dataset.as_text(workload.conversations or workload.trace) or workload.prompts
+
+
+def request_count(workload: Workload, cell: Cell) -> int:
+    """The number of requests of a cell with its warm-up, 0 if it runs for a time."""
+    if workload.trace:
+        measured = len(workload.trace)
+    elif workload.conversations:
+        measured = sum(message.role == "user" for messages in workload.conversations for message in messages)
+    elif workload.seconds and not workload.rate:
+        return 0
+    else:
+        measured = cell.users * workload.requests_per_user
+    return measured + cell.users * workload.warmup_requests
+
+
+def all_requests(workload: Workload, cell: Cell, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
+    """The requests of each user of a cell. Requests with a time of arrival are those of a user each, who waits for no other."""
+    if workload.trace:
+        return [[request] for request in _traced(workload, model, salt)]
+    if workload.conversations:
+        users: Sequence[Iterable[StreamRequest]] = [
+            list(_of_conversations(workload, cell, model, user)) for user in range(cell.users)
+        ]
+    elif workload.seconds and not workload.rate:
+        return requests_for(workload.seconds, workload, cell, model, salt)
+    else:
+        users = requests(workload, cell, model, workload.requests_per_user, salt)
+    if not workload.rate:
+        return users
+    rng, at, arriving = random.Random(salt), 0.0, []
+    for request in (request for user in users for request in user):
+        arriving.append([replace(request, at=at)])
+        at += 1 / workload.rate if workload.arrivals == "constant" else rng.expovariate(workload.rate)
+    return arriving
+
+
+def _of_conversations(workload: Workload, cell: Cell, model: str, user: int) -> Iterator[StreamRequest]:
+    for number in range(user, len(workload.conversations), cell.users):
+        for messages in dataset.turns(workload.conversations[number]):
+            body = _body(workload, cell, model, 0, "")
+            yield StreamRequest(
+                number, "/v1/chat/completions", {**body, "messages": [message.model_dump() for message in messages]}
+            )
+
+
+def _traced(workload: Workload, model: str, salt: str) -> Iterator[StreamRequest]:
+    first = workload.trace[0].timestamp
+    for number, arrival in enumerate(workload.trace):
+        words: list[str] = []
+        for block in range(-(-arrival.input_length // dataset.BLOCK_TOKENS)):
+            tokens = min(dataset.BLOCK_TOKENS, arrival.input_length - block * dataset.BLOCK_TOKENS)
+            known = arrival.hash_ids[block] if block < len(arrival.hash_ids) else f"{number}/{block}"
+            words += _padding(tokens, f"{salt}/{known}")
+        cell = Cell(1, arrival.output_length, 0)
+        request = _request(workload.model_copy(update={"prompts": (" ".join(words),)}), cell, model, 0, salt)
+        yield replace(request, prompt=number, at=(arrival.timestamp - first) / 1000)
 
 
 def requests(workload: Workload, cell: Cell, model: str, per_user: int, salt: str) -> list[list[StreamRequest]]:
@@ -136,6 +230,8 @@ def _body(workload: Workload, cell: Cell, model: str, prompt: int, salt: str) ->
     text = workload.prompts[prompt]
     if cell.context_tokens:
         text = f"{' '.join(_padding(cell.context_tokens, salt))}\n\n{text}"
+    if workload.shared_prefix_tokens:
+        text = f"{' '.join(_padding(workload.shared_prefix_tokens, 'shared prefix'))}\n\n{text}"
     body: dict[str, Any] = {
         "model": model,
         "stream": True,
@@ -146,10 +242,10 @@ def _body(workload: Workload, cell: Cell, model: str, prompt: int, salt: str) ->
     if workload.ignore_end:
         body["ignore_eos"] = True
     if workload.endpoint == "completions":
-        return {**body, "prompt": text}
+        return {**body, "prompt": text, **workload.extra_body}
     if workload.thinking != "as the server does":
         body["chat_template_kwargs"] = {"enable_thinking": workload.thinking == "on"}
-    return {**body, "messages": [{"role": "user", "content": text}]}
+    return {**body, "messages": [{"role": "user", "content": text}], **workload.extra_body}
 
 
 SYLLABLES = ("ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu")

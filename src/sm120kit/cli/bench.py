@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli import receipts
+from sm120kit.cli.bench_workload import WorkloadChoice
 from sm120kit.cli.launch import LaunchedServer
 from sm120kit.cli.options import ApiKey, Headers, Json, PublishedImages, Timeout, configuration_names, endpoint, given_values
 from sm120kit.core import console
@@ -16,31 +17,6 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
     from sm120kit.bench.receipt import MeasuredCell, Receipt, Summary
-    from sm120kit.bench.workload import NamedWorkload
-
-
-@dataclass(frozen=True)
-class WorkloadChoice:
-    """What is requested from the server."""
-
-    workload: Annotated[
-        str, typer.Option("--workload", "-w", metavar="WORKLOAD", help="A workload by name, or a .toml file.")
-    ] = "quick"
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: the workload's smallest cell, one request per user.")] = (
-        False
-    )
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cells.")] = 0
-
-    def load(self) -> NamedWorkload:
-        """The workload, reduced to its smallest cell with ``--quick``.
-
-        Raises:
-            Sm120kitError: see :func:`sm120kit.bench.workload.load`.
-        """
-        from sm120kit.bench import workload
-
-        named = workload.load(self.workload)
-        return workload.quick(named) if self.quick else named
 
 
 @dataclass(frozen=True)

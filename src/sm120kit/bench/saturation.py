@@ -1,0 +1,107 @@
+"""Where more users add no throughput: the knee of a sweep, and goodput, the requests per second that meet objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from sm120kit.bench.receipt import MeasuredCell, summary
+from sm120kit.bench.sample import Sample
+from sm120kit.core.errors import UnknownName
+from sm120kit.recipes.load import did_you_mean
+
+GAIN = 0.1
+"""Minimum increase of the tokens per second for twice as many users, below which the server is saturated."""
+
+OBJECTIVES = {"ttft": "time to first token", "ttfa": "time to the answer", "itl": "time between chunks", "e2e": "whole request"}
+"""Names of objectives with their meaning; each is a time in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A request meets it if ``share`` of its times named ``name`` are at most ``seconds``; a request has one TTFT."""
+
+    name: str
+    seconds: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests of a cell that meet all objectives: their number, of how many, and per second."""
+
+    met: int
+    requests: int
+    per_second: float | None
+
+
+def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
+    """Objectives from ``NAME=MILLISECONDS``; ``itl:p95=50`` for a percentile of a request's times.
+
+    Raises:
+        UnknownName: another form or name.
+    """
+    objectives = []
+    for text in texts:
+        name, _, limit = text.partition("=")
+        name, _, percentile = name.partition(":p")
+        try:
+            objective = Objective(name, float(limit) / 1000, float(percentile) / 100 if percentile else 1.0)
+        except ValueError:
+            objective = Objective("", 0)
+        if objective.name not in OBJECTIVES or objective.seconds <= 0 or not 0 < objective.share <= 1:
+            known = "; ".join(f"{key}: {meaning}" for key, meaning in OBJECTIVES.items())
+            raise UnknownName(
+                f"{text!r} is no objective{did_you_mean(name, OBJECTIVES)}", f"NAME=MILLISECONDS or itl:p95=50; {known}"
+            )
+        objectives.append(objective)
+    return tuple(objectives)
+
+
+def goodput(cell: MeasuredCell, objectives: Sequence[Objective]) -> Goodput:
+    """The requests of a cell that meet all objectives, over the time from the first request to the last end.
+
+    Failed requests meet none, and a time that is unknown is not met.
+    """
+    met = sum(not sample.error and all(_meets(sample, objective) for objective in objectives) for sample in cell.samples)
+    span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
+    return Goodput(met, len(cell.samples), met / span if span > 0 else None)
+
+
+def _meets(sample: Sample, objective: Objective) -> bool:
+    if objective.name == "itl":
+        gaps = sample.itl
+        return sum(gap <= objective.seconds for gap in gaps) >= objective.share * len(gaps)
+    times = {"ttft": sample.ttft, "ttfa": sample.ttfa, "e2e": sample.ended - sample.started}
+    time = times[objective.name]
+    return time is not None and time <= objective.seconds
+
+
+def throughput(cells: Sequence[MeasuredCell]) -> dict[int, float]:
+    """Tokens per second of all users by number of users, in increasing order: of complete cells, the median over starts."""
+    rates: dict[int, list[float]] = {}
+    for cell in cells:
+        rate = summary(cell).output_tok_s if cell.complete else None
+        if rate is not None:
+            rates.setdefault(cell.users, []).append(rate)
+    return {users: median(rates[users]) for users in sorted(rates)}
+
+
+def knee(cells: Sequence[MeasuredCell]) -> int | None:
+    """The number of users from which more add less than ``GAIN`` per doubling; None if no measured number is.
+
+    The cells differ in users only. Gains between numbers that are not doubled are scaled to a doubling.
+    """
+    rates = list(throughput(cells).items())
+    for (users, rate), (more, higher) in pairwise(rates):
+        if higher / rate < (1 + GAIN) ** _doublings(users, more):
+            return users
+    return None
+
+
+def _doublings(users: int, more: int) -> float:
+    from math import log2
+
+    return log2(more / users)

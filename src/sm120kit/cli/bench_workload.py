@@ -1,0 +1,127 @@
+"""Options of ``sm120kit bench run`` on what is requested from the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from sm120kit.bench.workload import NamedWorkload
+
+
+@dataclass(frozen=True)
+class WorkloadChoice:
+    """A workload, and values that replace its own."""
+
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", metavar="WORKLOAD", help="A workload by name, or a .toml file.")
+    ] = "quick"
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: the workload's smallest cell, one request per user.")] = (
+        False
+    )
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cells.")] = 0
+    users: Annotated[str, typer.Option("--users", metavar="N,...", help="Numbers of concurrent users.")] = ""
+    sweep: Annotated[
+        int,
+        typer.Option("--sweep", min=0, metavar="MAX", help="1, 2, 4, ... users up to MAX, until more add no throughput."),
+    ] = 0
+    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,...", help="Limits of the answers.")] = ""
+    context_tokens: Annotated[
+        str, typer.Option("--context-tokens", metavar="N,...", help="Meaningless text before each prompt.")
+    ] = ""
+    shared_prefix: Annotated[
+        int, typer.Option("--shared-prefix", min=0, metavar="TOKENS", help="Text that all requests begin with.")
+    ] = 0
+    requests: Annotated[int, typer.Option("--requests", min=0, metavar="N", help="Requests of each user.")] = 0
+    rate: Annotated[
+        float,
+        typer.Option("--rate", min=0, metavar="PER_SECOND", help="Send requests at this rate, whether or not others end."),
+    ] = 0.0
+    arrivals: Annotated[
+        Literal["poisson", "constant"], typer.Option("--arrivals", help="Times between the requests of --rate.")
+    ] = "poisson"
+    dataset: Annotated[
+        Path | None, typer.Option("--dataset", metavar="FILE", help="Conversations: JSONL of prompts or messages, or ShareGPT.")
+    ] = None
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of requests: JSONL as Mooncake's.")
+    ] = None
+    extra_body: Annotated[
+        str, typer.Option("--extra-body", metavar="JSON|@FILE", help="Further keys of each request's body.")
+    ] = ""
+
+    def load(self) -> NamedWorkload:
+        """The workload with its values replaced, reduced to its smallest cell with ``--quick``.
+
+        Raises:
+            typer.BadParameter: a list of numbers or a JSON object is none, or options exclude each other.
+            Sm120kitError: see :func:`sm120kit.bench.workload.load` and :mod:`sm120kit.bench.dataset`.
+        """
+        from sm120kit.bench import workload
+
+        exclusive = {"--dataset": self.dataset, "--trace": self.trace, "--sweep": self.sweep, "--users": self.users}
+        given = [option for option, value in exclusive.items() if value]
+        if ("--trace" in given or "--sweep" in given) and len(given) > 1:
+            raise typer.BadParameter(f"{' and '.join(given)} exclude each other", param_hint=given[0])
+        if self.trace and self.rate:
+            raise typer.BadParameter("a trace has its own times", param_hint="--rate")
+        named = workload.changed(workload.load(self.workload), **dict(self._changes()))
+        return workload.quick(named) if self.quick else named
+
+    def _changes(self) -> Iterator[tuple[str, Any]]:
+        from sm120kit.bench import dataset
+
+        for option, text in (
+            ("users", self.users),
+            ("output_tokens", self.output_tokens),
+            ("context_tokens", self.context_tokens),
+        ):
+            if text:
+                yield option, _numbers(text, f"--{option.replace('_', '-')}")
+        if self.sweep:
+            yield "sweep", True
+            yield "users", tuple(2**power for power in range(self.sweep.bit_length()))
+        for name, value in (("shared_prefix_tokens", self.shared_prefix), ("requests_per_user", self.requests)):
+            if value:
+                yield name, value
+        if self.requests:
+            yield "seconds", 0.0
+        if self.rate:
+            yield "rate", self.rate
+            yield "arrivals", self.arrivals
+        if self.extra_body:
+            yield "extra_body", _json_object(self.extra_body)
+        if self.dataset:
+            yield "conversations", tuple(dataset.read(self.dataset))
+        if self.trace:
+            arrivals = dataset.read_trace(self.trace)
+            yield "trace", arrivals
+            yield "users", (1,)
+            yield "output_tokens", (max(arrival.output_length for arrival in arrivals),)
+            yield "context_tokens", (0,)
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers: 1,2,4", param_hint=option) from error
+    if len(set(numbers)) != len(numbers):
+        raise typer.BadParameter(f"{text!r} has a number twice", param_hint=option)
+    return numbers
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    from sm120kit.core.state import parse_json
+
+    try:
+        value = parse_json(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{text}: {error}", param_hint="--extra-body") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{text!r} is not a JSON object", param_hint="--extra-body")
+    return value

@@ -1,0 +1,157 @@
+"""Datasets, traces, arrivals, sweeps and objectives, without a server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sm120kit.bench import dataset, saturation, workload
+from sm120kit.bench.receipt import MeasuredCell
+from sm120kit.bench.sample import Exchange, parse_sample
+from sm120kit.bench.workload import Cell
+from sm120kit.core.errors import BadRecipe, UnknownName
+
+CELL = Cell(2, 100, 0)
+
+
+def lines(path: Path, *entries: object) -> Path:
+    path.write_text("\n".join(json.dumps(entry) for entry in entries))
+    return path
+
+
+def test_datasets_of_three_forms(tmp_path: Path) -> None:
+    sharegpt = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "One?"},
+        {"from": "gpt", "value": "Yes."},
+        {"from": "human", "value": "Two?"},
+    ]
+    messages = [{"role": "user", "content": "Three?"}]
+    read = dataset.read(lines(tmp_path / "d.jsonl", {"prompt": "Zero?"}, {"conversations": sharegpt}, {"messages": messages}))
+    assert [[(m.role, m.content) for m in conversation][-1] for conversation in read] == [
+        ("user", "Zero?"),
+        ("user", "Two?"),
+        ("user", "Three?"),
+    ]
+    listed = tmp_path / "list.json"
+    listed.write_text(json.dumps([{"id": "x", "conversations": sharegpt}]))
+    (conversation,) = dataset.read(listed)
+    assert [[message.content for message in turn] for turn in dataset.turns(conversation)] == [
+        ["Be brief.", "One?"],
+        ["Be brief.", "One?", "Yes.", "Two?"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no conversation"),
+        ('{"prompt": 3}', "entry 1 is no conversation"),
+        ('{"prompt": "a"}\n{"text": "b"}', "entry 2 is no conversation"),
+        ('{"prompt": "a"}\n{', "line 2 is not JSON"),
+        ('{"conversations": [{"from": "tool", "value": "x"}]}', "entry 1 is no conversation .*tool"),
+    ],
+)
+def test_bad_datasets_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadRecipe, match=message):
+        dataset.read(path)
+    with pytest.raises(BadRecipe, match=r"absent\.jsonl: No such file"):
+        dataset.read(tmp_path / "absent.jsonl")
+
+
+def test_conversations_are_divided_among_users(tmp_path: Path) -> None:
+    entries = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}a"},
+                {"role": "assistant", "content": "x"},
+                {"role": "user", "content": f"{n}b"},
+            ]
+        }
+        for n in range(3)
+    ]
+    named = workload.load("quick")
+    changed = workload.changed(
+        named, conversations=dataset.read(lines(tmp_path / "d.jsonl", *entries)), extra_body={"top_k": 5}
+    )
+    assert changed.sha256 != named.sha256
+    users = [list(user) for user in workload.all_requests(changed.workload, CELL, "m", "salt")]
+    texts = [[request.body["messages"][-1]["content"] for request in user] for user in users]
+    assert texts == [["0a", "0b", "2a", "2b"], ["1a", "1b"]]
+    assert len(users[0][1].body["messages"]) == 3, "the second request has the conversation until then"
+    assert all(request.body["top_k"] == 5 for user in users for request in user)
+    assert workload.prompts(changed.workload) != workload.prompts(named.workload)
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_requests_arrive_at_a_rate(arrivals: str) -> None:
+    named = workload.changed(workload.load("quick"), rate=4.0, arrivals=arrivals, requests_per_user=1000, seconds=0.0)
+    users = [list(user) for user in workload.all_requests(named.workload, CELL, "m", "salt")]
+    assert len(users) == 2000 and all(len(user) == 1 for user in users), "nobody waits for another request"
+    times = [user[0].at for user in users]
+    gaps = [after - before for before, after in pairwise(times)]
+    assert times[0] == 0 and times[-1] / len(gaps) == pytest.approx(0.25, rel=0.1)
+    deviation = (sum((gap - 0.25) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert deviation == pytest.approx(0.25 if arrivals == "poisson" else 0, rel=0.15, abs=1e-9)
+
+
+def test_trace_has_times_lengths_and_shared_text(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "trace.jsonl",
+        {"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [1, 2, 3]},
+        {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 4]},
+        {"timestamp": 1500, "input_length": 512, "output_length": 9},
+    )
+    named = workload.changed(workload.load("quick"), trace=dataset.read_trace(path))
+    requests = [request for user in workload.all_requests(named.workload, CELL, "m", "salt") for request in user]
+    assert [(request.at, request.body["max_tokens"]) for request in requests] == [(0.0, 5), (0.5, 9), (2.0, 7)]
+    first, other, second = ([*request.body["messages"][0]["content"].split()] for request in requests)
+    assert first[:512] == second[:512] and first[512:] != second[512:], "512 words are two blocks of 512 tokens"
+    assert other[:10] != first[:10] and len(first) == 550
+    with pytest.raises(BadRecipe, match=r"entry 1 is not of a trace \(output_length: "):
+        dataset.read_trace(lines(tmp_path / "bad.jsonl", {"timestamp": 1, "input_length": 1}))
+
+
+def test_shared_prefix_is_the_same_in_all_requests() -> None:
+    named = workload.changed(workload.load("quick"), shared_prefix_tokens=1000, context_tokens=(100,))
+    users = workload.all_requests(named.workload, Cell(2, 10, 100), "m", "salt")
+    texts = [request.body["messages"][0]["content"].split() for user in users for request in user]
+    assert texts[0][:500] == texts[1][:500] and texts[0][500:540] != texts[1][500:540]
+
+
+def measured(users: int, tok_s: float, **changes: object) -> MeasuredCell:
+    """A cell of one request per user that ends after a second."""
+    event = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
+    usage = json.dumps({"usage": {"completion_tokens": round(tok_s / users)}, "choices": []})
+    reads = [(0.2, f"data: {event}\n\n".encode()), (0.9, f"data: {event}\n\ndata: {usage}\n\n".encode())]
+    samples = tuple(parse_sample(reads, Exchange(user, 0, 0.0, 1.0, 200)) for user in range(users))
+    return replace(MeasuredCell(users, 100, 0, (), samples, 0.0, None), **changes)  # type: ignore[arg-type]
+
+
+def test_knee_of_a_sweep() -> None:
+    assert saturation.knee([measured(1, 100), measured(2, 190), measured(4, 350)]) is None
+    assert saturation.knee([measured(1, 100), measured(2, 190), measured(4, 200), measured(8, 200)]) == 2
+    assert saturation.knee([measured(1, 100), measured(8, 120)]) == 1, "a gain of 6 % per doubling"
+    assert saturation.knee([measured(1, 100), measured(2, 100, complete=False), measured(4, 400)]) is None
+    swept = workload.changed(workload.load("quick"), sweep=True, users=(4, 1, 2))
+    assert [cell.users for cell in workload.cells(swept.workload, 5)] == [1, 2, 4]
+
+
+def test_goodput_under_objectives() -> None:
+    cell = measured(4, 100)
+    failed = replace(cell.samples[0], error="HTTP 500")
+    slow = replace(cell.samples[0], first_token=0.5)
+    cell = replace(cell, samples=(*cell.samples[:2], slow, failed))
+    parse = saturation.parse_objectives
+    assert saturation.goodput(cell, parse(["ttft=300"])) == saturation.Goodput(2, 4, 2.0)
+    assert saturation.goodput(cell, parse(["ttft=300", "itl=699"])).met == 0
+    assert saturation.goodput(cell, parse(["itl:p95=701", "e2e=1000"])).met == 3
+    for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4"):
+        with pytest.raises(UnknownName, match="is no objective"):
+            parse([wrong])
