@@ -2,9 +2,9 @@
 
 A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, ``first_chunk`` in the first, the first ``reasoning`` of them as reasoning; ``fault`` names an error to
-make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run. The
-defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds. With ``log``, a line of that
-file gets the times of the request and of each send.
+make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run.
+The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds. With ``log``, a line of
+that file gets the times of the request and of each send.
 
 Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK [FIRST_CHUNK]]]]]``; it prints its port. ``/health`` has status
 200, and ``/metrics`` the content of the file that ``METRICS`` names. With ``OWNER`` in the environment its model has this
@@ -159,7 +159,10 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defa
                 writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 14\r\n\r\nunknown option")
                 continue
             schedule = {"tokens": request.get("max_tokens", 1), "interval": 0.002} | defaults | request.get("schedule", {})
-            if not await Answer(writer, schedule, counting).run():
+            answer = Answer(writer, schedule, counting)
+            async with SLOTS.setdefault(answer.capacity, asyncio.Semaphore(answer.capacity)):
+                stays_open = await answer.run()
+            if not stays_open:
                 break
     except (asyncio.IncompleteReadError, ConnectionError):
         pass

@@ -24,14 +24,14 @@ class WorkloadChoice:
         False
     )
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cells.")] = 0
-    users: Annotated[str, typer.Option("--users", metavar="N,...", help="Numbers of concurrent users.")] = ""
+    users: Annotated[str, typer.Option("--users", metavar="N,N", help="Numbers of concurrent users.")] = ""
     sweep: Annotated[
         int,
         typer.Option("--sweep", min=0, metavar="MAX", help="1, 2, 4, ... users up to MAX, until more add no throughput."),
     ] = 0
-    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,...", help="Limits of the answers.")] = ""
+    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,N", help="Limits of the answers.")] = ""
     context_tokens: Annotated[
-        str, typer.Option("--context-tokens", metavar="N,...", help="Meaningless text before each prompt.")
+        str, typer.Option("--context-tokens", metavar="N,N", help="Meaningless text before each prompt.")
     ] = ""
     shared_prefix: Annotated[
         int, typer.Option("--shared-prefix", min=0, metavar="TOKENS", help="Text that all requests begin with.")
@@ -42,7 +42,8 @@ class WorkloadChoice:
         typer.Option("--rate", min=0, metavar="PER_SECOND", help="Send requests at this rate, whether or not others end."),
     ] = 0.0
     arrivals: Annotated[
-        Literal["poisson", "constant"], typer.Option("--arrivals", help="Times between the requests of --rate.")
+        Literal["poisson", "constant"],
+        typer.Option("--arrivals", metavar="KIND", help="Times between the requests of --rate: poisson or constant."),
     ] = "poisson"
     dataset: Annotated[
         Path | None, typer.Option("--dataset", metavar="FILE", help="Conversations: JSONL of prompts or messages, or ShareGPT.")

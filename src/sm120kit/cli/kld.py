@@ -156,7 +156,7 @@ def kld(
     reference: Annotated[
         str, typer.Argument(metavar="REFERENCE", help="A model directory, a URL of vLLM or SGLang, or a file of --save.")
     ],
-    test: Annotated[str, typer.Argument(metavar="[TEST]", help="Directory or URL of the model to compare with it.")] = "",
+    test: Annotated[str, typer.Argument(metavar="TEST", help="Directory or URL of the model to compare with it.")] = "",
     *,
     source: TextOptions,
     models: ModelOptions,
