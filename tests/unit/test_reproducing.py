@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic_hosts
+from typer.testing import CliRunner
 
 from sm120kit.bench import receipt as receipts
 from sm120kit.bench import reproduce
@@ -17,6 +20,8 @@ from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredC
 from sm120kit.bench.reproduce import REAL_PROMPTS, Judgement, ReproductionVerdict
 from sm120kit.bench.reproduce.judging import drafts_per_step
 from sm120kit.bench.sample import Sample
+from sm120kit.cli import app
+from sm120kit.core.errors import NotAsPublished
 from sm120kit.hosts.doctor import Diagnosis, Finding, Impact
 from sm120kit.hosts.doctor.findings import ok, problem
 from sm120kit.recipes import configurations
@@ -408,6 +413,32 @@ def test_without_a_receipt_the_published_rate_is_compared_on_the_gpus_of_the_hos
     assert slower.bound.expected.tok_s < published.bound.expected.tok_s
     unlisted = DENSE.model_copy(update={"model": DENSE.model.model_copy(update={"repository": "some/model"})})
     assert judged(unlisted, 52.6).expectation == ""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of doctor for a recorded host with two RTX PRO 6000."""
+    monkeypatch.setenv("COLUMNS", "250")
+    return ["doctor", "--root", str(synthetic_hosts.build("pix-pair", tmp_path / "host"))]
+
+
+def test_doctor_compares_a_receipt_with_what_the_host_should_do(host: list[str], tmp_path: Path) -> None:
+    bare = CliRunner().invoke(app, [*host, DENSE.name]).stdout
+    assert "\n1 user: expected 46.34 tok/s with a mean error of 13%; expected step of 21.6 ms, 70% of it weights\n" in bare
+    assert "\n128 users: expected " in bare
+    drafting = CliRunner().invoke(app, [*host, A.name]).stdout
+    assert re.search(
+        r"^1 user: expected \d+\.?\d* tok/s without accepted drafts to \d+\.?\d* with all; ", drafting, re.MULTILINE
+    )
+    file = tmp_path / "receipt.json"
+    receipts.write(file, receipt(DENSE, [cell(1, 23.2, 300)]))
+    compared = CliRunner().invoke(app, [*host, DENSE.name, "--receipt", str(file)]).stdout
+    assert "\nsustained-decode, 1 user: 23.2 tok/s, 0.50 of the expected 46.3" in compared
+    assert "128 users" not in compared
+    other = CliRunner().invoke(app, [*host, A.name, "--receipt", str(file)]).exception
+    assert isinstance(other, NotAsPublished) and "is of Qwen/Qwen3.5-27B-FP8, not of txn545" in other.message
+    for wrong in ([*host, "--receipt", str(file)], [*host, DENSE.name, "--receipt", str(file), "--json"]):
+        assert CliRunner().invoke(app, wrong).exit_code == 2
 
 
 def test_reasons_in_the_receipt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,34 @@ import typer
 from sm120kit.cli.options import Json, configuration_names
 
 if TYPE_CHECKING:
+    from sm120kit.bench.receipt import Receipt
     from sm120kit.hosts.doctor import Finding
+    from sm120kit.hosts.facts import Host
+    from sm120kit.recipes.configurations import Configuration
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured, and what was."""
+
+    transfers: Annotated[
+        bool, typer.Option("--measure", help="Also verify and time copies and collectives between the GPUs: takes minutes.")
+    ] = False
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python",
+            metavar="PYTHON",
+            help="For --measure: a Python whose torch supports CUDA; default: the Python that runs sm120kit.",
+            show_default=False,
+        ),
+    ] = sys.executable
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--receipt", metavar="FILE", help="With CONFIG: compare the rates of a receipt with the expected ones. Repeatable."
+        ),
+    ] = None
 
 
 def doctor(
@@ -31,18 +59,8 @@ def doctor(
     record: Annotated[
         Path | None, typer.Option("--record", metavar="DIR", help="Also write everything that is read to a new directory.")
     ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Also verify and time copies and collectives between the GPUs: takes minutes.")
-    ] = False,
-    python: Annotated[
-        str,
-        typer.Option(
-            "--python",
-            metavar="PYTHON",
-            help="For --measure: a Python whose torch supports CUDA; default: the Python that runs sm120kit.",
-            show_default=False,
-        ),
-    ] = sys.executable,
+    *,
+    measured: Measured,
     show_all: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -51,26 +69,37 @@ def doctor(
     Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
     can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
+    from sm120kit.bench import receipt as receipt_files
     from sm120kit.core import console
     from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
     from sm120kit.hosts.facts import probe
     from sm120kit.recipes import configurations
 
-    if measure and root != Path("/"):
+    if measured.transfers and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
-    checks = checks_for(configurations.load(config)) if config else CHECKS
+    if measured.receipts and not config:
+        raise typer.BadParameter("CONFIG is required, which the receipt was measured with", param_hint="--receipt")
+    if measured.receipts and as_json:
+        raise typer.BadParameter(
+            "the JSON has no expected rates; use reproduce CONFIG --receipt FILE --json", param_hint="--receipt"
+        )
+    configuration = configurations.load(config) if config else None
+    receipts = tuple(map(receipt_files.read, measured.receipts or ()))
+    checks = checks_for(configuration) if configuration else CHECKS
     host = probe(root, record)
     findings = diagnose(host, checks)
-    if measure:
+    if measured.transfers:
         from sm120kit.hosts.doctor.measure import measure as measure_transfers
 
-        findings = with_measurements(findings, measure_transfers(host, python))
+        findings = with_measurements(findings, measure_transfers(host, measured.python))
         console.info("rates are compared with figures published by others; unverified on SM120")
     is_fit = fit(findings)
     if as_json:
         console.json_data(report(host, findings, config))
     else:
         _print_findings(findings, show_all)
+        if configuration:
+            _print_expected(configuration, receipts, host)
         _print_summary(findings, is_fit, config)
         if record:
             console.info(f"recorded to {record}; review it before you share it")
@@ -112,6 +141,15 @@ def _print_problem(finding: Finding) -> None:
         if text:
             console.data(f"  {label + ':':<8}{text}")
     console.data("")
+
+
+def _print_expected(configuration: Configuration, receipts: Sequence[Receipt], host: Host) -> None:
+    from sm120kit.bench.reproduce import RooflineInputs, expected_cells
+    from sm120kit.core import console
+
+    known = RooflineInputs(gpus=tuple(gpu.name for gpu in host.gpus if gpu.name))
+    for cell in expected_cells(configuration, receipts, known):
+        console.data(cell.text)
 
 
 def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:

@@ -17,6 +17,7 @@ from sm120kit.bench.reproduce.judging import (
     ReproductionReport,
     ReproductionVerdict,
     RooflineInputs,
+    expected_cells,
     judge,
 )
 from sm120kit.bench.workload import Cell, NamedWorkload
@@ -34,6 +35,7 @@ __all__ = [
     "ReproductionVerdict",
     "RooflineInputs",
     "SetupDifference",
+    "expected_cells",
     "findings",
     "judge",
     "measurements",

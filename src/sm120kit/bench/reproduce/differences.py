@@ -40,7 +40,7 @@ def of_receipt(configuration: Configuration, reference: Reference, receipt: Rece
     """Differences in machine, model, engine and workload. A required value that is unknown is a difference, too."""
     yield from _gpus(configuration, receipt)
     yield from _power_limit(configuration, receipt)
-    yield from _model(configuration, receipt)
+    yield from of_model(configuration, receipt)
     yield from _engine(configuration, receipt)
     yield from _arguments(configuration, receipt)
     if reference.workload is not None:
@@ -110,7 +110,8 @@ def _power_limit(configuration: Configuration, receipt: Receipt) -> Iterator[Set
         yield SetupDifference("power limit", f"{published[1]} W", ", ".join(f"{watts:g} W" for watts in sorted(limits)))
 
 
-def _model(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+def of_model(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+    """Differences in the model, its quantization and its revision."""
     about, model = receipt.circumstances, configuration.model
     if about.model.rstrip("/").rpartition("/")[2].lower() != model.repository.rpartition("/")[2].lower():
         yield SetupDifference("model", model.repository, about.model)

@@ -33,18 +33,49 @@ class Expectation:
         """A rate over the expected one."""
         return tok_s / self.tok_s if self.tok_s else None
 
+    @property
+    def text(self) -> str:
+        """The expected rate, or its range if the acceptance of drafts is unknown, and the dominant term of the step."""
+        if self.tok_s is not None:
+            return f"expected {self.tok_s:.4g} tok/s with a mean error of {MEAN_ERROR:.0%}; {self._step}"
+        none, every = (self.users * tokens / self.step.seconds for tokens in (1, self.at_most))
+        return f"expected {none:.4g} tok/s without accepted drafts to {every:.4g} with all; {self._step}"
+
     def statement(self, tok_s: float) -> str:
         """How far a rate is from the expected one, and which term dominates the expected step."""
-        term, part = self.step.dominant
-        step = f"expected step of {self.step.seconds * 1e3:.1f} ms, {part:.0%} of it {term}"
         share = self.share(tok_s)
         if share is None:
             needs = tok_s / self.users * self.step.seconds
             excess = ": impossible" if needs > self.at_most * (1 + NEAR) else ""
-            return f"{tok_s:.4g} tok/s take {needs:.1f} of at most {self.at_most} tokens in an {step}{excess}"
+            return f"{tok_s:.4g} tok/s take {needs:.1f} of at most {self.at_most} tokens in an {self._step}{excess}"
         relation = f"within {NEAR:.0%}" if abs(share - 1) <= NEAR else "below that" if share < 1 else "above that"
         expected = f"the expected {self.tok_s:.4g} with a mean error of {MEAN_ERROR:.0%}"
-        return f"{tok_s:.4g} tok/s, {share:.2f} of {expected}: {relation}; {step}"
+        return f"{tok_s:.4g} tok/s, {share:.2f} of {expected}: {relation}; {self._step}"
+
+    @property
+    def _step(self) -> str:
+        term, part = self.step.dominant
+        return f"expected step of {self.step.seconds * 1e3:.1f} ms, {part:.0%} of it {term}"
+
+
+@dataclass(frozen=True)
+class ExpectedCell:
+    """What a configuration should do on a machine; ``measured`` is None, and ``workload`` empty, without a receipt."""
+
+    workload: str
+    context_tokens: int
+    expected: Expectation
+    measured: float | None
+
+    @property
+    def text(self) -> str:
+        """Users and context, and the rate or its distance from the expected one."""
+        users = f"{self.expected.users} user{'s' * (self.expected.users > 1)}"
+        context = f" after {self.context_tokens} tokens" if self.context_tokens else ""
+        name = f"{self.workload}, {users}{context}" if self.workload else f"{users}{context}"
+        if self.measured is None:
+            return f"{name}: {self.expected.text}"
+        return f"{name}: {self.expected.statement(self.measured)}"
 
 
 def expectation(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float | None) -> Expectation:

@@ -11,8 +11,9 @@ from sm120kit.bench import roofline
 from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
 from sm120kit.bench.reproduce import differences
 from sm120kit.bench.reproduce.differences import SetupDifference
-from sm120kit.bench.reproduce.expectation import Expectation, expectation
-from sm120kit.bench.roofline import RooflineModel, Work
+from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCell, expectation
+from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
+from sm120kit.core.errors import NotAsPublished
 from sm120kit.hosts.doctor import Finding, Impact
 from sm120kit.recipes.configurations import Configuration, Reference
 
@@ -268,25 +269,77 @@ def _bound(
     configuration: Configuration, reference: Reference, receipt: Receipt | None, acceptance: float | None, known: RooflineInputs
 ) -> Bound | None:
     """The roofline of the configuration with the figure's users; None if the model or the GPU is unknown."""
-    model = None if reference.differs else known.model or roofline.model_of(configuration.model.repository)
-    names = differences.gpu_names(receipt) if receipt else known.gpus
-    detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)
-    gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
-    if model is None or gpu is None:
+    modelled = None if reference.differs else _modelled(configuration, receipt, known)
+    if modelled is None:
         return None
+    model, gpu = modelled
     cells = _cells(reference, receipt) if receipt else ()
-    # On average, half of the answer is in the context.
-    context = cells[0].context_tokens + cells[0].output_tokens // 2 if cells else 0
-    drafts = drafts_per_step(configuration)
-    work = Work(reference.users, context, drafts, configuration.hardware.gpus, _cache_bytes(configuration), known.all_reduce_us)
+    work = _work(configuration, reference.users, cells[0] if cells else None, known)
     return Bound(
         roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
         ceiling=roofline.ceiling(model, gpu, work, 1.0 if acceptance is None else acceptance),
         acceptance=acceptance,
         needs=reference.value / reference.users * roofline.step(model, gpu, work).seconds,
-        at_most=1 + drafts,
+        at_most=1 + work.drafts,
         expected=expectation(model, gpu, work, acceptance),
     )
+
+
+def _modelled(
+    configuration: Configuration, receipt: Receipt | None, known: RooflineInputs
+) -> tuple[RooflineModel, GpuKind] | None:
+    """The model and the GPU: those of the receipt, else of this host, else of the configuration."""
+    model = known.model or roofline.model_of(configuration.model.repository)
+    names = differences.gpu_names(receipt) if receipt else known.gpus
+    detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)
+    gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
+    return (model, gpu) if model and gpu else None
+
+
+def _work(configuration: Configuration, users: int, cell: MeasuredCell | None, known: RooflineInputs) -> Work:
+    # On average, half of the answer is in the context.
+    context = cell.context_tokens + cell.output_tokens // 2 if cell else 0
+    return Work(
+        users,
+        context,
+        drafts_per_step(configuration),
+        configuration.hardware.gpus,
+        _cache_bytes(configuration),
+        known.all_reduce_us,
+    )
+
+
+def expected_cells(
+    configuration: Configuration, receipts: Sequence[Receipt], known: RooflineInputs
+) -> tuple[ExpectedCell, ...]:
+    """What the configuration should do for each complete cell of the receipts.
+
+    Without receipts: for the published numbers of users on this host's GPUs. Empty if the roofline does not cover the model or
+    the GPU.
+
+    Raises:
+        NotAsPublished: a receipt is of another model.
+    """
+    found = []
+    for receipt in receipts:
+        for difference in differences.of_model(configuration, receipt):
+            if difference.field == "model":
+                raise NotAsPublished(
+                    f"the receipt of {receipt.circumstances.workload} is of {difference.here}, not of {difference.published}",
+                    "name the configuration that it was measured with",
+                )
+        modelled = _modelled(configuration, receipt, known)
+        for cell in receipt.cells if modelled else ():
+            rate = _rate([cell], "decode") if cell.complete else None
+            if modelled and rate:
+                expected = expectation(*modelled, _work(configuration, cell.users, cell, known), rate.acceptance)
+                found.append(ExpectedCell(receipt.circumstances.workload, cell.context_tokens, expected, rate.tok_s))
+    modelled = _modelled(configuration, None, known)
+    if modelled and not receipts and any(map(roofline.gpu_kind, known.gpus)):
+        for users in sorted({reference.users for reference in configuration.reference}):
+            expected = expectation(*modelled, _work(configuration, users, None, known), None)
+            found.append(ExpectedCell("", 0, expected, None))
+    return tuple(found)
 
 
 def drafts_per_step(configuration: Configuration) -> int:
