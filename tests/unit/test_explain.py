@@ -177,6 +177,17 @@ def test_first_failure_precedes_consequences_and_harmless_lines() -> None:
     assert explanation.lines == 7 and explanation.known
 
 
+def test_precise_failures_precede_general_ones() -> None:
+    log = [BY_ID["module-missing"].sample, BY_ID["grouped-gemm-init"].sample, BY_ID["kv-cache-none"].sample]
+    assert ids(explain("\n".join(log))) == ["kv-cache-none", "module-missing", "grouped-gemm-init"]
+    assert explain(log[0]).known
+
+
+@pytest.mark.parametrize("text", BY_ID["no-kernel-image"].any)
+def test_each_alternative_matches(text: str) -> None:
+    assert ids(explain(f"ERROR {text.upper()} end")) == ["no-kernel-image"]
+
+
 NCCL = "(Worker pid=9) INFO 11-22 {} [pynccl.py:113] vLLM is using nccl==2.28.9"
 
 
@@ -364,6 +375,7 @@ sample='x'
         "[[rules]]\nid='a'",
         GOOD.replace("sample='x'\n", ""),
         GOOD.replace("['x']", "[]"),
+        GOOD.replace("match=['x']\n", ""),
         GOOD.replace("['x']", "['']"),
         GOOD.replace("id='a'", "id='A b'"),
         GOOD + "harmles=true",
