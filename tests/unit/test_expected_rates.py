@@ -119,3 +119,15 @@ def test_table_is_not_judged_by_costs_fitted_to_it(wrong_rates: str) -> None:
         right = left_out(by_machine)
     assert [wrong[name] for name in names] == [right[name] for name in names]
     assert wrong != right
+
+
+def test_example_of_the_documentation() -> None:
+    model, work = roofline.model_of("Sehyo/Qwen3.5-397B-A17B-NVFP4"), Work(1, published_rates.CONTEXT, 0, 4)
+    assert model
+    rates = (roofline.ceiling(model, PRO, work), roofline.roofline(model, PRO, work, 0), expected_rate(model, PRO, work, 0))
+    step = expected_step(model, PRO, work)
+    shares = {name: seconds / step.seconds for name, seconds in step.terms}
+    page = (PAGE.parents[1] / "roofline.md").read_text().replace("\n", " ")
+    assert "ceiling {:.0f} tok/s, roofline {:.0f}, expected {:.0f}, published 75.5".format(*rates) in page
+    assert f"expected step of {step.seconds * 1e3:.1f} ms, {shares['layer floor']:.0%}".replace("%", " %") in page
+    assert f"{shares['all-reduces']:.0%} all-reduces, and {shares['weights']:.0%} weights".replace("%", " %") in page
