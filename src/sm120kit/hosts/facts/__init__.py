@@ -106,10 +106,10 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
     )
 
 
-def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.SmiGpu]) -> tuple[Gpu, ...]:
+def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.ListedGpu]) -> tuple[Gpu, ...]:
     """GPUs in nvidia-smi's order, then those that only the PCI bus lists."""
     on_bus = pci.nvidia_gpus(reader)
-    unlisted = nvidia.SmiGpu(*[None] * 11)
+    unlisted = nvidia.ListedGpu(*[None] * 11)
     gpus = []
     for bus in [*smi_gpus, *(bus for bus in on_bus if bus not in smi_gpus)]:
         smi = smi_gpus.get(bus, unlisted)

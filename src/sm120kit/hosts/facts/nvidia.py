@@ -1,4 +1,4 @@
-"""Read facts from NVIDIA's driver: nvidia-smi's XML and matrices, and /proc/driver/nvidia."""
+"""Read facts from NVIDIA's driver: NVML or nvidia-smi's XML, nvidia-smi's matrices, and /proc/driver/nvidia."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from pydantic import TypeAdapter
+
+from sm120kit.core.state import parse_json
 from sm120kit.hosts.facts.reader import HostReader
 from sm120kit.hosts.facts.records import Driver
 
 
 @dataclass(frozen=True)
-class SmiGpu:
-    """Facts of one GPU from nvidia-smi. Memory in MiB, power in W, temperature in degrees Celsius."""
+class ListedGpu:
+    """Facts of one GPU from NVML or nvidia-smi. Memory in MiB, power in W, temperature in degrees Celsius."""
 
     name: str | None
     capability: str | None
@@ -33,8 +36,29 @@ def address(text: str) -> str:
     return f"{domain[-4:]:0>4}:{rest}"
 
 
-def gpus(reader: HostReader) -> tuple[dict[str, SmiGpu], str | None, str | None]:
-    """GPUs by address, in nvidia-smi's order; the driver's version; and the newest CUDA version that it supports."""
+def gpus(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None]:
+    """GPUs by address, in nvidia-smi's order; the driver's version; and the newest CUDA version that it supports.
+
+    From NVML where the driver answers, else from nvidia-smi.
+    """
+    return _from_nvml(reader) or _from_smi(reader)
+
+
+def _from_nvml(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None] | None:
+    text = reader.command_output("nvml.json")
+    if text is None:
+        return None
+    try:
+        inventory = parse_json(text)
+        gpus = TypeAdapter(dict[str, ListedGpu]).validate_python(inventory["gpus"])
+        driver, cuda = TypeAdapter(tuple[str | None, str | None]).validate_python((inventory["driver"], inventory["cuda"]))
+    except (ValueError, TypeError, KeyError) as error:
+        reader.unread["nvml.json"] = f"not an inventory: {type(error).__name__}"
+        return None
+    return {address(bus): gpu for bus, gpu in gpus.items()}, driver, cuda
+
+
+def _from_smi(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None]:
     text = reader.command_output("nvidia-smi-q.xml")
     if text is None:
         return {}, None, None
@@ -56,7 +80,7 @@ def _capabilities(text: str) -> list[tuple[str, str]]:
     return [(address(row[0]), row[1].strip()) for row in rows if len(row) == 2]
 
 
-def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> SmiGpu:
+def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> ListedGpu:
     memory, aperture = (_number(gpu, f"{part}_memory_usage/total") for part in ("fb", "bar1"))
     temperature = _number(gpu, "temperature/gpu_temp")
     mode = _value(gpu, "persistence_mode")
@@ -64,7 +88,7 @@ def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> SmiGpu:
     if reasons is None:
         reasons = gpu.find("clocks_throttle_reasons")
     processes = gpu.find("processes")
-    return SmiGpu(
+    return ListedGpu(
         _value(gpu, "product_name"),
         capability,
         None if memory is None else int(memory),
