@@ -114,9 +114,7 @@ def test_invalid_content_of_every_file(garbage: bytes, tmp_path: Path) -> None:
     assert not [finding for finding in findings if finding.verdict.fact.startswith("the check failed")]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[1]", '{"gpus": 3}', '{"gpus": {"x": {}}, "driver": 1, "cuda": 1}', '{"gpus": {}}']
-)
+@pytest.mark.parametrize("text", ["", "[1]", '{"gpus": 3}', '{"gpus": {"x": {}}, "driver": 1, "cuda": 1}', '{"gpus": {}}'])
 def test_invalid_output_of_nvml_is_replaced_by_nvidia_smi(text: str, tmp_path: Path) -> None:
     root = synthetic_hosts.build("node-forced", tmp_path)
     host = probe(root)
