@@ -1,8 +1,9 @@
 """Record the options of engines' argument parsers, without a GPU and without an image: ``collect.py [RECIPE]...``.
 
-For each recipe that a configuration names, the Python files of the engine's locked wheel (by sha256) are unpacked. A temporary
-environment has the locked versions of the Python packages that its parser imports, and a torch for the CPU. The options of the
-parser, and its error message for each configuration, are written to ``recipes/engines/<recipe>.arguments.json``.
+For each recipe that a configuration names, the Python files of the engine's locked wheel (by sha256) are unpacked and patched
+by its series. A temporary environment has the locked versions of the Python packages that its parser imports, and a torch for
+the CPU. The options of the parser, and its error message for each configuration, are written to
+``recipes/engines/<recipe>.arguments.json``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from uv import find_uv_bin
 from sm120kit import recipes, serving
 from sm120kit.core.state import Workspace
 from sm120kit.images.records import Image, VerifiedImage
-from sm120kit.recipes import configurations, lockfile
+from sm120kit.recipes import configurations
+from sm120kit.recipes import target as targets
 from sm120kit.recipes.arguments import FORMAT, record_path
 from sm120kit.sources import wheelhouse
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import LockedWheel
 from sm120kit.sources.settings import read_settings
+from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 CONTROL = "an option that no engine has"
 """Name of a command line that every parser must reject."""
@@ -47,10 +52,7 @@ def main() -> None:
 def collect(name: str, of_engine: list[configurations.Configuration], scratch: Path) -> None:
     """Write the record of a recipe, with the parser's answers for the configurations of its engine."""
     engine = recipes.load_engine(name)
-    wheels = {wheel.name: wheel for wheel in lockfile.read(recipes.lock_path(recipes.locate(name))).closures[0].wheels}
-    (packed,) = wheelhouse([wheels[engine.engine]], Workspace.open(None))
-    with zipfile.ZipFile(packed) as archive:
-        archive.extractall(scratch / "engine", [member for member in archive.namelist() if not member.endswith(".so")])
+    wheels = unpack_engine(name, scratch / "engine")
     light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if not HEAVY.match(wheel.name)]
     python = environment(scratch, light)
     lines = {configuration.name: command_line(configuration, engine, scratch) for configuration in of_engine}
@@ -69,6 +71,20 @@ def collect(name: str, of_engine: list[configurations.Configuration], scratch: P
     record_path(name).write_text(record_text(name, {"filename": wheel.filename, "sha256": wheel.sha256}, parsed))
     for configuration, answer in parsed["answers"].items():
         print(f"{name}: {configuration}: {answer or 'accepted'}")
+
+
+def unpack_engine(name: str, directory: Path, *, patched: bool = True) -> dict[str, LockedWheel]:
+    """Write the Python files of a recipe's engine to ``directory``, and return the recipe's locked wheels by name."""
+    target = targets.resolve(name, Options(Workspace.open(None)))
+    assert isinstance(target, targets.EngineTarget)
+    engine = target.recipe.engine
+    wheels = locked_wheels(target)
+    (packed,) = wheelhouse([wheels[engine]], target.options.workspace)
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(directory, [member for member in archive.namelist() if not member.endswith(".so")])
+    if patched and target.engine_tree:
+        write_patched_members(engine, target.engine_tree, packed, directory)
+    return wheels
 
 
 def environment(scratch: Path, requirements: list[str]) -> Path:

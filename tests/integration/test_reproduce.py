@@ -69,7 +69,7 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     assert set(differences) - {"gpus", "roofline"} == {"model", "engine", "power limit", "samples"}
     assert differences["samples"] == ("at least 3 successful requests", "1"), "--quick sends one request"
     assert differences["model"] == ("txn545/Qwen3.5-122B-A10B-NVFP4", "schedule")
-    assert differences["engine"] == ("sglang-0.5.11", "unknown")
+    assert differences["engine"] == ("sglang-0.5.11-b12x", "unknown")
     assert differences["power limit"] == ("600 W", "300 W")
     assert differences["gpus"][0] == "2 x RTX PRO 6000 Blackwell"
     paths = sorted(directory.glob("*.json"))

@@ -102,12 +102,16 @@ def test_config_check_of_user_file(tmp_path: Path) -> None:
 
 
 def test_unreleased_arguments_are_rejected_at_launch(tmp_path: Path) -> None:
+    unreleased = configurations.Unreleased(
+        arguments=("--fp4-gemm-backend b12x", "--moe-runner-backend b12x"), reason="no release of SGLang has the backend b12x"
+    )
     configuration = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
+    arguments.require_released(configuration)
+    configuration = configuration.model_copy(update={"engine": "sglang-0.5.11", "unreleased": unreleased})
     arguments.require_known(configuration)
     with pytest.raises(BadRecipe, match="would reject --fp4-gemm-backend b12x, --moe-runner-backend b12x"):
         arguments.require_released(configuration)
-    assert configuration.unreleased
-    unreleased = configuration.unreleased.model_copy(update={"arguments": ("--page-size 64",)})
+    unreleased = unreleased.model_copy(update={"arguments": ("--page-size 64",)})
     with pytest.raises(BadRecipe, match="'--page-size 64' is not in arguments"):
         arguments.released_arguments(configuration.model_copy(update={"unreleased": unreleased}))
 

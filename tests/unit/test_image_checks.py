@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from sm120kit.core.state import data_root
 from sm120kit.images import checks, delivery
 from sm120kit.images.records import Image
 
@@ -685,7 +687,16 @@ def test_arguments_listed_as_unreleased_must_be_rejected(load: Callable[[str], A
         suite.accepts_configurations(parser, expected)
 
 
-def test_expected_image_of_a_recipe_separates_unreleased_arguments() -> None:
+def test_expected_image_of_a_recipe_separates_unreleased_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in ("patches", "cutlass_overrides"):
+        (tmp_path / directory).symlink_to(data_root() / directory)
+    shutil.copytree(data_root() / "recipes", tmp_path / "recipes")
+    file = tmp_path / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
+    unreleased = (
+        '[unreleased]\narguments = ["--fp4-gemm-backend b12x", "--moe-runner-backend b12x"]\nreason = "in no release"\n'
+    )
+    file.write_text(file.read_text().replace("sglang-0.5.11-b12x", "sglang-0.5.11") + unreleased)
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
     name = {"context": "4" * 64, "reference": f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"}
     values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11"} | name
     labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.5.11"}

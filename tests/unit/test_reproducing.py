@@ -269,7 +269,7 @@ def test_every_differing_field_is_reported(result: Receipt, field: str, publishe
         given(BARE, gpu="2x RTX PRO 6000"),
         about(GOOD, model=f"/models/{A.model.repository.rpartition('/')[2]}"),
         about(ALIEN, said={"version": "0.5.11+cu130"}),
-        given(ALIEN, engine="sglang-0.5.11"),
+        given(ALIEN, engine=A.engine),
         given(GOOD, quantization="nvfp4"),
         served(argv=None),
     ],
@@ -460,7 +460,9 @@ def test_reasons_of_the_host_and_caveats() -> None:
 
     slow = problem(Impact.SLOWS, "translates", cause="", consequence="decode halves", fix="iommu=pt")
     minor = problem(Impact.MINOR, "old", cause="", consequence="", fix="x")
-    report = reproduce.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
+    unreleased = configurations.Unreleased(arguments=("--fp4-gemm-backend b12x",), reason="in no release")
+    listed = A.model_copy(update={"unreleased": unreleased})
+    report = reproduce.judge(listed, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
     assert any(line.startswith("ours, not published: engine") for line in report.caveats)
