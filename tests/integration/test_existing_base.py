@@ -6,8 +6,6 @@ import contextlib
 import gzip
 import io
 import platform
-import sys
-import sysconfig
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import layers
 import pytest
 import zstandard
+from python_base import ACCOUNTS, PYTHON, SETTINGS, VERSION, add_python_image, python_members
 from registry_server import RegistryServer, registry_server
 from small_assembly import SmallImage
 
@@ -32,54 +31,12 @@ from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
 
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-PARTS = (
-    "collections",
-    "concurrent",
-    "ctypes",
-    "encodings",
-    "importlib",
-    "json",
-    "logging",
-    "multiprocessing",
-    "re",
-    "urllib",
-    "venv",
-)
-
-
-def python_members() -> list[layers.Member]:
-    """This machine's Python, with the part of its library that compiles files and makes environments."""
-    library = Path(sysconfig.get_path("stdlib"))
-    found = [path for part in PARTS for path in (library / part).rglob("*") if "__pycache__" not in path.parts]
-    paths = [*library.glob("*.py"), *(path for path in found if path.is_file()), *(library / "lib-dynload").glob("*.so")]
-    members = layers.programs("sh", "true")
-    interpreter = Path(sys.base_prefix, "bin", f"python{VERSION}")
-    programs = [member for member in layers.programs(str(interpreter)) if not member[0].startswith("bin/") and member[1]]
-    members += [member for member in programs if member[0] not in {name for name, *_ in members}]
-    members += [(f"usr/bin/python{VERSION}", interpreter.read_bytes(), {"mode": 0o755})]
-    members += [("usr/bin/python3", b"", {"type": tarfile.SYMTYPE, "linkname": f"python{VERSION}"})]
-    members += [(f"usr/lib/python{VERSION}/{path.relative_to(library)}", path.read_bytes(), {}) for path in sorted(paths)]
-    return members
-
-
-ACCOUNTS: list[layers.Member] = [
-    ("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n", {}),
-    ("etc/group", b"root:x:0:\n", {}),
-]
-COMPILER: list[layers.Member] = [
-    ("usr/bin/c++", b"#!/bin/sh\n", {"mode": 0o755}),
-    (f"{sysconfig.get_path('include').lstrip('/')}/Python.h", b"", {}),
-]
-SETTINGS = {"Env": ["PATH=/usr/bin:/bin", "PYTHONPATH=/nonexistent", "PYTHONHASHSEED=7"]}
-
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Descriptor]:
     """An image with Python in a layout of its own."""
     layout = Layout(tmp_path_factory.mktemp("source") / "oci")
-    packed = [layers.packed(*python_members()), layers.packed(*ACCOUNTS, *COMPILER)]
-    return layout, layers.add_image(layout, packed, SETTINGS)
+    return layout, add_python_image(layout)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +76,7 @@ def test_image_on_an_existing_image(tmp_path: Path, reference: str, registry: Re
     below = store.find(reference)
     assert image.layers[: len(below.layers)] == below.layers
     # The same layers as with this machine's Python, which writes them without a container.
-    expected = SmallImage(tmp_path / "expected", python=(str(Path(sys.base_prefix, "bin", f"python{VERSION}")),))
+    expected = SmallImage(tmp_path / "expected", python=(str(PYTHON),))
     expected.directory.mkdir()
     known, _ = expected.assemble()
     assert image.layers[len(below.layers) :][:-1] == known.layers[1:-1], "all but base and accounts"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -41,4 +41,6 @@ class Toolchain:
 
 def json_default(value: object) -> Any:
     """The ``default`` function for ``json.dumps``: records become objects, other types text."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}  # asdict would copy everything below
+    return str(value)

@@ -8,21 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm120kit import recipes, sources
 from sm120kit.core import archives, reporting
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
-from sm120kit.images import assembly, attestation, checks, existing_base, loading, registry, transports
+from sm120kit.images import assembly, checks
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
-from sm120kit.images.attestation import base_packages
-from sm120kit.images.distribution.compression import Compression
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import Attestation, Image, ImageContext, PublishedImage
+from sm120kit.images.records import Attestation, Compression, Image, ImageContext, PublishedImage
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.recipes.records import Closure
@@ -30,6 +28,11 @@ from sm120kit.sources.context import Options
 from sm120kit.wheels import engines
 from sm120kit.wheels.engines import EngineBuild
 from sm120kit.wheels.records import WheelBuild
+
+if TYPE_CHECKING:
+    from sm120kit.images.attestation import Signer
+
+# What contacts registries is imported where it is used: with it, a build with nothing to do takes a third longer.
 
 LEFT_OUT = {
     "nvidia-cutlass-dsl": "its kernels are compiled at run time; an image of compiled modules has no use for it",
@@ -71,7 +74,7 @@ class PublishOptions:
     """How an image is published: compression of its layers (an image of the daemon: always gzip), and signature."""
 
     compression: Compression = Compression.GZIP
-    sign: attestation.Signer | None = None
+    sign: Signer | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
     """Complete a request, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
     Returns the request with a base and a builder. Base and wheels are fetched. For the builder ``layers``, the base is
-    assembled, a program runs in it, and there is disk space for the image; for ``docker``, the daemon has the base, which is
+    assembled, programs can run in it, and there is disk space for the image; for ``docker``, the daemon has the base, which is
     pulled if it is named by digest, unless only the context is requested.
 
     Raises:
@@ -144,8 +147,10 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
 def _prepare_layers(base: str, closure: Closure, options: Options, *, compiles: bool) -> None:
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
     if base in bases.names():
-        store.run(_debian_base(base, options)[1].partition("@")[2], ["true"], {})
+        store.require_runtime(_debian_base(base, options)[1].partition("@")[2])
     else:
+        from sm120kit.images import existing_base
+
         found = existing_base.inspect(existing_base.fetch(base, store.layout), store)
         existing_base.require_suitable(base, found, closure, compiles=compiles)
     missing = sources.unfetched(wheels, workspace)
@@ -161,6 +166,8 @@ def _prepare_layers(base: str, closure: Closure, options: Options, *, compiles: 
 
 def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
     """The base as an image that the daemon has, by id or digest; with ``context_only``, no daemon is contacted."""
+    from sm120kit.images import loading
+
     try:
         daemon = None if request.context_only else Daemon()
     except DaemonUnreachable as error:
@@ -190,6 +197,8 @@ def _opened_base(name: str, options: Options) -> Iterator[tuple[assembly.ImageBa
     if name in bases.names():
         yield _debian_base(name, options)
         return
+    from sm120kit.images import existing_base
+
     store = LocalImages(options.workspace)
     with existing_base.image_base(existing_base.fetch(name, store.layout), store) as base:
         yield base, name
@@ -376,6 +385,9 @@ def publish(
     See :func:`sm120kit.images.registry.publish` and :func:`sm120kit.images.attestation.write`. An entry of the index that has
     a statement keeps it unless it is to be signed.
     """
+    from sm120kit.images import attestation, registry, transports
+    from sm120kit.images.attestation import base_packages
+
     layout = Layout(workspace.root / "oci")
     transport = transports.transport_of(reference, layout, options.compression, report)
     store = EveryStore(workspace)

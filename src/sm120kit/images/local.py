@@ -111,6 +111,15 @@ class LocalImages:
             done = process.run(command, env=variables, check=False, tied=True)
         return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
 
+    def require_runtime(self, image: str) -> None:
+        """Require that programs can run in an image, as :meth:`run` runs them.
+
+        Raises:
+            NamespacesMissing, BadArtifact: as for :meth:`run`.
+        """
+        with self._container(image, {}) as container:
+            _isolated(container, [])
+
     @contextmanager
     def prefix(self, image: str, env: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         """The command to which a program is appended that runs as by :meth:`run`, while the block runs. ``env`` is added.

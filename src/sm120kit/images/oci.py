@@ -147,7 +147,10 @@ class Layout:
             yield blob
 
     def add_blob(self, content: bytes, media_type: str) -> Descriptor:
-        """Store a small blob."""
+        """Store a small blob, unless it exists."""
+        known = Descriptor(media_type, f"sha256:{hashlib.sha256(content).hexdigest()}", len(content))
+        if self.has(known.digest, known.size):
+            return known
         with self.writer() as blob:
             blob.write(content)
             return blob.commit(media_type)
@@ -188,8 +191,10 @@ class Layout:
             BadArtifact: it is not a manifest.
         """
         manifest = self.add_blob(content, media_type)
+        self._require_blobs(self.manifest(manifest.digest))
+        if any(listed.digest == manifest.digest for listed, _ in self.images()):
+            return manifest
         with self._index() as entries:
-            self._require_blobs(self.manifest(manifest.digest))
             if not any(entry["digest"] == manifest.digest for entry in entries):
                 config = self.config(manifest.digest)
                 platform = {key: config[key] for key in ("architecture", "os", "variant") if key in config}
@@ -259,6 +264,9 @@ class Layout:
         Raises:
             NoSuchImage: the layout does not have the image.
         """
+        found = next((references for listed, references in self.images() if listed.digest == manifest_digest), ())
+        if reference in found:
+            return
         with self._index() as entries:
             of_image = [entry for entry in entries if entry["digest"] == manifest_digest]
             if not of_image:

@@ -115,6 +115,13 @@ def image_name(kind: str, version: str, context: str) -> str:
     return f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{context[:12]}"
 
 
+class Compression(StrEnum):
+    """How published layers are compressed. Docker before 23 cannot pull zstd."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+
 class CheckResult(StrEnum):
     """Result of a check of an image."""
 

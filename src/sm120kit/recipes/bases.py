@@ -6,6 +6,7 @@ machine by version and sha256; :func:`lock` writes it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -174,8 +175,12 @@ def _reusable(base: Base) -> tuple[BaseClosure, ...]:
 
 def _read(name: str) -> BaseLock:
     """The lockfile of a base, whose packages are those that were resolved."""
-    path, hint = lock_path(name), f"write it again: sm120kit recipe lock {name}"
-    content = _content(name)
+    return _parse(name, lock_path(name), _content(name))
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(name: str, path: Path, content: bytes) -> BaseLock:
+    hint = f"write it again: sm120kit recipe lock {name}"
     try:
         lock = TypeAdapter(BaseLock).validate_json(content)
     except ValidationError as error:

@@ -19,12 +19,12 @@ from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive
 from sm120kit.core.state import file_sha256, parse_json
-from sm120kit.images.distribution.compression import CompressedLayers, Compression, decompressed, is_recorded, note_pulled
+from sm120kit.images.distribution.compression import CompressedLayers, decompressed, is_recorded, note_pulled
 from sm120kit.images.distribution.credentials import DOCKER_HUB
 from sm120kit.images.distribution.session import Reply, Request, Session
 from sm120kit.images.distribution.transfer import Blobs
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
-from sm120kit.images.records import image_content
+from sm120kit.images.records import Compression, image_content
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,11 @@ from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import ArtifactChanged, HashMismatch, RegistryFailed
 from sm120kit.core.state import disk_errors, file_sha256, owned_directory, read_record, write_record
 from sm120kit.images.oci import LAYER, Descriptor, Layout
+from sm120kit.images.records import Compression
 
 _CHUNK = 2**20
 _MAX_WINDOW_BYTES = 2**27
 """Limit for the memory of zstd, that of the program zstd without ``--long``."""
-
-
-class Compression(StrEnum):
-    """How published layers are compressed. Docker before 23 cannot pull zstd."""
-
-    GZIP = "gzip"
-    ZSTD = "zstd"
 
 
 LEVELS = {Compression.GZIP: 1, Compression.ZSTD: 3}

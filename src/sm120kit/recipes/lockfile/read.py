@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def read_with_build_id(path: Path) -> tuple[Lock, str]:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise LockDiffers(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+    return _parse(path, content)
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(path: Path, content: bytes) -> tuple[Lock, str]:
+    name = path.name.removesuffix(".lock.json")
     try:
         lock = TypeAdapter(Lock).validate_json(content)
     except ValidationError as error:
