@@ -88,6 +88,24 @@ def test_concatenated_containers(tmp_path: Path) -> None:
     assert [image.where for image in cubin.read(both)] == [f"both.fatbin#{number}" for number in (1, 2, 3, 4)]
 
 
+def test_cubins_in_the_data_of_an_object_file(tmp_path: Path) -> None:
+    """As CuTe DSL stores kernels, after four bytes that begin no ELF."""
+    host = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHIQQQIHHHHHH", 1, 62, 1, 0, 0, 0, 0, 64, 0, 0, 64, 0, 0)
+    names = ("sm_120a.cubin", "cuda_12.sm_90a.cubin")
+    file = tmp_path / "kernels.o"
+    file.write_bytes(host + b"".join(b"\x7fELF, not" + (DATA / name).read_bytes() for name in names) + b"text")
+    images = cubin.read(file)
+    assert [(image.where, image.arch) for image in images] == [("kernels.o#1", "sm_120a"), ("kernels.o#2", "sm_90a")]
+    assert [list(image.kernels) for image in images] == [kernels(name) for name in names]
+    assert [image.bytes for image in images] == [(DATA / name).stat().st_size for name in names]
+    file.write_bytes(host + (DATA / names[0]).read_bytes()[:-100])
+    with pytest.raises(BadArtifact, match=r"kernels\.o: .* needs bytes"):
+        cubin.read(file)
+    file.write_bytes(host + b"\x7fELF, not")
+    with pytest.raises(BadArtifact, match="has no device code"):
+        cubin.read(file)
+
+
 def test_images_of_wheel_members(tmp_path: Path) -> None:
     wheel = tmp_path / "some-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:

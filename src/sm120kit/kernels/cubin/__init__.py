@@ -92,6 +92,10 @@ def _images(where: str, data: memoryview) -> Iterator[Cubin]:
             return
         # After a device link, __nv_relfatbin still contains the linked code, which is unused.
         sections = [host.bytes_of(".nv_fatbin") or host.bytes_of("__nv_relfatbin")]
+        if not sections[0] and host.type == elf.RELOCATABLE:
+            for number, code in enumerate(_embedded(data), start=1):
+                yield _cubin(f"{where}#{number}", device.arch(code), code)
+            return
     for number, image in enumerate((image for section in sections for image in fatbin.images(section)), start=1):
         if not image.is_cubin:
             yield Cubin(f"{where}#{number}", image.arch, image.bytes, ())
@@ -102,6 +106,18 @@ def _images(where: str, data: memoryview) -> Iterator[Cubin]:
             raise BadArtifact(f"image {number} is listed for {image.arch} but contains code for {own}")
         # In every toolkit, the f of a family target is only in the listing, and the a is only in the code.
         yield _cubin(f"{where}#{number}", image.arch if image.arch[-1] in "af" else own, inner)
+
+
+def _embedded(data: memoryview) -> Iterator[elf.Elf]:
+    """The cubins in the data of an object file, whole and without a fatbin: CuTe DSL writes kernels so."""
+    content, offset = bytes(data), 0
+    while (offset := content.find(elf.MAGIC, offset + 1)) > 0:
+        try:
+            code = elf.Elf(data[offset:])
+        except BadArtifact:  # four bytes of data that begin no ELF
+            continue
+        if code.machine == elf.MACHINE_CUDA:
+            yield elf.Elf(elf.cut(data, offset, code.extent, f"the cubin at byte {offset}"))
 
 
 def _cubin(where: str, arch: str, code: elf.Elf) -> Cubin:

@@ -12,6 +12,7 @@ from sm120kit.core.errors import BadArtifact
 MAGIC = b"\x7fELF"
 CLASS_64_LITTLE_ENDIAN = b"\x02\x01"
 MACHINE_CUDA = 190
+RELOCATABLE = 1
 NOBITS = 8
 NAME_LIMIT_BYTES = 1 << 16
 """CUTLASS's mangled names reach tens of kilobytes; a longer name indicates damage."""
@@ -70,6 +71,7 @@ class Elf:
         fields = unpack(self._HEADER, data, 16, "the ELF header")
         self.type, self.machine, self.flags = fields[0], fields[1], fields[6]
         self._sections_at, self._section_count, self._names_in = fields[5], fields[11], fields[12]
+        self._segments_end = fields[4] + fields[8] * fields[9]
 
     @cached_property
     def sections(self) -> dict[str, Section]:
@@ -89,6 +91,12 @@ class Elf:
         for name, kind, _, _, offset, size, *_ in headers:
             sections.setdefault(names.at(name), Section(names.at(name), kind, offset, size))
         return sections
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the header to the end of the last table or section, for an ELF that more data follows."""
+        ends = [section.offset + section.size for section in self.sections.values() if section.kind != NOBITS]
+        return max(16, self._segments_end, self._sections_at + self._section_count * self._SECTION.size, *ends)
 
     def bytes_of(self, name: str) -> memoryview:
         """The content of a section; empty if it does not exist or is ``NOBITS``."""
