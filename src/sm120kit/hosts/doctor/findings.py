@@ -38,7 +38,7 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
-class Remedy:
+class HostRemedy:
     """A further remedy of a problem, and what it may break or give up."""
 
     action: str
@@ -60,7 +60,7 @@ class Diagnosis:
     consequence: str = ""
     fix: str = ""
     risk: str = ""
-    alternatives: tuple[Remedy, ...] = ()
+    alternatives: tuple[HostRemedy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def ok(fact: str) -> Diagnosis:
 
 
 def problem(
-    impact: Impact, fact: str, *, cause: str, consequence: str, fix: str = "", remedies: tuple[Remedy, ...] = ()
+    impact: Impact, fact: str, *, cause: str, consequence: str, fix: str = "", remedies: tuple[HostRemedy, ...] = ()
 ) -> Diagnosis:
     """The expected condition does not hold; ``fix`` is the exact remedy, or ``remedies`` several with their risks, in order."""
     return Diagnosis(

@@ -7,8 +7,8 @@ import re
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
+    HostRemedy,
     Impact,
-    Remedy,
     Scope,
     as_information,
     by_device,
@@ -23,7 +23,7 @@ from sm120kit.hosts.facts import Host
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 GRUB = "in /etc/default/grub, then sudo update-grub and reboot"
-IOMMU_OFF = Remedy(
+IOMMU_OFF = HostRemedy(
     f"the IOMMU off: in the BIOS, or amd_iommu=off (Intel: intel_iommu=off) {GRUB}; Linux then does not set ACS either",
     "no passthrough to virtual machines and no protection from devices; above 255 CPU threads Linux uses only some",
 )
@@ -49,7 +49,7 @@ def iommu(host: Host) -> Diagnosis:
             cause="the IOMMU translates the addresses of the GPUs, including peer traffic",
             consequence="NCCL may hang at the first collective; copies between GPUs may return zeros without an error",
             remedies=(
-                Remedy(
+                HostRemedy(
                     f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
                     "devices can access all memory. Linux still sets ACS, as whenever an IOMMU is active: see the finding acs",
                 ),

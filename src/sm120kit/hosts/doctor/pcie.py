@@ -7,8 +7,8 @@ from collections import Counter
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
     HostCheck,
+    HostRemedy,
     Impact,
-    Remedy,
     Scope,
     as_information,
     by_device,
@@ -61,8 +61,8 @@ def acs(host: Host) -> Diagnosis:
             "is active, also with iommu=pt, or by the firmware",
             consequence="NCCL with two ranks may hang, or a switch forwards 50 instead of 103 GB/s, both directions together",
             remedies=(
-                Remedy(fix, "lasts until the next boot: try it first. Virtual machines are no longer separated"),
-                Remedy(
+                HostRemedy(fix, "lasts until the next boot: try it first. Virtual machines are no longer separated"),
+                HostRemedy(
                     f'GRUB_CMDLINE_LINUX="pci=disable_acs_redir={";".join(buses)}" {GRUB}',
                     "the same ports, permanently; addresses change when cards are moved. Linux has no option pci=noacs",
                 ),
