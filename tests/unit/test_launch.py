@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import layout_images
 import pytest
 import synthetic_hosts
 import yaml as yaml_library
@@ -37,6 +38,7 @@ from sm120kit.core.errors import (
 )
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images.index import FORMAT, PublishedIndex
+from sm120kit.images.local import LocalImages
 from sm120kit.images.published import Source
 from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import configurations
@@ -425,6 +427,17 @@ def test_print_docker_command(options: list[str]) -> None:
     for line in ("16 elements per scale", "2 MTP tensors", "GPUs     0, 1, 2, 3", "unverified on SM120", "doctor   "):
         assert line in result.stderr
     assert CliRunner().invoke(app, ["launch", FOUR, *options]).exit_code == 2, "nothing can be started on a recorded host"
+
+
+def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No daemon is needed, and the command that loads the image is printed."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    workspace = Workspace.open(tmp_path / "state")
+    _, name = layout_images.add_image(workspace, (1,), more=LABELS)
+    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--image", name, "--print"])
+    assert result.exit_code == 0, result.output
+    assert f"{LocalImages(workspace).find(name).id} serve /model" in result.stdout
+    assert f"sm120kit image load {name}" in result.stderr
 
 
 def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:

@@ -121,6 +121,9 @@ def launch_(
     _show(prepared)
     if planned:
         planned.write(prepared)
+        if launch.needs_load(prepared, workspace):
+            reference = prepared.image.reference
+            console.info(f"the image is in the state directory; before this can be run: sm120kit image load {reference}")
         return
     with console.status() as show:
 

@@ -16,11 +16,13 @@ from sm120kit.core.urls import REDACTED, redacted
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.doctor import requirements
 from sm120kit.hosts.facts import LaunchedContainer, launcher_label, probe
-from sm120kit.images import checks, published
+from sm120kit.images import checks, loading, published
 from sm120kit.images import context as images
 from sm120kit.images.docker import Daemon
+from sm120kit.images.oci import Layout
 from sm120kit.images.published import Source
 from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.stores import EveryStore
 from sm120kit.images.transports import DaemonTransport
 from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration
@@ -36,7 +38,7 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 class PreparedLaunch:
     """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
 
-    ``published`` is the entry in the index ``source``, None for an image that only this host's daemon has. ``running`` are the
+    ``published`` is the entry in the index ``source``, None for an image that only this host has. ``running`` are the
     containers that other launches started on this host.
     """
 
@@ -69,8 +71,9 @@ def prepare(
 ) -> PreparedLaunch:
     """Check that a configuration can be served from a model folder on the host at ``root``. Starts nothing.
 
-    ``image`` names one in the daemon; if it is empty, the index ``source`` must list one of the configuration's engine. If the
-    source has a key, an image from the daemon must have been built on this host, or be listed and signed.
+    ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
+    configuration's engine. If the source has a key, an image by name must have been built on this host, or be listed and
+    signed.
 
     Raises:
         UnknownName: no recipe builds the configuration's engine.
@@ -84,7 +87,7 @@ def prepare(
     facts = checkpoint.read(model)
     host = probe(root)
     if image:
-        verified, entry = checks.require_verified(image, Daemon(), workspace), None
+        verified, entry = checks.require_verified(image, EveryStore(workspace), workspace), None
         image_name = verified.image.id
         if source.key and not images.built_locally(verified.image, workspace):
             published.require_signed(image, source, workspace)
@@ -137,9 +140,28 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
         raise PortTaken(f"127.0.0.1:{service.port} is in use", "stop what listens there, or choose another port with --port")
     if prepared.published:
         published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
+    else:
+        service = replace(service, image=loaded(prepared.image, options.workspace))
     argv = serving.docker_run(service, values=False)
     remove = ("docker", "rm", "--force", service.name)
     return serve(replace(prepared, service=service), argv, options, remove=remove, work=work)
+
+
+def loaded(image: VerifiedImage, workspace: Workspace) -> str:
+    """The id of a verified image in the daemon, into which it is loaded if only the state directory has it.
+
+    Raises:
+        DaemonUnreachable: no daemon responds.
+        TagTaken, NotVerified: see :func:`sm120kit.images.loading.load`.
+    """
+    layout = Layout(workspace.root / "oci")
+    manifest = layout.find(image.image.id)
+    return loading.load(layout, manifest.digest, Daemon()).id if manifest else image.image.id
+
+
+def needs_load(prepared: PreparedLaunch, workspace: Workspace) -> bool:
+    """Whether the image of a launch is in the state directory, and must be loaded before its command line can be run."""
+    return prepared.published is None and Layout(workspace.root / "oci").find(prepared.image.image.id) is not None
 
 
 def labelled_service(prepared: PreparedLaunch) -> Service:
