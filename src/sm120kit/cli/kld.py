@@ -261,7 +261,9 @@ def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:
 
 
 def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
+    from sm120kit.core.urls import is_url
+
+    return is_url(name)
 
 
 def _print(comparison: KldComparison) -> None:
