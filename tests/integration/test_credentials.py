@@ -210,7 +210,17 @@ def test_what_a_server_repeats_of_a_refused_credential_is_not_shown(serve: Any, 
     (tmp_path / "ids.json").write_text(json.dumps(list(range(64))))
     password = sm120kit("bench", "run", f"http://user:{SECRET}@{server.host}", "-w", "mine.toml")
     key = sm120kit("bench", "run", f"http://{server.host}", "-w", "mine.toml", key="hunter2-key")
-    token = sm120kit("kld", f"http://{server.host}?token=hunter2", f"http://{server.host}", "--text", "ids.json", "--windows", 1, "--window", 8)
+    token = sm120kit(
+        "kld",
+        f"http://{server.host}?token=hunter2",
+        f"http://{server.host}",
+        "--text",
+        "ids.json",
+        "--windows",
+        1,
+        "--window",
+        8,
+    )
     for one in (password, key, token):
         assert one.returncode == 90 and "HTTP 401" in one.stderr and "SM120KIT_API_KEY" in one.stderr, one.stderr
     nothing_of_it(tmp_path, password, key, token)

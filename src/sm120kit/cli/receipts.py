@@ -104,9 +104,10 @@ def compare(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Compare two receipts cell by cell, in every figure.
+    """Compare two receipts cell by cell.
 
-    Refused if they differ in a circumstance that is not ignored. Exit code 1 if a larger share of requests failed than before.
+    Every figure is compared. Refused if a circumstance that is not ignored differs. Exit code 1 if a larger share of requests
+    failed than before.
     """
     from dataclasses import asdict
 
