@@ -23,7 +23,7 @@ import pytest
 import small_engine
 from small_engine import KERNELS, make_sdist, make_wheel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VLLM_TAG = "cp38-abi3-manylinux_2_28_x86_64"
 PATCH = """\
 From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
