@@ -24,6 +24,7 @@ COMMANDS = Branch(
                 "show": Leaf("receipts:show", "Show the figures of receipts"),
                 "compare": Leaf("receipts:compare", "Compare two receipts cell by cell"),
                 "workloads": Leaf("bench:workloads", "List the workloads"),
+                "export": Leaf("bench_export:export", "Write receipts as a table or a page with charts"),
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
         ),

@@ -1,0 +1,109 @@
+"""Export of receipts as CSV, Markdown and HTML."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("matplotlib")
+
+import itertools
+
+from sm120kit.bench import export, receipt
+from sm120kit.bench.receipt import Circumstances, MeasuredCell, Receipt
+from sm120kit.bench.sample import Exchange, parse_sample
+from sm120kit.cli import app
+
+
+def cell(users: int, context: int, tok_s: float, error: str = "") -> MeasuredCell:
+    """Requests of 40 tokens, the first after 0.1 s."""
+    event = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
+    usage = json.dumps({"usage": {"completion_tokens": 40, "prompt_tokens": 9}, "choices": []})
+    last = 0.1 + 39 * users / tok_s
+    reads = [(0.1, f"data: {event}\n\n".encode()), (last, f"data: {event}\n\ndata: {usage}\n\n".encode())]
+    samples = [parse_sample(reads, Exchange(user, 0, 0.0, last, 200)) for user in range(users)]
+    samples[0] = replace(samples[0], error=error)
+    return MeasuredCell(users, 40, context, (), tuple(samples), 0.0, None)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    about = Circumstances("http://h", "org/<b>model</b>", "w", "0" * 64, "off", 0.0, 0, {"sm120kit": "1"}, {"gpu": "2x <x>"})
+    cells = [cell(users, context, rate) for context in (0, 8192) for users, rate in ((1, 100), (2, 190), (4, 200), (16, 210))]
+    path = tmp_path / "mine.json"
+    receipt.write(
+        path, Receipt(receipt.FORMAT, "2026-11-22T00:00:00+00:00", True, about, (*cells, cell(32, 0, 210, "HTTP 500")))
+    )
+    return path
+
+
+def exported(path: Path, name: str, *options: str) -> str:
+    output = path.parent / name
+    result = CliRunner().invoke(app, ["bench", "export", str(path), "-o", str(output), *options])
+    assert result.exit_code == 0, result.output
+    return output.read_text()
+
+
+def test_csv_has_a_row_for_each_cell(measured: Path) -> None:
+    table = list(csv.DictReader(exported(measured, "a.csv", "--slo", "ttft=150").splitlines()))
+    assert [(row["users"], row["context_tokens"]) for row in table[:3]] == [("1", "0"), ("1", "8192"), ("2", "0")]
+    assert float(table[0]["ttft"]) == pytest.approx(0.1) and table[0]["acceptance"] == ""
+    assert table[-1]["errors"] == "1" and table[-1]["goodput_requests"] == "31"
+    assert "goodput_requests" not in exported(measured, "b.csv")
+
+
+def test_markdown_has_figures_knee_and_errors(measured: Path) -> None:
+    text = exported(measured, "a.md", "--slo", "ttft=150")
+    assert "| users | output | context |" in text and "| unknown | 1 of 32 |" in text
+    assert "- knee at 4 users (40 tokens after 8,192)" in text and "- error: HTTP 500" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+class Page(HTMLParser):
+    """Collects the tags that are not closed, external references and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def test_html_is_one_page_with_charts(measured: Path) -> None:
+    text = exported(measured, "a.html")
+    page = Page()
+    page.feed(text)
+    assert page.tags.count("svg") == 2, "by users, and by context"
+    assert all(reference.startswith("#") for reference in page.references) and "@import" not in text
+    assert "<b>model" not in text and "org/&lt;b&gt;model" in text and "2x &lt;x&gt;" in text
+    for label in ("time to first token, ms", "time between chunks, ms", "tok/s per user", "tok/s of all users", "after 8,192"):
+        assert label in text
+    assert text == exported(measured, "b.html"), "the same bytes"
+
+
+def test_labels_beside_lines_do_not_overlap() -> None:
+    for heights in ([0.0, 0.0, 0.01], [0.97, 0.98, 0.99, 1.0], [0.5] * 30, [0.2], []):
+        placed = export._spread(heights)
+        gap = min(export.LABEL_GAP, 1 / max(1, len(heights) - 1))
+        assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(placed))
+        assert all(-1e-9 <= height <= 1 for height in placed)
+
+
+def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, ["bench", "export", *map(str, arguments)])
+
+    assert run(measured, "-o", tmp_path / "a.pdf").exit_code == 2
+    assert re.search("no/a.md", str(run(measured, "-o", tmp_path / "no" / "a.md").exception))
+    assert "is no objective" in str(run(measured, "-o", tmp_path / "a.md", "--slo", "tpot=3").exception)
+    assert not list(tmp_path.glob("a.*"))
