@@ -1,4 +1,4 @@
-"""doctor on the real machine, with a broken nvidia-smi, and its measuring program without GPUs."""
+"""doctor on the real machine, with a broken nvidia-smi, and a measuring program that hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import synthetic_hosts
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import CannotMeasure
 from sm120kit.hosts.doctor import measure
 from sm120kit.hosts.facts import probe, reader
 
@@ -67,34 +66,6 @@ def test_root_that_is_not_a_host(tmp_path: Path) -> None:
     assert process.returncode == 80 and "hint:" in process.stderr and "Traceback" not in process.stderr
 
 
-def test_transfers_without_gpu() -> None:
-    copies = measure.run_transfers("copies", 2, sys.executable, kind="cpu")
-    assert [line["wrong"] for line in copies.having("pair")] == [0] and not copies.hung + copies.failed
-    reduced = measure.run_transfers("collective", 3, sys.executable, kind="cpu")
-    assert sorted((line["rank"], line["wrong"]) for line in reduced.having("rank")) == [(0, 0), (1, 0), (2, 0)]
-    assert len(reduced.having("bus")) == 1 and not reduced.hung + reduced.failed
-
-
-def test_corrupted_copies_are_counted(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        f"""#!{sys.executable}
-import runpy, sys, torch
-copy = torch.Tensor.copy_
-def corrupt(self, source, non_blocking=False):
-    copy(self, source)
-    self.view(-1)[-1] = source.view(-1)[-1].bitwise_xor(1)
-    return self
-torch.Tensor.copy_ = corrupt
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-    )
-    python.chmod(0o755)
-    output = measure.run_transfers("copies", 2, str(python), kind="cpu")
-    assert [line["wrong"] for line in output.having("pair")] == [6]  # three sizes, both ways
-
-
 def test_hung_step_is_stopped_and_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
@@ -104,16 +75,6 @@ def test_hung_step_is_stopped_and_named(tmp_path: Path) -> None:
     started = time.monotonic()
     assert measure.run_transfers("collective", 2, str(python), seconds=1).hung == "the first all-reduce of 2 ranks"
     assert time.monotonic() - started < 30
-
-
-def test_measure_requires_torch_with_gpus(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -c 'import torch'\n")
-    python.chmod(0o755)
-    with pytest.raises(CannotMeasure, match="No module named 'torch'"):
-        measure.run_transfers("copies", 2, str(python))
-    with pytest.raises(CannotMeasure, match="detects 0 of 64 GPUs"):
-        measure.run_transfers("copies", 64, sys.executable)
 
 
 @pytest.mark.parametrize("name", ["", "not-executable", "not-elf", "no-interpreter"])
