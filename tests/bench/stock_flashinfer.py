@@ -101,12 +101,12 @@ def main() -> None:
             "FLASHINFER_WORKSPACE_BASE": f"{scratch}/stock",
         }
         tree = f"{scratch}/flashinfer_python-{item.version}"
-        said, stock, stock_peak = measured(
+        printed, stock, stock_peak = measured(
             [sys.executable, "-c", STOCK, tree, json.dumps(generators)], {**env, "PYTHONPATH": tree}
         )
     print(f"kernel group {group}, {jobs} jobs, nvcc {tools.nvcc_version}, load before {os.getloadavg()[2]:.1f}")
     print(f"sm120kit {ours:7.0f} s  peak {our_peak:5.1f} GiB  {our_units} units")
-    print(f"stock    {stock:7.0f} s  peak {stock_peak:5.1f} GiB  {said.strip()} units")
+    print(f"stock    {stock:7.0f} s  peak {stock_peak:5.1f} GiB  {printed.strip()} units")
     print(f"ratio    {ours / stock:7.2f}")
 
 

@@ -108,7 +108,7 @@ def test_receipt_has_cells_of_every_restart(tmp_path: Path) -> None:
     assert served.tokenizer_sha256 is not None and served.configuration == CONFIGURATION
     assert served.argv is not None and "--name" not in served.argv and "s-0" not in served.argv
     assert served.environment == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
-    assert result.circumstances.said == {"id": "schedule", "root": "/nowhere"}
+    assert result.circumstances.reported == {"id": "schedule", "root": "/nowhere"}
     # Compared with itself, the spread is between the starts.
     first, second = compare.compare(result, result, []).cells
     assert (first.between, second.between) == ("starts", "starts") and first.figures[0].beyond_spread is False

@@ -46,16 +46,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._accepted():
             known: dict[str, Any] = {"/v1/models": {"data": [{"id": "tiny"}]}, "/version": {"version": "1"}}
-            said = known.get(urlsplit(self.path).path)
-            self._answer(404 if said is None else 200, json.dumps(said).encode())
+            answer = known.get(urlsplit(self.path).path)
+            self._answer(404 if answer is None else 200, json.dumps(answer).encode())
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._accepted():
             return
-        if "prompt_logprobs" in asked:
-            listed = [None, *({"1": {"logprob": -0.5}, "2": {"logprob": -1.0}} for _ in asked["prompt"][0][1:])]
-            choices = [{"index": number, "prompt_logprobs": listed} for number, _ in enumerate(asked["prompt"])]
+        if "prompt_logprobs" in request:
+            listed = [None, *({"1": {"logprob": -0.5}, "2": {"logprob": -1.0}} for _ in request["prompt"][0][1:])]
+            choices = [{"index": number, "prompt_logprobs": listed} for number, _ in enumerate(request["prompt"])]
             self._answer(200, json.dumps({"choices": choices}).encode())
             return
         usage = {"prompt_tokens": 1, "completion_tokens": 2}

@@ -53,4 +53,4 @@ def test_library_that_links_the_driver_loads_with_the_stub(tmp_path: Path) -> No
         [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True
     )
     (line,) = map(json.loads, done.stdout.splitlines())
-    assert line["verdict"] == "passed" and line["said"] == {"answer": "100"} and not done.stderr, (line, done.stderr)
+    assert line["verdict"] == "passed" and line["facts"] == {"answer": "100"} and not done.stderr, (line, done.stderr)

@@ -328,7 +328,7 @@ def test_copy_rates_are_judged_by_topology_class(
 
 def test_copies_without_published_figure_and_slow_concurrent_copies(hosts: dict[str, Host]) -> None:
     host = hosts["node-forced"]
-    nvlink = replace(host, pairs=tuple(replace(pair, said="NV18") for pair in host.pairs))
+    nvlink = replace(host, pairs=tuple(replace(pair, smi="NV18") for pair in host.pairs))
     _, speed = measure.judge_copies(nvlink, output_of(copied(400, 800), {"concurrent": 390.0}))
     assert speed.status is Status.OK and "no published figure" in speed.verdict.fact
     _, speed = measure.judge_copies(host, output_of(copied(55, 110), {"concurrent": 2.7}))

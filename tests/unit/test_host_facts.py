@@ -27,7 +27,7 @@ def test_gpus_below_a_pcie_switch(tmp_path: Path) -> None:
     assert first.link == Link(16, 16, 32.0, 32.0, False) and first.errors == ErrorCounters(0, 0, 0)
     assert (first.aperture_mib, first.memory_mib, first.iommu, first.driver) == (131072, 97887, "identity", "nvidia")
     assert host.bridge("0000:02:01.0").acs == 0x1D
-    assert [(pair.kind, pair.said, pair.granted) for pair in host.pairs] == [("PIX", "PIX", "OK")]
+    assert [(pair.kind, pair.smi, pair.granted) for pair in host.pairs] == [("PIX", "PIX", "OK")]
     assert host.driver.registry == {} and host.driver.open_module and host.driver.version == "580.126.09"
     assert host.command_line is not None and "iommu=pt" in host.command_line
 

@@ -249,7 +249,7 @@ def test_runner_reports_every_result(tmp_path: Path) -> None:
     verdicts = {name: line["verdict"] for name, line in lines.items()}
     failed = dict.fromkeys(("bad", "broken", "warns", "leaves"), "failed")
     assert verdicts == {"good": "passed", "absent": "not run", **failed}
-    assert lines["good"]["said"] == {"fact": "hello"} and lines["bad"]["detail"] == "it is bad"
+    assert lines["good"]["facts"] == {"fact": "hello"} and lines["bad"]["detail"] == "it is bad"
     assert "ZeroDivisionError" in lines["broken"]["detail"] and "odd" in lines["warns"]["detail"]
 
 

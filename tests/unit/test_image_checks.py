@@ -143,7 +143,7 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
     assert lines["driver"]["verdict"] == "passed", "the runner did not restart with the stub"
     assert lines["known_messages"]["verdict"] == "passed"
-    assert lines["known_messages"]["said"] == {"exempt in small/known_messages": "1 x the name is old; 2 x its log"}
+    assert lines["known_messages"]["facts"] == {"exempt in small/known_messages": "1 x the name is old; 2 x its log"}
     assert lines["unknown_warning"]["verdict"] == "failed" and "used again" in lines["unknown_warning"]["detail"]
     # The host treats any line on stderr as a failure.
     assert done.stderr == "small/unknown_message: oops\n"
@@ -564,7 +564,7 @@ def test_vllm_without_fault_passes(engine: RunEngine, tmp_path: Path) -> None:
     lines, stderr = engine(tmp_path, "vllm", {})
     verdicts = {name: (line["verdict"], line["detail"]) for name, line in lines.items() if name not in NEED_ENGINE}
     assert set(verdicts.values()) == {("passed", "")} and len(verdicts) == 7 and stderr == "", (verdicts, stderr)
-    assert lines["arguments"]["said"] == {"takes the arguments of": "a-configuration"}
+    assert lines["arguments"]["facts"] == {"takes the arguments of": "a-configuration"}
 
 
 def test_vllm_with_a_fault_for_every_check_fails_all(engine: RunEngine, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_comparison_with_control_pair_and_progress() -> None:
     reference, test = ConstantModel("reference", HALVES), ConstantModel("test", SKEWED)
     partial: list[kld.KldComparison] = []
     comparison = kld.compare(reference, test, None, range(10), kld.Windowing(3, 4, 3), on_progress=partial.append)
-    assert [(comparison.complete, comparison.asked.windows) for comparison in partial] == [(False, 2), (True, 3)]
+    assert [(comparison.complete, comparison.windowing.windows) for comparison in partial] == [(False, 2), (True, 3)]
     assert comparison == partial[-1]
     assert (comparison.result.positions, comparison.result.top1_differs) == (12, 12)
     assert comparison.result.mean == comparison.result.median == comparison.result.p99 == pytest.approx(BY_HAND)

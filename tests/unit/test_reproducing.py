@@ -215,7 +215,7 @@ LEAST = "at least 3 successful requests"
         (given(GOOD, quantization="FP8"), "quantization", A.model.quantization, "FP8"),
         (served(engine="vllm-0.19.1"), "engine", A.engine, "vllm-0.19.1"),
         (ALIEN, "engine", A.engine, "unknown"),
-        (about(ALIEN, said={"version": "0.5.12"}), "engine", A.engine, "version 0.5.12"),
+        (about(ALIEN, reported={"version": "0.5.12"}), "engine", A.engine, "version 0.5.12"),
         (given(ALIEN, engine="sglang-0.5.23"), "engine", A.engine, "sglang-0.5.23"),
         (
             served(argv=arguments("--speculative-num-steps")),
@@ -268,7 +268,7 @@ def test_every_differing_field_is_reported(result: Receipt, field: str, publishe
         machine(power_limits_watts=(None, 600.4)),
         given(BARE, gpu="2x RTX PRO 6000"),
         about(GOOD, model=f"/models/{A.model.repository.rpartition('/')[2]}"),
-        about(ALIEN, said={"version": "0.5.11+cu130"}),
+        about(ALIEN, reported={"version": "0.5.11+cu130"}),
         given(ALIEN, engine=A.engine),
         given(GOOD, quantization="nvfp4"),
         served(argv=None),

@@ -163,7 +163,7 @@ def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: date
             client=circumstances.client(),
             given=dict(measurement.given),
             prompts_sha256=digest_of(workload.prompts(named.workload)),
-            said=client.server_info(server.endpoint, server.model),
+            reported=client.server_info(server.endpoint, server.model),
             served=server.served,
             machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
         ),
@@ -190,7 +190,7 @@ def _measure(
         request_ended()
 
     def counted(users: Iterable[Iterable[client.StreamRequest]]) -> list[Iterable[client.StreamRequest]]:
-        return [map(client.counted, user) for user in users] if about.said.get("owned_by") in COUNTING else list(users)
+        return [map(client.counted, user) for user in users] if about.reported.get("owned_by") in COUNTING else list(users)
 
     warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
     warm = client.stream_all(

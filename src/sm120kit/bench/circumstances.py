@@ -141,7 +141,7 @@ def machine_of(host: Host) -> Machine:
         cuda=host.driver.cuda,
         gpus=tuple(gpu.name or "unnamed GPU" for gpu in host.gpus),
         power_limits_watts=tuple(gpu.power_limit for gpu in host.gpus),
-        topology=tuple(f"{order[p.first]}-{order[p.second]} {p.kind or p.said or 'unknown'}" for p in host.pairs),
+        topology=tuple(f"{order[p.first]}-{order[p.second]} {p.kind or p.smi or 'unknown'}" for p in host.pairs),
     )
 
 

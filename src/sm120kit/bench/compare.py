@@ -13,7 +13,7 @@ from sm120kit.core.errors import NotComparable
 Spread = tuple[float, float, float]
 """Median, lowest and highest value of a figure."""
 
-GROUPS = ("client", "given", "said", "served", "machine")
+GROUPS = ("client", "given", "reported", "served", "machine")
 UNKNOWN = "unknown"
 
 

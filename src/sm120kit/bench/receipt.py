@@ -64,7 +64,8 @@ class Machine:
 class Circumstances:
     """Everything known that a figure depends on. ``given`` are values stated by the user, not detected.
 
-    ``said`` is the server's description of its model and its version, ``prompts_sha256`` the hash of the workload's prompts.
+    ``reported`` is the server's description of its model and its version, ``prompts_sha256`` the hash of the workload's
+    prompts.
     """
 
     url: str
@@ -77,7 +78,7 @@ class Circumstances:
     client: dict[str, str]
     given: dict[str, str]
     prompts_sha256: str | None = None
-    said: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     served: Served = Served()
     machine: Machine = Machine()
 

@@ -120,7 +120,7 @@ def show_report(report: CheckReport, *, json: bool) -> None:
             ("check", "verdict", "detail"),
             ((f"{check.suite}/{check.name}", check.verdict, check.detail) for check in report.checks),
         )
-        console.table(("fact", "value"), report.said.items())
+        console.table(("fact", "value"), report.facts.items())
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
     if failed or report.verified is None:
         count = f"{len(failed)} of {len(report.checks)} checks failed"

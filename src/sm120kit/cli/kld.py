@@ -239,7 +239,7 @@ def _compare(
         task = progress.add_task("windows", total=windowing.windows)
 
         def on_progress(partial: KldComparison) -> None:
-            progress.update(task, completed=partial.asked.windows)
+            progress.update(task, completed=partial.windowing.windows)
             if output is not None:
                 write_record(output, partial)
 

@@ -38,12 +38,12 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str =
     host, host_version = host_compiler()
     rejected = []
     for home, origin in _homes():
-        found = _nvcc_version(home / "bin" / "nvcc")
-        reasons = _unsuitable(home, found, archs, headers)
-        if version and found != Version(version):
-            reasons.append(f"nvcc {found} is not {version}")
+        release = _nvcc_version(home / "bin" / "nvcc")
+        reasons = _unsuitable(home, release, archs, headers)
+        if version and release != Version(version):
+            reasons.append(f"nvcc {release} is not {version}")
         if not reasons:
-            return Toolchain(home, str(found), host, host_version)
+            return Toolchain(home, str(release), host, host_version)
         rejected.append(f"{origin} ({home}): {'; '.join(reasons)}")
     if not rejected:
         raise ToolchainMissing(

@@ -417,12 +417,12 @@ def _parts(deb: Path) -> dict[str, bytes]:
 
 def _tar(parts: Mapping[str, bytes], name: str) -> tarfile.TarFile:
     """One of the two tar archives in a package."""
-    found = next((part for part in parts if part == name or part.startswith(f"{name}.")), None)
-    if found is None:
+    member = next((part for part in parts if part == name or part.startswith(f"{name}.")), None)
+    if member is None:
         raise ValueError(f"it has no {name}")
-    packed = io.BytesIO(parts[found])
+    packed = io.BytesIO(parts[member])
     stream: IO[bytes]
-    match found.removeprefix(name):
+    match member.removeprefix(name):
         case "":
             stream = packed
         case ".xz":

@@ -151,8 +151,8 @@ def _prepare_layers(base: str, closure: Closure, options: Options, *, compiles: 
     else:
         from sm120kit.images import existing_base
 
-        found = existing_base.inspect(existing_base.fetch(base, store.layout), store)
-        existing_base.require_suitable(base, found, closure, compiles=compiles)
+        programs = existing_base.inspect(existing_base.fetch(base, store.layout), store)
+        existing_base.require_suitable(base, programs, closure, compiles=compiles)
     missing = sources.unfetched(wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
@@ -282,7 +282,7 @@ def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
     except NotVerified:
         return verify(image.id, workspace, reporting.info)
     store.tag(image.id, verified.reference)
-    return checks.CheckReport(image, verified.checks, verified.said, verified)
+    return checks.CheckReport(image, verified.checks, verified.facts, verified)
 
 
 def verify(reference: str, workspace: Workspace, report: Callable[[str], None] = lambda line: None) -> checks.CheckReport:

@@ -51,11 +51,11 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 def _env(config: dict[str, Any], rest: str) -> None:
     variables = dict(entry.split("=", 1) for entry in config.get("Env") or ())
-    found = re.findall(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?=\s|$)', rest)
-    if [f"{name}={value}" for name, value in found] != re.findall(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+', rest):
+    assignments = re.findall(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?=\s|$)', rest)
+    if [f"{name}={value}" for name, value in assignments] != re.findall(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+', rest):
         raise ValueError('not of the form NAME=value or NAME="value"')
     before = dict(variables)
-    for name, value in found:
+    for name, value in assignments:
         variables[name] = _expand(value[1:-1] if value.startswith('"') else value, before)
     config["Env"] = [f"{name}={value}" for name, value in variables.items()]
 

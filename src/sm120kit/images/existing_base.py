@@ -68,31 +68,31 @@ def fetch(reference: str, layout: Layout) -> str:
         RegistryFailed, DaemonUnreachable: the registry, or for an id the daemon, does not respond.
         NotEnoughDisk, StateUnwritable: it cannot be stored.
     """
-    found = layout.find(reference)
-    if found is None:
+    image = layout.find(reference)
+    if image is None:
         name, _, digest = reference.rpartition("@")
         manifest = loading.read(layout, daemon, reference) if (daemon := _daemon_with(reference, required=not name)) else ""
-        found = layout.find(manifest or _pull(name, digest, layout))
-    assert found is not None
-    if reference != found.digest and not any(
-        reference in tags for listed, tags in layout.images() if listed.digest == found.digest
+        image = layout.find(manifest or _pull(name, digest, layout))
+    assert image is not None
+    if reference != image.digest and not any(
+        reference in tags for listed, tags in layout.images() if listed.digest == image.digest
     ):
-        layout.tag(found.digest, reference)
-    return found.digest
+        layout.tag(image.digest, reference)
+    return image.digest
 
 
 def _daemon_with(reference: str, *, required: bool) -> Daemon | None:
     """The daemon if it has an image; None without a daemon unless it is ``required``."""
     try:
         daemon = Daemon()
-        found = daemon.inspect(reference)
+        inspected = daemon.inspect(reference)
     except (DaemonUnreachable, ToolchainMissing):
         if required:
             raise
         return None
-    if found is None and required:
+    if inspected is None and required:
         raise NoSuchImage(f"neither state directory nor daemon has a base {reference}", "pass it as name@sha256:...")
-    return daemon if found else None
+    return daemon if inspected else None
 
 
 def _pull(name: str, digest: str, layout: Layout) -> str:
@@ -114,7 +114,7 @@ def image_base(manifest: str, store: LocalImages) -> Iterator[ImageBase]:
         ToolchainUnsuitable: it has no Python.
     """
     layout = store.layout
-    found = inspect(manifest, store)
+    programs = inspect(manifest, store)
     config = layout.config(manifest)
     with store.prefix(manifest, _PYTHON) as prefix:
         yield ImageBase(
@@ -122,8 +122,8 @@ def image_base(manifest: str, store: LocalImages) -> Iterator[ImageBase]:
             tuple(config["rootfs"]["diff_ids"]),
             config,
             {name: store.read(manifest, f"etc/{name}").decode() for name in ("passwd", "group")},
-            (*prefix, found.interpreter),
-            found.interpreter,
+            (*prefix, programs.interpreter),
+            programs.interpreter,
         )
 
 
@@ -143,7 +143,7 @@ def inspect(manifest: str, store: LocalImages) -> BasePrograms:
     return BasePrograms(**json.loads(done.stdout))
 
 
-def require_suitable(base: str, found: BasePrograms, closure: Closure, *, compiles: bool) -> None:
+def require_suitable(base: str, programs: BasePrograms, closure: Closure, *, compiles: bool) -> None:
     """Require what the wheels of a closure need, and with ``compiles`` also what compilers of kernels need.
 
     Raises:
@@ -151,16 +151,16 @@ def require_suitable(base: str, found: BasePrograms, closure: Closure, *, compil
     """
     problems = []
     needed = _version(".".join(closure.platform.split("_")[1:3]))  # manylinux_2_35_x86_64
-    if found.python != closure.python:
-        problems.append(f"Python {found.python}, the lock is for Python {closure.python}")
-    if not found.has_venv:
+    if programs.python != closure.python:
+        problems.append(f"Python {programs.python}, the lock is for Python {closure.python}")
+    if not programs.has_venv:
         problems.append("no module venv")
-    if _version(found.glibc) < needed:
+    if _version(programs.glibc) < needed:
         shown = ".".join(map(str, needed))
-        problems.append(f"glibc {found.glibc}, the wheels need {shown}" if found.glibc else "no glibc")
-    if compiles and not found.has_compiler:
+        problems.append(f"glibc {programs.glibc}, the wheels need {shown}" if programs.glibc else "no glibc")
+    if compiles and not programs.has_compiler:
         problems.append("no C++ compiler c++, with which engines compile kernels at run time")
-    if compiles and not found.has_headers:
+    if compiles and not programs.has_headers:
         problems.append("no headers of Python, with which engines compile kernels at run time")
     if problems:
         raise ToolchainUnsuitable(

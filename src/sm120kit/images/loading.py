@@ -68,8 +68,8 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     for reference in references:
         require_free(reference, image, daemon)
     # With containerd's image store, the id of an image is the digest of its manifest.
-    found = map(daemon.inspect, (image.id, manifest, *references))
-    loaded = next((listed for listed in found if listed and listed.content == image.content), None)
+    inspected = map(daemon.inspect, (image.id, manifest, *references))
+    loaded = next((listed for listed in inspected if listed and listed.content == image.content), None)
     if loaded is None:
         loaded = _load(layout, manifest, image, daemon)
     if loaded.content != image.content:
@@ -157,13 +157,13 @@ def read(layout: Layout, daemon: Daemon, reference: str) -> str:
     try:
         (saved,) = parse_json(documents["manifest.json"])
         config = documents[saved["Config"]]
-        found = [layers[links.get(name, name)] for name in saved["Layers"]]
+        stored = [layers[links.get(name, name)] for name in saved["Layers"]]
         diff_ids = parse_json(config)["rootfs"]["diff_ids"]
     except (KeyError, ValueError, TypeError) as error:
         raise BadArtifact(f"the daemon sends no image for {reference}: {error}", "look at the daemon's log") from error
-    if [layer.digest for layer in found] != diff_ids:
+    if [layer.digest for layer in stored] != diff_ids:
         raise HashMismatch(f"the layers of {reference} in the daemon are not those of its config", "pull or build it again")
-    return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), found), MANIFEST).digest
+    return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), stored), MANIFEST).digest
 
 
 def _add_layer(layout: Layout, first: bytes, rest: IO[bytes], advance: reporting.Advance) -> Descriptor:

@@ -264,8 +264,8 @@ class Layout:
         Raises:
             NoSuchImage: the layout does not have the image.
         """
-        found = next((references for listed, references in self.images() if listed.digest == manifest_digest), ())
-        if reference in found:
+        tags = next((references for listed, references in self.images() if listed.digest == manifest_digest), ())
+        if reference in tags:
             return
         with self._index() as entries:
             of_image = [entry for entry in entries if entry["digest"] == manifest_digest]

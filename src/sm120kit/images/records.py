@@ -144,7 +144,7 @@ class Check:
 class VerifiedImage:
     """An image that passed its checks. Only :func:`sm120kit.images.checks.verify` creates one.
 
-    ``suite`` is the sha256 of the programs of the checks; ``said`` are the facts that the checks reported, by name. The fact
+    ``suite`` is the sha256 of the programs of the checks; ``facts`` are what the checks reported, by name. The fact
     ``runtime`` is what ran the checks, see :class:`ContainerResult`; a record without it was made with docker.
     """
 
@@ -152,7 +152,7 @@ class VerifiedImage:
     reference: str
     suite: str
     checks: tuple[Check, ...]
-    said: dict[str, str]
+    facts: dict[str, str]
 
 
 DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")

@@ -321,13 +321,13 @@ def _listing(sources: Sequence[UnpackedLayer], path: str) -> list[VisibleEntry]:
     directories: set[str] = set()
     for layer in sources:
         with os.scandir(layer.tree / path) as scan:
-            found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in scan}
-        if OPAQUE in found:
+            of_layer = {entry.name: entry.is_dir(follow_symlinks=False) for entry in scan}
+        if OPAQUE in of_layer:
             entries.clear()
-        for name in found:
+        for name in of_layer:
             if name.startswith(WHITEOUT):
                 entries.pop(name.removeprefix(WHITEOUT), None)
-        for name, is_directory in found.items():
+        for name, is_directory in of_layer.items():
             if name.startswith(WHITEOUT):
                 continue
             if is_directory and name in entries and name in directories:

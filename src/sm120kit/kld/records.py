@@ -44,16 +44,16 @@ class DivergenceSummary:
 class KldComparison:
     """Comparison of a test with its reference (``result``), and of the control pair (``noise``).
 
-    ``asked`` is the division of the text, with the number of windows compared so far. ``exact`` is False when a model returned
-    its most likely tokens only. ``tokens_sha256`` is the hash of the token ids as JSON. ``complete`` is False when the run
-    ended before its last window.
+    ``windowing`` is the division of the text, with the number of windows compared so far. ``exact`` is False when a model
+    returned its most likely tokens only. ``tokens_sha256`` is the hash of the token ids as JSON. ``complete`` is False when
+    the run ended before its last window.
     """
 
     format: int
     reference: str
     test: str
     control: str
-    asked: Windowing
+    windowing: Windowing
     tokens_sha256: str
     exact: bool
     complete: bool

@@ -168,11 +168,11 @@ def _archives(origin: Origin) -> list[str]:
 def _releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
     """URI and release (``bookworm-updates``) of every index of a suite."""
     if origin.debian.mirrors:
-        found = _mirror_releases(suite, origin)
-        if f"{suite}" not in {release for _, release in found}:
+        releases = _mirror_releases(suite, origin)
+        if f"{suite}" not in {release for _, release in releases}:
             shown = ", ".join(map(redacted, origin.debian.mirrors))
             raise FetchFailed(f"none of these archives has a signed index dists/{suite}/InRelease: {shown}", _HINT)
-        return found
+        return releases
     codename = _os_release().get("VERSION_CODENAME", "")
     return [(uri, suite + release.removeprefix(codename)) for uri, release in _host_releases()]
 
@@ -180,7 +180,7 @@ def _releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
 def _mirror_releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
     from sm120kit.sources import client as http
 
-    found = []
+    releases = []
     with contextlib.closing(http.connect(origin.settings())) as client:
         for mirror in origin.debian.mirrors:
             directory = local_directory(mirror)
@@ -188,10 +188,10 @@ def _mirror_releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
                 index = f"dists/{release}/InRelease"
                 if directory is not None:
                     if (directory / index).is_file():
-                        found.append((directory.as_uri(), release))
+                        releases.append((directory.as_uri(), release))
                 elif _exists(client, f"{mirror.rstrip('/')}/{index}"):
-                    found.append((mirror, release))
-    return found
+                    releases.append((mirror, release))
+    return releases
 
 
 def _exists(client: PyPIClient, url: str) -> bool:
@@ -250,13 +250,13 @@ def _keyring(origin: Origin) -> Path:
         if why := file_problem(origin.debian.keyring):
             raise UnknownName(f"no keyring {origin.debian.keyring}: it {why}", "name a file of OpenPGP keys")
         return origin.debian.keyring
-    found = next((path for path in KEYRINGS if path.is_file()), None)
-    if found is None:
+    keyring = next((path for path in KEYRINGS if path.is_file()), None)
+    if keyring is None:
         raise ArchiveNotTrusted(
             f"the signatures of Debian's indexes cannot be verified: there is no {KEYRINGS[0]}",
             "install debian-archive-keyring, or name a file of keys with --debian-keyring",
         )
-    return found
+    return keyring
 
 
 class _PrivateApt:

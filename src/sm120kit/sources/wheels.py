@@ -90,10 +90,10 @@ def _look_up(
             advance()
             return locations, size
 
-        found = dict(zip(wheels, download.in_parallel(look_up, wheels), strict=True))
-    new = {wheel.sha256: size for wheel, (_, size) in found.items() if size is not None}
+        locations_and_sizes = dict(zip(wheels, download.in_parallel(look_up, wheels), strict=True))
+    new = {wheel.sha256: size for wheel, (_, size) in locations_and_sizes.items() if size is not None}
     write_record(_record(workspace), _Sizes(_stated(workspace) | new))
-    return {wheel: locations for wheel, (locations, _) in found.items()}
+    return {wheel: locations for wheel, (locations, _) in locations_and_sizes.items()}
 
 
 def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, origin: Origin) -> dict[LockedWheel, Path]:

@@ -135,11 +135,11 @@ def regrouped(sources: Sequence[Path], tables: Sequence[dict[str, str]], directo
         units: dict[str, list[str]] = {}
         for source in sorted(matching, key=lambda path: path.name):
             text = source.read_text()
-            found = list(re.finditer(table["instantiation"], text))
-            if not found:
+            matches = list(re.finditer(table["instantiation"], text))
+            if not matches:
                 raise SystemExit(f"{source.name} has no instantiation like {table['instantiation']}")
-            for name in sorted({match.expand(table["into"]) for match in found}):
-                other = [match.span() for match in found if match.expand(table["into"]) != name]
+            for name in sorted({match.expand(table["into"]) for match in matches}):
+                other = [match.span() for match in matches if match.expand(table["into"]) != name]
                 units.setdefault(name, []).append(_without(other, text))
         for name, texts in units.items():
             file, text = directory / name, "".join(texts)

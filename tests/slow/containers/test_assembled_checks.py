@@ -44,6 +44,6 @@ def test_assembled_image_passes_its_checks_but_for_the_compiler_of_its_base(tmp_
     report = json.loads(done.stdout)
     failed = {check["name"]: check["detail"] for check in report["checks"] if check["verdict"] == "failed"}
     assert failed.keys() == {"no_toolchain"} and "/usr/bin/" in failed["no_toolchain"], report["checks"]
-    assert done.returncode == 1 and report["said"]["runtime"] in ("chroot", "unshare", "bubblewrap")
+    assert done.returncode == 1 and report["facts"]["runtime"] in ("chroot", "unshare", "bubblewrap")
     verdicts = {f"{check['suite']}/{check['name']}": check["verdict"] for check in report["checks"]}
     assert verdicts["base/base"] == verdicts["base/owners"] == verdicts["base/user"] == verdicts["base/files"] == "passed"

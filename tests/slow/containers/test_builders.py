@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 
 import containers
 import pytest
@@ -18,9 +21,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def without_daemon(image_host: ImageHost) -> ImageHost:
+def host(image_host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
+    """A daemon and a state directory of these tests' own, with the finished wheel."""
+    state = tmp_path_factory.mktemp("own") / "state"
+    shutil.copytree(image_host.state, state, symlinks=True)
+    with containers.dockerd(tmp_path_factory.mktemp("d") / "d") as running:
+        yield replace(image_host, state=state, socket=running.socket)
+
+
+@pytest.fixture(scope="module")
+def without_daemon(host: ImageHost) -> ImageHost:
     """The same state directory and data, without a daemon."""
-    return ImageHost(image_host.state, image_host.data, f"unix://{image_host.directory}/absent", image_host.directory)
+    return replace(host, socket=f"unix://{host.directory}/absent")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +50,11 @@ def test_image_of_layers_passes_its_checks_and_is_not_written_twice(without_daem
     assert sorted((without_daemon.state / "oci" / "blobs" / "sha256").iterdir()) == blobs
 
 
-def test_builder_docker_on_the_same_base_gives_the_same_files(
-    image_host: ImageHost, without_daemon: ImageHost, layers: str
-) -> None:
+def test_builder_docker_on_the_same_base_gives_the_same_files(host: ImageHost, without_daemon: ImageHost, layers: str) -> None:
     without_daemon.image("debian-12-python", "--builder", "docker", code=DaemonUnreachable.exit_code)
-    docker = image_host.image("debian-12-python", "--builder", "docker").stdout.strip()
+    docker = host.image("debian-12-python", "--builder", "docker").stdout.strip()
     assert docker != layers
-    compared = json.loads(image_host.run("image", "diff", layers, docker, "--json", code=1).stdout)
+    compared = json.loads(host.run("image", "diff", layers, docker, "--json", code=1).stdout)
     differences = {(entry["path"], entry["what"]) for entry in compared["differences"] if entry["what"] != "hidden"}
     labels = (f"{LABEL}builder", "org.opencontainers.image.base.digest", "org.opencontainers.image.base.name")
     assert {entry for entry in differences if entry[1] != "time"} == {(f"label {name}", "setting") for name in labels}

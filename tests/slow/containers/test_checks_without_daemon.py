@@ -122,7 +122,7 @@ def test_reports_are_equal(host: ImageHost, image: str, copied: str, state: Path
     first, second = results(with_docker), results(without)
     assert (first.pop("base/base"), second.pop("base/base")[0]) == (("passed", ""), "not run")  # the base was not copied
     assert first == second
-    facts = [report["said"] for report in (with_docker, without)]
+    facts = [report["facts"] for report in (with_docker, without)]
     assert [fact.pop("runtime") for fact in facts] == ["docker", "chroot"]
     assert [fact.pop("size") != "" for fact in facts] == [True, True]  # of files, and of layers
     assert facts[0] == facts[1]
@@ -157,7 +157,7 @@ main()
     assert done.returncode == 0, done.stdout + done.stderr
     with_docker = json.loads(host.run("verify", "image", image, "--json").stdout)
     report = json.loads(done.stdout)
-    assert report["said"]["runtime"] == kind
+    assert report["facts"]["runtime"] == kind
     first, second = results(with_docker), results(report)
     first.pop("base/base"), second.pop("base/base")
     assert first == second

@@ -121,7 +121,7 @@ def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: s
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     not_run = {name for name, verdict in verdicts.items() if verdict == "not run"}
     assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 21
-    facts = report["said"]
+    facts = report["facts"]
     assert facts["driver"].startswith("a stub") and facts["loaded"] == "fp4_quantization_120f"
     assert facts["answers compared"] == "512" and facts["archs"] == "sm_120f" and int(facts["kernels"]) >= 20
     labels = report["image"]["labels"]

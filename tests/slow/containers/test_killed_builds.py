@@ -44,7 +44,7 @@ RUN = """
 import json
 import engine, other
 for name in ("imports", "files"):
-    print(json.dumps({"suite": "vllm", "name": name, "verdict": "passed", "detail": "", "said": {"engine": engine.__file__}}))
+    print(json.dumps({"suite": "vllm", "name": name, "verdict": "passed", "detail": "", "facts": {"engine": engine.__file__}}))
 """
 
 

@@ -125,9 +125,9 @@ def of_model(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDi
 def _engine(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
     about = receipt.circumstances
     engine = about.served.engine or about.given.get("engine")
-    if engine is None and "version" in about.said:
-        if about.said["version"].partition("+")[0] != recipes.load_engine(configuration.engine).version:
-            yield SetupDifference("engine", configuration.engine, f"version {about.said['version']}")
+    if engine is None and "version" in about.reported:
+        if about.reported["version"].partition("+")[0] != recipes.load_engine(configuration.engine).version:
+            yield SetupDifference("engine", configuration.engine, f"version {about.reported['version']}")
     elif engine != configuration.engine:
         yield SetupDifference("engine", configuration.engine, engine or UNKNOWN)
 

@@ -320,7 +320,7 @@ def expected_cells(
     Raises:
         NotAsPublished: a receipt is of another model.
     """
-    found = []
+    cells = []
     for receipt in receipts:
         for difference in differences.of_model(configuration, receipt):
             if difference.field == "model":
@@ -333,13 +333,13 @@ def expected_cells(
             rate = _rate([cell], "decode") if cell.complete else None
             if modelled and rate:
                 expected = expectation(*modelled, _work(configuration, cell.users, cell, known), rate.acceptance)
-                found.append(ExpectedCell(receipt.circumstances.workload, cell.context_tokens, expected, rate.tok_s))
+                cells.append(ExpectedCell(receipt.circumstances.workload, cell.context_tokens, expected, rate.tok_s))
     modelled = _modelled(configuration, None, known)
     if modelled and not receipts and any(map(roofline.gpu_kind, known.gpus)):
         for users in sorted({reference.users for reference in configuration.reference}):
             expected = expectation(*modelled, _work(configuration, users, None, known), None)
-            found.append(ExpectedCell("", 0, expected, None))
-    return tuple(found)
+            cells.append(ExpectedCell("", 0, expected, None))
+    return tuple(cells)
 
 
 def drafts_per_step(configuration: Configuration) -> int:

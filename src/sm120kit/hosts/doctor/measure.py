@@ -211,7 +211,7 @@ def _band(host: Host, first: int, second: int) -> tuple[float, float] | None:
     """Lowest published GB/s of a pair, one way and both ways, scaled to its lanes; None without a published figure."""
     ends = [host.gpus[first], host.gpus[second]]
     pair: GpuPair | None = next((pair for pair in host.pairs if {pair.first, pair.second} == {gpu.bus for gpu in ends}), None)
-    if pair is None or (pair.said or "").startswith("NV"):
+    if pair is None or (pair.smi or "").startswith("NV"):
         return None
     speed = min(gpu.link.max_speed or 0.0 for gpu in ends)
     lanes = min(gpu.link.max_width or 0 for gpu in ends)

@@ -238,7 +238,7 @@ def topology(host: Host) -> Diagnosis:
     unclear = next((pair for pair in host.pairs if pair.kind is None or _contradictory(pair)), None)
     if unclear:
         return unknown(
-            f"{unclear.first} and {unclear.second}: sysfs {unclear.kind or 'unknown'}, nvidia-smi {unclear.said or 'unknown'}",
+            f"{unclear.first} and {unclear.second}: sysfs {unclear.kind or 'unknown'}, nvidia-smi {unclear.smi or 'unknown'}",
             "nvidia-smi topo -m; lspci -tv",
         )
     counts = Counter(pair.kind for pair in host.pairs)
@@ -257,7 +257,7 @@ def topology(host: Host) -> Diagnosis:
 
 def _contradictory(pair: GpuPair) -> bool:
     """Whether nvidia-smi reports another class than sysfs. NVLink (``NV18``) is not visible in sysfs."""
-    return bool(pair.said) and pair.kind != pair.said and not str(pair.said).startswith("NV")
+    return bool(pair.smi) and pair.kind != pair.smi and not str(pair.smi).startswith("NV")
 
 
 @check(

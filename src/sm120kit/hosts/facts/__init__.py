@@ -167,8 +167,8 @@ def _pairs(reader: HostReader, gpus: tuple[Gpu, ...], order: list[str]) -> tuple
         # On a machine with a single NUMA node, the numa_node of devices may be -1.
         positions = [(gpu.root_complex, gpu.bridges, 0 if nodes == "0" else gpu.numa_node) for gpu in (first, second)]
         kind = pci.topology(positions[0], positions[1]) if first.root_complex and second.root_complex else None
-        said = classes.get(cell)
-        if kind is None and said in pci.CLASSES:
-            kind = said
-        pairs.append(GpuPair(first.bus, second.bus, kind, said, grants.get(cell)))
+        smi = classes.get(cell)
+        if kind is None and smi in pci.CLASSES:
+            kind = smi
+        pairs.append(GpuPair(first.bus, second.bus, kind, smi, grants.get(cell)))
     return tuple(pairs)

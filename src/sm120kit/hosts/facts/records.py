@@ -84,12 +84,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuPair:
-    """Two GPUs: topology class by sysfs, else by nvidia-smi (``kind``), by nvidia-smi (``said``), P2P status (``granted``)."""
+    """Two GPUs: topology class by sysfs, else by nvidia-smi (``kind``), by nvidia-smi (``smi``), P2P status (``granted``)."""
 
     first: str
     second: str
     kind: str | None
-    said: str | None
+    smi: str | None
     granted: str | None
 
 

@@ -74,10 +74,10 @@ def rules() -> tuple[Rule, ...]:
     """
     tables = TypeAdapter(dict[Literal["rule"], list[Rule]])
     contents = [json.dumps(tomllib.loads(path.read_text()), default=str) for path in RULES]
-    found = [rule for content in contents for rule in tables.validate_json(content, strict=True)["rule"]]
-    if duplicates := [rule_id for rule_id, count in Counter(rule.id for rule in found).items() if count > 1]:
+    rules = [rule for content in contents for rule in tables.validate_json(content, strict=True)["rule"]]
+    if duplicates := [rule_id for rule_id, count in Counter(rule.id for rule in rules).items() if count > 1]:
         raise ValueError(f"two rules with the same id: {', '.join(duplicates)}")
-    return tuple(found)
+    return tuple(rules)
 
 
 def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
@@ -144,18 +144,18 @@ class LogScan:
         live log.
         """
         now = now or datetime.now()
-        found: dict[str, RuleMatch] = {}
+        matches: dict[str, RuleMatch] = {}
         for group in sorted(self._groups.values(), key=lambda group: group.number):
             rule = next((rule for rule in group.rules if self._applies(rule, group, ended, now)), None)
             if rule is None:
                 continue
-            if previous := found.get(rule.id):
-                found[rule.id] = RuleMatch(rule, previous.count + group.count, previous.number, previous.line, previous.fixes)
+            if previous := matches.get(rule.id):
+                matches[rule.id] = RuleMatch(rule, previous.count + group.count, previous.number, previous.line, previous.fixes)
             else:
                 fixes = tuple(self._fixes(rule.fixes))
-                found[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), fixes)
+                matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), fixes)
         order = list(Kind)
-        ranked = sorted(found.values(), key=lambda match: (order.index(match.rule.kind), match.number))
+        ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
         errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
         return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
 

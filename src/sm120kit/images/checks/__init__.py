@@ -73,11 +73,11 @@ class ExpectedImage:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Results of the checks of an image; ``said`` are the facts that they reported. ``verified`` is set if none failed."""
+    """Results of the checks of an image; ``facts`` are what they reported, by name. ``verified`` is set if none failed."""
 
     image: Image
     checks: tuple[Check, ...]
-    said: dict[str, str]
+    facts: dict[str, str]
     verified: VerifiedImage | None
 
 
@@ -164,7 +164,7 @@ def _inside(
     for text in result.stdout.splitlines():
         try:
             line: dict[str, Any] = parse_json(text)
-            yield Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["said"]
+            yield Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
         except (ValueError, KeyError, TypeError):
             yield _failed("output", f"unexpected output: {text}"), {}
     messages = result.stderr.strip().splitlines()

@@ -134,7 +134,7 @@ class RegistryClient:
             config = b"".join(Blobs(self._session, self._name).download(described))
             image = RemoteImage(manifest.digest, layers, config)
             document = parse_json(config)
-            found = _platform(document)
+            actual = _platform(document)
             if len(image.diff_ids) != len(layers) or not isinstance(document.get("config") or {}, dict):
                 raise BadArtifact(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
             for diff_id in image.diff_ids:
@@ -144,8 +144,8 @@ class RegistryClient:
             raise RegistryFailed(
                 f"{shown} is not an image that containers start from: {problem[:300]}", "name an image"
             ) from error
-        if found != platform:
-            raise NoSuchImage(f"{shown} is an image for {found}, not for {platform}", "is it the right image?")
+        if actual != platform:
+            raise NoSuchImage(f"{shown} is an image for {actual}, not for {platform}", "is it the right image?")
         return image
 
     def push(self, layout: Layout, manifest: str, tag: str, compression: Compression = Compression.GZIP) -> str:
@@ -163,8 +163,8 @@ class RegistryClient:
         sizes = {layer.digest: layer.size for layer in layout.layers(manifest)}
         compressed = CompressedLayers(layout, compression)
         blobs = self._blobs()
-        found = self._parallel([partial(self._find, blobs, compressed, layer) for layer in sizes], TRANSFERS)
-        of_layer = {layer: blob for layer, blob in zip(sizes, found, strict=True) if blob}
+        present = self._parallel([partial(self._find, blobs, compressed, layer) for layer in sizes], TRANSFERS)
+        of_layer = {layer: blob for layer, blob in zip(sizes, present, strict=True) if blob}
         missing = [layer for layer in sizes if layer not in of_layer]
         if missing:
             uncompressed = sum(sizes[layer] for layer in missing)

@@ -61,8 +61,8 @@ def stored_credentials(registry: str) -> Credentials | None:
     if not isinstance(helpers, dict) or not isinstance(auths, dict):
         raise _malformed(path, "credHelpers and auths are objects")
     helper = helpers.get(key) or config.get("credsStore")
-    if helper and (found := _from_helper(str(helper), key)):
-        return found
+    if helper and (stored := _from_helper(str(helper), key)):
+        return stored
     stored = next((value for name, value in auths.items() if _host_of(name) == _host_of(key)), None)
     return _from_file(stored, path) if stored else None
 
@@ -97,8 +97,8 @@ def _from_helper(helper: str, key: str) -> Credentials | None:
             if "credentials not found" in done.stdout + done.stderr:
                 return None
             raise RegistryFailed(f"{program} get fails for {key}: {(done.stderr or done.stdout).strip()[:200]}", _HINT)
-        found = parse_json(done.raw)
-        username, secret = str(found["Username"]), str(found["Secret"])
+        stored = parse_json(done.raw)
+        username, secret = str(stored["Username"]), str(stored["Secret"])
     except (ValueError, KeyError, TypeError) as error:
         raise RegistryFailed(f"{program} get prints no credentials for {key}", _HINT) from error
     return Credentials(identity_token=secret) if username == _TOKEN_USER else Credentials(username, secret)

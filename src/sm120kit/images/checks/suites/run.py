@@ -86,13 +86,13 @@ def split_messages(lines, exemptions):
 
 def run(suite, check, expected):
     """Run a check. Returns its JSON line and its unexpected messages."""
-    line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "said": {}}
+    line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
     caught = []
     with captured_output() as output:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                line["said"] = check(expected) or {}
+                line["facts"] = check(expected) or {}
         except NotRun as reason:
             line["verdict"], line["detail"] = "not run", str(reason)
         except BaseException as error:
@@ -111,7 +111,9 @@ def run(suite, check, expected):
         line["detail"] = "; ".join(f"{text} ({origins[text]})" for text in unexpected[:3])
     unexpected, more = split_messages(output, exemptions)
     if exempt := exempt + more:
-        line["said"][f"exempt in {suite}/{line['name']}"] = "; ".join(f"{count} x {reason}" for reason, count in exempt.items())
+        line["facts"][f"exempt in {suite}/{line['name']}"] = "; ".join(
+            f"{count} x {reason}" for reason, count in exempt.items()
+        )
     return line, unexpected
 
 

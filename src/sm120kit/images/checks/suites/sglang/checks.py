@@ -146,8 +146,8 @@ def look_up(expected):
             if served["quantization"].startswith("NVFP4"):
                 calls |= _fp4(arguments, chosen)
             choices[name] = ", ".join(f"{use}: {choice}" for use, choice in chosen.items())
-            found = {use: requested(call) for use, call in calls.items()}
-            modules[name] = {use: (module.name, module.ahead) for use, module in found.items()}
+            looked_up = {use: requested(call) for use, call in calls.items()}
+            modules[name] = {use: (module.name, module.ahead) for use, module in looked_up.items()}
     return choices, modules
 
 
