@@ -70,7 +70,8 @@ class BuildHost(ImageHost):
 
     @property
     def command(self) -> list[object]:
-        return ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", self.base, "--closure", self.closure]
+        arguments = ("--kernels", "tiny", "--base", self.base, "--builder", "docker", "--closure", self.closure)
+        return ["image", "flashinfer@0.6.6", *arguments]
 
     def build(self, *options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         return self.run(*self.command, *options, code=code)
