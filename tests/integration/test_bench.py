@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from schedule_server import schedule_server
 
 from sm120kit.bench import MeasuredServer, Measurement, choose_model, client, run, workload
 from sm120kit.bench.client import StreamRequest
@@ -24,17 +25,11 @@ from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import ServerUnreachable, WrongModel
 from sm120kit.core.urls import Endpoint
 
-SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
-
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with subprocess.Popen([sys.executable, SERVER], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.kill()
+    with schedule_server() as running:
+        yield running
 
 
 def stream(url: str, **schedule: object) -> Sample:

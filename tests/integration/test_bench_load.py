@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from schedule_server import schedule_server
 from typer.testing import CliRunner, Result
 
 from sm120kit.bench import receipt, saturation
 from sm120kit.bench.receipt import Receipt
 from sm120kit.cli import app
 
-SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
-
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with subprocess.Popen([sys.executable, SERVER], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.kill()
+    with schedule_server() as running:
+        yield running
 
 
 def bench_run(url: str, output: Path, *options: object) -> Result:

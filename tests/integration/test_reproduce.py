@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedule_server import schedule_server
 from typer.testing import CliRunner
 
 from sm120kit import serving
@@ -30,12 +31,8 @@ PRO = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with subprocess.Popen([sys.executable, SERVER, "0", str(INTERVAL)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.kill()
+    with schedule_server(INTERVAL) as running:
+        yield running
 
 
 def reproduce_command(*arguments: str | Path) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ tests/unit/data/hosts.toml has the facts. ``build(entry, root)`` writes them as 
 from __future__ import annotations
 
 import contextlib
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,7 @@ def acs_control(text: str) -> int:
 def build(host: dict[str, Any], root: Path) -> Path:
     """Write the facts of a host below ``root`` and return it."""
 
-    def put(path: str, content: str | bytes = "") -> None:
-        file = root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    def link(path: str, target: str) -> None:
-        file = root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.symlink_to(os.path.relpath(root / target.lstrip("/"), file.parent))
-
+    put, link = synthetic_hosts.writers(root)
     for directory in ("proc", "sys"):
         (root / directory).mkdir(parents=True)
     for name, path in FILES.items():

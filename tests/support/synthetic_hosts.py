@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +274,8 @@ HOSTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, root: Path) -> Path:
-    """Write a host's tree below ``root`` and return it."""
-    host = GOOD | HOSTS.get(HOSTS[name].get("like", ""), {}) | HOSTS[name]
+def writers(root: Path) -> tuple[Callable[..., None], Callable[[str, str], None]]:
+    """Functions that write a file and a symbolic link of a host whose root directory is ``root``."""
 
     def put(path: str, content: str | bytes = "") -> None:
         file = root / path.lstrip("/")
@@ -287,6 +287,14 @@ def build(name: str, root: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.symlink_to(os.path.relpath(root / target.lstrip("/"), file.parent))
 
+    return put, link
+
+
+def build(name: str, root: Path) -> Path:
+    """Write a host's tree below ``root`` and return it."""
+    host = GOOD | HOSTS.get(HOSTS[name].get("like", ""), {}) | HOSTS[name]
+
+    put, link = writers(root)
     put("/proc/version", host["version"])
     put("/proc/cmdline", host["cmdline"])
     put("/proc/sys/kernel/osrelease", host["kernel"])

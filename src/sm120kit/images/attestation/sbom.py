@@ -18,6 +18,7 @@ from sm120kit.sources.records import LockedWheel
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component, Patch, Pedigree
+    from packageurl import PackageURL
 
 _NAMESPACE = uuid.UUID("6f1c2a0e-3b5d-5c1e-9a57-5d1b8c0f1204")
 """Namespace of serial numbers that follow from the content (RFC 9562, version 5)."""
@@ -72,32 +73,25 @@ def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
 
 
 def _package(package: BasePackage) -> Component:
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
-
-    purl = purls.package_purl(package)
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=package.name,
-        version=package.version,
-        bom_ref=str(purl),
-        purl=purl,
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)] if package.sha256 else (),
-    )
+    return _library(package.name, package.version, purls.package_purl(package), package.sha256)
 
 
 def _wheel(wheel: LockedWheel) -> Component:
+    return _library(wheel.name, wheel.version, purls.wheel_purl(wheel), wheel.sha256)
+
+
+def _library(name: str, version: str, purl: PackageURL, sha256: str) -> Component:
+    """A component by its purl; ``sha256`` may be empty."""
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model.component import Component, ComponentType
 
-    purl = purls.wheel_purl(wheel)
     return Component(
         type=ComponentType.LIBRARY,
-        name=wheel.name,
-        version=wheel.version,
+        name=name,
+        version=version,
         bom_ref=str(purl),
         purl=purl,
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=wheel.sha256)],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else (),
     )
 
 
