@@ -36,7 +36,8 @@ def tests(session: nox.Session) -> None:
     session.install("--no-compile", "-e", f".[{TESTED}]")  # most modules of torch and transformers are never imported
     if not session.posargs:
         _lint(session)
-    session.run("pytest", *(session.posargs or ["-n2", "--dist=loadfile"]))
+    # In the order of testpaths: by default xdist starts files with one long test last, on one core.
+    session.run("pytest", *(session.posargs or ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]))
 
 
 @nox.session
