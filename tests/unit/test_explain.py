@@ -31,6 +31,7 @@ from sm120kit.hosts.log_rules.records import Remedy, Rule
 from sm120kit.recipes import arguments
 
 RULES = log_rules.rules()
+VLLM = "vLLM API server version 0.33.0"
 BY_ID = {rule.id: rule for rule in RULES}
 NOW = datetime(2026, 11, 22, 12)
 
@@ -251,13 +252,20 @@ def test_similar_lines_with_different_causes(log: str, found: str) -> None:
 
 def test_fixes_are_those_of_the_engine_and_version() -> None:
     failure = "kernel requires 10.x architecture\n"
-    new, old, sglang = (
-        explain(f"{head}\n{failure}").found[0].fixes
-        for head in ("vLLM API server version 0.33.0", "Initializing a V1 LLM engine (v0.19.1) with config", "sglang==0.5.11")
-    )
-    assert "flashinfer_b12x" in new[0] and len(new) == len(old) == len(sglang) == 1
-    assert "flashinfer_b12x" not in old[0] and "--moe-runner-backend" in sglang[0]
-    assert explain(failure).found[0].fixes[0].startswith("vllm>=0.33: ")
+    vllm, sglang = (explain(f"{head}\n{failure}").found[0].fixes for head in (VLLM, "sglang==0.5.11"))
+    assert "--moe-backend flashinfer_cutlass" in vllm[0] and "--moe-runner-backend" in sglang[0]
+    assert len(vllm) == len(sglang) == 1 and explain(failure).found[0].fixes[0].startswith("vllm>=0.19: ")
+    gate = "NvFp4 MoE backend does not support the deployment configuration since kernel does not support current device cuda."
+    banner = "Initializing a V1 LLM engine (v0.19.1) with config"
+    new, old = (explain(f"{head}\n{gate}\n").found[0].fixes for head in (VLLM, banner))
+    assert "--moe-backend cutlass" in new[0] and "pull request 33417" in old[0] and len(new) == len(old) == 1
+
+
+def test_inexact_backend_is_reported_but_recommended_nowhere() -> None:
+    line = "Using 'FLASHINFER_B12X' NvFp4 MoE backend out of potential backends: ['FLASHINFER_CUTLASS'].\n"
+    (match,) = explain(f"{VLLM}\n{line}").found
+    assert match.rule.id == "flashinfer-b12x-scales" and "--moe-backend b12x" in match.fixes[0]
+    assert not [rule.id for rule in RULES for fix in rule.fixes if "flashinfer_b12x" in fix.text]
 
 
 @pytest.mark.parametrize(
