@@ -20,6 +20,7 @@ import recorded_hosts
 
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding, Status
+from sm120kit.hosts.doctor.findings import Impact, ok
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import configurations
 
@@ -31,7 +32,11 @@ def findings_on(entry: dict[str, Any], root: Path) -> tuple[Finding, ...]:
     """Findings on a host, for its configuration if it has a published one."""
     name = entry.get("configuration")
     checks = doctor.checks_for(configurations.load(name)) if name else doctor.CHECKS
-    return doctor.diagnose(probe(recorded_hosts.build(entry, root)), checks)
+    findings = doctor.diagnose(probe(recorded_hosts.build(entry, root)), checks)
+    works = {finding.check: finding.verdict.impact for finding in findings if finding.check in entry.get("works", ())}
+    assert set(works.values()) <= {Impact.MINOR}, works
+    measured = [Finding("measure-bytes", "", ok("unchanged"), "")] if entry.get("measured") else []
+    return doctor.with_measurements(findings, measured)
 
 
 def first_problem(findings: Sequence[Finding]) -> str:

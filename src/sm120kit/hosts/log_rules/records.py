@@ -66,7 +66,8 @@ class Rule:
 
     ``match`` are strings that must occur in the line, in this order, case-insensitively; ``any``, strings of which at least
     one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log.
-    ``engines`` are packages and versions, one of which the log must be of, as far as it shows.
+    ``engines`` are packages and versions, one of which the log must be of, as far as it shows. ``consequence`` is the effect
+    of an error of the host, which doctor finds in the kernel log by this rule; "" for all other lines.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -79,6 +80,7 @@ class Rule:
     confidence: Confidence
     checked: date
     kind: Kind = Kind.FAILURE
+    consequence: str = ""
     match: tuple[Text, ...] = ()
     any: tuple[Text, ...] = ()
     without: tuple[Text, ...] = ()
