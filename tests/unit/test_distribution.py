@@ -8,7 +8,9 @@ import gzip
 import json
 import random
 import stat
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -511,22 +513,20 @@ def test_basic_authentication(server: RegistryServer, layout: Layout, tmp_path: 
     push(server, layout, image)
 
 
-def token_server(server: RegistryServer, lifetime: int) -> Callable[[Handler], bool]:
-    """A registry whose tokens are valid for a number of requests."""
-    valid: dict[str, int] = {}
+def token_server(server: RegistryServer, expired: Callable[[Handler, int], bool]) -> Callable[[Handler], bool]:
+    """A registry with tokens; ``expired`` is called with a request and the number of its token, -1 for none."""
+    tokens: list[str] = []
 
     def check(handler: Handler) -> bool:
         if handler.path.startswith("/token"):
             scopes = [part for part in handler.path.split("&") if part.startswith("scope=")]
             if not scopes or basic(handler):
                 return True
-            token = f"token-{len(valid)}"
-            valid[token] = lifetime
-            handler.reply(200, json.dumps({"token": token}).encode())
+            tokens.append(f"token-{len(tokens)}")
+            handler.reply(200, json.dumps({"token": tokens[-1]}).encode())
             return True
         token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
-        if valid.get(token, 0) > 0:
-            valid[token] -= 1
+        if not expired(handler, tokens.index(token) if token in tokens else -1):
             return False
         handler.body()
         challenge = f'Bearer realm="http://{server.address}/token",service="s",scope="repository:x:pull"'
@@ -537,12 +537,47 @@ def token_server(server: RegistryServer, lifetime: int) -> Callable[[Handler], b
 
 
 def test_tokens_that_expire_are_renewed(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    """A token is valid for three requests; each request is refused at most once."""
     log_in(tmp_path, f"https://{server.address}/v2/")
-    server.fault = token_server(server, 3)
+    uses: Counter[int] = Counter()
+    refused: set[tuple[str, str]] = set()
+
+    def expired(handler: Handler, token: int) -> bool:
+        uses[token] += 1
+        request = (handler.command, handler.path)
+        if token >= 0 and (uses[token] <= 3 or request in refused):
+            return False
+        refused.add(request)
+        return True
+
+    server.fault = token_server(server, expired)
     image = add_image(layout, 1, 2)
     digest = push(server, layout, image)
     assert pull(server, tmp_path / "copy", digest)[1] == image
     assert server.count("GET", "^/token.*repository%3Asm120kit%2Fvllm%3Apull%2Cpush") > 3
+
+
+def test_token_of_another_thread_that_expired_is_renewed(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    """Two layers are looked up; the refusal of the first arrives when the second has a token, which expires."""
+    log_in(tmp_path, f"https://{server.address}/v2/")
+    looked_up: list[str] = []
+    used = threading.Event()
+
+    def expired(handler: Handler, token: int) -> bool:
+        if handler.command != "HEAD" or "/blobs/" not in handler.path:
+            return token < 0
+        looked_up.append(handler.path)
+        if handler.path != looked_up[0]:
+            if token >= 0:
+                used.set()
+            return token < 0
+        if token < 0:
+            assert used.wait(60)
+        return token < 1
+
+    server.fault = token_server(server, expired)
+    push(server, layout, add_image(layout, 1, 2))
+    assert server.count("GET", "^/token.*repository%3Asm120kit%2Fvllm%3Apull%2Cpush") == 2
 
 
 def test_refused_credentials_are_reported_without_them(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:

@@ -215,19 +215,17 @@ class Session:
             return self._send_once(request, url, "")
         with self._lock:
             authorization = self._authorizations.get(request.scope, "")
-        response = self._send_once(request, url, authorization)
-        if response.status_code != 401:
-            return response
-        response.close()
-        challenge = response.headers.get("WWW-Authenticate", "")
-        with self._lock:
-            renewed = self._authorizations.get(request.scope, "")
-            if renewed == authorization:  # no other thread has renewed it
-                renewed = self._authorizations[request.scope] = self._authorize(challenge, request.scope, activity)
-        response = self._send_once(request, url, renewed)
-        if response.status_code == 401:
+        own = False  # an authorization of another thread may have expired; one that this request got has not
+        while (response := self._send_once(request, url, authorization)).status_code == 401:
             response.close()
-            raise self._unauthorized(activity)
+            if own:
+                raise self._unauthorized(activity)
+            challenge = response.headers.get("WWW-Authenticate", "")
+            with self._lock:
+                own = authorization == self._authorizations.get(request.scope, "")
+                if own:
+                    self._authorizations[request.scope] = self._authorize(challenge, request.scope, activity)
+                authorization = self._authorizations[request.scope]
         return response
 
     def _send_once(self, request: Request, url: httpx2.URL, authorization: str) -> httpx2.Response:
