@@ -156,6 +156,36 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
         assert refused.exit_code == 2 and "applies only to a running server" in refused.output
 
 
+def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = LaunchedServers(tmp_path, free_port(), 0.0005)
+    monkeypatch.setattr(launch, "prepare", lambda *arguments: prepared_launch(servers.configuration, None, None))
+    monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bench", "run", CONFIGURATION, "--checkpoint", str(tmp_path), "-w", "mine.toml", "--state", "state"]
+    write, path = receipt.write, tmp_path / "receipt.json"
+
+    def interrupted(path: Path, result: Receipt) -> None:
+        write(path, result)
+        if len(result.cells) == 5:  # in the last of three starts
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(receipt, "write", interrupted)
+    assert CliRunner().invoke(app, [*arguments, "--restarts", "2"]).exit_code == 130
+    before = receipt.read(path)
+    monkeypatch.setattr(receipt, "write", write)
+    for restarts in ("0", "1"):
+        refused = CliRunner().invoke(app, [*arguments, "--restarts", restarts])
+        assert isinstance(refused.exception, NotComparable) and servers.starts == 3, refused.output
+    ran = CliRunner().invoke(app, [*arguments, "--restarts", "2"])
+    assert ran.exit_code == 0, ran.output
+    assert "5 of 6 cells are measured already" in ran.stderr and "[6/6]" in ran.stderr and servers.starts == 4
+    result = receipt.read(path)
+    assert result.complete and result.cells[:5] == before.cells
+    assert sorted((cell.restart, cell.users) for cell in result.cells) == [
+        (start, users) for start in range(3) for users in (1, 2)
+    ]
+
+
 def test_partial_receipt_is_saved_when_the_server_dies(tmp_path: Path) -> None:
     servers = LaunchedServers(tmp_path, free_port())
 

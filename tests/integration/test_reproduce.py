@@ -160,6 +160,48 @@ def test_launched_server_is_measured_after_each_start(tmp_path: Path) -> None:
     assert serving.port_is_free(port)
 
 
+KILLED = """
+import os, signal, sys
+from sm120kit.bench import receipt
+from sm120kit.cli import app
+write = receipt.write
+def write_and_die(path, result):
+    write(path, result)
+    if result.complete:
+        os.kill(os.getpid(), signal.SIGKILL)
+receipt.write = write_and_die
+app(sys.argv[1:])
+"""
+
+
+def test_killed_run_goes_on_and_no_receipt_is_replaced(url: str, directory: Path) -> None:
+    options = [A, "--url", url, "--quick"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, "reproduce", *options], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -9, killed.stderr
+    (first,) = directory.iterdir()
+    measured = first.read_bytes()
+    code, _, error = reproduce_command(*options)
+    assert code == 96, error
+    assert first.read_bytes() == measured
+    (second,) = set(directory.iterdir()) - {first}
+    both = {path: path.read_bytes() for path in (first, second)}
+    for arguments, expected, message in (
+        (options, 44, f"--receipt {first.name} --receipt {second.name}"),
+        (options[:3], 44, "complete receipts"),
+    ):
+        code, _, error = reproduce_command(*arguments)
+        assert (code, message in error) == (expected, True), error
+    second.unlink()
+    code, _, error = reproduce_command(*options[:3])
+    assert (code, "other options" in error, "--quick" in error) == (94, True, True), error
+    second.write_text("[]")
+    code, _, error = reproduce_command(*options)
+    assert (code, "is not a receipt" in error) == (44, True), error
+    assert first.read_bytes() == both[first]
+    code, _, error = reproduce_command(*options, "--overwrite")
+    assert code == 96 and first.read_bytes() != both[first], error
+
+
 def test_bad_input(url: str, directory: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

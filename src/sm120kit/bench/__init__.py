@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, saturation, workload
+from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, resume, saturation, workload
 from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
@@ -39,7 +39,8 @@ class MeasuredServer:
 @dataclass(frozen=True)
 class Measurement:
     """How servers are measured into one receipt. ``seed`` shuffles the cells; ``given`` are circumstances stated by the user.
-    A request without data for ``stall_seconds`` has failed.
+    A request without data for ``stall_seconds`` has failed. Cells of ``resumed``, the receipt of an interrupted run, are not
+    measured again.
 
     ``save`` gets the partial receipt after each cell, and when a cell is interrupted. ``cell_begins`` gets a cell and its
     number of requests, 0 if the workload runs for a time, and returns a function that is called after each request.
@@ -51,6 +52,7 @@ class Measurement:
     given: Mapping[str, str] = field(default_factory=dict)
     stall_seconds: float = client.STALL_SECONDS
     cell_begins: Callable[[Cell, int], RequestEnded] = lambda cell, requests: lambda: None
+    resumed: Receipt | None = None
 
 
 def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -> str:
@@ -89,14 +91,13 @@ def run(
     measurement: Measurement,
     earlier: Receipt | None = None,
     *,
-    resumed: Receipt | None = None,
+    start: int = 0,
     last_start: bool = True,
 ) -> Receipt:
-    """Measure every cell of a workload on a running server.
+    """Measure every cell of a workload on a running server that the receipt so far lacks.
 
-    A server that is restarted is measured once after each start, with the receipt so far as ``earlier``; each start has another
-    order of cells. The receipt is complete after the last cell of the ``last_start``. Cells of an interrupted run, ``resumed``,
-    are not measured again.
+    A server that is restarted is measured once after each ``start``, with the receipt of the starts before as ``earlier``; each
+    start has another order of cells. The receipt is complete after the last cell of the ``last_start``.
 
     Raises:
         NotComparable: the circumstances of the interrupted run differ.
@@ -104,25 +105,18 @@ def run(
     """
     began = datetime.now(UTC)
     endpoint, named = server.endpoint, measurement.workload
-    result = earlier or _empty_receipt(server, measurement, began)
-    restart = 0 if earlier is None else 1 + max(cell.restart for cell in earlier.cells)
-    order = workload.cells(named.workload, measurement.seed + restart)
-    if resumed:
-        _require_same(resumed.circumstances, result.circumstances)
-        done = {cell.key for cell in resumed.cells}
-        order = [cell for cell in order if (cell.users, cell.output_tokens, cell.context_tokens) not in done]
-        result = replace(resumed, complete=not order)
-        measurement.save(result)
+    result = earlier or _first_receipt(server, measurement, began)
+    order = [] if result.complete else resume.missing(named.workload, result.cells, start, measurement.seed)
     for number, cell in enumerate(order):
 
         def save_interrupted(part: MeasuredCell, before: Receipt = result) -> None:
-            measurement.save(replace(before, cells=(*before.cells, replace(part, restart=restart))))
+            measurement.save(replace(before, cells=(*before.cells, replace(part, restart=start))))
 
         salt = f"{began.isoformat()}/{number}"
-        measured = replace(_measure(server, measurement, cell, result.circumstances, salt, save_interrupted), restart=restart)
+        measured = replace(_measure(server, measurement, cell, result.circumstances, salt, save_interrupted), restart=start)
         lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
         cells = (*result.cells, measured)
-        started = [each for each in cells if each.restart == restart]
+        started = [each for each in cells if each.restart == start]
         ended = number == len(order) - 1 or (named.workload.sweep and saturation.knee(started) is not None)
         result = replace(result, cells=cells, complete=last_start and ended and not lost)
         measurement.save(result)
@@ -136,38 +130,37 @@ def run(
     return result
 
 
-def _require_same(before: Circumstances, now: Circumstances) -> None:
-    """Refuse to resume a run in other circumstances."""
-    differ = [item.name for item in fields(Circumstances) if getattr(before, item.name) != getattr(now, item.name)]
-    if differ:
+def _first_receipt(server: MeasuredServer, measurement: Measurement, began: datetime) -> Receipt:
+    """The receipt before the first cell: that of an interrupted run in the same circumstances, else one without cells."""
+    resumed = measurement.resumed
+    about = _circumstances(server, measurement)
+    if resumed is None:
+        return Receipt(receipt.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
+    before = resumed.circumstances
+    if differ := [item.name for item in fields(Circumstances) if getattr(before, item.name) != getattr(about, item.name)]:
         raise NotComparable(
             f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
-            "run the same command on the same server, or start over with --overwrite or another --output",
+            "run the same command on the same server, or start over with --overwrite or another place for the receipt",
         )
+    return resumed
 
 
-def _empty_receipt(server: MeasuredServer, measurement: Measurement, began: datetime) -> Receipt:
+def _circumstances(server: MeasuredServer, measurement: Measurement) -> Circumstances:
     named = measurement.workload
-    return Receipt(
-        receipt.FORMAT,
-        began.isoformat(timespec="seconds"),
-        False,
-        Circumstances(
-            url=server.endpoint.url,
-            model=server.model,
-            workload=named.name,
-            workload_sha256=named.sha256,
-            thinking=named.workload.thinking,
-            temperature=named.workload.temperature,
-            order_seed=measurement.seed,
-            client=circumstances.client(),
-            given=dict(measurement.given),
-            prompts_sha256=digest_of(workload.prompts(named.workload)),
-            reported=client.server_info(server.endpoint, server.model),
-            served=server.served,
-            machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
-        ),
-        (),
+    return Circumstances(
+        url=server.endpoint.url,
+        model=server.model,
+        workload=named.name,
+        workload_sha256=named.sha256,
+        thinking=named.workload.thinking,
+        temperature=named.workload.temperature,
+        order_seed=measurement.seed,
+        client=circumstances.client(),
+        given=dict(measurement.given),
+        prompts_sha256=digest_of(workload.prompts(named.workload)),
+        reported=client.server_info(server.endpoint, server.model),
+        served=server.served,
+        machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sm120kit import bench, serving
-from sm120kit.bench import MeasuredServer, Measurement, circumstances
+from sm120kit.bench import MeasuredServer, Measurement, circumstances, resume
 from sm120kit.bench.receipt import Receipt
 from sm120kit.core.urls import Endpoint
 from sm120kit.recipes import configurations
@@ -36,20 +36,32 @@ def run(
 def measure(
     start: Start, configuration: Configuration, measurements: Sequence[Measurement], restarts: int = 0
 ) -> tuple[Receipt, ...]:
-    """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One receipt per measurement."""
+    """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One receipt per measurement.
+
+    Of an interrupted run, a server is started only if cells of its start are missing.
+    """
     receipts: list[Receipt | None] = [None] * len(measurements)
 
-    def work(run: Run, last_start: bool) -> None:
+    def work(run: Run, number: int) -> None:
         endpoint = Endpoint.parse(run.url, serving.api_key(configuration))
         model = bench.choose_model(endpoint, None, configuration.model.repository)
         served = circumstances.with_values(circumstances.served_from(run), _public_environment(configuration))
         server = MeasuredServer(endpoint, model, served)
         for index, measurement in enumerate(measurements):
-            receipts[index] = bench.run(server, measurement, receipts[index], last_start=last_start)
+            receipts[index] = bench.run(server, measurement, receipts[index], start=number, last_start=number == restarts)
 
     for number in range(restarts + 1):
-        start(partial(work, last_start=number == restarts))
+        if any(_lacks(measurement, number) for measurement in measurements):
+            start(partial(work, number=number))
     return tuple(receipt for receipt in receipts if receipt)
+
+
+def _lacks(measurement: Measurement, number: int) -> bool:
+    """Whether the interrupted run lacks cells of a start, or there was none."""
+    resumed = measurement.resumed
+    return resumed is None or (
+        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cells, number, measurement.seed))
+    )
 
 
 def _public_environment(configuration: Configuration) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,6 @@ from sm120kit.core.errors import BadReceipt, StateUnwritable
 from sm120kit.core.state import parse_json, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
-REPLACE = "choose another file with --output, or replace it with --overwrite"
 LAG_SECONDS = 0.1
 """If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
 
@@ -161,30 +160,6 @@ def schema() -> dict[str, Any]:
 def write(path: Path, receipt: Receipt) -> None:
     """Write a receipt atomically."""
     write_record(path, receipt)
-
-
-def unfinished(path: Path, *, resumable: bool) -> Receipt | None:
-    """The receipt at ``path`` of a run that was interrupted, with the cells that need not be measured again.
-
-    These are complete and have no failed request. None if there is no file.
-
-    Raises:
-        StateUnwritable: the file is a complete receipt, or partial but not ``resumable``, or no receipt at all.
-    """
-    if not path.exists() or path.is_dir():
-        return None
-    try:
-        existing = read(path)
-    except BadReceipt as error:
-        raise StateUnwritable(f"{path} exists and is not a receipt", REPLACE) from error
-    if existing.complete:
-        raise StateUnwritable(f"{path} exists: a complete receipt of {existing.started_utc}", REPLACE)
-    if not resumable:
-        raise StateUnwritable(
-            f"{path} exists: a partial receipt of {existing.started_utc}, of a server that has ended", REPLACE
-        )
-    cells = tuple(cell for cell in existing.cells if cell.complete and not any(sample.error for sample in cell.samples))
-    return replace(existing, cells=cells)
 
 
 def require_writable(path: Path, option: str = "--output") -> None:

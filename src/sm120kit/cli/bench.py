@@ -77,10 +77,10 @@ def run_(
     """Measure a server over HTTP and write a receipt.
 
     Every cell of the workload is measured; the receipt has every sample. After an interruption the same command measures the
-    cells that are missing. Exit code 1 if a request failed.
+    cells that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
     """
     from sm120kit import bench
-    from sm120kit.bench import client, receipt, workload
+    from sm120kit.bench import client, receipt, resume, workload
     from sm120kit.bench import launched as launched_servers
     from sm120kit.core.errors import NothingMeasured
     from sm120kit.core.urls import is_url
@@ -93,7 +93,7 @@ def run_(
         _require_options_of_url(launched)
     stated = given_values(given or [])
     named = choice.load()
-    earlier = None if results.overwrite else receipt.unfinished(results.output, resumable=configuration is None)
+    earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
     receipt.require_writable(results.output)
     receipts.require_plot(results.plot)
     total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
@@ -109,12 +109,12 @@ def run_(
             console.info(f"[{printed}/{total}] {_line(cell, receipt.summary(cell))}")
 
     with receipts.cell_progress() as cell_begins:
-        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins)
+        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins, earlier)
         if configuration:
             prepared, options = launched.prepare(configuration, images)
             (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)
         else:
-            result = bench.run(running.measured(target), measurement, resumed=earlier)
+            result = bench.run(running.measured(target), measurement)
     failed = [sample for cell in result.cells for sample in cell.samples if sample.error]
     if all(sample.error for cell in result.cells for sample in cell.samples):
         hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"

@@ -51,7 +51,10 @@ class ServerAtUrl:
 class Method:
     """How the figures are measured and judged."""
 
-    directory: Annotated[Path, typer.Option("--receipts", metavar="DIR", help="Where receipts are written.")] = Path()
+    directory: Annotated[
+        Path, typer.Option("--receipts", metavar="DIR", help="Where receipts are written; partial ones are resumed.")
+    ] = Path()
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing receipts.")] = False
     quick: Annotated[bool, typer.Option("--quick", help="Only the fewest users, one request for each.")] = False
     given: receipt_options.Given = None
     all_reduce_us: Annotated[
@@ -82,8 +85,8 @@ def reproduce_(
     """Compare a configuration's published figures with this machine.
 
     Measures by the published methods and with real prompts. Without --url, --checkpoint or --receipt it measures nothing and
-    prints what the figures require. Exit code 0: every comparable figure was reached, or is within the variation between
-    restarts; 95: a figure is below; 96: none is comparable.
+    prints what the figures require. After an interruption the same command measures what is missing. Exit code 0: every
+    comparable figure was reached, or is within the variation between restarts; 95: a figure is below; 96: none is comparable.
     """
     from dataclasses import asdict
 
@@ -156,10 +159,14 @@ def _measure(
     from sm120kit.bench import reproduce
 
     workloads = reproduce.plan(configuration, quick=method.quick)
+    directory = method.directory
+    earlier = {} if method.overwrite else reproduce.earlier(configuration, workloads, directory, launched.restarts)
+    for name, partial in earlier.items():
+        console.info(f"{name}: {len(partial.cells)} cells are measured already")
     with receipt_options.cell_progress(announce=True) as cell_begins:
         measurements = tuple(
             replace(measurement, stall_seconds=running.timeout)
-            for measurement in reproduce.measurements(configuration, workloads, method.directory, stated, cell_begins)
+            for measurement in reproduce.measurements(configuration, workloads, directory, stated, cell_begins, earlier)
         )
         if launched.checkpoint:
             prepared, options = launched.prepare(configuration, images)
@@ -168,7 +175,7 @@ def _measure(
             server = running.measured(configuration)
             measured = tuple(bench.run(server, measurement) for measurement in measurements)
     for named in workloads:
-        console.info(f"receipt: {reproduce.receipt_path(method.directory, configuration, named)}")
+        console.info(f"receipt: {reproduce.receipt_path(directory, configuration, named)}")
     return measured
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from sm120kit import bench
-from sm120kit.bench import Measurement, receipt, workload
+from sm120kit.bench import Measurement, receipt, resume, workload
 from sm120kit.bench.receipt import Machine, Receipt
 from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.judging import (
@@ -21,6 +22,7 @@ from sm120kit.bench.reproduce.judging import (
     judge,
 )
 from sm120kit.bench.workload import Cell, NamedWorkload
+from sm120kit.core.errors import StateUnwritable
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding
 from sm120kit.hosts.facts import probe
@@ -35,6 +37,7 @@ __all__ = [
     "ReproductionVerdict",
     "RooflineInputs",
     "SetupDifference",
+    "earlier",
     "expected_cells",
     "findings",
     "judge",
@@ -70,14 +73,38 @@ def receipt_path(directory: Path, configuration: Configuration, named: NamedWork
     return directory / f"{configuration.name}.{named.name}.json"
 
 
+def earlier(
+    configuration: Configuration, workloads: Sequence[NamedWorkload], directory: Path, restarts: int = 0
+) -> dict[str, Receipt]:
+    """The receipts of an interrupted run in ``directory`` by name of their workload, complete ones among them.
+
+    Raises:
+        StateUnwritable: all are complete, or a file is not a receipt.
+        NotComparable: a receipt was measured with other options, such as ``--quick``.
+    """
+    paths = {named.name: receipt_path(directory, configuration, named) for named in workloads}
+    found = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
+    if len(found) == len(paths) and all(existing.complete for existing in found.values()):
+        judge_them = " ".join(f"--receipt {path}" for path in paths.values())
+        raise StateUnwritable(
+            f"{directory} has complete receipts of {configuration.name}",
+            f"judge them with {judge_them}; to measure again, choose another --receipts or replace them with --overwrite",
+        )
+    by_name = {named.name: named.workload for named in workloads}
+    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in found.items()}
+
+
 def measurements(
     configuration: Configuration,
     workloads: Sequence[NamedWorkload],
     directory: Path,
     given: Mapping[str, str],
     cell_begins: Callable[[Cell, int], bench.RequestEnded] = lambda cell, requests: lambda: None,
+    resumed: Mapping[str, Receipt] = MappingProxyType({}),
 ) -> tuple[Measurement, ...]:
     """A measurement for each workload, whose receipt is written to ``directory`` after each cell.
+
+    ``resumed`` are the receipts of an interrupted run, by workload.
 
     Raises:
         StateUnwritable: a receipt cannot be written.
@@ -90,7 +117,7 @@ def measurements(
         return lambda result: receipt.write(path, result)
 
     return tuple(
-        Measurement(named, writer(path), given=given, cell_begins=cell_begins)
+        Measurement(named, writer(path), given=given, cell_begins=cell_begins, resumed=resumed.get(named.name))
         for named, path in zip(workloads, paths, strict=True)
     )
 
