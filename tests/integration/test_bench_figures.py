@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,15 +13,16 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, acceptance, circumstances, client, run, running_server, workload
-from sm120kit.bench.acceptance import Acceptance
+from sm120kit.bench import Measurement, circumstances, client, energy, metrics, run, running_server, workload
+from sm120kit.bench.energy import Energy
+from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
 from sm120kit.core.urls import Endpoint
 
 SECONDS_PER_TOKEN = 0.002
 TOKENS = 256
 RELAY = Path(__file__).parents[1] / "support" / "relay.py"
-SERVER = RELAY.with_name("schedule_server.py")
+SERVER, NVML = RELAY.with_name("schedule_server.py"), RELAY.with_name("nvml_stub.c")
 
 
 @pytest.fixture
@@ -99,16 +101,92 @@ def test_acceptance_by_gauges(measure: Callable[..., MeasuredCell], tmp_path: Pa
 
 
 def test_acceptance_by_counters(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics"
-    metrics.write_text(VLLM)
-    with schedule_server(METRICS=str(metrics)) as url:
+    file = tmp_path / "metrics"
+    file.write_text(VLLM)
+    with schedule_server(METRICS=str(file)) as url:
         server = Endpoint.parse(url)
-        with acceptance.measured(server) as counted:
-            metrics.write_text(VLLM.replace("3e2", "700").replace("1.5e2", "450"))
-        assert counted() == Acceptance(400, 300)
-        with acceptance.measured(server) as reset:
-            metrics.write_text(VLLM)
-        assert reset() is None, "counters that fall were reset"
-        with acceptance.measured(server) as odd:
-            metrics.write_text("vllm:spec_decode_num_draft_tokens_total nan\n" * 3)
-        assert odd() is None
+        with metrics.measured(server) as counted:
+            file.write_text(VLLM.replace("3e2", "700").replace("1.5e2", "450"))
+        assert counted().acceptance == Acceptance(400, 300)
+        with metrics.measured(server) as reset:
+            file.write_text(VLLM)
+        assert reset().acceptance is None, "counters that fall were reset"
+        with metrics.measured(server) as odd:
+            file.write_text("vllm:spec_decode_num_draft_tokens_total nan\n" * 3)
+        assert odd() == metrics.CellMetrics()
+
+
+PROMPTS = 'vllm:prefix_cache_queries_total{engine="0"} %g\nvllm:prefix_cache_hits_total{engine="0"} %g\n'
+SGLANG_PROMPTS = 'sglang:prompt_tokens_total{tp_rank="0"} %g\n'
+SGLANG_HITS = 'sglang:cached_tokens_total{cache_source="device"} %g\nsglang:cached_tokens_total{cache_source="host"} %g\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cache"),
+    [
+        (PROMPTS % (1e3, 100), PROMPTS % (3e3, 1600), PrefixCache(2000, 1500)),
+        (SGLANG_PROMPTS % 1000, SGLANG_PROMPTS % 2000 + SGLANG_HITS % (400, 100), PrefixCache(1000, 500)),
+        (SGLANG_PROMPTS % 1000, SGLANG_PROMPTS % 2000, PrefixCache(1000, 0)),
+        (SGLANG_PROMPTS % 9 + SGLANG_HITS % (4, 1), SGLANG_PROMPTS % 19 + SGLANG_HITS % (8, 2), PrefixCache(10, 5)),
+        (PROMPTS % (1e3, 100), PROMPTS % (10, 1), None),  # the server was started again
+        (PROMPTS % (1e3, 100), PROMPTS % (1010, 200), None),  # more hits than prompt tokens
+        (PROMPTS % (1e3, 100), PROMPTS.replace("%g", "NaN"), None),
+        ("sglang:cache_hit_rate 0.5\n", "sglang:cache_hit_rate 0.5\n", None),
+    ],
+)
+def test_prefix_cache_by_counters(before: str, after: str, cache: PrefixCache | None, tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    file.write_text(before)
+    with schedule_server(METRICS=str(file)) as url, metrics.measured(Endpoint.parse(url)) as counted:
+        file.write_text(after)
+    assert counted().prefix_cache == cache
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="requires a C compiler")
+def test_energy_is_that_of_the_servers_gpus(
+    measure: Callable[..., MeasuredCell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stub of the driver's library: 100 W and 50 W. Behind a tunnel these GPUs are not the server's."""
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", NVML], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    engine = tmp_path / "vllm"
+    engine.write_text(SERVER.read_text())
+    with schedule_server(0.001, script=str(engine)) as url:
+        cell = measure(url)
+        relay = [sys.executable, RELAY, url.rpartition(":")[2]]
+        with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
+            assert tunnel.stdout
+            far = measure(f"http://127.0.0.1:{int(tunnel.stdout.readline())}")
+            tunnel.kill()
+    assert far.energy == Energy(unknown="the server is not known to run on this machine")
+    assert summary(far).joules_per_token is None
+    assert cell.energy and cell.energy.gpus == (0, 1)
+    first, second = cell.energy.joules
+    assert first == pytest.approx(2 * second, rel=0.2) and cell.energy.total == first + second
+    assert summary(cell).joules_per_token == (first + second) / (4 * TOKENS)
+    monkeypatch.setenv("NVML_BUSY", "1")
+    with energy.sampled() as only_used:
+        pass
+    assert only_used().gpus == (1,) and not only_used().unknown
+    monkeypatch.setenv("NVML_NO_COUNTER", "1")
+    with energy.sampled() as no_counter:
+        pass
+    assert no_counter() == Energy(unknown="GPU 1 has no energy counter")
+
+
+def test_energy_is_unknown_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with energy.sampled() as taken:
+        pass
+    assert taken().total is None and taken().unknown.startswith("NVML")
+
+
+def test_energy_between_samples() -> None:
+    lines = [f'{{"at": {10 + number}, "joules": [{100 * number}, {7 * number}], "busy": [0]}}' for number in range(4)]
+    assert energy.between(10.5, 12.75, "\n".join([*lines, '{"at": 1'])) == Energy((0,), (225.0,))
+    assert energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole cell"
+    assert energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole cell"
+    assert energy.between(0, 1, "").unknown == "no GPU counter was read"
+    no_gpus = '{"at": 0, "joules": [], "busy": []}\n{"at": 2, "joules": [], "busy": []}'
+    assert energy.between(0.5, 1, no_gpus).unknown == "the driver lists no GPU"

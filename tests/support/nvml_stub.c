@@ -1,8 +1,12 @@
-/* A library with the functions of NVML that facts/nvml.py calls, for a driver with two GPUs, of which the second supports little.
+/* A library with the functions of NVML that facts/nvml.py and bench/energy_sampler.py call, for a driver
+   with two GPUs, of which the second supports little.
    Layouts: nvml.h of CUDA 13. */
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NOT_SUPPORTED 3
+#define INSUFFICIENT_SIZE 7
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_info;
 typedef struct { unsigned long long total, free, used; } memory;
@@ -47,11 +51,20 @@ int nvmlDeviceGetPerformanceState(void *handle, int *state) { *state = gpu(handl
 int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius) { *celsius = 41; return gpu(handle) * NOT_SUPPORTED; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *list)
 {
-    *count = 0;
-    return gpu(handle) * NOT_SUPPORTED;
+    const char *busy = getenv("NVML_BUSY");
+    *count = busy && atol(busy) == gpu(handle);
+    return *count ? (list ? 0 : INSUFFICIENT_SIZE) : gpu(handle) * NOT_SUPPORTED;
 }
 int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons)
 {
     *reasons = 0x81;
     return gpu(handle) * NOT_SUPPORTED;
+}
+/* 100 W; the second GPU 50 W, or nothing with NVML_NO_COUNTER. */
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *millijoules = (now.tv_sec * 1000ull + now.tv_nsec / 1000000) * (gpu(handle) ? 50 : 100);
+    return getenv("NVML_NO_COUNTER") ? gpu(handle) * NOT_SUPPORTED : 0;
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.bench import acceptance, circumstances, client, clocks, receipt, resume, saturation, workload
+from sm120kit.bench import circumstances, client, clocks, energy, metrics, receipt, resume, saturation, workload
 from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
@@ -190,10 +190,12 @@ def _measure(
         endpoint, counted(warmups), stall_seconds=measurement.stall_seconds, on_end=lambda request: request_ended()
     )
     result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
+    here = about.machine != Machine()
     try:
         with (
-            acceptance.measured(endpoint) as accepted,
-            clocks.sampled() if about.machine != Machine() else nullcontext(lambda: None) as gpu_clocks,
+            clocks.sampled() if here else nullcontext(lambda: None) as gpu_clocks,
+            metrics.measured(endpoint) as reported,
+            energy.sampled() if here else nullcontext(lambda: energy.Energy(unknown=energy.REMOTE)) as taken,
         ):
             users = workload.all_requests(work, cell, server.model, salt)
             streamed = client.stream_all(endpoint, counted(users), stall_seconds=measurement.stall_seconds, on_end=on_end)
@@ -202,7 +204,13 @@ def _measure(
             save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))
         raise
     return replace(
-        result, samples=streamed.samples, lag_seconds=streamed.lag_seconds, acceptance=accepted(), clocks=gpu_clocks()
+        result,
+        samples=streamed.samples,
+        lag_seconds=streamed.lag_seconds,
+        acceptance=reported().acceptance,
+        clocks=gpu_clocks(),
+        prefix_cache=reported().prefix_cache,
+        energy=taken(),
     )
 
 

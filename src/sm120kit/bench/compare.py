@@ -135,7 +135,19 @@ PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
     "ttfa": lambda sample: sample.ttfa,
 }
 """Figures of a cell that are medians over its requests."""
-FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s", "ttft", "ttft_p95", "ttfa", "itl_p50", "itl_p99", "acceptance")
+FIGURES = (
+    "decode_tok_s",
+    "total_tok_s",
+    "prefill_tok_s",
+    "ttft",
+    "ttft_p95",
+    "ttfa",
+    "itl_p50",
+    "itl_p99",
+    "acceptance",
+    "cache_hits",
+    "joules_per_token",
+)
 """The compared figures of a cell."""
 
 

@@ -121,6 +121,8 @@ def _figures(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[tuple[s
         "ITL ms",
         "p99",
         "accepted",
+        "cached",
+        "J/token",
         "failed",
     )
     heads += ("goodput/s",) if objectives else ()
@@ -128,7 +130,7 @@ def _figures(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[tuple[s
     for cell in sorted(receipt.cells, key=lambda cell: (cell.key, cell.restart)):
         s = summary(cell)
         times = (_text(None if value is None else value * 1000) for value in (s.ttft, s.ttft_p95, s.itl_p50, s.itl_p99))
-        accepted = "unknown" if s.acceptance is None else f"{s.acceptance:.1%}"
+        shares = ("unknown" if share is None else f"{share:.1%}" for share in (s.acceptance, s.cache_hits))
         row: tuple[str, ...] = (
             str(cell.users),
             f"{cell.output_tokens:,}",
@@ -136,7 +138,13 @@ def _figures(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[tuple[s
             _text(s.decode_tok_s),
             _text(s.output_tok_s),
         )
-        row = (*row, *times, accepted, f"{s.errors} of {s.requests}" + ("" if cell.complete else ", interrupted"))
+        row = (
+            *row,
+            *times,
+            *shares,
+            _text(s.joules_per_token, 3),
+            f"{s.errors} of {s.requests}" + ("" if cell.complete else ", interrupted"),
+        )
         if objectives:
             good = saturation.goodput(cell, objectives)
             row = (*row, f"{_text(good.per_second, 2)} ({good.met} of {good.requests})")

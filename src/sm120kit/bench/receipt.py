@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sm120kit.bench.acceptance import Acceptance
 from sm120kit.bench.clocks import Clocks
+from sm120kit.bench.energy import Energy
+from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadReceipt, StateUnwritable
 from sm120kit.core.state import parse_json, read_record, write_record
@@ -87,7 +88,8 @@ class MeasuredCell:
     """A cell, measured after one start of the server; ``restart`` is the number of the start, from 0.
 
     ``lag_seconds`` is the longest time for which the client did not read its streams; ``clocks`` are samples of the GPUs, None
-    if there were none. ``complete`` is false if the cell was interrupted; ``samples`` then has the requests that had ended.
+    if there were none; ``energy`` is that of the GPUs from the first request to the end of the last. ``complete`` is false if
+    the cell was interrupted; ``samples`` then has the requests that had ended.
     """
 
     users: int
@@ -100,6 +102,8 @@ class MeasuredCell:
     restart: int = 0
     clocks: tuple[Clocks, ...] | None = None
     complete: bool = True
+    prefix_cache: PrefixCache | None = None
+    energy: Energy | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -127,7 +131,8 @@ class Summary:
     counts the tokens of all users while all of them were decoding; ``output_tok_s`` counts all tokens from the start of the
     first request to the end of the last. ``lagged``: the client did not read its streams for more than ``LAG_SECONDS``, so that
     times between chunks are unknown. ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first
-    token, waiting included.
+    token, waiting included. ``cache_hits`` is the share of prompt tokens in the server's prefix cache. ``joules_per_token`` is
+    the energy of the GPUs over the tokens of all answers, prefill included; None if a request failed.
     """
 
     requests: int
@@ -148,6 +153,8 @@ class Summary:
     itl_p99: float | None
     lagged: bool
     acceptance: float | None
+    cache_hits: float | None = None
+    joules_per_token: float | None = None
 
 
 def schema() -> dict[str, Any]:
@@ -210,6 +217,7 @@ def summary(cell: MeasuredCell) -> Summary:
     gaps = [gap for sample in successful for gap in sample.itl if not lagged]
     span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
     known = len(counts) == len(successful) > 0
+    joules = cell.energy.total if cell.energy and len(counts) == len(cell.samples) else None
     return Summary(
         requests=len(cell.samples),
         errors=len(cell.samples) - len(successful),
@@ -229,6 +237,8 @@ def summary(cell: MeasuredCell) -> Summary:
         itl_p99=_quantile(gaps, 0.99),
         lagged=lagged,
         acceptance=cell.acceptance.share if cell.acceptance else None,
+        cache_hits=cell.prefix_cache.share if cell.prefix_cache else None,
+        joules_per_token=joules / total if joules is not None and (total := sum(counts)) else None,
     )
 
 

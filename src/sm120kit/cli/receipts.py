@@ -148,7 +148,10 @@ TITLES = {
     "itl_p50": "ITL p50",
     "itl_p99": "ITL p99",
     "acceptance": "accepted",
+    "cache_hits": "cached",
+    "joules_per_token": "J/token",
 }
+SHARES = ("acceptance", "cache_hits")
 
 
 def _compared(cell: CellDifference) -> Iterator[Sequence[object]]:
@@ -167,8 +170,9 @@ def _compared(cell: CellDifference) -> Iterator[Sequence[object]]:
 def _spread(name: str, values: tuple[float, float, float] | None) -> str:
     if values is None:
         return "unknown"
-    scale, unit = (100, "%") if name == "acceptance" else (1, "") if name.endswith("tok_s") else (1000, " ms")
-    middle, lowest, highest = (f"{value * scale:.1f}" for value in values)
+    rate = name.endswith("tok_s") or name == "joules_per_token"
+    scale, unit = (100, "%") if name in SHARES else (1, "") if rate else (1000, " ms")
+    middle, lowest, highest = (f"{value * scale:.{3 if name == 'joules_per_token' else 1}f}" for value in values)
     return f"{middle}{unit}" + (f" ({lowest}-{highest})" if lowest != highest else "")
 
 
@@ -204,6 +208,7 @@ def _object(receipt: Receipt) -> dict[str, Any]:
                 "restart": cell.restart,
                 "complete": cell.complete,
                 "clocks": cell.clocks,
+                "energy": cell.energy,
                 **asdict(summary(cell)),
             }
             for cell in _ordered(receipt)
@@ -247,6 +252,7 @@ def _table(receipt: Receipt) -> None:
         times.append((*key, _ms(s.ttft), _ms(s.ttfa), *between, tokens, s.chunks))
     console.table((*keys, *["prefill tok/s"] * filled, "tok/s per user", "together", "accepted", "errors"), rates)
     console.table((*keys, "TTFT", "TTFA", "ITL p50", "p99", "tokens", "chunks"), times)
+    _server_table(receipt, keys)
     for line in _first_chunks(receipt):
         console.data(line)
     for cell in _ordered(receipt):
@@ -259,6 +265,26 @@ def _table(receipt: Receipt) -> None:
         console.data(line)
     for error in sorted({sample.error for cell in receipt.cells for sample in cell.samples if sample.error}):
         console.data(f"error: {error}")
+
+
+def _server_table(receipt: Receipt, keys: Sequence[str]) -> None:
+    """Hits of the prefix cache and energy, as far as they are known for a cell; else why not."""
+    from sm120kit.bench.receipt import summary
+
+    rows = []
+    for cell in _ordered(receipt):
+        s = summary(cell)
+        if s.cache_hits is not None or s.joules_per_token is not None:
+            values = (cell.users, cell.output_tokens, cell.context_tokens, cell.restart)[: len(keys)]
+            gpus = ", ".join(map(str, cell.energy.gpus)) if cell.energy else ""
+            cached = "unknown" if s.cache_hits is None else f"{s.cache_hits:.1%}"
+            rows.append((*values, cached, "unknown" if s.joules_per_token is None else f"{s.joules_per_token:.3f}", gpus))
+    if rows:
+        console.table((*keys, "cached", "J/token", "GPUs"), rows)
+    if all(cell.prefix_cache is None for cell in receipt.cells):
+        console.data("cached: unknown, the server's metrics do not have it")
+    for reason in sorted({cell.energy.unknown for cell in receipt.cells if cell.energy and cell.energy.unknown}):
+        console.data(f"J/token: unknown, {reason}")
 
 
 def _first_chunks(receipt: Receipt) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Acceptance of draft tokens by a server's Prometheus metrics: counters of vLLM, gauges of SGLang."""
+"""Acceptance of draft tokens and hits of the prefix cache by a server's Prometheus metrics, as vLLM and SGLang have them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from sm120kit.core.urls import Endpoint
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 """vLLM's counters (docs/usage/metrics)."""
+CACHE = (
+    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    ("sglang:prompt_tokens_total", "sglang:cached_tokens_total"),
+)
+"""Counters of prompt tokens, and of those in the prefix cache: vLLM 0.19.1 and 0.33.0 (vllm/v1/metrics/loggers.py), SGLang
+0.5.11 and 0.5.23 (srt/observability/metrics_collector.py), whose second counter is absent before the first hit. SGLang's gauge
+``sglang:cache_hit_rate`` is that of the latest batch, and 0 in each that decodes."""
 RATE, LENGTH = "sglang:spec_accept_rate", "sglang:spec_accept_length"
 """SGLang's gauges: accepted drafts over proposed ones, and tokens per step, of the latest 40 steps or
 ``--decode-log-interval`` (SGLang 0.5.11, srt/observability/scheduler_metrics_mixin.py). 0 before the first."""
@@ -44,6 +51,27 @@ class Acceptance:
         return self.rate
 
 
+@dataclass(frozen=True)
+class PrefixCache:
+    """Prompt tokens of all requests during a cell, and how many of them were in the server's prefix cache."""
+
+    tokens: int
+    hits: int
+
+    @property
+    def share(self) -> float | None:
+        """Cached prompt tokens over all, None if there were none."""
+        return self.hits / self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True)
+class CellMetrics:
+    """What a server's metrics have on a cell. None is unknown."""
+
+    acceptance: Acceptance | None = None
+    prefix_cache: PrefixCache | None = None
+
+
 @dataclass
 class _Gauges:
     """Samples of SGLang's gauges while the server decodes."""
@@ -58,13 +86,13 @@ class _Gauges:
 
 
 @contextmanager
-def measured(server: Endpoint) -> Iterator[Callable[[], Acceptance | None]]:
-    """Observe the metrics while the block runs. The yielded function returns the result afterwards, None if there is none.
+def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
+    """Observe the metrics while the block runs. The yielded function returns the result afterwards.
 
     Counters are read before and after the block, gauges once a second and after it.
     """
     before = metrics_of(server)
-    result: Acceptance | None = None
+    result = CellMetrics()
     gauges, over = _Gauges(), threading.Event()
 
     def watch() -> None:
@@ -82,14 +110,28 @@ def measured(server: Endpoint) -> Iterator[Callable[[], Acceptance | None]]:
         if has_gauges:
             thread.join()
     after = metrics_of(server)
-    drafted, accepted = _change(DRAFTED, before, after), _change(ACCEPTED, before, after)
     if has_gauges:
         gauges.look(after)
+    result = CellMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after))
+
+
+def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:
+    drafted, accepted = _change(DRAFTED, before, after), _change(ACCEPTED, before, after)
     if drafted is not None and accepted is not None:
-        result = Acceptance(drafted, accepted)
-    elif gauges.rates or gauges.lengths:
+        return Acceptance(drafted, accepted)
+    if gauges.rates or gauges.lengths:
         rate, length = (mean(values) if values else None for values in (gauges.rates, gauges.lengths))
-        result = Acceptance(rate=rate, length=length, looks=max(len(gauges.rates), len(gauges.lengths)))
+        return Acceptance(rate=rate, length=length, looks=max(len(gauges.rates), len(gauges.lengths)))
+    return None
+
+
+def _prefix_cache(before: str, after: str) -> PrefixCache | None:
+    for tokens, hits in CACHE:
+        queried = _change(tokens, before, after)
+        cached = _change(hits, before, after) if metric(before, hits) else int(sum(metric(after, hits)))
+        if queried is not None and cached is not None and cached <= queried:
+            return PrefixCache(queried, cached)
+    return None
 
 
 def _change(name: str, before: str, after: str) -> int | None:
