@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpcore2
+import httpx2
 import pytest
 
 from sm120kit.bench import wire
+from sm120kit.core.urls import Endpoint
 
 
 @pytest.fixture
@@ -71,6 +74,128 @@ def test_age_is_limited_when_the_clock_is_adjusted(listening: socket.socket, clo
         return result
 
     assert asyncio.run(aged()) == pytest.approx(age)
+
+
+def test_what_a_full_read_leaves_may_have_arrived_before_it(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_READ_BYTES", 4)
+
+    async def age_after(received: bytes) -> float:
+        stream, peer = await connected(listening)
+        before = stream._earliest
+        peer.sendall(received)
+        await stream.read(100, timeout=5)
+        read_again = stream._last_read
+        wall_ns = time.time_ns()
+        control = [(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, wire._TIMESPEC.pack(wall_ns // 10**9 - 60, 0))]
+        age: float = stream._age(control, read_again, wall_ns)
+        await stream.aclose()
+        peer.close()
+        return age if before < read_again else -1
+
+    assert asyncio.run(age_after(b"abc")) == 0
+    assert asyncio.run(age_after(b"abcd")) >= 0
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def answers(listening: socket.socket, *responses: list[bytes]) -> list[tuple[bytes, str]]:
+    """The contents that a client gets for requests of one connection, and how each ended."""
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def serve() -> None:
+        with listening.accept()[0] as connection:
+            for response in responses:
+                while not connection.recv(1 << 16).endswith(b"{}"):
+                    pass
+                for part in response:
+                    connection.sendall(part)
+                    time.sleep(0.01)
+
+    async def request(client: httpx2.AsyncClient) -> tuple[bytes, str]:
+        reads: list[tuple[float, bytes]] = []
+        error = ""
+        try:
+            async with client.stream("POST", url, json={}) as response:
+                reads = wire.content(response)
+                async for read in response.aiter_raw():
+                    reads.append((wire.arrived(response), read))
+        except httpx2.HTTPError as failure:
+            error = type(failure).__name__
+        assert reads == sorted(reads, key=lambda read: read[0])
+        return b"".join(read for _, read in reads), error
+
+    async def requests() -> list[tuple[bytes, str]]:
+        async with wire.client(Endpoint.parse(url), httpx2.Timeout(30)) as client:
+            return [await request(client) for _ in responses]
+
+    threading.Thread(target=serve, daemon=True).start()
+    return asyncio.run(requests())
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def test_responses_of_one_connection(listening: socket.socket) -> None:
+    first = [CHUNKED[:30], CHUNKED[30:] + b"3\r\nab", b"c\r\n4\r\ndefg\r\n", b"0\r\n\r\n"]
+    second = [HEAD + b"transfer-encoding: Chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"]
+    plain = [HEAD + b"Content-Length: 4\r\n\r\nab", b"cd"]
+    assert answers(listening, first, second, plain, second) == [(b"abcdefg", ""), (b"x", ""), (b"abcd", ""), (b"x", "")]
+
+
+@pytest.mark.parametrize(
+    ("response", "content", "error"),
+    [
+        ([CHUNKED + b"3\r\nabc\r\n", b"9\r\ndef"], b"abcdef", "RemoteProtocolError"),
+        ([CHUNKED + b"3\r\nabc\r\n", b"no\r\n"], b"abc", "RemoteProtocolError"),
+        ([b"SMTP ready\r\n\r\n"], b"", "RemoteProtocolError"),
+        ([HEAD + b"\r\nuntil", b" closed"], b"until closed", ""),
+    ],
+    ids=["cut off", "not a chunk", "not HTTP", "until the connection is closed"],
+)
+def test_ends_of_responses(listening: socket.socket, response: list[bytes], content: bytes, error: str) -> None:
+    assert answers(listening, response) == [(content, error)]
+
+
+def test_chunks_have_the_time_of_their_read_and_skip_the_library() -> None:
+    response = wire._Response()
+    assert response.feed(1.0, CHUNKED[:-1]) == b""
+    assert response.feed(2.0, CHUNKED[-1:] + b"2\r\nab\r\n1\r\nc\r\n3\r\nd") == CHUNKED
+    assert response.feed(3.0, b"ef\r\n") == b""
+    assert response.feed(4.0, b"0\r\n\r\n") == b"0\r\n\r\n"
+    assert response.content == [(2.0, b"ab"), (2.0, b"c"), (2.0, b"d"), (3.0, b"ef")]
+    assert not response.decoding
+
+
+def test_answer_before_the_end_of_the_request(listening: socket.socket) -> None:
+    async def refused() -> list[bytes]:
+        stream, peer = await connected(listening)
+        await stream.write(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n")
+        peer.sendall(CHUNKED + b"2\r\nno\r\n0\r\n\r\n")
+        while stream.response.decoding:
+            await asyncio.sleep(0.001)
+        await stream.write(b"{}")
+        assert await stream.read(1000, timeout=5) == CHUNKED + b"0\r\n\r\n"
+        content = [read for _, read in stream.response.content]
+        await stream.aclose()
+        peer.close()
+        return content
+
+    assert asyncio.run(refused()) == [b"no"]
+
+
+def test_timeout_is_of_a_pause_not_of_the_whole_response(listening: socket.socket) -> None:
+    async def waited() -> float:
+        stream, peer = await connected(listening)
+        began = time.perf_counter()
+        stream._last_read = began + 0.4  # as if chunks arrived until then
+        with pytest.raises(httpcore2.ReadTimeout):
+            await stream.read(1, timeout=0.1)
+        await stream.aclose()
+        peer.close()
+        return time.perf_counter() - began
+
+    assert asyncio.run(waited()) >= 0.5
 
 
 def test_surplus_bytes_are_kept_for_the_next_read(listening: socket.socket) -> None:

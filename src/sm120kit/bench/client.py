@@ -194,8 +194,9 @@ async def _stream(
         ) as response:
             status, kind = response.status_code, response.headers.get("Content-Type", "")
             encoding = response.headers.get("Content-Encoding", "identity").lower()
+            reads = wire.content(response)
             async for read in response.aiter_raw():
-                reads.append((wire.arrived(response) - began, read))
+                reads.append((wire.arrived(response), read))
         reads = _decoded(reads, encoding)
         if status != 200:
             body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
@@ -210,6 +211,7 @@ async def _stream(
         error = server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
     ended = clock() - began
     max_tokens = request.body.get("max_tokens")
+    reads = [(arrived - began, read) for arrived, read in reads]
     return partial(parse_sample, reads, Exchange(user, request.prompt, started, ended, status, max_tokens, error))
 
 
