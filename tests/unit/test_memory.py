@@ -96,6 +96,22 @@ def test_peak_seconds_and_exit_code_are_recorded(tmp_path: Path) -> None:
     assert 0 < event.seconds < 30
 
 
+def test_costs_are_processor_time_of_all_processes(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.open({}, budget_bytes=1)
+    program = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.4: pass"], check=True)
+time.sleep(1)
+"""
+    assert start(gate, "x.o", program).wait() == 0
+    (event,) = gate.events()
+    assert 0.4 <= event.cpu_seconds <= event.seconds - 0.9
+    costs = Costs(tmp_path / "costs.json")
+    costs.record("m/x.o", event)
+    assert costs.of("m/x.o") == (event.peak_bytes, event.cpu_seconds)
+
+
 def test_killed_compiler_is_reported(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     gate.open({}, budget_bytes=1)
@@ -120,8 +136,8 @@ def test_reservation_of_ended_process_is_ignored(tmp_path: Path) -> None:
 
 def test_costs_are_stored_for_successful_units(tmp_path: Path) -> None:
     costs = Costs(tmp_path / "costs.json")
-    costs.record("m/a.o", FinishedUnit("a.o", 2.0, 100, 0))
-    costs.record("m/b.o", FinishedUnit("b.o", 2.0, 100, 1))
+    costs.record("m/a.o", FinishedUnit("a.o", 9.0, 2.0, 100, 0))
+    costs.record("m/b.o", FinishedUnit("b.o", 9.0, 2.0, 100, 1))
     costs.save()
     again = Costs(tmp_path / "costs.json")
     assert again.of("m/a.o") == (100, 2.0)

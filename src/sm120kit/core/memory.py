@@ -8,7 +8,7 @@ memory limits the number of parallel compilers more than cores do. Of the units 
 ``expected.json``   output file -> expected peak in bytes, most urgent first; ``budget`` in bytes, for all units together
 ``waiting/PID``     one file per unit that does not fit yet: output and expected peak
 ``running/PID``     one file per running unit: the same
-``events.jsonl``    one line per finished unit: output, seconds, peak_bytes, exit code
+``events.jsonl``    one line per finished unit: output, seconds, cpu_seconds, peak_bytes, exit code
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ _ENDED_BY_SYSTEM = (-9, 137, -15, 143)
 
 @dataclass(frozen=True)
 class FinishedUnit:
-    """Time and memory of a compiled unit. ``peak_bytes`` is the largest resident size of one process of the compiler."""
+    """Time and memory of a compiled unit: ``seconds`` from start to end, ``cpu_seconds`` of all processes of the compiler.
+
+    ``peak_bytes`` is the largest resident size of one of them.
+    """
 
     output: str
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
     exit_code: int
 
@@ -193,7 +197,8 @@ def main(argv: list[str]) -> int:
     finally:
         reservation.unlink(missing_ok=True)
     code = os.waitstatus_to_exitcode(status)
-    gate.record(FinishedUnit(output, round(time.monotonic() - started, 2), usage.ru_maxrss * 1024, code))
+    seconds, cpu_seconds = time.monotonic() - started, usage.ru_utime + usage.ru_stime
+    gate.record(FinishedUnit(output, round(seconds, 2), round(cpu_seconds, 2), usage.ru_maxrss * 1024, code))
     if code < 0:
         print(f"{argv[0]} was ended by signal {-code}; memory available now: {available_bytes() >> 20} MiB", file=sys.stderr)
         return 128 - code
@@ -201,7 +206,10 @@ def main(argv: list[str]) -> int:
 
 
 class Costs:
-    """Time and memory of units when they were last compiled, stored across builds."""
+    """Time and memory of units when they were last compiled, stored across builds.
+
+    The time is that of the processors: of a unit on a busy machine it is the better estimate for the next compile.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -218,7 +226,7 @@ class Costs:
     def record(self, unit: str, finished: FinishedUnit) -> None:
         """Set the costs of a unit, unless its compiler failed."""
         if finished.exit_code == 0:
-            self._units[unit] = {"peak_bytes": finished.peak_bytes, "seconds": finished.seconds}
+            self._units[unit] = {"peak_bytes": finished.peak_bytes, "seconds": finished.cpu_seconds}
 
     def save(self) -> None:
         """Write the costs to their file."""
