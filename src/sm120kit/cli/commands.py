@@ -97,6 +97,7 @@ COMMANDS = Branch(
                 "kernels": Leaf(
                     "verify_kernels:verify_kernels", "Compare kernels on a GPU with an integer reference, bit for bit"
                 ),
+                "ptx": Leaf("verify_ptx:verify_ptx", "Rewrite PTX for SM120 so that a Hopper GPU can run it"),
             },
         ),
     },

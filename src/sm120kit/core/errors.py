@@ -242,6 +242,12 @@ class ControlMissed(Sm120kitError):
     exit_code = 54
 
 
+class BadPtx(Sm120kitError):
+    """A file is no PTX for SM12x, or has an instruction that has no replacement on Hopper."""
+
+    exit_code = 55
+
+
 class DaemonUnreachable(Sm120kitError):
     """The container daemon does not respond, or stopped responding."""
 

@@ -1,0 +1,282 @@
+// The instructions of SM120 that Hopper lacks, as functions for a warp of sm_90a. Compiled to PTX; rewritten kernels call them.
+//
+// Written from the PTX ISA: "Matrix Fragments for mma.m16n8k32" and "... m16n8k64", "Block Scaling for mma.sync", cvt, ldmatrix;
+// model.py has an independent model. lane = 4 g + p:
+//   A  a0 (row g, k from s p)  a1 (row g+8, same)  a2 (row g, k + half)  a3 (row g+8, k + half); m16n8k64: s = 8, half = 32,
+//      elements of 4 bits; m16n8k32: s = 4, half = 16, elements in bytes, e2m1 in bits 2 to 5, e2m3 and e3m2 in bits 0 to 5
+//   B  b0, b1: the same for column g
+//   C  c0 c1 (row g, columns 2p, 2p+1)  c2 c3 (row g+8)
+// Scales: thread selector t and byte selector j. For A, lane 4g + 2t holds those of row g and lane 4g + 2t + 1 those of row g+8;
+// for B, lane 4g + t those of column g. The scales of ascending k are the bytes from j on.
+//
+// Arithmetic, where the ISA leaves the order open: products are exact; the products of one scale vector are added in double in
+// ascending k, these sums times their two scales again in double, then C; the result is rounded once. NaN is 0x7fffffff, or
+// 0x7fff in f16.
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace {
+
+constexpr unsigned warp = 0xffffffff;
+
+__device__ __forceinline__ uint32_t lane_id() {
+  uint32_t lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Formats in the order of rewrite.py: e4m3, e5m2, e2m3, e3m2, e2m1.
+struct Format {
+  int exponent, mantissa, bias;
+};
+__device__ __forceinline__ Format format_of(uint32_t type) {
+  switch (type) {
+    case 0:
+      return {4, 3, 7};
+    case 1:
+      return {5, 2, 15};
+    case 2:
+      return {2, 3, 1};
+    case 3:
+      return {3, 2, 3};
+    default:
+      return {2, 1, 1};
+  }
+}
+
+/// An element of a code in the low bits.
+__device__ __forceinline__ double value_of(uint32_t code, uint32_t type) {
+  Format const f = format_of(type);
+  int const bits = f.exponent + f.mantissa;
+  uint32_t const magnitude = code & ((1u << bits) - 1);
+  bool const nan = (type == 0 && magnitude == 0x7f) || (type == 1 && magnitude > 0x7c);
+  double value = __longlong_as_double((long long)magnitude << (52 - f.mantissa)) *
+                 __longlong_as_double((long long)(2046 - f.bias) << 52);
+  if (type == 1 && magnitude == 0x7c) value = __longlong_as_double(0x7ff0000000000000);
+  if (nan) value = __longlong_as_double(0x7ff8000000000000);
+  return code >> bits & 1 ? -value : value;
+}
+
+__device__ __forceinline__ double ue8m0(uint32_t code) {
+  return code == 255 ? __longlong_as_double(0x7ff8000000000000) : __longlong_as_double((long long)(code + 896) << 52);
+}
+__device__ __forceinline__ double ue4m3(uint32_t code) { return value_of(code & 0x7f, 0); }
+
+__device__ __forceinline__ uint32_t rounded(double value) {
+  return isnan(value) ? 0x7fffffffu : __float_as_uint(__double2float_rn(value));
+}
+__device__ __forceinline__ uint32_t rounded_half(double value) {
+  return isnan(value) ? 0x7fffu : __half_as_ushort(__double2half(value));
+}
+
+struct Scales {
+  uint32_t row[2], column[2];
+};
+__device__ __forceinline__ Scales scales_of(uint32_t sfa, uint32_t byte_a, uint32_t thread_a, uint32_t sfb, uint32_t byte_b,
+                                            uint32_t thread_b) {
+  uint32_t const lane = lane_id(), quad = lane & ~3u, p = lane & 3;
+  Scales s;
+  for (int i = 0; i < 2; ++i) {
+    s.row[i] = __shfl_sync(warp, sfa, quad + 2 * (thread_a & 1) + i) >> (8 * (byte_a & 3));
+    s.column[i] = __shfl_sync(warp, sfb, 8 * p + 4 * i + (thread_b & 3)) >> (8 * (byte_b & 3));
+  }
+  return s;
+}
+
+/// Four e2m1 codes, in the low 16 bits, as four signed bytes of twice their value.
+__device__ __forceinline__ uint32_t e2m1_bytes(uint32_t codes) {
+  uint32_t const select = codes & 0x7777;
+  uint32_t const positive = __byte_perm(0x03020100, 0x0c080604, select);
+  uint32_t const negative = __byte_perm(0xfdfeff00, 0xf4f8fafc, select);
+  uint32_t const sign = (codes & 0x8) >> 3 | (codes & 0x80) << 1 | (codes & 0x800) << 5 | (codes & 0x8000) << 9;
+  uint32_t const mask = sign * 0xff;
+  return (positive & ~mask) | (negative & mask);
+}
+
+/// m16n8k64 of e2m1; Vectors scales along k.
+template <int Vectors, bool Ue4m3>
+__device__ __forceinline__ uint4 mma_k64(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float c0,
+                                         float c1, float c2, float c3, Scales const& s) {
+  uint32_t const lane = lane_id(), quad = lane & ~3u, p = lane & 3;
+  uint32_t const a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  float const c[4] = {c0, c1, c2, c3};
+  uint32_t bytes_a[4][2], bytes_b[2][2];
+  for (int i = 0; i < 4; ++i) bytes_a[i][0] = e2m1_bytes(a[i] & 0xffff), bytes_a[i][1] = e2m1_bytes(a[i] >> 16);
+  for (int i = 0; i < 2; ++i) bytes_b[i][0] = e2m1_bytes(b[i] & 0xffff), bytes_b[i][1] = e2m1_bytes(b[i] >> 16);
+  int dot[2][2][Vectors] = {};  // in quarters
+#pragma unroll
+  for (int q = 0; q < 4; ++q)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        int const vector = (32 * half + 8 * q) * Vectors / 64;
+        int row[2], column[2];
+        for (int i = 0; i < 2; ++i) {
+          row[i] = __shfl_sync(warp, bytes_a[2 * half + i][word], quad + q);
+          column[i] = __shfl_sync(warp, bytes_b[half][word], 8 * p + 4 * i + q);
+        }
+        for (int r = 0; r < 2; ++r)
+          for (int n = 0; n < 2; ++n) dot[r][n][vector] = __dp4a(row[r], column[n], dot[r][n][vector]);
+      }
+  uint32_t d[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    double sum = 0;
+#pragma unroll
+    for (int v = 0; v < Vectors; ++v) {
+      uint32_t const row = s.row[i / 2] >> (8 * v) & 0xff, column = s.column[i % 2] >> (8 * v) & 0xff;
+      double const scale = Ue4m3 ? ue4m3(row) * ue4m3(column) : ue8m0(row) * ue8m0(column);
+      sum += 0.25 * dot[i / 2][i % 2][v] * scale;
+    }
+    d[i] = rounded(sum + c[i]);
+  }
+  return {d[0], d[1], d[2], d[3]};
+}
+
+struct Sums {
+  double value[4];
+};
+
+/// The sums of products of m16n8k32, without scales and C.
+__device__ __forceinline__ Sums sums_k32(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+                                         uint32_t type_a, uint32_t type_b) {
+  uint32_t const lane = lane_id(), quad = lane & ~3u, p = lane & 3;
+  uint32_t const a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  int const shift_a = type_a == 4 ? 2 : 0, shift_b = type_b == 4 ? 2 : 0;
+  Sums sums = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll 1
+    for (int q = 0; q < 4; ++q) {
+      uint32_t row[2], column[2];
+      for (int i = 0; i < 2; ++i) {
+        row[i] = __shfl_sync(warp, a[2 * half + i], quad + q);
+        column[i] = __shfl_sync(warp, b[half], 8 * p + 4 * i + q);
+      }
+#pragma unroll 1
+      for (int byte = 0; byte < 4; ++byte) {
+        double x[2], y[2];
+        for (int i = 0; i < 2; ++i) {
+          x[i] = value_of((row[i] >> (8 * byte) & 0xff) >> shift_a, type_a);
+          y[i] = value_of((column[i] >> (8 * byte) & 0xff) >> shift_b, type_b);
+        }
+        for (int i = 0; i < 4; ++i) sums.value[i] += x[i / 2] * y[i % 2];
+      }
+    }
+  return sums;
+}
+
+/// The code of `type` nearest to x, ties to even; beyond the largest value and for NaN the largest.
+__device__ __forceinline__ uint32_t narrow(float x, uint32_t type, uint32_t relu) {
+  Format const f = format_of(type);
+  int const bits = f.exponent + f.mantissa;
+  uint32_t const largest = (1u << bits) - 1;
+  if (isnan(x)) return largest;
+  uint32_t const sign = __float_as_uint(x) >> 31;
+  if (relu && sign) return 0;
+  float const magnitude = fabsf(x);
+  if (magnitude >= float(value_of(largest, type))) return sign << bits | largest;
+  int const exponent = max(int(__float_as_uint(magnitude) >> 23) - 127, 1 - f.bias);
+  float const steps = magnitude * __int_as_float((127 + f.mantissa - exponent) << 23);  // in units of the last place
+  return sign << bits | (uint32_t(rintf(steps)) + (uint32_t(exponent + f.bias - 1) << f.mantissa));
+}
+
+__device__ __forceinline__ uint32_t exponent_of(float x, uint32_t up, uint32_t finite) {
+  uint32_t const u = __float_as_uint(x) & 0x7fffffff;
+  if (u > 0x7f800000) return 255;
+  uint32_t e = u >> 23;
+  if (up && (u & 0x7fffff) && u > 0x400000 && u < 0x7f800000) ++e;
+  return e == 255 && finite ? 254 : e;
+}
+
+}  // namespace
+
+#define FUNCTION extern "C" __device__ __noinline__
+#define A_B uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1
+#define C_F32 float c0, float c1, float c2, float c3
+#define SCALES uint32_t sfa, uint32_t byte_a, uint32_t thread_a, uint32_t sfb, uint32_t byte_b, uint32_t thread_b
+
+FUNCTION uint4 sm120_mma_e2m1_4x_ue4m3(A_B, C_F32, SCALES) {
+  return mma_k64<4, true>(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, scales_of(sfa, byte_a, thread_a, sfb, byte_b, thread_b));
+}
+FUNCTION uint4 sm120_mma_e2m1_4x_ue8m0(A_B, C_F32, SCALES) {
+  return mma_k64<4, false>(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, scales_of(sfa, byte_a, thread_a, sfb, byte_b, thread_b));
+}
+FUNCTION uint4 sm120_mma_e2m1_2x_ue8m0(A_B, C_F32, SCALES) {
+  return mma_k64<2, false>(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, scales_of(sfa, byte_a, thread_a, sfb, byte_b, thread_b));
+}
+FUNCTION uint4 sm120_mma_bytes_1x_ue8m0(A_B, C_F32, SCALES, uint32_t type_a, uint32_t type_b) {
+  Sums const sums = sums_k32(a0, a1, a2, a3, b0, b1, type_a, type_b);
+  Scales const s = scales_of(sfa, byte_a, thread_a, sfb, byte_b, thread_b);
+  float const c[4] = {c0, c1, c2, c3};
+  uint32_t d[4];
+  for (int i = 0; i < 4; ++i)
+    d[i] = rounded(sums.value[i] * (ue8m0(s.row[i / 2] & 0xff) * ue8m0(s.column[i % 2] & 0xff)) + c[i]);
+  return {d[0], d[1], d[2], d[3]};
+}
+FUNCTION uint4 sm120_mma_bytes_f32(A_B, C_F32, uint32_t type_a, uint32_t type_b) {
+  Sums const sums = sums_k32(a0, a1, a2, a3, b0, b1, type_a, type_b);
+  return {rounded(sums.value[0] + c0), rounded(sums.value[1] + c1), rounded(sums.value[2] + c2), rounded(sums.value[3] + c3)};
+}
+FUNCTION uint2 sm120_mma_bytes_f16(A_B, uint32_t c01, uint32_t c23, uint32_t type_a, uint32_t type_b) {
+  Sums const sums = sums_k32(a0, a1, a2, a3, b0, b1, type_a, type_b);
+  uint32_t const c[2] = {c01, c23};
+  uint32_t d[2];
+  for (int i = 0; i < 2; ++i) {
+    uint32_t half[2];
+    for (int j = 0; j < 2; ++j)
+      half[j] = rounded_half(sums.value[2 * i + j] + double(__half2float(__ushort_as_half(c[i] >> (16 * j) & 0xffff))));
+    d[i] = half[0] | half[1] << 16;
+  }
+  return {d[0], d[1]};
+}
+
+/// cvt to e2m1x2, e2m3x2, e3m2x2.
+FUNCTION uint32_t sm120_to_narrow(float high, float low, uint32_t type, uint32_t relu) {
+  return narrow(high, type, relu) << (type == 4 ? 4 : 8) | narrow(low, type, relu);
+}
+/// cvt from e2m1x2, e2m3x2, e3m2x2 to f16x2.
+FUNCTION uint32_t sm120_from_narrow(uint32_t codes, uint32_t type, uint32_t relu) {
+  uint32_t result = 0;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t half = __half_as_ushort(__double2half(value_of(type == 4 ? codes >> (4 * i) & 15 : codes >> (8 * i) & 63, type)));
+    if (relu && half >> 15) half = 0;
+    result |= half << (16 * i);
+  }
+  return result;
+}
+/// cvt to ue8m0x2: the exponent, truncated or rounded up.
+FUNCTION uint32_t sm120_to_ue8m0(float high, float low, uint32_t up, uint32_t finite) {
+  return exponent_of(high, up, finite) << 8 | exponent_of(low, up, finite);
+}
+/// cvt from ue8m0x2 to bf16x2.
+FUNCTION uint32_t sm120_from_ue8m0(uint32_t codes) {
+  uint32_t result = 0;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t const code = codes >> (8 * i) & 255;
+    result |= (code == 255 ? 0x7fffu : code == 0 ? 0x40u : code << 7) << (16 * i);
+  }
+  return result;
+}
+
+/// ldmatrix.m8n16 of rows of 16 elements of 4 or 6 bits: lanes 8i to 8i+7 have the addresses of the rows of matrix i; lane
+/// 4r + p gets elements 4p to 4p+3 of row r, each in the low bits of a byte.
+FUNCTION uint4 sm120_ldmatrix_m8n16(uint32_t address, uint32_t count, uint32_t bits) {
+  uint32_t const lane = lane_id();
+  uint32_t registers[4] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    uint32_t const at = __shfl_sync(warp, address, 8 * i + lane / 4) + bits / 2 * (lane % 4);
+    uint32_t packed = 0;
+    for (uint32_t j = 0; j < bits / 2; ++j) {
+      uint32_t byte;
+      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(at + j) : "memory");
+      packed |= byte << (8 * j);
+    }
+    for (uint32_t j = 0; j < 4; ++j) registers[i] |= (packed >> (bits * j) & ((1u << bits) - 1)) << (8 * j);
+  }
+  return {registers[0], registers[1], registers[2], registers[3]};
+}

@@ -1,0 +1,305 @@
+"""Replace the instructions of SM120 that Hopper lacks by calls of software functions (``functions.cu``)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sm120kit.core.errors import BadPtx
+from sm120kit.kernels.ptx.library import SoftwareFunctions
+from sm120kit.kernels.ptx.syntax import PtxInstruction, elements, instructions, register_types
+
+BYTE_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+"""Element types of m16n8k32; the index is the code that functions.cu uses."""
+
+NARROW = {"e2m1x2": 4, "e2m3x2": 2, "e3m2x2": 3}
+"""Types of pairs that Hopper cannot convert, with the code of their element."""
+
+UNSUPPORTED = (
+    r"clusterlaunchcontrol\..*",
+    r"tcgen05\..*",
+    r"mma\.sp\b.*\.kind::.*",
+    r"stmatrix\..*\.m16n8\..*",
+    r"(ld|st)\..*\.v8\..*",
+    r"tensormap\.replace\..*\.elemtype\..*",
+    r"(add|sub|fma)\.(r[nzmp]\.)?(sat\.)?f32\.b?f16",
+)
+"""Opcodes that Hopper lacks, or treats otherwise, and that have no replacement."""
+
+_REMEDY = "sm120kit verify ptx cannot run this kernel on Hopper; `sm120kit verify kernels --device native` needs an SM12x GPU"
+_TARGET = re.compile(r"^[ \t]*\.target\s+([^\n/]+)", re.MULTILINE)
+_VERSION = re.compile(r"^[ \t]*\.version\s+(\d+\.\d+)", re.MULTILINE)
+_ADDRESS_SIZE = re.compile(r"^[ \t]*\.address_size\s+64[^\n]*\n", re.MULTILINE)
+
+Mutation = Callable[[PtxInstruction], PtxInstruction]
+
+
+@dataclass(frozen=True)
+class PtxReplacement:
+    """An instruction in ``line`` of the source, and what computes it: a function of functions.cu, or ``inline`` PTX."""
+
+    line: int
+    opcode: str
+    function: str
+
+
+@dataclass(frozen=True)
+class RewrittenPtx:
+    """A module for sm_90a, and its replacements. ``source_target`` is the target that it was made for."""
+
+    text: str
+    source_target: str
+    replacements: tuple[PtxReplacement, ...]
+    instruction_count: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of replacements by opcode, most frequent first."""
+        return dict(Counter(replacement.opcode for replacement in self.replacements).most_common())
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call: PTX types and operands of the arguments, and registers that receive the 32-bit words of the result."""
+
+    function: str
+    arguments: tuple[tuple[str, str], ...]
+    results: tuple[str, ...]
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutation | None = None) -> RewrittenPtx:
+    """Rewrite a module made for sm_120a, sm_120f or sm_121a for sm_90a.
+
+    ``functions`` is called once every instruction has a replacement. ``mutate`` seeds a fault: it changes every instruction
+    that is replaced.
+
+    Raises:
+        BadPtx: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
+    """
+    target = _TARGET.search(text)
+    address_size = _ADDRESS_SIZE.search(text)
+    if not target or not _VERSION.search(text) or not address_size:
+        raise BadPtx("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
+    source_target = target[1].split(",")[0].strip()
+    if not re.fullmatch(r"sm_12\d[af]?", source_target):
+        raise BadPtx(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
+    types = register_types(text)
+    pieces: list[str] = []
+    replacements: list[PtxReplacement] = []
+    at, count = 0, 0
+    for instruction in instructions(text):
+        count += 1
+        changed = _replacement(instruction, types, mutate)
+        if changed is None:
+            continue
+        function, code = changed
+        pieces += [text[at : instruction.start], _guarded(instruction, code, len(replacements), mutate)]
+        at = instruction.end
+        replacements.append(PtxReplacement(instruction.line, instruction.opcode, function or "inline"))
+    body = "".join([*pieces, text[at:]])
+    used = sorted({replacement.function for replacement in replacements} - {"inline"})
+    library = functions()
+    body = _TARGET.sub(".target sm_90a", _VERSION.sub(f".version {library.version}", body, count=1), count=1)
+    split = _ADDRESS_SIZE.search(body)
+    assert split
+    body = body[: split.end()] + "".join(f"{library.functions[name]}\n" for name in used) + body[split.end() :]
+    return RewrittenPtx(body, source_target, tuple(replacements), count)
+
+
+def _replacement(
+    instruction: PtxInstruction, types: dict[str, set[str]], mutate: Mutation | None
+) -> tuple[str, list[str]] | None:
+    """Function and code for an instruction; None if it is kept."""
+    if not _lacking(instruction):
+        if any(re.fullmatch(pattern, instruction.opcode) for pattern in UNSUPPORTED):
+            raise _unsupported(instruction)
+        return None
+    changed = mutate(instruction) if mutate else instruction
+    if "f32x2" in changed.modifiers:
+        return "", _f32x2(changed)
+    family = {"mma": _mma, "cvt": _cvt, "ldmatrix": _ldmatrix}[changed.modifiers[0]]
+    call = family(changed, types)
+    return call.function, _code(call)
+
+
+def _lacking(instruction: PtxInstruction) -> bool:
+    """Whether an instruction belongs to a family that is replaced."""
+    name, *rest = instruction.modifiers
+    match name:
+        case "mma":
+            return rest[0] != "sp" and any(part.startswith("kind::") for part in rest)
+        case "cvt":
+            return bool({*NARROW, "ue8m0x2", "e2m1x4", "e2m3x4", "e3m2x4", "s2f6x2"} & {*rest})
+        case "ldmatrix":
+            return bool({"m8n16", "m16n16"} & {*rest})
+        case _:
+            return "f32x2" in rest
+
+
+def _unsupported(instruction: PtxInstruction) -> BadPtx:
+    return BadPtx(f"line {instruction.line}: no replacement on Hopper for: {instruction}", _REMEDY)
+
+
+def _guarded(instruction: PtxInstruction, code: Sequence[str], number: int, mutate: Mutation | None) -> str:
+    """The code as a block, skipped unless the instruction's predicate holds."""
+    predicate = (mutate(instruction) if mutate else instruction).predicate
+    block = ["{", *code, "}"]
+    if predicate:
+        opposite = predicate[1:] if predicate.startswith("!") else f"!{predicate}"
+        block = [f"@{opposite} bra $sm120_skip_{number};", *block, f"$sm120_skip_{number}:"]
+    return "\n".join([f"// {instruction}", *block])
+
+
+def _code(call: _Call) -> list[str]:
+    """A call as PTX. Its names cannot occur in code of nvcc."""
+    names = [f"sm120$a{index}" for index in range(len(call.arguments))]
+    size = 4 * len(call.results)
+    kind = ".b32 sm120$r" if size == 4 else f".align {size} .b8 sm120$r[{size}]"
+    lines = [*call.before, f".param {kind};"]
+    for name, (kind, operand) in zip(names, call.arguments, strict=True):
+        lines += [f".param .b32 {name};", f"st.param.{kind} [{name}], {operand};"]
+    lines.append(f"call (sm120$r), {call.function}, ({', '.join(names)});")
+    lines += [
+        f"ld.param.b32 {register}, [sm120$r+{4 * index}];" for index, register in enumerate(call.results) if register != "_"
+    ]
+    return [*lines, *call.after]
+
+
+def _mma(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
+    """mma with .block_scale, or of kind::f8f6f4."""
+    parts = instruction.modifiers
+    kind = next(part for part in parts if part.startswith("kind::")).removeprefix("kind::")
+    scaled = "block_scale" in parts
+    vectors = next((part.removeprefix("scale_vec::") for part in parts if part.startswith("scale_vec::")), "")
+    vectors = vectors or {"mxf8f6f4": "1X", "mxf4": "2X"}.get(kind, "")
+    shape = next((part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part)), "")
+    element_types = [part for part in parts if part in (*BYTE_TYPES, "f16", "f32", "ue8m0", "ue4m3")]
+    operands = [elements(operand) for operand in instruction.operands]
+    if not {"sync", "aligned"} <= {*parts} or [part for part in parts if part in ("row", "col")] != ["row", "col"]:
+        raise _unsupported(instruction)
+    match (kind, shape, vectors, element_types):
+        case ("mxf4" | "mxf4nvf4", "m16n8k64", "2X" | "4X", ["f32", "e2m1", "e2m1", "f32", "ue8m0" | "ue4m3" as scale]) if (
+            scaled
+        ):
+            function, codes, counts = f"sm120_mma_e2m1_{vectors.lower()}_{scale}", [], [4, 4, 2, 4, 1, 2, 1, 2]
+            if (vectors, scale) != ("2X", "ue8m0") and (kind == "mxf4" or vectors == "2X"):
+                raise _unsupported(instruction)
+        case ("mxf8f6f4", "m16n8k32", "1X", ["f32", a, b, "f32", "ue8m0"]) if scaled and {a, b} <= {*BYTE_TYPES}:
+            function, codes, counts = "sm120_mma_bytes_1x_ue8m0", [a, b], [4, 4, 2, 4, 1, 2, 1, 2]
+        case ("f8f6f4", "m16n8k32", "", ["f32", a, b, "f32"]) if {a, b} <= {*BYTE_TYPES}:
+            function, codes, counts = "sm120_mma_bytes_f32", [a, b], [4, 4, 2, 4]
+        case ("f8f6f4", "m16n8k32", "", ["f16", a, b, "f16"]) if {a, b} <= {*BYTE_TYPES}:
+            function, codes, counts = "sm120_mma_bytes_f16", [a, b], [2, 4, 2, 2]
+        case _:
+            raise _unsupported(instruction)
+    if [len(operand) for operand in operands] != counts:
+        raise _unsupported(instruction)
+    kinds = ["b32"] * 6 + (["f32"] * 4 if counts[3] == 4 else ["b32"] * 2)
+    arguments = list(zip(kinds, [*operands[1], *operands[2], *operands[3]], strict=True))
+    before: list[str] = []
+    if scaled:
+        before = [".reg .b16 sm120$h;", ".reg .b32 sm120$s<4>;"]
+        for index, selector in enumerate([*operands[5], *operands[7]]):
+            if selector.isdigit() and not _valid_selector(index, int(selector), vectors):
+                raise _unsupported(instruction)
+            before += [f"mov.b16 sm120$h, {selector};", f"cvt.u32.u16 sm120$s{index}, sm120$h;"]
+        arguments += [("b32", operands[4][0]), ("b32", "sm120$s0"), ("b32", "sm120$s1")]
+        arguments += [("b32", operands[6][0]), ("b32", "sm120$s2"), ("b32", "sm120$s3")]
+    arguments += [("b32", str(BYTE_TYPES.index(code))) for code in codes]
+    return _Call(function, tuple(arguments), tuple(operands[0]), tuple(before))
+
+
+def _valid_selector(index: int, value: int, vectors: str) -> bool:
+    """Whether a byte selector (index 0, 2) or thread selector (A: 1, B: 3) has a value that the PTX ISA defines."""
+    if index % 2:
+        return value < (2 if index == 1 else 4)
+    return value in {"1X": (0, 1, 2, 3), "2X": (0, 2), "4X": (0,)}[vectors]
+
+
+def _cvt(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
+    """cvt from and to pairs of e2m1, e2m3, e3m2 and ue8m0."""
+    *modifiers, to, of = instruction.modifiers[1:]
+    destination, *sources = instruction.operands
+    relu, finite = str(int("relu" in modifiers)), str(int("satfinite" in modifiers))
+    rest = {*modifiers} - {"relu", "satfinite"}
+    if to in NARROW and "satfinite" in modifiers and rest == {"rn"} and (of == "f32" or (of, to) == ("f16x2", "e2m1x2")):
+        before, halves = _halves(of, sources)
+        arguments = [("f32", halves[0]), ("f32", halves[1]), ("b32", str(NARROW[to])), ("b32", relu)]
+        function, narrow = "sm120_to_narrow", 8 if to == "e2m1x2" else 16
+    elif of in NARROW and to == "f16x2" and "satfinite" not in modifiers and rest == {"rn"}:
+        before = [".reg .b32 sm120$s;", _widened("sm120$s", sources[0], 8 if of == "e2m1x2" else 16)]
+        arguments = [("b32", "sm120$s"), ("b32", str(NARROW[of])), ("b32", relu)]
+        function, narrow = "sm120_from_narrow", 32
+    elif to == "ue8m0x2" and of in ("f32", "bf16x2") and rest in ({"rz"}, {"rp"}) and "relu" not in modifiers:
+        before, halves = _halves(of, sources)
+        arguments = [("f32", halves[0]), ("f32", halves[1]), ("b32", str(int(rest == {"rp"}))), ("b32", finite)]
+        function, narrow = "sm120_to_ue8m0", 16
+    elif of == "ue8m0x2" and to == "bf16x2" and modifiers == ["rn"]:
+        before = [".reg .b32 sm120$s;", _widened("sm120$s", sources[0], 16)]
+        arguments, function, narrow = [("b32", "sm120$s")], "sm120_from_ue8m0", 32
+    else:
+        raise _unsupported(instruction)
+    if narrow == 32:
+        return _Call(function, tuple(arguments), (destination,), tuple(before))
+    fill = ", _, _, _" if narrow == 8 else ", _"
+    after = f"mov.b32 {{{destination}{fill}}}, sm120$d;"
+    return _Call(function, tuple(arguments), ("sm120$d",), (*before, ".reg .b32 sm120$d;"), (after,))
+
+
+def _widened(register: str, source: str, bits: int) -> str:
+    """Move a register of 8 or 16 bits into one of 32 bits."""
+    return f"cvt.u32.u{bits} {register}, {source};"
+
+
+def _halves(of: str, sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Code and registers of the two fp32 values that a conversion reads, the upper one first."""
+    if of == "f32":
+        return [], list(sources)
+    convert = "cvt.f32.f16" if of == "f16x2" else "cvt.f32.bf16"
+    lines = [".reg .b16 sm120$h<2>;", ".reg .f32 sm120$f<2>;", f"mov.b32 {{sm120$h0, sm120$h1}}, {sources[0]};"]
+    lines += [f"{convert} sm120$f{index}, sm120$h{index};" for index in range(2)]
+    return lines, ["sm120$f1", "sm120$f0"]
+
+
+def _ldmatrix(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
+    """ldmatrix.m8n16 of elements of 4 and 6 bits."""
+    parts = instruction.modifiers
+    bits = {"b4x16_p64": "4", "b6x16_p32": "6"}.get(parts[-1], "")
+    count = {"x1": 1, "x2": 2, "x4": 4}.get(next((part for part in parts if part in ("x1", "x2", "x4")), ""), 0)
+    registers = elements(instruction.operands[0])
+    address = re.fullmatch(r"\[\s*([%$\w]+?)(\d*)\s*(?:\+\s*(-?\d+)\s*)?\]", instruction.operands[-1])
+    if "m8n16" not in parts or "trans" in parts or not bits or len(registers) != count or not address:
+        raise _unsupported(instruction)
+    widths = types.get(address[1] + address[2]) or types.get(address[1], set())
+    if len(widths) != 1:
+        raise _unsupported(instruction)
+    wide = next(iter(widths)).endswith("64")
+    register = address[1] + address[2]
+    before = [".reg .b32 sm120$p;"]
+    if "shared" in parts or "shared::cta" in parts:
+        before.append(f"cvt.u32.u64 sm120$p, {register};" if wide else f"mov.b32 sm120$p, {register};")
+    elif wide:
+        before += [".reg .b64 sm120$g;", f"cvta.to.shared.u64 sm120$g, {register};", "cvt.u32.u64 sm120$p, sm120$g;"]
+    else:
+        raise _unsupported(instruction)
+    before.append(f"add.s32 sm120$p, sm120$p, {address[3] or 0};")
+    results = (*registers, *["_"] * (4 - count))
+    return _Call("sm120_ldmatrix_m8n16", (("b32", "sm120$p"), ("b32", str(count)), ("b32", bits)), results, tuple(before))
+
+
+def _f32x2(instruction: PtxInstruction) -> list[str]:
+    """Arithmetic on two fp32 values: the same operation on each."""
+    name, *modifiers = instruction.modifiers
+    inputs = {"add": 2, "sub": 2, "mul": 2, "fma": 3}.get(name, 0)
+    if len(instruction.operands) != inputs + 1 or not {*modifiers} <= {"rn", "rz", "rm", "rp", "ftz", "f32x2"} or not inputs:
+        raise _unsupported(instruction)
+    operation = ".".join([name, *modifiers[:-1], "f32"])
+    destination, *sources = instruction.operands
+    lines = [f".reg .f32 sm120$l<{inputs + 1}>;", f".reg .f32 sm120$u<{inputs + 1}>;"]
+    lines += [f"mov.b64 {{sm120$l{index}, sm120$u{index}}}, {source};" for index, source in enumerate(sources, start=1)]
+    lines += [f"{operation} {', '.join(f'sm120${half}{index}' for index in range(inputs + 1))};" for half in "lu"]
+    return [*lines, f"mov.b64 {destination}, {{sm120$l0, sm120$u0}};"]

@@ -1,0 +1,93 @@
+"""Rewrite a file, and run the self-test: what ``sm120kit verify ptx`` does."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import toolchain
+from sm120kit.core.errors import BadPtx, NoGpu, WrongGpu
+from sm120kit.core.state import file_problem, write_atomic
+from sm120kit.kernels.gpu_tests import gpu
+from sm120kit.kernels.ptx import library, selftest
+from sm120kit.kernels.ptx.library import AssembledKernel
+from sm120kit.kernels.ptx.rewrite import RewrittenPtx, rewrite
+
+LARGEST_BYTES = 256 * 2**20
+"""Modules of engines have a few MiB."""
+
+
+@dataclass(frozen=True)
+class PtxReport:
+    """A file's rewritten module and the kernels that ptxas made of it."""
+
+    module: RewrittenPtx
+    kernels: tuple[AssembledKernel, ...]
+
+
+def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None) -> PtxReport:
+    """Rewrite a PTX file and assemble it for sm_90a; write PTX and cubin if paths are given.
+
+    Raises:
+        BadPtx: not PTX for SM12x, or an instruction that has no replacement.
+        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+    """
+    if why := file_problem(path):
+        raise BadPtx(f"{path} {why}", "name a file that `nvcc -ptx` writes")
+    if path.stat().st_size > LARGEST_BYTES:
+        raise BadPtx(f"{path} has {path.stat().st_size:,} B", f"PTX modules have at most {LARGEST_BYTES:,} B")
+    try:
+        text = path.read_text(encoding="ascii")
+    except UnicodeDecodeError as error:
+        raise BadPtx(
+            f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
+        ) from error
+    try:
+        module = rewrite(text, lambda: library.compile_functions(toolchain.find()))
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory) / "module.cubin"
+            kernels = library.assemble(module.text, output, toolchain.find())
+            content = output.read_bytes()
+    except BadPtx as error:
+        raise BadPtx(f"{path}: {error.message}", error.hint) from error
+    for target, data in ((ptx, module.text.encode()), (cubin, content)):
+        if target:
+            write_atomic(target, data)
+    return PtxReport(module, tuple(kernels))
+
+
+def data(report: PtxReport) -> dict[str, Any]:
+    """A report as JSON-serialisable data."""
+    module = report.module
+    return {
+        "source_target": module.source_target,
+        "target": "sm_90a",
+        "rewriter": library.rewriter_digest(),
+        "instructions": module.instruction_count,
+        "counts": module.counts,
+        "replacements": [asdict(replacement) for replacement in module.replacements],
+        "kernels": [asdict(kernel) for kernel in report.kernels],
+    }
+
+
+def verify_instructions() -> tuple[list[str], dict[str, Any]]:
+    """Run the self-test on the first GPU; returns the faults that were missed, and the record.
+
+    Raises:
+        NoGpu, WrongGpu: CUDA programs see no Hopper GPU.
+    """
+    device = gpu.probe()
+    required = gpu.REQUIRED_GPU[gpu.Backend.EMULATE]
+    if device is None:
+        raise NoGpu(f"--instructions needs {required}; CUDA programs see no GPU here", "without a GPU, name a PTX file only")
+    if device.capability != (9, 0):
+        major, minor = device.capability
+        raise WrongGpu(
+            f"--instructions needs {required}; this is {device.name}, compute capability {major}.{minor}",
+            "choose another GPU with CUDA_VISIBLE_DEVICES",
+        )
+    tools = toolchain.find()
+    report = selftest.run(tools)
+    return report.missed, selftest.record(report, device, tools)

@@ -1,0 +1,403 @@
+"""PTX rewritten for Hopper: syntax, replacements, refusals, the scalar model, and faults seeded in the rewriter."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sm120kit.cli import app
+from sm120kit.core.errors import BadPtx, NoGpu
+from sm120kit.kernels.gpu_tests import gpu
+from sm120kit.kernels.ptx import forms, library, model, selftest
+from sm120kit.kernels.ptx.rewrite import RewrittenPtx, rewrite
+from sm120kit.kernels.ptx.syntax import instructions
+
+HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
+NAMES = re.findall(r"^FUNCTION \w+ (\w+)\(", library.SOURCE.read_text(), re.MULTILINE)
+FUNCTIONS = library.SoftwareFunctions({name: f".func {name}();" for name in NAMES}, "9.0")
+EVERY = forms.all_forms()
+
+
+def rewritten(body: str, header: str = HEADER) -> RewrittenPtx:
+    return rewrite(
+        f"{header}.visible .entry k()\n{{\n.reg .b32 %r<9>;\n.reg .b64 %d<9>;\n{body}\nret;\n}}\n", lambda: FUNCTIONS
+    )
+
+
+# ---- syntax
+
+
+def test_instructions_of_everything_that_surrounds_them() -> None:
+    text = HEADER + (
+        '.file 1 "a;b.cu"\n.extern .shared .align 16 .b8 smem[];\n.global .b8 x[2] = {1, 2};\n'
+        ".visible .entry k(.param .u64 a) .maxntid 32, 1, 1\n{\n.reg .pred %p<2>; // mul.f32 in a comment;\n.loc 1 2 3\n"
+        "/* add.f32\n; */ $L__BB0_1: @!%p1 bra $L__BB0_1;\n{ .reg .b32 t; mov.b32 t, 1; }\n"
+        '.pragma "nounroll;";\ncall.uni (r), f, (a, b);\nld.global.v2.b32 {%r1, %r2}, [%rd1+8];\nret;\n}\n'
+        ".section .debug_info\n{\n.b32 1\n}\n"
+    )
+    listed = [(instruction.line, str(instruction)) for instruction in instructions(text)]
+    assert listed == [
+        (12, "@!%p1 bra $L__BB0_1;"),
+        (13, "mov.b32 t, 1;"),
+        (15, "call.uni (r), f, (a, b);"),
+        (16, "ld.global.v2.b32 {%r1, %r2}, [%rd1+8];"),
+        (17, "ret ;"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a PTX module"),
+        ("int main() {}", "not a PTX module"),
+        (HEADER.replace("sm_120a", "sm_100a"), "sm_100a is not SM12x"),
+        (HEADER + ".entry k()\n{\n???;\n}", r"line 6: not an instruction of PTX: '\?\?\?'"),
+    ],
+)
+def test_what_is_no_ptx_for_sm120_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadPtx, match=message):
+        rewrite(text, lambda: FUNCTIONS)
+
+
+# ---- replacements
+
+
+def test_instructions_that_hopper_has_stay_as_they_are() -> None:
+    body = (
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {a,b,c,d},{a,b,c,d},{a,b},{a,b,c,d};\n"
+        "cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2;\n"
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5]; // a comment\n"
+        "mul.rn.bf16x2 %r1, %r2, %r3;"
+    )
+    module = rewritten(body)
+    assert body in module.text
+    assert (module.replacements, module.instruction_count, module.source_target) == ((), 5, "sm_120a")
+    assert module.text.startswith(".version 9.0\n.target sm_90a\n.address_size 64\n")
+
+
+def test_block_scaled_mma_becomes_a_call() -> None:
+    module = rewritten(
+        "@%p1 mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3\n"
+        "  {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f5, %f6, %f7, 0f00000000}, {%r7}, {0, %rs1}, %r8, {0, 3};"
+    )
+    (replacement,) = module.replacements
+    assert (replacement.line, replacement.function) == (8, "sm120_mma_e2m1_4x_ue4m3")
+    code = module.text[module.text.index("@!%p1") : module.text.index("\nret;")].splitlines()
+    names = ", ".join(f"sm120$a{index}" for index in range(16))
+    arguments = [f"[sm120$a{index}], %r{index + 1}" for index in range(6)]
+    floats = ["%f5", "%f6", "%f7", "0f00000000"]
+    scales = ["%r7", "sm120$s0", "sm120$s1", "%r8", "sm120$s2", "sm120$s3"]
+    assert code[:2] == ["@!%p1 bra $sm120_skip_0;", "{"]
+    assert [line for line in code if line.startswith("mov.b16")] == [f"mov.b16 sm120$h, {x};" for x in ("0", "%rs1", "0", "3")]
+    assert [line for line in code if line.startswith("st.param")] == [
+        *(f"st.param.b32 {argument};" for argument in arguments),
+        *(f"st.param.f32 [sm120$a{6 + index}], {operand};" for index, operand in enumerate(floats)),
+        *(f"st.param.b32 [sm120$a{10 + index}], {operand};" for index, operand in enumerate(scales)),
+    ]
+    assert f"call (sm120$r), sm120_mma_e2m1_4x_ue4m3, ({names});" in code
+    assert code[-6:] == [*(f"ld.param.b32 %f{index + 1}, [sm120$r+{4 * index}];" for index in range(4)), "}", "$sm120_skip_0:"]
+    assert module.text.count(".func") == 1
+
+
+@pytest.mark.parametrize(
+    ("instruction", "code"),
+    [
+        (
+            "fma.rz.ftz.f32x2 %d1, %d2, %d3, %d4;",
+            ["fma.rz.ftz.f32 sm120$l0, sm120$l1, sm120$l2, sm120$l3;", "mov.b64 %d1, {sm120$l0, sm120$u0};"],
+        ),
+        (
+            "cvt.rn.satfinite.relu.e2m1x2.f32 %b1, %f1, %f2;",
+            ["st.param.f32 [sm120$a0], %f1;", "st.param.b32 [sm120$a3], 1;", "mov.b32 {%b1, _, _, _}, sm120$d;"],
+        ),
+        ("cvt.rn.f16x2.e3m2x2 %r1, %h1;", ["cvt.u32.u16 sm120$s, %h1;", "st.param.b32 [sm120$a1], 3;"]),
+        ("cvt.rp.satfinite.ue8m0x2.bf16x2 %h1, %r1;", ["cvt.f32.bf16 sm120$f1, sm120$h1;", "mov.b32 {%h1, _}, sm120$d;"]),
+        (
+            "ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b6x16_p32 {%r1, %r2}, [%d3+32];",
+            ["cvt.u32.u64 sm120$p, %d3;", "add.s32 sm120$p, sm120$p, 32;", "st.param.b32 [sm120$a2], 6;"],
+        ),
+    ],
+)
+def test_other_families(instruction: str, code: list[str]) -> None:
+    module = rewritten(instruction)
+    assert len(module.replacements) == 1
+    lines = module.text.splitlines()
+    assert [line for line in lines if line in code] == code
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {a}, {b}, {c}, {d}, e, 0;",
+        "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {a}, {b}, {c}, {d};",
+        "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0 "
+        "{a,b,c,d}, {a,b,c,d}, {a,b}, {a,b,c,d}, {e}, {1, 0}, {f}, {0, 0};",
+        "mma.sync.aligned.m16n8k128.row.col.kind::mxf9.f32.e2m1.e2m1.f32 {a}, {b}, {c}, {d};",
+        "cvt.rs.satfinite.e2m1x4.f32 %h1, {%f1, %f2, %f3, %f4}, %r1;",
+        "cvt.rn.bf16x2.e2m1x2 %r1, %b1;",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];",
+        "min.f32x2 %d1, %d2, %d3;",
+        "ld.global.v8.b32 {a,b,c,d,e,f,g,h}, [%d1];",
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r1], {%r2};",
+        "add.rn.f32.bf16 %f1, %h1, %f2;",
+        "tcgen05.wait::ld.sync.aligned;",
+    ],
+)
+def test_instruction_without_replacement_is_named(instruction: str) -> None:
+    with pytest.raises(BadPtx, match="line 8: no replacement on Hopper for: ") as caught:
+        rewritten(instruction)
+    assert instruction.split()[0].rstrip(";") in caught.value.message
+
+
+# ---- the model
+
+DTYPES = {
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "ue8m0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_values_of_formats(name: str) -> None:
+    table = model.values(name)
+    other = np.arange(len(table), dtype=np.uint8).view(DTYPES[name]).astype(np.float64)
+    np.testing.assert_array_equal(table, other)
+    assert (np.signbit(table) == np.signbit(other))[~np.isnan(other)].all()
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e2m3", "e3m2"])
+def test_conversion_to_narrow_formats(name: str) -> None:
+    largest = model.values(name)[len(model.values(name)) // 2 - 1]
+    x = np.random.default_rng(1).uniform(-largest, largest, 20_000).astype(np.float32)
+    x = np.concatenate(
+        [x, *(np.array(forms._TIES, np.float32) * sign for sign in (1, -1)), np.float32([0, -0.0, 1e-30, -1e-40])]
+    )
+    inside = np.abs(x) <= largest
+    expected = x.astype(DTYPES[name]).view(np.uint8)
+    np.testing.assert_array_equal(model.to_narrow(x, name, False)[inside], expected[inside])
+    top = len(model.values(name)) // 2 - 1
+    special = np.float32([np.nan, np.inf, -np.inf, 1e9, -1e9])
+    assert model.to_narrow(special, name, False).tolist() == [top, top, 2 * top + 1, top, 2 * top + 1]
+    assert model.to_narrow(special, name, True).tolist() == [top, top, 0, top, 0]
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_conversion_to_exponents(up: bool) -> None:
+    x = np.random.default_rng(2).integers(0, 0x7F800000, 5_000, dtype=np.uint32).view(np.float32)
+    x = np.concatenate([x, 2.0 ** np.arange(-149, 128).astype(np.float32), np.float32([2.0**-127 * 1.5, 3e38])])
+    codes = model.to_ue8m0(x, up, True)
+    for value, code in zip(x.tolist(), codes.tolist(), strict=True):
+        power = Fraction(2) ** (code - 127)
+        exact = Fraction(value)
+        if up:
+            assert (exact <= power or code == 254) and (exact > power / 2 or code == 0)
+        else:
+            assert (exact >= power or code == 0) and exact < 2 * power
+    special = np.float32([0, np.inf, -np.inf, np.nan, -1])
+    assert model.to_ue8m0(special, up, False).tolist() == [0, 255, 255, 255, 127]
+    assert model.to_ue8m0(special, up, True).tolist() == [0, 254, 254, 255, 127]
+
+
+@pytest.mark.parametrize("form", EVERY[::23], ids=lambda form: form.name)
+def test_mma_by_fractions(form: forms.InstructionForm) -> None:
+    """One output of exact data, with the position of each element written out again."""
+    if form.family != "mma":
+        pytest.skip("no mma")
+    half = ".f16." in form.name
+    types = [part for part in form.name.split(" ")[0].split(".") if part in DTYPES]
+    bits = 4 if "m16n8k64" in form.name else 8
+    words = form.inputs(3)[-3:]
+    row, column = 11, 5
+    a, b = [], []
+    for k in range(256 // bits):
+        lane, place = k // (32 // bits) % 4, k % (32 // bits) * bits
+        high = k * bits // 128
+        a.append(words[:, row % 8 * 4 + lane, 2 * high + row // 8] >> place & (2**bits - 1))
+        b.append(words[:, column * 4 + lane, 4 + high] >> place & (2**bits - 1))
+    selectors = [int(x) for x in re.findall(r"\d+", form.name.partition(" ")[2])]
+    vectors = int(re.search(r"scale_vec::(\d)X", form.name)[1]) if "scale_vec" in form.name else 1
+    lane_d, register = row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
+    results = form.expected(words)
+    for case in range(3):
+        total = Fraction(0)
+        for k in range(256 // bits):
+            term = 1.0
+            for codes, name in ((a, types[0]), (b, types[1])):
+                code = int(codes[k][case])
+                code = code >> 2 if bits == 8 and name == "e2m1" else code
+                dtype = DTYPES[name]
+                mask = 255 if name in ("e4m3", "e5m2") else 63 if name in ("e2m3", "e3m2") else 15
+                term *= float(np.uint8(code & mask).view(dtype).astype(np.float64))
+            exact = Fraction(term)
+            if selectors:
+                vector = k * vectors * bits // 256
+                scale = "ue4m3" if "ue4m3" in form.name else "ue8m0"
+                sa = words[case, row % 8 * 4 + 2 * selectors[1] + row // 8, 10] >> 8 * (selectors[0] + vector) & 255
+                sb = words[case, column * 4 + selectors[3], 11] >> 8 * (selectors[2] + vector) & 255
+                for code in (int(sa), int(sb)):
+                    dtype = ml_dtypes.float8_e4m3fn if scale == "ue4m3" else ml_dtypes.float8_e8m0fnu
+                    exact *= Fraction(float(np.uint8(code & (127 if scale == "ue4m3" else 255)).view(dtype).astype(np.float64)))
+            total += exact
+        if half:
+            c = words[case, lane_d, 6 + register // 2 : 7 + register // 2].view(np.float16)[register % 2]
+            got = np.ascontiguousarray(results[case, lane_d]).view(np.float16)[register]
+            bound = 2**-10
+        else:
+            c = words[case, lane_d, 6 + register : 7 + register].view(np.float32)[0]
+            got = np.ascontiguousarray(results[case, lane_d]).view(np.float32)[register]
+            bound = 2**-23
+        exact = total + Fraction(float(c))
+        if form.predicate and not words[case, 0, -1]:
+            continue
+        if abs(exact) < 60_000 or not half:
+            assert abs(Fraction(float(got)) - exact) <= abs(exact) * Fraction(bound) + Fraction(1, 2**40)
+
+
+@pytest.mark.parametrize("operation", ["add", "sub", "mul", "fma"])
+def test_pairs_rounded_to_nearest(operation: str) -> None:
+    """numpy rounds add, subtract and multiply of fp32 to nearest; fma by exact doubles."""
+    random = np.random.default_rng(4)
+    x, y, z = (forms._floats(random, 1)[:40] for _ in range(3))
+    with np.errstate(all="ignore"):
+        a, b, c = (words.view(np.float32) for words in (x, y, z))
+        if operation == "fma":
+            exact = a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)
+            expected = exact.astype(np.float32)
+        else:
+            expected = {"add": a + b, "sub": a - b, "mul": a * b}[operation]
+    got = model.f32x2(operation, "rn", False, [x, y, z] if operation == "fma" else [x, y])
+    nan = np.isnan(expected)
+    assert (got[nan] == 0x7FFFFFFF).all()
+    np.testing.assert_array_equal(got[~nan], expected.view(np.uint32)[~nan])
+
+
+# ---- faults seeded in the rewriter
+
+
+def evaluated(form: forms.InstructionForm, fault: selftest.RewriterFault | None) -> np.ndarray:
+    """The results of a form's rewritten code with the model in place of the software functions."""
+    module = rewrite(forms.module([form]), lambda: FUNCTIONS, fault.mutate if fault else None)
+    words = form.inputs(5)
+    lines = module.text.split("// ", 1)[1].splitlines()[1:]
+    constants: dict[str, int] = {}
+    for first, second in itertools.pairwise(lines):
+        if moved := re.fullmatch(r"mov\.b16 sm120\$h, (\d+);", first):
+            constants[second.split()[1].rstrip(",")] = int(moved[1])
+    arguments = [re.fullmatch(r"st\.param\.\w+ \[sm120\$a\d+\], (\S+);", line) for line in lines]
+    operands = [match[1] for match in arguments if match]
+
+    def word(name: str) -> np.ndarray:
+        return words[:, :, int(name.removeprefix("%i"))]
+
+    def vector(names: list[str]) -> np.ndarray:
+        return np.stack([word(name) for name in names], axis=2)
+
+    outputs = np.full((*words.shape[:2], form.results), forms.UNTOUCHED, np.uint32)
+    call = next((line.split(", ")[1] for line in lines if line.startswith("call ")), "")
+    if not call:  # arithmetic on pairs
+        operation = next(line for line in lines if re.match(r"(add|sub|mul|fma)\.", line)).split()[0].split(".")
+        packed = [re.fullmatch(r"mov\.b64 \{sm120\$l\d, sm120\$u\d\}, %d(\d);", line) for line in lines]
+        sources = [int(match[1]) for match in packed if match]
+        rounding = next((part for part in operation if part in ("rn", "rz", "rm", "rp")), "rn")
+        halves = [
+            model.f32x2(operation[0], rounding, "ftz" in operation, [words[:, :, 2 * source + half] for source in sources])
+            for half in (0, 1)
+        ]
+        result, targets = np.stack(halves, axis=2), ["%o0", "%o1"]
+    else:
+        result, targets = called(form, call, operands, word, vector, constants), []
+        for line in lines:
+            if loaded := re.fullmatch(r"ld\.param\.b32 (\S+), \[sm120\$r\+\d+\];", line):
+                targets.append("%o0" if loaded[1] == "sm120$d" else loaded[1])
+    for index, target in enumerate(targets):
+        outputs[:, :, int(target.removeprefix("%o"))] = result[:, :, index]
+    if form.predicate and any("bra $sm120_skip" in line for line in lines):
+        outputs = np.where(words[:, :, -1:] != 0, outputs, np.uint32(forms.UNTOUCHED))
+    return outputs
+
+
+def called(form, call, operands, word, vector, constants):  # type: ignore[no-untyped-def]
+    """The result words of a software function, by the model."""
+    names = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+    if call.startswith("sm120_mma"):
+        half = call.endswith("f16")
+        a, b, c = operands[:6][:4], operands[4:6], operands[6 : 8 if half else 10]
+        types, scales = ("e2m1", "e2m1"), None
+        if "bytes" in call:
+            types = (names[int(operands[-2])], names[int(operands[-1])])
+        if scale := re.search(r"(\d)x_(u\w+)$", call):
+            byte_a, thread_a, byte_b, thread_b = (constants[name] for name in (*operands[11:13], *operands[14:16]))
+            scales = (
+                model.scale_matrix(word(operands[10]), scale[2], int(scale[1]), 16, (byte_a, thread_a)),
+                model.scale_matrix(word(operands[13]), scale[2], int(scale[1]), 8, (byte_b, thread_b)),
+            )
+        product = model.mma(vector(a), vector(b), model.accumulators(vector(c), half), types, scales)
+        return model.fragments(product, half)
+    raise NotImplementedError(call)
+
+
+@pytest.mark.parametrize("fault", selftest.FAULTS, ids=lambda fault: fault.name)
+def test_fault_changes_forms(fault: selftest.RewriterFault) -> None:
+    changed = selftest.changed_forms(fault, EVERY)
+    assert changed
+    for form in changed[:4]:
+        right, wrong = (
+            rewrite(forms.module([form]), lambda: FUNCTIONS, mutate).text.splitlines() for mutate in (None, fault.mutate)
+        )
+        assert [line for line in right if "//" not in line] != [line for line in wrong if "//" not in line]
+
+
+EVALUATED = [form for form in EVERY if form.family in ("mma", "add", "sub", "mul", "fma")]
+
+
+@pytest.mark.parametrize("form", EVALUATED[:: len(EVALUATED) // 12], ids=lambda form: form.name)
+def test_rewritten_code_computes_the_instruction(form: forms.InstructionForm) -> None:
+    np.testing.assert_array_equal(evaluated(form, None), form.expected(form.inputs(5)))
+
+
+@pytest.mark.parametrize("fault", selftest.FAULTS, ids=lambda fault: fault.name)
+def test_model_detects_fault(fault: selftest.RewriterFault) -> None:
+    changed = selftest.changed_forms(fault, EVALUATED)
+    if not changed:
+        pytest.skip("a fault in conversions or ldmatrix: the self-test on a GPU detects it")
+    for form in (changed[0], changed[-1]):
+        inputs = form.inputs(5)
+        assert selftest.compare(form, inputs, evaluated(form, fault)).differ
+
+
+# ---- command line
+
+
+def run(*arguments: str) -> object:
+    return CliRunner().invoke(app, ["verify", "ptx", *arguments])
+
+
+def test_command_requires_a_file_or_the_self_test(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    assert run().exit_code == 2
+    assert run(str(tmp_path / "a.ptx"), "--receipt", str(tmp_path / "r.json")).exit_code == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x7fELF\xff", b"text"], ids=["missing", "empty", "cubin", "text"])
+def test_file_that_is_no_ptx(tmp_path, content: bytes | None) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "kernel.ptx"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(str(path))
+    assert isinstance(result.exception, BadPtx)
+    assert str(path) in result.exception.message and result.exception.hint
+
+
+def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "probe", lambda: None)
+    assert isinstance(run("--instructions").exception, NoGpu)
