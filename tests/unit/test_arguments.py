@@ -101,6 +101,18 @@ def test_config_check_of_user_file(tmp_path: Path) -> None:
     assert "vllm-0.19.1 rejects" in result.exception.message and "did you mean '--max-model-len'?" in result.exception.message
 
 
+def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
+    loading = configurations.load("minimax-m2.5-nvfp4-2x-rtx-pro-6000")
+    assert "fastsafetensors" in loading.arguments and arguments.missing_extras(loading) == ()
+    streamed = loading.model_copy(update={"arguments": ("--load-format=runai_streamer",)})
+    assert arguments.missing_extras(streamed) == ("runai-model-streamer",)
+    with pytest.raises(BadRecipe, match=r"need runai-model-streamer, which the lockfile of vllm-0\.19\.1 lacks"):
+        arguments.require_known(streamed)
+    for option in ("--moe-backend", "--linear-backend"):
+        fused = loading.model_copy(update={"engine": "vllm-0.20.0", "arguments": (option, "b12x")})
+        assert arguments.missing_extras(fused) == ("b12x",)
+
+
 def test_unreleased_arguments_are_rejected_at_launch(tmp_path: Path) -> None:
     unreleased = configurations.Unreleased(
         arguments=("--fp4-gemm-backend b12x", "--moe-runner-backend b12x"), reason="no release of SGLang has the backend b12x"

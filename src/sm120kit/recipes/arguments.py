@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.state import data_root, parse_json
+from sm120kit.recipes import load_engine, locate, lock_path, lockfile
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.recipes.load import did_you_mean
 from sm120kit.recipes.schema import EngineRecipe
@@ -23,6 +25,19 @@ PORT = 8000
 """The server's port in its container."""
 MODEL_DIRECTORY = "/model"
 """Where the directory of the model is mounted in a container, read-only."""
+
+OPTIONAL = {
+    ("vllm", "--load-format", "fastsafetensors"): "fastsafetensors",
+    ("vllm", "--load-format", "instanttensor"): "instanttensor",
+    ("vllm", "--load-format", "runai_streamer"): "runai-model-streamer",
+    ("vllm", "--load-format", "runai_streamer_sharded"): "runai-model-streamer",
+    ("vllm", "--load-format", "tensorizer"): "tensorizer",
+    ("vllm", "--moe-backend", "b12x"): "b12x",
+    ("vllm", "--linear-backend", "b12x"): "b12x",
+    ("sglang", "--moe-runner-backend", "b12x"): "b12x",
+    ("sglang", "--fp4-gemm-backend", "b12x"): "b12x",
+}
+"""Distributions that an engine imports only with a value of an option: the optional extras in its METADATA."""
 
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}
 """Types of values that are checked. All others are functions of the engine, which is not available."""
@@ -85,8 +100,14 @@ def require_known(configuration: Configuration) -> None:
     A configuration passes if there is no record of its engine's options.
 
     Raises:
-        BadRecipe: an argument is rejected; the message has the reason.
+        BadRecipe: an argument is rejected, or needs a distribution that is not locked; the message has the reason.
     """
+    if missing := missing_extras(configuration):
+        engine = configuration.engine
+        raise BadRecipe(
+            f"{configuration.name}: its arguments need {', '.join(missing)}, which the lockfile of {engine} lacks",
+            f"add it to environment.requires of the recipe and run `sm120kit recipe lock {engine}`; or omit the argument",
+        )
     known = load(configuration.engine)
     reason = rejection(known, released_arguments(configuration)) if known else ""
     if reason:
@@ -94,6 +115,22 @@ def require_known(configuration: Configuration) -> None:
             f"{configuration.name}: the argument parser of {configuration.engine} rejects: {reason}",
             f"correct its arguments; {record_path(configuration.engine)} lists all options",
         )
+
+
+def missing_extras(configuration: Configuration) -> tuple[str, ...]:
+    """Distributions that an argument of a configuration needs and the lockfile of its engine lacks; none without a lockfile.
+
+    Raises:
+        LockDiffers: the lockfile is damaged.
+    """
+    path = lock_path(locate(configuration.engine))
+    if not path.is_file():
+        return ()
+    locked = {wheel.name for closure in lockfile.read(path).closures for wheel in closure.wheels}
+    engine = load_engine(configuration.engine).engine
+    pairs = pairwise([word for argument in configuration.arguments for word in argument.split("=", 1)])
+    needed = {OPTIONAL[key] for name, value in pairs if (key := (engine, name, value)) in OPTIONAL}
+    return tuple(sorted(needed - locked))
 
 
 def serve_arguments(configuration: Configuration, engine: EngineRecipe, model: str = MODEL_DIRECTORY) -> tuple[str, ...]:
