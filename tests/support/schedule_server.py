@@ -9,6 +9,7 @@ that file gets the times of the request and of each send.
 Usage: ``schedule_server.py [PORT [INTERVAL [FIRST [PER_CHUNK [FIRST_CHUNK]]]]]``; it prints its port. ``/health`` has status
 200, and ``/metrics`` the content of the file that ``METRICS`` names. With ``OWNER`` in the environment its model has this
 owner, and it counts tokens in each event if ``continuous_usage_stats`` is set; without, it refuses this option.
+``TLS_CERTIFICATE`` names the PEM file of its certificate and key; with ``TLS_CLIENTS``, clients need a certificate of this CA.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import json
 import os
 import selectors
+import ssl
 import subprocess
 import sys
 import time
@@ -40,7 +42,8 @@ def schedule_server(*defaults: float, script: str = __file__, **environment: str
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as server:
         assert server.stdout
         try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            scheme = "https" if environment.get("TLS_CERTIFICATE") else "http"
+            yield f"{scheme}://127.0.0.1:{int(server.stdout.readline())}"
         finally:
             server.kill()
 
@@ -170,8 +173,19 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defa
         writer.close()
 
 
+def tls() -> ssl.SSLContext | None:
+    if "TLS_CERTIFICATE" not in os.environ:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(os.environ["TLS_CERTIFICATE"])
+    if clients := os.environ.get("TLS_CLIENTS"):
+        context.load_verify_locations(clients)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 async def main(port: int, defaults: dict[str, float]) -> None:
-    server = await asyncio.start_server(lambda reader, writer: serve(reader, writer, defaults), "127.0.0.1", port)
+    server = await asyncio.start_server(lambda reader, writer: serve(reader, writer, defaults), "127.0.0.1", port, ssl=tls())
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()

@@ -33,6 +33,16 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 
 REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
 NOT_STREAMED = "the server ignored stream: true and sent one JSON document"
+CLIENT_CERTIFICATE = "the server may require a client certificate: --cert FILE, which it accepts, and --key FILE for its key"
+NO_TLS = "the server does not speak TLS: use http:// instead of https://"
+TLS_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "name the CA of the server's certificate with --cacert FILE; --insecure accepts any server",
+    "CERTIFICATE_REQUIRED": CLIENT_CERTIFICATE,
+    "ALERT_UNKNOWN_CA": CLIENT_CERTIFICATE,
+    "WRONG_VERSION_NUMBER": NO_TLS,
+    "handshake operation timed out": NO_TLS,
+}
+"""Reasons of OpenSSL (ssl.SSLError) and their remedies."""
 
 EndedRequest = Callable[[], Sample]
 """A request that has ended. Calling it parses what was received."""
@@ -74,7 +84,10 @@ def get(server: Endpoint, path: str) -> httpx2.Response:
     import httpx2
 
     headers = {**server.headers, "Accept-Encoding": "identity"}
-    with httpx2.stream("GET", server.request_url(path), headers=headers, timeout=10, trust_env=False) as response:
+    verify = server.tls.context()
+    with httpx2.stream(
+        "GET", server.request_url(path), headers=headers, timeout=10, trust_env=False, verify=verify
+    ) as response:
         if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
             status = f"HTTP {response.status_code} {response.reason_phrase}"
             raise httpx2.HTTPStatusError(status, request=response.request, response=response)
@@ -126,8 +139,12 @@ def _models(server: Endpoint) -> list[dict[str, Any]]:
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         reason = server.without_secrets(str(error)) or type(error).__name__
         remedy = "start the server, or check its root URL, such as http://127.0.0.1:8000"
-        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code != 404:
+        if any(problem in reason for problem in TLS_HINTS) or (
+            isinstance(error, httpx2.HTTPStatusError) and error.response.status_code != 404
+        ):
             remedy = hint(reason)
+        elif server.url.startswith("https://") and isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
+            remedy = CLIENT_CERTIFICATE  # servers of asyncio, such as vLLM's, close the connection without a TLS alert
         raise ServerUnreachable(f"{server.url}/v1/models does not answer with a list of models: {reason}", remedy) from error
 
 
@@ -250,6 +267,9 @@ def hint(error: str) -> str:
         return "the server limits the rate of requests: raise its limit, or choose a workload with fewer users"
     if 300 <= status < 400:
         return "redirects are not followed: use the URL that the server redirects to"
+    for problem, remedy in TLS_HINTS.items():
+        if problem in error:
+            return remedy
     if error == NOT_STREAMED:
         return "a proxy in between may collect streams: measure the server itself, or enable streaming in the proxy"
     if error.startswith("stalled"):

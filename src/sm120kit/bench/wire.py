@@ -36,7 +36,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
     """A client for one server, with its credentials, unlimited connections and no proxy, which would be measured too."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
+    transport = httpx2.AsyncHTTPTransport(verify=server.tls.context(), limits=limits, trust_env=False)
     if httpx2.URL(server.url).scheme == "http":
         transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for a network backend
             max_connections=None, max_keepalive_connections=None, network_backend=_Backend()

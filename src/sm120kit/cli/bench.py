@@ -11,7 +11,7 @@ import typer
 from sm120kit.cli import receipts
 from sm120kit.cli.bench_workload import WorkloadChoice
 from sm120kit.cli.launch import LaunchedServer
-from sm120kit.cli.options import ApiKey, Headers, Json, PublishedImages, Timeout, configuration_names, endpoint, given_values
+from sm120kit.cli.options import Json, PublishedImages, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunningServer:
+class RunningServer(ServerAccess):
     """A server that is running already."""
 
     model: Annotated[
@@ -29,8 +29,6 @@ class RunningServer:
     record: Annotated[
         Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that launch wrote for this server.")
     ] = None
-    api_key: ApiKey = ""
-    header: Headers = None
     timeout: Timeout = 120.0
 
     def measured(self, url: str) -> MeasuredServer:
@@ -41,7 +39,7 @@ class RunningServer:
         """
         from sm120kit import bench
 
-        return bench.running_server(endpoint(url, self.api_key, self.header), self.record, requested=self.model or None)
+        return bench.running_server(self.endpoint(url), self.record, requested=self.model or None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, Json, endpoint
+from sm120kit.cli.options import Json, ServerAccess
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(ServerAccess):
     """The control model, and how many tokens of each position are requested or saved."""
 
     control: Annotated[
@@ -98,7 +98,6 @@ class ModelOptions:
             help="Tokens per position to request from a server (20) or to save (1000); -1: the whole vocabulary.",
         ),
     ] = None
-    api_key: ApiKey = ""
 
     def load(self, name: str, window: int, text: TokenizedText) -> ComparedModel:
         """The model of a directory or behind a URL, which must read windows of ``text``.
@@ -135,7 +134,7 @@ class ModelOptions:
         from sm120kit import bench, kld
 
         url, _, model = name.partition("#")
-        server = endpoint(url, self.api_key)
+        server = self.endpoint(url)
         return kld.ServedModel(server, bench.choose_model(server, model or None), 20 if self.top is None else self.top)
 
 

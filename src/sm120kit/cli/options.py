@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
+    from sm120kit.core.tls import Tls
     from sm120kit.core.urls import Endpoint
     from sm120kit.images.published import Source
     from sm120kit.sources.context import Options as RunOptions
@@ -260,6 +261,53 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
+class ServerAccess:
+    """Credentials and TLS of requests to a server that is running already."""
+
+    api_key: ApiKey = ""
+    header: Headers = None
+    cacert: Annotated[
+        Path | None,
+        typer.Option("--cacert", metavar="FILE", help="CA certificates (PEM) for https, instead of the system's."),
+    ] = None
+    insecure: Annotated[bool, typer.Option("--insecure", "-k", help="Accept any certificate of an https server.")] = False
+    cert: Annotated[
+        Path | None, typer.Option("--cert", metavar="FILE", help="Client certificate (PEM) for https, with its key.")
+    ] = None
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted), if in another file.")
+    ] = None
+
+    def endpoint(self, url: str) -> Endpoint:
+        """The server at ``url``.
+
+        Raises:
+            typer.BadParameter: a header, key or certificate is malformed, or its file cannot be read.
+            BadUrl: see :meth:`sm120kit.core.urls.Endpoint.parse`.
+        """
+        from sm120kit.core.urls import Endpoint
+
+        return Endpoint.parse(url, _api_key(self.api_key), dict(map(_header, self.header or [])), self._tls())
+
+    def _tls(self) -> Tls:
+        import ssl
+
+        from sm120kit.core.tls import Tls
+
+        if self.key and not self.cert:
+            raise typer.BadParameter("a key belongs to a certificate: add --cert", param_hint="--key")
+        for option, tls in (("--cacert", Tls(self.cacert)), ("--cert", Tls(None, False, self.cert, self.key))):
+            try:
+                tls.context()
+            except OSError as error:
+                files = " or ".join(str(file) for file in (tls.authorities, tls.certificate, tls.key) if file)
+                odd = isinstance(error, ssl.SSLError)
+                reason = "not a certificate and its key in PEM, or encrypted" if odd else error.strerror
+                raise typer.BadParameter(f"cannot read {files}: {reason}", param_hint=option) from error
+        return Tls(self.cacert, self.insecure, self.cert, self.key)
+
+
+@dataclasses.dataclass(frozen=True)
 class PublishedImages:
     """The index of published images and the conditions that an image from it must meet."""
 
@@ -325,13 +373,6 @@ def _time(text: str) -> str:
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", param_hint="--min") from error
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def endpoint(url: str, api_key: str, headers: list[str] | None = None) -> Endpoint:
-    """The server at ``url``, with ``--api-key`` and ``--header``."""
-    from sm120kit.core.urls import Endpoint
-
-    return Endpoint.parse(url, _api_key(api_key), dict(map(_header, headers or [])))
 
 
 def _header(text: str) -> tuple[str, str]:

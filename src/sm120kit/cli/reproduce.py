@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli import receipts as receipt_options
 from sm120kit.cli.launch import LaunchedServer
-from sm120kit.cli.options import ApiKey, ConfigName, Headers, Json, PublishedImages, Timeout, endpoint, finite, given_values
+from sm120kit.cli.options import ConfigName, Json, PublishedImages, ServerAccess, Timeout, finite, given_values
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServerAtUrl:
+class ServerAtUrl(ServerAccess):
     """A server that is running already."""
 
     url: Annotated[
@@ -30,8 +30,6 @@ class ServerAtUrl:
     record: Annotated[
         Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that launch wrote for the server.")
     ] = None
-    api_key: ApiKey = ""
-    header: Headers = None
     timeout: Timeout = 120.0
 
     def measured(self, configuration: Configuration) -> MeasuredServer:
@@ -42,9 +40,7 @@ class ServerAtUrl:
         """
         from sm120kit import bench
 
-        return bench.running_server(
-            endpoint(self.url, self.api_key, self.header), self.record, preferred=configuration.model.repository
-        )
+        return bench.running_server(self.endpoint(self.url), self.record, preferred=configuration.model.repository)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from sm120kit.core.errors import BadUrl
+from sm120kit.core.tls import Tls
 
 REDACTED = "***"
+PLAIN = Tls()
+"""The system's authorities, and no client certificate."""
 
 _USER = re.compile(
     r"(://|https?:/)(?:"  # a path library makes one slash of two
@@ -38,14 +41,15 @@ def _parameter(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The root of an HTTP server. ``url`` can be shown and stored; ``query`` and ``headers`` are only for requests."""
+    """The root of an HTTP server. ``url`` can be shown and stored; ``query``, ``headers`` and ``tls`` are only for requests."""
 
     url: str
     query: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: Tls = field(default=PLAIN, repr=False)
 
     @classmethod
-    def parse(cls, text: str, api_key: str = "", headers: Mapping[str, str] | None = None) -> Endpoint:
+    def parse(cls, text: str, api_key: str = "", headers: Mapping[str, str] | None = None, tls: Tls = PLAIN) -> Endpoint:
         """Separate a URL from its credentials. A trailing ``/v1`` belongs to the API and is removed; HOST:PORT is HTTP.
 
         ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``. ``headers`` are sent with it.
@@ -76,7 +80,7 @@ class Endpoint:
             sent["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         root = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/').removesuffix('/v1')}"
-        return cls(root, parts.query, sent)
+        return cls(root, parts.query, sent, tls)
 
     def request_url(self, path: str) -> str:
         """The URL of a request. It contains credentials and must not be shown."""

@@ -234,7 +234,13 @@ class ServedModel:
         received = bytearray()
         try:
             with httpx2.stream(
-                method, url, headers=headers, content=content, timeout=_TIMEOUT_SECONDS, trust_env=False
+                method,
+                url,
+                headers=headers,
+                content=content,
+                timeout=_TIMEOUT_SECONDS,
+                trust_env=False,
+                verify=self._server.tls.context(),
             ) as response:
                 for part in response.iter_bytes():
                     received += part
