@@ -91,6 +91,18 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
     assert text == exported(measured, "b.html"), "the same bytes"
 
 
+def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
+    page = exported(measured, "a.html")
+    assert page.count(">knee</text>") == 2 * len(export.CHARTS), "one ring for each series in each chart by users"
+    shown = CliRunner().invoke(app, ["bench", "show", str(measured)])
+    assert [line.partition(":")[0] for line in shown.output.splitlines() if line.startswith("knee")] == [
+        "knee at 4 users (40 tokens after 0)",
+        "knee at 4 users (40 tokens after 8,192)",
+    ]
+    shown = CliRunner().invoke(app, ["bench", "show", str(measured), "--json"])
+    assert [knee["users"] for knee in json.loads(shown.stdout)["knees"]] == [4, 4]
+
+
 def test_labels_beside_lines_do_not_overlap() -> None:
     for heights in ([0.0, 0.0, 0.01], [0.97, 0.98, 0.99, 1.0], [0.5] * 30, [0.2], []):
         placed = export._spread(heights)

@@ -8,12 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from sweep import SWEEP
+from sweep import SWEEP, cell, receipt_of, sample
 
 from sm120kit.bench import plot
 from sm120kit.core.errors import StateUnwritable
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+RATES = ((1, 10.0), (2, 9.0), (4, 4.6))
+"""Users, and tokens per second of each: 10, 18, 18.4 together."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -56,6 +58,16 @@ def test_markers_are_at_the_measured_rates(tmp_path: Path) -> None:
     texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
     assert "1 of 4 failed" in texts and "8 of 8 failed, rate unknown" in texts and "tok/s together" in texts
     assert "tiny, w, thinking off" in texts
+
+
+def test_knee_is_marked_on_its_point(tmp_path: Path) -> None:
+    saturated = receipt_of(*(cell(users, 0, *[sample(user, rate) for user in range(users)]) for users, rate in RATES))
+    plot.write(tmp_path / "a.svg", [("a", saturated)])
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    for panel in ("0-0", "1-0"):
+        (ring,) = marker_positions(root, f"{panel}-0-knee")
+        assert ring == pytest.approx(marker_positions(root, f"{panel}-0")[1], abs=0.01), "the second of three points"
+    assert sum(line.endswith("  knee") for line in plot.text([("a", saturated)])) == 2
 
 
 def test_same_receipts_give_the_same_bytes(tmp_path: Path) -> None:

@@ -153,18 +153,9 @@ def _figures(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[tuple[s
 
 
 def _notes(receipt: Receipt) -> list[str]:
-    """The knee of each series of cells that differ in users only, and the errors of requests."""
-    series: dict[tuple[int, int], list[MeasuredCell]] = {}
-    for cell in receipt.cells:
-        series.setdefault((cell.output_tokens, cell.context_tokens), []).append(cell)
-    notes = []
-    for (output, context), cells in sorted(series.items()):
-        if (users := saturation.knee(cells)) is not None:
-            notes.append(
-                f"knee at {users} user{'s' * (users > 1)} ({output:,} tokens after {context:,}): twice as many add less than "
-                f"{saturation.GAIN:.0%} of tokens per second"
-            )
-    return notes + sorted({f"error: {sample.error}" for cell in receipt.cells for sample in cell.samples if sample.error})
+    """The knees, and the errors of requests."""
+    errors = {f"error: {sample.error}" for cell in receipt.cells for sample in cell.samples if sample.error}
+    return [knee.text for knee in saturation.knees(receipt.cells)] + sorted(errors)
 
 
 def _text(value: float | None, digits: int = 1) -> str:
@@ -196,11 +187,13 @@ def _charts(named: Sequence[NamedReceipt], by: str) -> str:
                 lines.setdefault(f"{name}: {label}" if len(named) > 1 else label, {}).setdefault(x, []).append(cell)
     if len({x for cells in lines.values() for x in cells}) < 2:
         return ""
+    by_label = {label: [cell for starts in cells.values() for cell in starts] for label, cells in lines.items()}
+    knees = {label: saturation.knee(cells) if by == "users" else None for label, cells in by_label.items()}
     with rc_context({"svg.hashsalt": "sm120kit", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(15, 9.5), layout="constrained")
         panels = figure.subplots(2, 2, squeeze=False).flatten()
         for axes, (title, factor, values) in zip(panels, CHARTS, strict=True):
-            _chart(axes, title, lines, [(suffix, value, factor) for suffix, value in values])
+            _chart(axes, title, lines, [(suffix, value, factor) for suffix, value in values], knees)
             _scale(axes, by, sorted({x for cells in lines.values() for x in cells}))
         content = io.BytesIO()
         figure.savefig(content, format="svg", metadata={"Date": None})
@@ -209,9 +202,16 @@ def _charts(named: Sequence[NamedReceipt], by: str) -> str:
 
 
 def _chart(
-    axes: Axes, title: str, lines: dict[str, dict[int, list[MeasuredCell]]], values: Sequence[tuple[str, Value, float]]
+    axes: Axes,
+    title: str,
+    lines: dict[str, dict[int, list[MeasuredCell]]],
+    values: Sequence[tuple[str, Value, float]],
+    knees: dict[str, int | None],
 ) -> None:
-    """One chart: a line for each series and value, with the label of the series beside the last point of its first line."""
+    """One chart: a line for each series and value, with the label of the series beside the last point of its first line.
+
+    A ring marks the knee of a series on its first line.
+    """
     ends: list[tuple[float, str, Any]] = []
     highest = 0.0
     for number, (label, cells) in enumerate(lines.items()):
@@ -227,6 +227,7 @@ def _chart(
                 highest = max(highest, *(y for _, y in points))
                 if style == "-":
                     ends.append((points[-1][1], label, color))
+                    ring_knee(axes, points, knees[label], color)
     meaning = ", dashed: ".join(name for name, _, _ in values if name)
     axes.set_title(f"{title} (solid: {meaning})" if len(values) > 1 else title, loc="left", fontsize="medium")
     axes.grid(alpha=0.25)
@@ -237,6 +238,16 @@ def _chart(
     ends.sort(key=lambda end: end[0])
     for at, (_, label, color) in zip(_spread([y / top for y, _, _ in ends]), ends, strict=True):
         axes.annotate(label, (1.02, at), xycoords="axes fraction", color=color, fontsize="small", va="center")
+
+
+def ring_knee(axes: Axes, points: Sequence[tuple[float, float]], knee: int | None, color: Any, gid: str | None = None) -> None:
+    """Mark the point of a line at its knee by a ring, with its name on the side that the line does not take."""
+    falls = bool(points) and points[-1][1] < points[0][1]
+    for x, y in points:
+        if x == knee:
+            axes.plot([x], [y], "o", markersize=11, fillstyle="none", markeredgewidth=1.5, color=color, clip_on=False, gid=gid)
+            style: dict[str, Any] = {"textcoords": "offset points", "color": color, "fontsize": "small"}
+            axes.annotate("knee", (x, y), (7, 6) if falls else (7, -13), **style)
 
 
 def _spread(heights: Sequence[float]) -> list[float]:

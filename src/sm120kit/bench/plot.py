@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from sm120kit.bench import saturation
+from sm120kit.bench.export import ring_knee
 from sm120kit.bench.receipt import MeasuredCell, Receipt, require_writable, summary
 from sm120kit.core.errors import ToolchainMissing
 from sm120kit.core.state import write_atomic
@@ -39,12 +41,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: the quantity ``what`` over ``by``, in cells that differ only in ``by``."""
+    """One line of a panel: the quantity ``what`` over ``by``, in cells that differ only in ``by``.
+
+    ``knee`` is the number of users from which more add no throughput, None for a line over context.
+    """
 
     what: str
     by: str
     label: str
     points: tuple[Point, ...]
+    knee: int | None = None
 
 
 def require(path: Path) -> None:
@@ -80,7 +86,9 @@ def series(receipts: Sequence[tuple[str, Receipt]]) -> list[Series]:
             continue
         for what in (PER_USER, TOGETHER):
             for label, cells in lines.items():
-                drawn.append(Series(what, by, label, tuple(_point(x, starts, what) for x, starts in sorted(cells.items()))))
+                points = tuple(_point(x, starts, what) for x, starts in sorted(cells.items()))
+                knee = saturation.knee([cell for starts in cells.values() for cell in starts]) if by == USERS else None
+                drawn.append(Series(what, by, label, points, knee))
     return drawn
 
 
@@ -112,7 +120,7 @@ def text(receipts: Sequence[tuple[str, Receipt]]) -> Iterator[str]:
         for line in lines:
             yield f"  {line.label}"
             for point in line.points:
-                yield f"  {point.x:>9,} {_bar(point, longest)}"
+                yield f"  {point.x:>9,} {_bar(point, longest)}{'  knee' if point.x == line.knee else ''}"
 
 
 def _bar(point: Point, longest: float) -> str:
@@ -153,12 +161,14 @@ def _title(receipt: Receipt) -> str:
 
 
 def _panel(axes: Axes, name: str, drawn: Sequence[Series]) -> None:
-    """One panel. In an SVG a line is the group ``<panel>-<number>``, its failures are ``<panel>-<number>-failed``."""
+    """One panel. In an SVG a line is the group ``<panel>-<number>``, its failures are ``<panel>-<number>-failed``,
+    its knee is ``<panel>-<number>-knee``."""
     for number, series in enumerate(drawn):
         known = [(point.x, *point.rates) for point in series.points if point.rates]
         x, middle, lowest, highest = zip(*known, strict=True) if known else ((), (), (), ())
         (line,) = axes.plot(x, middle, marker="o", label=series.label, gid=f"{name}-{number}")
         axes.vlines(x, lowest, highest, color=line.get_color(), linewidth=3)
+        ring_knee(axes, list(zip(x, middle, strict=True)), series.knee, line.get_color(), f"{name}-{number}-knee")
         failed = [(point, point.rates[0] if point.rates else 0.0) for point in series.points if point.failed]
         if failed:
             positions = [point.x for point, _ in failed], [y for _, y in failed]
@@ -171,4 +181,4 @@ def _panel(axes: Axes, name: str, drawn: Sequence[Series]) -> None:
     axes.set_xticks(sorted({point.x for series in drawn for point in series.points}))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)

@@ -101,6 +101,31 @@ def knee(cells: Sequence[MeasuredCell]) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Knee:
+    """The knee of cells that differ in users only."""
+
+    users: int
+    output_tokens: int
+    context_tokens: int
+
+    @property
+    def text(self) -> str:
+        """The knee as a line."""
+        return (
+            f"knee at {self.users} user{'s' * (self.users > 1)} ({self.output_tokens:,} tokens after {self.context_tokens:,}): "
+            f"twice as many add less than {GAIN:.0%} of tokens per second"
+        )
+
+
+def knees(cells: Sequence[MeasuredCell]) -> tuple[Knee, ...]:
+    """The knee of each series of cells that differ in users only."""
+    series: dict[tuple[int, int], list[MeasuredCell]] = {}
+    for cell in cells:
+        series.setdefault((cell.output_tokens, cell.context_tokens), []).append(cell)
+    return tuple(Knee(users, *key) for key, each in sorted(series.items()) if (users := knee(each)) is not None)
+
+
 def _doublings(users: int, more: int) -> float:
     from math import log2
 

@@ -195,11 +195,13 @@ def _ordered(receipt: Receipt) -> list[MeasuredCell]:
 def _object(receipt: Receipt) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from sm120kit.bench import saturation
     from sm120kit.bench.receipt import summary
 
     return {
         "complete": receipt.complete,
         "circumstances": asdict(receipt.circumstances),
+        "knees": saturation.knees(receipt.cells),
         "cells": [
             {
                 "users": cell.users,
@@ -217,7 +219,7 @@ def _object(receipt: Receipt) -> dict[str, Any]:
 
 
 def _table(receipt: Receipt) -> None:
-    from sm120kit.bench import clocks, compare
+    from sm120kit.bench import clocks, compare, saturation
     from sm120kit.bench.receipt import summary
 
     about = receipt.circumstances
@@ -252,6 +254,8 @@ def _table(receipt: Receipt) -> None:
         times.append((*key, _ms(s.ttft), _ms(s.ttfa), *between, tokens, s.chunks))
     console.table((*keys, *["prefill tok/s"] * filled, "tok/s per user", "together", "accepted", "errors"), rates)
     console.table((*keys, "TTFT", "TTFA", "ITL p50", "p99", "tokens", "chunks"), times)
+    for knee in saturation.knees(receipt.cells):
+        console.data(knee.text)
     _server_table(receipt, keys)
     for line in _first_chunks(receipt):
         console.data(line)
