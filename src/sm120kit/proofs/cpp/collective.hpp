@@ -1,5 +1,5 @@
-// A kernel of CUTLASS's own SM120 block-scaled builder, with a plain bf16 epilogue, to be asked what it is by the host compiler or
-// to be compiled by nvcc. One translation unit instantiates sm120kit_prove::Probe once for each tile.
+// A kernel of CUTLASS's own SM120 block-scaled builder, with a plain bf16 epilogue, to be inspected by the host compiler or
+// compiled by nvcc. One translation unit instantiates sm120kit_prove::Probe once for each tile.
 #pragma once
 
 #include <cute/algorithm/tensor_algorithms.hpp>  // CUTLASS's mainloop for FP4 weights beside FP8 uses it without including it

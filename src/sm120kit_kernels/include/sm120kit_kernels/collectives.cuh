@@ -41,7 +41,7 @@ struct Collectives {
   using Cluster = cute::Shape<cute::_1, cute::_1, cute::_1>;
   template <class Layout>
   using Tag = cute::conditional_t<Grouped, Layout*, Layout>;
-  // TMA wants rows of A, B and D to start at multiples of 16 bytes.
+  // TMA requires rows of A, B and D to start at multiples of 16 bytes.
   static constexpr int kAlignment = 128 / cutlass::sizeof_bits<Element>::value;
   static constexpr int kOutputAlignment = 128 / cutlass::sizeof_bits<Output>::value;
 
@@ -61,7 +61,7 @@ struct Collectives {
   static_assert(Kernel::SharedStorageSize <= 101376, "a CTA of SM120 has 101,376 bytes of shared memory");
 };
 
-/// A kernel under a name of its own, which its device code then carries, so that a finished library can be asked for it.
+/// A kernel under a name of its own, which its device code then carries, by which a library can be searched for it.
 /// Its parameters are a type of their own, and Name is a template parameter, because nvcc 13.0 does not manage to write down
 /// inherited ones in the stub that launches the kernel.
 template <class Name>

@@ -18,7 +18,7 @@ struct Dense {
   static typename Gemm::Arguments arguments(Problem const& problem, int multiprocessors) {
     auto const [m, n, k] = cute::make_tuple(problem.m, problem.n, problem.k);
     auto const shape = cute::make_shape(m, n, k, 1);
-    typename Gemm::Arguments said{
+    typename Gemm::Arguments result{
         cutlass::gemm::GemmUniversalMode::kGemm,
         shape,
         {static_cast<typename Mainloop::ArrayElementA const*>(problem.a),
@@ -30,8 +30,8 @@ struct Dense {
         {{}, nullptr, {}, static_cast<typename GemmKernel::ElementD*>(problem.d),
          cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{}, {m, n, 1})},
         hardware(multiprocessors)};
-    said.epilogue.thread.alpha_ptr = problem.alpha;
-    return said;
+    result.epilogue.thread.alpha_ptr = problem.alpha;
+    return result;
   }
 
   static std::size_t workspace_bytes(Problem const& problem, int multiprocessors) {

@@ -9,7 +9,7 @@
 
 namespace sm120kit_kernels {
 
-/// What CUTLASS wants to know of each group, as arrays in device memory. Written on the device, from row offsets that the host
+/// The arguments of CUTLASS for each group, as arrays in device memory. Written on the device, from row offsets that the host
 /// never sees, so that a launch neither waits nor changes when it is recorded in a CUDA graph.
 template <class GemmKernel>
 struct Groups {
@@ -94,16 +94,16 @@ struct Grouped {
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
 
   static typename Gemm::Arguments arguments(Problem const& problem, Groups<GemmKernel> const& groups, int multiprocessors) {
-    typename Gemm::Arguments said{
+    typename Gemm::Arguments result{
         cutlass::gemm::GemmUniversalMode::kGrouped,
         {problem.groups, groups.shapes, nullptr},
         {groups.a, groups.a_strides, groups.b, groups.b_strides, groups.a_scales, groups.a_scale_layouts, groups.b_scales,
          groups.b_scale_layouts},
         {{}, nullptr, nullptr, groups.d, groups.d_strides},
         hardware(multiprocessors)};
-    said.epilogue.thread.alpha_ptr = problem.alpha;
-    said.epilogue.thread.dAlpha = {cute::_0{}, cute::_0{}, 1};
-    return said;
+    result.epilogue.thread.alpha_ptr = problem.alpha;
+    result.epilogue.thread.dAlpha = {cute::_0{}, cute::_0{}, 1};
+    return result;
   }
 
   static std::size_t workspace_bytes(Problem const& problem, int multiprocessors) {

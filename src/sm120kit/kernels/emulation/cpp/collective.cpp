@@ -32,13 +32,13 @@ void judge(cta::Problem const& p, cta::Output const& output, int group, float be
   if (totals.signature.empty()) totals.signature = compared.signature;
   for (int i = 0; i < p.m; ++i) {
     for (int j = 0; j < p.n; ++j) {
-      std::uint16_t const want = p.stored(i, j, cta::alpha_of(group), beta), got = output.stored.get(i, j);
+      std::uint16_t const expected = p.stored(i, j, cta::alpha_of(group), beta), got = output.stored.get(i, j);
       ++totals.stored;
-      if (want == got || ((want | got) & 0x7fff) == 0) continue;
+      if (expected == got || ((expected | got) & 0x7fff) == 0) continue;
       ++totals.stored_mismatches;
       if (KERNEL || p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
         emulate::report().add("wrongly stored",
-                              emulate::format("group %d row %d column %d: %04x is stored, not %04x%s", group, i, j, got, want,
+                              emulate::format("group %d row %d column %d: %04x is stored, not %04x%s", group, i, j, got, expected,
                                               KERNEL ? "" : "; the accumulator is right"));
     }
   }

@@ -3,7 +3,7 @@
 // after tile, problem after problem.
 #pragma once
 
-#include "asked.hpp"
+#include "kernel_types.hpp"
 
 namespace cta {
 
@@ -145,7 +145,7 @@ struct Device {
 #endif
   }
 
-  /// A per-group address or value as the kernels want it: all of them, or the only one.
+  /// A per-group address or value in the form of the kernel: those of all groups, or of the only one.
   template <class Argument, class Values>
   static void give(Argument& argument, Values& values) {
     if constexpr (grouped)
@@ -217,7 +217,7 @@ inline void plant(Fault const& fault) {
   };
 }
 
-/// Tell the machine where the mainloop's barriers are, full ones first: it poisons a stage that all consumers have released.
+/// Register the mainloop's barriers, full ones first: the machine poisons a stage that all consumers have released.
 inline void watch_stages(void const* barriers) {
   auto& machine = emulate::machine();
   emulate::stages().first_full = machine.shared.address_of(barriers);

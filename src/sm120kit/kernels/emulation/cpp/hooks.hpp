@@ -18,7 +18,7 @@
 #undef CUTE_INVALID_CONTROL_PATH
 #define CUTE_INVALID_CONTROL_PATH(text) emulate::report().add("not emulated", text)
 
-// ---- who a thread is: threadIdx says so, as on a device
+// ---- the index of a thread: threadIdx, as on a device
 #define elect_one_sync hidden_elect_one_sync
 #define canonical_lane_idx hidden_canonical_lane_idx
 #define canonical_warp_idx hidden_canonical_warp_idx
@@ -188,7 +188,7 @@ inline std::size_t __cvta_generic_to_shared(void const* pointer) { return emulat
 
 namespace emulate {
 
-/// Where the full barrier of each stage lies, so that a copy knows for which stage it is. Set by the driver.
+/// Addresses of the barriers, by which a copy finds its stage. Set by the driver.
 struct Stages {
   std::uint32_t first_full = 0, first_empty = 0;
   int count = 0;

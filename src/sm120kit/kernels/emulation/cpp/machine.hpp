@@ -1,7 +1,7 @@
 // One CTA on the host: a fibre per thread, shared memory with an owner per byte, mbarriers and named barriers.
 //
 // Barriers follow the PTX ISA (mbarrier phases, pending arrivals, transaction count; bar.sync). A thread that waits gives
-// way to another; when none can go on, the CTA hangs and says what each thread waits for.
+// way to another; when none can go on, the CTA hangs and the report lists what each thread waits for.
 #pragma once
 
 #include "report.hpp"

@@ -1,4 +1,4 @@
-// A random block-scaled GEMM, its reference in integers, and the comparison. Knows nothing of CUTLASS: the layout of packed
+// A random block-scaled GEMM, its reference in integers, and the comparison. Independent of CUTLASS: the layout of packed
 // codes and of scale factors is written out here.
 //
 // D[m][n] = sum over k of a[m][k] sa[m][k/V] b[n][k] sb[n][k/V]. Data are multiples of one unit and the sum of magnitudes stays
@@ -12,7 +12,7 @@ namespace emulate {
 
 inline int bits_of_element(Element e) { return e == Element::e2m1 ? 4 : 8; }
 
-/// Bytes in global memory, aligned as a tensor map may want them.
+/// Bytes in global memory, aligned as tensor maps require.
 class Bytes {
  public:
   void assign(std::size_t size, unsigned char value) {
@@ -133,8 +133,8 @@ struct Problem {
   }
 
   bool is_right(int i, int j, float got) const {
-    float const want = static_cast<float>(double(expected[std::size_t(i) * n + j]) * unit);
-    return std::memcmp(&want, &got, sizeof want) == 0 || (want == 0 && got == 0);
+    float const correct = static_cast<float>(double(expected[std::size_t(i) * n + j]) * unit);
+    return std::memcmp(&correct, &got, sizeof correct) == 0 || (correct == 0 && got == 0);
   }
 
   /// Bit for bit. The signature names a known way to be wrong that explains every mismatch.
@@ -144,10 +144,10 @@ struct Problem {
     for (int i = 0; i < m; ++i) {
       for (int j = 0; j < n; ++j) {
         std::size_t const at = std::size_t(i) * n + j;
-        float const want = static_cast<float>(double(expected[at]) * unit), got = output[at];
+        float const correct = static_cast<float>(double(expected[at]) * unit), got = output[at];
         if (is_right(i, j, got)) continue;
         ++result.mismatches;
-        double const error = std::abs(double(want) - double(got));
+        double const error = std::abs(double(correct) - double(got));
         result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(result.max_error, error);
         int const last = (k - 1) / tile_k * tile_k;
         double const shifted = double(expected[at] - part(i, j, 0, std::min(tile_k, k)) + part(i, j, last, k)) * unit;
@@ -212,7 +212,7 @@ struct Problem {
   }
 };
 
-/// The machine's shared memory ends at a page that faults: a plain load beyond it ends the process with a result that says so.
+/// The machine's shared memory ends at a page that faults: a plain load beyond it ends the process with a result that names it.
 inline void catch_wild_access(SharedMemory const&) {
   static char stack[1 << 16];
   stack_t alternate{};

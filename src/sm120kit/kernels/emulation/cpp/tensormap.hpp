@@ -291,7 +291,7 @@ extern "C" inline CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* tensorMap
   return CUDA_SUCCESS;  // a refusal is a finding; going on shows what else is wrong
 }
 
-/// CUTLASS 4.5 and newer flip a bit of the opaque descriptor for drivers up to 13.1: say that ours is newer.
+/// CUTLASS 4.5 and newer flip a bit of the opaque descriptor for drivers up to 13.1: report a newer one.
 extern "C" inline cudaError_t CUDARTAPI cudaDriverGetVersion(int* version) {
   *version = 99000;
   return cudaSuccess;

@@ -1,10 +1,10 @@
-// Lets a plain C++ compiler read the engine's CUDA headers, and says what every kernel type in them needs.
+// Lets a plain C++ compiler read the engine's CUDA headers, and reports the resources of every kernel type in them.
 // Included before anything else. Nothing here is ever run or linked: the compiler only checks and instantiates.
 #pragma once
 
 #include <cuda_runtime.h>
 
-// What nvcc knows by itself and host code of CUTLASS mentions.
+// Built-in names of nvcc that host code of CUTLASS uses.
 extern const uint3 threadIdx, blockIdx;
 extern const dim3 blockDim, gridDim;
 void __syncthreads();

@@ -1,7 +1,7 @@
 // Stands in for CUTLASS's GemmUniversalAdapter, the one place where every launcher names its finished kernel type.
 // Instantiating it reports the kernel as a deprecation warning, whose text holds the numbers of sm120kit_probe::Values:
 //   line, pipeline stages, shared memory bytes, schedule, scheduler, MMA k-blocks per tile.
-// The launcher's own code then asks for the kernel's parameters and its device code, as the real adapter does.
+// The launcher's own code then uses the kernel's parameters and its device code, as the real adapter does.
 #pragma once
 
 #include <type_traits>

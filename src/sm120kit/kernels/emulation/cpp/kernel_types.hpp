@@ -1,4 +1,4 @@
-// What is asked for, from the -D definitions, as the types that a kernel is made of.
+// The types of the kernel that the -D definitions select.
 #pragma once
 
 #include "hooks.hpp"
@@ -57,7 +57,7 @@ constexpr int alignment(Element e) { return e == Element::e4m3 ? 16 : mixed ? 12
 template <class Layout>
 using Tag = conditional_t<grouped, Layout*, Layout>;
 using Schedule =
-    conditional_t<!PINGPONG, cutlass::gemm::collective::KernelScheduleAuto,  // cooperative, as FlashInfer asks for it
+    conditional_t<!PINGPONG, cutlass::gemm::collective::KernelScheduleAuto,  // cooperative, as in FlashInfer
                   conditional_t<grouped, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong,
                                 cutlass::gemm::KernelTmaWarpSpecializedPingpong>>;
 
