@@ -103,7 +103,7 @@ def environment(scratch: Path, requirements: list[str]) -> Path:
 
 
 def command_line(configuration: configurations.Configuration, engine: recipes.EngineRecipe, scratch: Path) -> list[str]:
-    """The arguments of the engine's server, as ``launch`` passes them."""
+    """The arguments of the engine's server, as ``serve`` passes them."""
     image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "", "", (), {})
     model = scratch / "model"
     model.mkdir(exist_ok=True)

@@ -270,7 +270,7 @@ def test_other_commands_that_take_a_url(sm120kit: Any, tmp_path: Path) -> None:
     explained = [sm120kit("explain", "log", *more) for more in ((), ("--json",))]
     (tmp_path / "log").unlink()
     published = sm120kit("pull", "flashinfer-0.6.6", "--index", url)
-    launched = sm120kit("launch", CONFIGURATION, "--model", tmp_path, "--index", f"{url}/images.json", *state)
+    launched = sm120kit("serve", CONFIGURATION, "--model", tmp_path, "--index", f"{url}/images.json", *state)
     for one in (fetch, published, launched):
         assert one.returncode not in (0, 1, 2) and "Traceback" not in one.stderr, one.stderr
     assert all("127.0.0.1:9" in one.stderr for one in (fetch, published)) and "127.0.0.1:9" in explained[0].stdout

@@ -390,7 +390,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 wait_until(lambda: docker("ps", "--all", "--quiet") == "")
         left = LaunchedContainer("launched", configuration.name, (0,), attended=False)
         assert probe().launched == (left,), "a container that ignores SIGTERM is identified by its labels"
-        with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit launch that started it is gone") as taken:
+        with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit serve that started it is gone") as taken:
             launch.run(replace(prepared, running=(left,)), options)
         assert taken.value.hint == "docker stop launched"
         docker("kill", "launched")

@@ -273,7 +273,7 @@ def test_granted_privileges_are_announced(options: list[str], tmp_path: Path) ->
     text = text.replace("arguments = [", 'arguments = ["--trust-remote-code",')
     reason = '[[ours]]\nfield = "arguments: --trust-remote-code"\nreason = "because of X"\n'
     (tmp_path / f"{FOUR}.toml").write_text(f"{text}\n{reason}")
-    result = CliRunner().invoke(app, ["launch", str(tmp_path / f"{FOUR}.toml"), *options, "--print"])
+    result = CliRunner().invoke(app, ["serve", str(tmp_path / f"{FOUR}.toml"), *options, "--print"])
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     (code,) = (line for line in lines if "--trust-remote-code: Python code of the checkpoint runs" in line)
@@ -420,13 +420,13 @@ def options(model: Path, tmp_path: Path) -> list[str]:
 
 
 def test_print_docker_command(options: list[str]) -> None:
-    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--print"])
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print"])
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("docker run ") and result.stdout.count("\n") == 1
     assert f"r.example/vllm@{DIGEST} serve /model" in result.stdout and "device=0,1,2,3" in result.stdout
     for line in ("16 elements per scale", "2 MTP tensors", "GPUs     0, 1, 2, 3", "unverified on SM120", "doctor   "):
         assert line in result.stderr
-    assert CliRunner().invoke(app, ["launch", FOUR, *options]).exit_code == 2, "nothing can be started on a recorded host"
+    assert CliRunner().invoke(app, ["serve", FOUR, *options]).exit_code == 2, "nothing can be started on a recorded host"
 
 
 def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +434,7 @@ def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
     workspace = Workspace.open(tmp_path / "state")
     _, name = layout_images.add_image(workspace, (1,), more=LABELS)
-    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--image", name, "--print"])
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--image", name, "--print"])
     assert result.exit_code == 0, result.output
     assert f"{LocalImages(workspace).find(name).id} serve /model" in result.stdout
     assert f"sm120kit image load {name}" in result.stderr
@@ -458,12 +458,12 @@ def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:
         tmp_path / "state",
         "--print",
     ]
-    result = CliRunner().invoke(app, ["launch", SPARK, *map(str, arguments)])
+    result = CliRunner().invoke(app, ["serve", SPARK, *map(str, arguments)])
     assert result.exit_code == 0 and f"r.example/vllm@{DIGEST} serve /model" in result.stdout, result.output
 
 
 def test_compose_and_kubernetes_files(options: list[str], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["launch", FOUR, *options, "--compose", "-", "--kubernetes", str(tmp_path / "m.yaml")])
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--compose", "-", "--kubernetes", str(tmp_path / "m.yaml")])
     assert (
         result.exit_code == 0
         and result.stdout.startswith("services:\n")
@@ -497,7 +497,7 @@ def test_bad_input(
     if "checks" in change:
         published(Path(values["--index"]), replace(VERIFIED, checks=change["checks"]))
     arguments = [text for pair in values.items() for text in pair]
-    result = CliRunner().invoke(app, ["launch", change.get("config", FOUR), *arguments, "--print"])
+    result = CliRunner().invoke(app, ["serve", change.get("config", FOUR), *arguments, "--print"])
     assert isinstance(result.exception, error), result.output
     assert message in result.exception.message and not result.stdout and not (tmp_path / "state" / "caches").exists()
 
@@ -521,7 +521,7 @@ def test_exit_codes_are_distinct() -> None:
 
 
 def test_documentation_has_the_exit_codes() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
     kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
     assert len(rows) == 17 and set(rows) <= set(kinds)

@@ -36,7 +36,7 @@ BASE = {
     "explain": ["log.txt"],
     "inspect": ["log.txt"],
     "kld": ["model", "model", "--text", "ids.json"],
-    "launch": [CONFIG, "--model", "model"],
+    "serve": [CONFIG, "--model", "model"],
     "publish": ["image", "localhost/x"],
     "pull": ["vllm"],
     "reproduce": [CONFIG],

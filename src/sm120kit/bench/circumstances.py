@@ -41,7 +41,7 @@ def client() -> dict[str, str]:
 
 
 def served_by_record(path: Path, url: str) -> Served:
-    """How the server at ``url`` was started, by the record of ``sm120kit launch`` at ``path``.
+    """How the server at ``url`` was started, by the record of ``sm120kit serve`` at ``path``.
 
     Raises:
         BadReceipt: there is no such record, or it is of another server, or of one that has ended.

@@ -10,8 +10,8 @@ import typer
 
 from sm120kit.cli import receipts
 from sm120kit.cli.bench_workload import WorkloadChoice
-from sm120kit.cli.launch import LaunchedServer
 from sm120kit.cli.options import Json, PublishedImages, ServerAccess, Timeout, configuration_names, given_values
+from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli import receipts as receipt_options
-from sm120kit.cli.launch import LaunchedServer
 from sm120kit.cli.options import ConfigName, Json, PublishedImages, ServerAccess, Timeout, finite, given_values
+from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
 if TYPE_CHECKING:

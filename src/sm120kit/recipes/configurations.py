@@ -47,7 +47,7 @@ class Hardware(Strict):
 class Container(Strict):
     """Settings of the container: shared memory in GiB, ulimits, and persistent caches (paths in the container).
 
-    ``ipc_host`` uses the host's shared memory instead, and ``writable_root`` leaves the root file system writable. ``launch``
+    ``ipc_host`` uses the host's shared memory instead, and ``writable_root`` leaves the root file system writable. ``serve``
     prints both with the reason in ``ours``.
     """
 

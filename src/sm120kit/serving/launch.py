@@ -173,7 +173,7 @@ def labelled_service(prepared: PreparedLaunch) -> Service:
     service = prepared.service
     for other in prepared.running:
         if set(other.gpus) & set(service.gpus):
-            orphaned = "" if other.attended else "; the sm120kit launch that started it is gone"
+            orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
             raise GpusTaken(
                 f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
                 f"docker stop {other.name}",

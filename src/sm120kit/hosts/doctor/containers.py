@@ -103,7 +103,7 @@ def cudart(host: Host) -> Diagnosis:
 
 @check(
     "left-behind",
-    "no container of a killed sm120kit launch is running",
+    "no container of a killed sm120kit serve is running",
     Scope.GPU,
     "docker run manual: a container outlives a client that is killed",
 )
@@ -113,12 +113,12 @@ def left_behind(host: Host) -> Diagnosis:
         names = [f"{orphan.name} ({orphan.configuration}, GPU {', '.join(map(str, orphan.gpus))})" for orphan in orphans]
         return problem(
             Impact.BREAKS,
-            f"running without the sm120kit launch that started it: {', '.join(names)}",
+            f"running without the sm120kit serve that started it: {', '.join(names)}",
             cause="that process was killed before it could stop its container",
             consequence="the container occupies GPU memory that the next server needs",
             fix=f"docker stop {' '.join(orphan.name for orphan in orphans)}",
         )
-    return ok(f"{len(host.launched) or 'no'} containers of sm120kit launch")
+    return ok(f"{len(host.launched) or 'no'} containers of sm120kit serve")
 
 
 CHECKS: tuple[HostCheck, ...] = (toolkit, left_behind, shm, ulimits, compat, cudart)

@@ -144,7 +144,7 @@ def _memory(host: Host, configuration: Configuration) -> Diagnosis:
 def _shm(host: Host, configuration: Configuration) -> Diagnosis:
     required = configuration.container.shm_gib << 30
     if not host.container.inside and not configuration.container.ipc_host:
-        return not_applicable("sm120kit launch sets the container's /dev/shm")
+        return not_applicable("sm120kit serve sets the container's /dev/shm")
     size = host.container.shm_bytes
     if size is None:
         return unknown(host.missing_reason("/proc/self/mounts"), "df -h /dev/shm")
@@ -165,7 +165,7 @@ def _ulimits(host: Host, configuration: Configuration) -> Diagnosis:
     if not required:
         return not_applicable("the configuration requires no limits")
     if not host.container.inside:
-        return not_applicable("sm120kit launch sets the container's limits")
+        return not_applicable("sm120kit serve sets the container's limits")
     current = {"memlock": host.container.memlock, "stack": host.container.stack}
     unread = [name for name in required if current.get(name) is None]
     if unread:

@@ -118,7 +118,7 @@ def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
 
 
 def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
-    """Running containers that ``sm120kit launch`` started, identified by their labels."""
+    """Running containers that ``sm120kit serve`` started, identified by their labels."""
     if not _program(reader, "docker"):
         return ()
     rows = re.findall(r"^(\S+)\t(\S*)\t([\d,]*)\t(\S+)$", reader.command_output("docker-ps.txt") or "", re.MULTILINE)

@@ -28,7 +28,7 @@ SIZE_LIMIT_BYTES = {"flashinfer": 3 * 2**30, "vllm": 16 * 2**30, "sglang": 18 * 
 
 NEEDS_GPU = {
     "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
-    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit launch` serves a model; unverified on SM120"),
+    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit serve` serves a model; unverified on SM120"),
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 

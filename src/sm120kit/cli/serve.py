@@ -1,4 +1,4 @@
-"""``sm120kit launch``: serve a model as a configuration describes, from a verified image."""
+"""``sm120kit serve``: serve a model as a configuration describes, from a verified image."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PlannedOutput:
         console.info("unverified on SM120")
 
 
-def launch_(
+def serve_(
     config: ConfigName,
     model: Annotated[Path, typer.Option("--model", metavar="DIR", help="The model folder.")],
     *,
