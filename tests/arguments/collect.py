@@ -22,7 +22,7 @@ from uv import find_uv_bin
 
 from sm120kit import recipes, serving
 from sm120kit.core.state import Workspace
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.arguments import FORMAT, record_path
@@ -104,11 +104,11 @@ def environment(scratch: Path, requirements: list[str]) -> Path:
 
 def command_line(configuration: configurations.Configuration, engine: recipes.EngineRecipe, scratch: Path) -> list[str]:
     """The arguments of the engine's server, as ``serve`` passes them."""
-    image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "", "", (), {})
+    image = Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1)
     model = scratch / "model"
     model.mkdir(exist_ok=True)
     placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"))
-    service = serving.make_service(configuration, engine, image, image.image.id, model, placement)
+    service = serving.make_service(configuration, engine, image, image.id, model, placement)
     return list(service.argv[len(engine.serve) :])
 
 

@@ -30,7 +30,7 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import Run, launch
+from sm120kit.serving import Run, checkpoint, launch, resolve
 from sm120kit.serving.container import Mount
 from sm120kit.serving.launch import LaunchOptions
 
@@ -134,9 +134,11 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     prepared: list[object] = []
 
     def prepare(*arguments: object) -> launch.PreparedLaunch:
-        prepared.extend(arguments[:5])
+        prepared.extend(arguments[:2])
         return prepared_launch(servers.configuration, None, None)
 
+    monkeypatch.setattr(checkpoint, "read", lambda folder: None)
+    monkeypatch.setattr(resolve, "resolve", lambda *arguments: arguments[:4])
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
@@ -145,7 +147,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     ran = CliRunner().invoke(app, ["bench", *arguments, "--plot", "-", "--state", str(tmp_path / "state")])
     assert ran.exit_code == 0, ran.output
     source = Source(Path("images.json"), Path("key.pub"), "2026-01-02T00:00:00Z", True)
-    assert prepared == [servers.configuration, folder, "", source, 4711]
+    assert prepared == [(servers.configuration, "", source, resolve.Address(4711)), folder]
     result = receipt.read(tmp_path / "receipt.json")
     assert result.complete and result.circumstances.served.configuration == CONFIGURATION
     assert sorted((cell.restart, cell.users) for cell in result.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -30,6 +30,7 @@ from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
 from sm120kit.serving.container import Mount, Scratch
+from sm120kit.serving.resolve import Address, resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -392,13 +393,13 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert probe().launched == (left,), "a container that ignores SIGTERM is identified by its labels"
         with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit serve that started it is gone") as taken:
             launch.run(replace(prepared, running=(left,)), options)
-        assert taken.value.hint == "docker stop launched"
+        assert taken.value.hint == "sm120kit stop launched"
         docker("kill", "launched")
         wait_until(lambda: docker("ps", "--all", "--quiet") == "")
 
         folder(tmp_path / "model", HYBRID, NVFP4)
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
-            launch.prepare(configuration, tmp_path / "model", image, source, service.port, Path("/"), options.workspace)
+            resolve(configuration, image, source, Address(service.port), options.workspace, planned=True)
         with pytest.raises(ServerDied) as caught:
             launch.run(prepared, options)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint

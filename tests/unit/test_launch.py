@@ -79,7 +79,7 @@ def service(model: Path, tmp_path: Path, **changes: Any) -> serving.Service:
     engine = recipes.load_engine(configuration.engine)
     gpus = [(number, "RTX PRO 6000") for number in range(4)]
     placement = serving.Placement(gpus, 8123, Workspace(tmp_path / "state"))
-    return serving.make_service(configuration, engine, VERIFIED, f"r.example/vllm@{DIGEST}", model, placement)
+    return serving.make_service(configuration, engine, VERIFIED.image, f"r.example/vllm@{DIGEST}", model, placement)
 
 
 def test_docker_command_survives_a_shell(model: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def every_service(model: Path, tmp_path: Path) -> Iterator[tuple[str, serving.Se
             serving.make_service(
                 configuration,
                 engine,
-                VERIFIED,
+                VERIFIED.image,
                 f"r.example/x@{DIGEST}",
                 model,
                 serving.Placement(gpus, 8000, Workspace(tmp_path / "s")),
@@ -216,7 +216,7 @@ def test_pod_meets_the_restricted_standard(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("image_user", ["", "0", "root", "vllm"])
 def test_pod_is_never_root(image_user: str, model: Path, tmp_path: Path) -> None:
     """The cluster refuses to start an image whose user is root, or is not known by number."""
-    root = replace(VERIFIED, image=replace(VERIFIED.image, user=image_user))
+    root = replace(VERIFIED.image, user=image_user)
     configuration = configurations.load(FOUR)
     engine = recipes.load_engine(configuration.engine)
     planned = serving.make_service(
@@ -307,10 +307,10 @@ def test_caches_differ_by_image_gpu_and_configuration(model: Path, tmp_path: Pat
     configuration = configurations.load(FOUR)
     assert directory() != directory(environment={"A": "1"}) != directory(arguments=configuration.arguments[:-2])
     workspace = Workspace(tmp_path / "state")
-    other = replace(VERIFIED, image=replace(VERIFIED.image, content="e" * 64))
+    other = replace(VERIFIED.image, content="e" * 64)
     keys = {
         serving.container.cache_directory(configuration, image, gpus, workspace)
-        for image in (VERIFIED, other)
+        for image in (VERIFIED.image, other)
         for gpus in (["RTX PRO 6000"] * 4, ["RTX 5090"] * 4)
     }
     assert len(keys) == 4
@@ -355,7 +355,9 @@ def test_yaml() -> None:
 def check_fit(folder: Path, **changes: Any) -> serving.Fit:
     values: dict[str, Any] = {"configuration": configurations.load(FOUR), "image": VERIFIED, "devices": GPUS} | changes
     facts = values.get("model") or checkpoint.read(folder)
-    return serving.check_fit(values["configuration"], values["image"], facts, values["devices"])
+    serving.require_image(values["configuration"], values["image"])
+    gpus = serving.select_gpus(values["configuration"], values["devices"], values.get("taken", {}))
+    return serving.check_fit(values["configuration"], facts, gpus)
 
 
 def test_fit_of_a_configuration(model: Path) -> None:
@@ -379,6 +381,7 @@ def test_misfits_are_refused(model: Path) -> None:
     labels = VERIFIED.image.labels
     cases: list[tuple[type[Sm120kitError], str, dict[str, Any]]] = [
         (TooFewGpus, "needs 4", {"devices": GPUS[:3]}),
+        (GpusTaken, "3 of 4 are free, others are used by sm120kit-a", {"taken": {1: "sm120kit-a"}}),
         (MtpMissing, "none of the 7 tensors", {"model": replace(facts, mtp=())}),
         (DoesNotFit, "weights do not fit", {"model": replace(facts, weight_bytes=4 * 93_000_000_000)}),
         (DoesNotFit, "one sequence", {"model": replace(facts, weight_bytes=4 * 92_350_000_000)}),
@@ -399,6 +402,9 @@ def test_misfits_are_refused(model: Path) -> None:
         assert message in caught.value.message and caught.value.hint
     without = configuration.model_copy(update={"model": configuration.model.model_copy(update={"needs_mtp": False})})
     assert check_fit(model, model=replace(facts, mtp=()), configuration=without).gpus == tuple(GPUS)
+    eight = [*GPUS, *(replace(gpu, number=gpu.number + 4) for gpu in GPUS)]
+    beside = check_fit(model, devices=eight, taken={0: "sm120kit-a", 5: "sm120kit-b"})
+    assert [gpu.number for gpu in beside.gpus] == [1, 2, 3, 4], "the first ones that no other server has"
     newer = labelled({**labels, "sm120kit.wheels": "some-thing==1.1"})
     assert check_fit(model, image=newer, configuration=configuration.model_copy(update={"known_bad": (bad,)})).gpus
 
@@ -524,7 +530,7 @@ def test_documentation_has_the_exit_codes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
     kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
-    assert len(rows) == 17 and set(rows) <= set(kinds)
+    assert len(rows) == 25 and set(rows) <= set(kinds)
     named = (
         UnknownName,
         NotVerified,
@@ -551,7 +557,7 @@ def test_every_configuration_of_a_known_engine_can_be_planned(name: str, tmp_pat
     planned = serving.make_service(
         configuration,
         engine,
-        VERIFIED,
+        VERIFIED.image,
         "sha256:1",
         tmp_path,
         serving.Placement([(0, "g")], 8000, Workspace(tmp_path / "state")),

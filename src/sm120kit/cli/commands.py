@@ -12,10 +12,13 @@ COMMANDS = Branch(
         "explain": Leaf("explain:explain_", "Explain known errors in a log"),
         "inspect": Leaf("inspect:inspect_", "List the device code in a file"),
         "kld": Leaf("kld:kld", "Measure the KL divergence of a model from a reference"),
+        "logs": Leaf("servers:logs", "Print what a server printed"),
+        "ps": Leaf("servers:ps", "List the servers that serve started"),
         "publish": Leaf("image:publish", "Push a verified image and list it in the index"),
         "pull": Leaf("image:pull", "Pull a verified image by its digest in the index"),
         "reproduce": Leaf("reproduce:reproduce_", "Compare a configuration's published figures with this machine"),
         "serve": Leaf("serve:serve_", "Serve a model as a configuration describes"),
+        "stop": Leaf("servers:stop", "Stop a server and remove its container"),
         "tiles": Leaf("tiles:tiles_", "List the CTA tiles of an engine and whether SM120 can launch them"),
         "bench": Branch(
             "Measure a server and keep receipts",

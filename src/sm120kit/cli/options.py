@@ -287,7 +287,7 @@ class ServerAccess:
         """
         from sm120kit.core.urls import Endpoint
 
-        return Endpoint.parse(url, _api_key(self.api_key), dict(map(_header, self.header or [])), self._tls())
+        return Endpoint.parse(url, key_of(self.api_key), dict(map(_header, self.header or [])), self._tls())
 
     def _tls(self) -> Tls:
         import ssl
@@ -385,7 +385,7 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _api_key(text: str) -> str:
+def key_of(text: str) -> str:
     """The key, or the content of the file in ``@FILE``."""
     text = _content(text, "--api-key")
     if not (text.isascii() and text.isprintable()) or " " in text:

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ConfigName, PublishedImages, State
+from sm120kit.cli.options import ApiKey, ConfigName, Offline, PublishedImages, State, key_of
 from sm120kit.core import console
 
 if TYPE_CHECKING:
+    from sm120kit.core.urls import Endpoint
     from sm120kit.recipes.configurations import Configuration
+    from sm120kit.serving.answer import Answer
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
+    from sm120kit.serving.resolve import Address
 
 HOST = Path("/")
+
+Image = Annotated[
+    str, typer.Option("--image", metavar="IMAGE", help="A verified image; default: from the index, or on this host.")
+]
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,10 @@ class LaunchedServer:
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="Launch CONFIG with this model folder, then stop it.")
     ] = None
     image: Annotated[
-        str, typer.Option("--image", metavar="IMAGE", help="With --checkpoint: a verified image; default: from the index.")
+        str,
+        typer.Option(
+            "--image", metavar="IMAGE", help="With --checkpoint: a verified image; default: from the index, or on this host."
+        ),
     ] = ""
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --checkpoint: the port on 127.0.0.1.")
@@ -43,25 +53,79 @@ class LaunchedServer:
         """A checked launch of a configuration, and its options.
 
         Raises:
-            Sm120kitError: see :func:`sm120kit.serving.launch.prepare`.
+            Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
         """
         from sm120kit.core.state import Workspace
-        from sm120kit.serving import launch
+        from sm120kit.serving import checkpoint, launch
+        from sm120kit.serving.resolve import Address, resolve
 
         assert self.checkpoint is not None
+        checkpoint.read(self.checkpoint)  # before the host, as it may be wrong on every host
         workspace = Workspace.open(self.state)
-        prepared = launch.prepare(configuration, self.checkpoint, self.image, images.source(), self.port, HOST, workspace)
+        resolved = resolve(configuration, self.image, images.source(), Address(self.port), workspace)
+        prepared = launch.prepare(resolved, self.checkpoint, workspace)
         return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The image of a server, and how it is started."""
+    """The image of a server, its address, and how it is started."""
 
-    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="A verified image; default: from the index.")] = ""
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="The port on 127.0.0.1.")] = 8000
+    image: Image = ""
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="The port on this host.")] = 8000
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDRESS", help="The address; other than loopback requires an API key.")
+    ] = "127.0.0.1"
+    api_key: ApiKey = ""
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="Time limit to become healthy.")] = 1800
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     state: State = None
+
+    def address(self) -> Address:
+        """The address of the server.
+
+        Raises:
+            typer.BadParameter: it is no IP address.
+        """
+        from ipaddress import ip_address
+
+        from sm120kit.serving.resolve import Address
+
+        try:
+            ip_address(self.listen)
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.listen!r} is not an IP address", param_hint="--listen") from error
+        return Address(self.port, self.listen, key_of(self.api_key))
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the model comes from."""
+
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="DIR", help="A model folder; default: from the Hugging Face Hub."),
+    ] = None
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="REVISION", help="Download this commit, branch or tag; default: CONFIG's.")
+    ] = ""
+    offline: Offline = False
+
+    def folder(self, configuration: Configuration, *, planned: bool) -> tuple[Path, bool]:
+        """The model's folder, downloaded unless the launch is only planned, and whether it has the model.
+
+        Raises:
+            Sm120kitError: see :func:`sm120kit.serving.download.plan`.
+        """
+        from sm120kit.serving import download
+
+        if self.model:
+            return self.model, True
+        needed = download.plan(configuration, self.revision, offline=self.offline)
+        console.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
+        if planned and needed.missing_bytes:
+            return download.cache_folder(needed.repository, needed.commit), False
+        return download.fetch(needed), True
 
 
 @dataclass(frozen=True)
@@ -98,40 +162,57 @@ class PlannedOutput:
 
 def serve_(
     config: ConfigName,
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="The model folder.")],
     *,
+    model: ModelSource,
     server: ServerOptions,
     images: PublishedImages,
     planned: PlannedOutput,
 ) -> None:
     """Serve a model as a configuration describes.
 
-    Runs until Ctrl-C. Image, checkpoint and memory are checked before anything starts. The server listens on 127.0.0.1 only.
-    Its log and a record of the run are written to the state directory.
+    Downloads the model if it is not on this host, checks image, checkpoint and memory, starts the server, and prints a request
+    for curl when it has answered one. The server runs until `sm120kit stop`. It listens on 127.0.0.1 only.
     """
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations
-    from sm120kit.serving import launch
+    from sm120kit.serving import checkpoint, launch
+    from sm120kit.serving.resolve import resolve
 
     if planned.root != HOST and not planned:
         raise typer.BadParameter("nothing can be started on a recorded host", param_hint="--root")
+    address = server.address()
     workspace = Workspace.open(server.state)
     configuration = configurations.load(config)
-    prepared = launch.prepare(configuration, model, server.image, images.source(), server.port, planned.root, workspace)
+    source = images.source()
+    if model.model:
+        checkpoint.read(model.model)
+    resolved = resolve(configuration, server.image, source, address, workspace, root=planned.root, planned=bool(planned))
+    folder, present = model.folder(configuration, planned=bool(planned))
+    prepared = launch.prepare(resolved, folder, workspace, present=present)
     _show(prepared)
     if planned:
         planned.write(prepared)
-        if launch.needs_load(prepared, workspace):
-            reference = prepared.image.reference
-            console.info(f"the image is in the state directory; before this can be run: sm120kit image load {reference}")
+        if hint := launch.missing_image(prepared, workspace):
+            console.info(hint)
         return
     with console.status() as show:
 
         def progress(seconds: float, line: str) -> None:
             show(f"{seconds:.0f} s  {line[:120]}")
 
-        run = launch.run(prepared, launch.LaunchOptions(workspace, server.wait, console.info, progress))
+        options = launch.LaunchOptions(workspace, server.wait, console.info, progress, _show_answer)
+        if not server.foreground:
+            launch.start(prepared, options)
+            return
+        run = launch.run(prepared, options)
     console.info(f"stopped after {run.seconds} s")
+
+
+def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
+    from sm120kit.serving import answer as answers
+
+    console.info(f"first answer after {answer.seconds:.1f} s: {answer.text!r}")
+    console.data(answers.curl(endpoint, answer.model, "SM120KIT_API_KEY"))
 
 
 def _write(destination: str, text: str) -> None:
@@ -147,6 +228,9 @@ def _write(destination: str, text: str) -> None:
 
 def _show(prepared: PreparedLaunch) -> None:
     facts, expected = prepared.model, prepared.configuration.model
+    if facts is None or prepared.fit is None:
+        console.info("the model is not on this host: its size was not compared with the GPUs")
+        return
     sizes = ", ".join(f"{dtype} {count / 1e9:.1f} GB" for dtype, count in facts.bytes_by_dtype.items())
     vectors = f", {' and '.join(map(str, facts.vector_sizes))} elements per scale" if facts.vector_sizes else ""
     console.info(f"model    {facts.architecture}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB: {sizes}")

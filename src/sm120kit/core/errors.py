@@ -474,3 +474,33 @@ class NotSigned(Sm120kitError):
     """A keyless signature could not be made: no identity is available, or a service of Sigstore failed."""
 
     exit_code = 102
+
+
+class NoSuchModel(Sm120kitError):
+    """The Hub has no such model, or no such revision of it."""
+
+    exit_code = 103
+
+
+class ModelRefused(Sm120kitError):
+    """The Hub refuses access to a model: it requires a token, or the token is wrong or lacks permission."""
+
+    exit_code = 104
+
+
+class NoAnswer(Sm120kitError):
+    """A launched server is healthy and does not answer a request."""
+
+    exit_code = 105
+
+
+class NoSuchServer(Sm120kitError):
+    """No server of this host has the name, or more than one has."""
+
+    exit_code = 106
+
+
+class NoApiKey(Sm120kitError):
+    """A server is to listen where other machines reach it, without an API key."""
+
+    exit_code = 107

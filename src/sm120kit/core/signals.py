@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,3 +35,15 @@ def handle() -> None:
     """Install :func:`interrupt` for every signal that is not ignored."""
     for number in handled():
         signal.signal(number, interrupt)
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Install :func:`interrupt` while the block runs, in place of other handlers."""
+    before = {number: signal.getsignal(number) for number in handled()}
+    handle()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

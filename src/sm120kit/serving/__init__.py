@@ -2,13 +2,14 @@
 
 ``launch`` checks everything before a start and runs the container; ``checkpoint`` reads the model folder; ``fit`` compares it
 with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command, a compose file
-or a Kubernetes manifest; ``supervise`` runs any server process from start to stop.
+or a Kubernetes manifest; ``supervise`` runs any server process from start to stop; ``download`` fetches the model, ``answer``
+sends a first request, ``containers`` lists and stops what was started.
 """
 
 from __future__ import annotations
 
 from sm120kit.serving.container import Placement, Service, api_key, make_service, risks
-from sm120kit.serving.fit import Device, Fit, check_fit
+from sm120kit.serving.fit import Device, Fit, check_fit, require_image, select_gpus
 from sm120kit.serving.render import compose, docker_run, kubernetes, secret_name
 from sm120kit.serving.supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 
@@ -28,7 +29,9 @@ __all__ = [
     "kubernetes",
     "make_service",
     "port_is_free",
+    "require_image",
     "risks",
     "secret_name",
+    "select_gpus",
     "serve",
 ]

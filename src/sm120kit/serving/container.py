@@ -6,16 +6,20 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import pairwise
 from pathlib import Path
 
 from sm120kit.core.errors import NoModel
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
-from sm120kit.images.records import VerifiedImage
+from sm120kit.images.records import Image
 from sm120kit.recipes import EngineRecipe
-from sm120kit.recipes.arguments import MODEL_DIRECTORY, serve_arguments
+from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
 from sm120kit.recipes.configurations import Configuration
 
+LOOPBACK = "127.0.0.1"
+IMAGE_USER = "1000:1000"
+"""The user in the images of sm120kit."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
 """Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
 TEMPORARY_GIB, HOME_GIB = 16, 2
@@ -53,10 +57,12 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Service:
-    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on loopback.
+    """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on the
+    address ``listen``.
 
     ``labels`` are set only on containers that launch itself starts. With ``scratch`` the root file system is read-only, except
     for these directories and the writable mounts. ``user`` is the image's ``UID:GID``, "" if the image has none or names it.
+    ``key`` is the API key that a user gave; pods have one from a Secret instead.
     """
 
     name: str
@@ -69,30 +75,62 @@ class Service:
     ipc_host: bool
     ulimits: dict[str, int]
     port: int
+    listen: str = LOOPBACK
     labels: dict[str, str] = field(default_factory=dict)
     scratch: tuple[Scratch, ...] = ()
     user: str = ""
     api_key: ApiKey = ApiKey("VLLM_API_KEY")
+    key: str = field(default="", repr=False)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment with the API key, if there is one."""
+        return self.environment | ({self.api_key.variable: self.key} if self.key else {})
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """``argv``, through a shell if the engine takes its API key only as an argument, which docker's own lacks."""
+        if not (self.key and self.api_key.arguments):
+            return self.argv
+        option, _ = self.api_key.arguments
+        return ("/bin/sh", "-c", f'exec "$@" {option} "${self.api_key.variable}"', "sh", *self.argv)
 
     @property
     def url(self) -> str:
         """Root of the server on this host."""
-        return f"http://127.0.0.1:{self.port}"
+        address = ip_address(self.listen)
+        if address.is_unspecified:
+            address = ip_address("::1" if address.version == 6 else LOOPBACK)
+        return f"http://{_host(address)}:{self.port}"
+
+    @property
+    def published(self) -> str:
+        """The port as Docker publishes it: ``ADDRESS:PORT:PORT in the container``."""
+        return f"{_host(ip_address(self.listen))}:{self.port}:{PORT}"
+
+
+def _host(address: IPv4Address | IPv6Address) -> str:
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a server runs on this host: ``gpus`` as (number, name), the ``port`` on loopback, ``workspace`` for its caches."""
+    """Where a server runs on this host: ``gpus`` as (number, name), its address, ``workspace`` for its caches.
+
+    ``key`` is the API key that requests must have, "" for that of the configuration, if it has one.
+    """
 
     gpus: Sequence[tuple[int, str]]
     port: int
     workspace: Workspace
+    listen: str = LOOPBACK
+    key: str = field(default="", repr=False)
 
 
 def make_service(
     configuration: Configuration,
     engine: EngineRecipe,
-    image: VerifiedImage,
+    image: Image,
     image_name: str,
     model: Path,
     placement: Placement,
@@ -102,11 +140,10 @@ def make_service(
     Raises:
         NoModel: files in the model folder are links to directories outside what can be mounted.
     """
-    root = _mount_root(model)
-    path_in_container = "/".join((MODEL_DIRECTORY, *model.resolve().relative_to(root).parts))
+    mounts = list(_model_mounts(model))
+    path_in_container = "/".join((MODEL_DIRECTORY, *model.resolve().relative_to(mounts[0].source).parts))
     cache = cache_directory(configuration, image, [name for _, name in placement.gpus], placement.workspace)
-    home = ROOT_HOME if image.image.user.partition(":")[0] in ("", "0", "root") else HOME
-    mounts = [Mount(root, MODEL_DIRECTORY, True)]
+    home = ROOT_HOME if image.user.partition(":")[0] in ("", "0", "root") else HOME
     for target in _cache_targets(configuration, home):
         source = cache / target.removeprefix(home).strip("/.").replace("/", "-")
         mounts.append(Mount(source, target, False))
@@ -125,8 +162,10 @@ def make_service(
         ipc_host=configuration.container.ipc_host,
         ulimits=dict(configuration.container.ulimits),
         port=placement.port,
+        listen=placement.listen,
+        key=placement.key,
         scratch=() if configuration.container.writable_root else scratch,
-        user=image.image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.image.user) else "",
+        user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
         api_key=API_KEYS[engine.engine],
     )
 
@@ -179,28 +218,38 @@ def _cache_targets(configuration: Configuration, home: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(targets))
 
 
-def _mount_root(model: Path) -> Path:
-    """The directory to mount so that links in the model folder resolve: a download cache links to ``../../blobs``."""
+def _model_mounts(model: Path) -> tuple[Mount, ...]:
+    """The directory of the model, and the one that its files are in.
+
+    A download cache has links: ``models--A--B/snapshots/COMMIT/FILE`` to ``../../blobs/DIGEST``, which can be a link to the
+    blobs that all models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``.
+    """
     folder = model.resolve()
-    targets = {path.resolve().parent for path in folder.iterdir() if path.is_symlink()}
+    if not folder.exists():  # planned: where a download cache has it
+        return (Mount(folder.parents[1], MODEL_DIRECTORY, True),)
+    files = sorted(folder.iterdir())
+    targets = {Path(os.path.normpath(path.parent / path.readlink())).parent for path in files if path.is_symlink()}
     root = Path(os.path.commonpath([folder, *targets]))
-    if root not in (folder, *list(folder.parents)[:2]):
-        outside = next(
-            path for path in sorted(folder.iterdir()) if path.is_symlink() and not path.resolve().is_relative_to(folder)
-        )
-        raise NoModel(
-            f"{outside} links to {outside.resolve()}, outside the directory that is mounted", "put the files in one folder"
-        )
-    return root
+    shared = root.parent / "blobs"
+    mountable = (root, shared) if root in (folder, *list(folder.parents)[:2]) else (folder,)
+    for path in files:
+        if not any(path.resolve().is_relative_to(directory) for directory in mountable):
+            raise NoModel(
+                f"{path} links to {path.resolve()}, outside the directory that is mounted", "put the files in one folder"
+            )
+    mounts = [Mount(root, MODEL_DIRECTORY, True)]
+    if any(path.resolve().is_relative_to(shared) for path in files):
+        mounts.append(Mount(shared, "/blobs", True))  # ../../blobs from /model/blobs
+    return tuple(mounts)
 
 
-def cache_directory(configuration: Configuration, image: VerifiedImage, gpus: Sequence[str], workspace: Workspace) -> Path:
+def cache_directory(configuration: Configuration, image: Image, gpus: Sequence[str], workspace: Workspace) -> Path:
     """``<state>/caches/<key>/``, where compiled and tuned kernels outlive the container.
 
     The key covers the image's content, the GPUs' names, and the part of the configuration that decides which kernels run.
     """
     decides = {"engine", "model", "tensor_parallel", "expert_parallel", "arguments", "environment"}
-    key = digest_of([image.image.content, sorted(gpus), configuration.model_dump(mode="json", include=decides)])
+    key = digest_of([image.content, sorted(gpus), configuration.model_dump(mode="json", include=decides)])
     directory = workspace.root / "caches" / key[:16]
     with disk_errors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)

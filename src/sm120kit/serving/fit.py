@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sm120kit.core.errors import DoesNotFit, MtpMissing, TooFewGpus, WrongImage
+from sm120kit.core.errors import DoesNotFit, GpusTaken, MtpMissing, TooFewGpus, WrongImage
 from sm120kit.images.records import VerifiedImage
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
@@ -61,17 +61,13 @@ class Fit:
         )
 
 
-def check_fit(configuration: Configuration, image: VerifiedImage, model: Checkpoint, devices: Sequence[Device]) -> Fit:
-    """Memory use of a configuration that can run.
+def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: Mapping[int, str]) -> tuple[Device, ...]:
+    """The GPUs that a configuration uses: the first ones that no server has. ``taken`` has the server of each other GPU.
 
     Raises:
-        WrongImage: the image is of another engine, or contains a version that is known to be bad.
-        MtpMissing: the configuration speculates with tensors that the checkpoint lacks.
         TooFewGpus: there are fewer GPUs than the configuration uses.
-        DoesNotFit: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
+        GpusTaken: there are enough, but servers have them.
     """
-    _require_image(configuration, image)
-    _require_mtp(configuration, model)
     needed = configuration.hardware
     if len(devices) < needed.gpus:
         memory = "that share the host's memory" if needed.unified else "with memory of their own"
@@ -79,7 +75,26 @@ def check_fit(configuration: Configuration, image: VerifiedImage, model: Checkpo
             f"{configuration.name} needs {needed.gpus} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
             f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config list has configurations for others",
         )
-    fit = _fit(configuration, model, tuple(devices[: configuration.hardware.gpus]))
+    free = [device for device in devices if device.number not in taken]
+    if len(free) < needed.gpus:
+        servers = sorted({taken[device.number] for device in devices if device.number in taken})
+        raise GpusTaken(
+            f"{configuration.name} needs {needed.gpus} GPUs; {len(free)} of {len(devices)} are free, others are used by "
+            + ", ".join(servers),
+            f"sm120kit stop {servers[0]}",
+        )
+    return tuple(free[: needed.gpus])
+
+
+def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[Device]) -> Fit:
+    """Memory use of a configuration that can run on ``gpus``.
+
+    Raises:
+        MtpMissing: the configuration speculates with tensors that the checkpoint lacks.
+        DoesNotFit: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
+    """
+    _require_mtp(configuration, model)
+    fit = _fit(configuration, model, tuple(gpus))
     if fit.memory_bytes is None:
         return fit
     lines = "\n".join(f"  {line}" for line in fit.lines())
@@ -93,7 +108,12 @@ def check_fit(configuration: Configuration, image: VerifiedImage, model: Checkpo
     return fit
 
 
-def _require_image(configuration: Configuration, image: VerifiedImage) -> None:
+def require_image(configuration: Configuration, image: VerifiedImage) -> None:
+    """Require an image of the configuration's engine.
+
+    Raises:
+        WrongImage: the image is of another engine, or contains a version that is known to be bad.
+    """
     recipe = image.image.labels.get("sm120kit.recipe", "")
     if recipe != configuration.engine:
         labelled = f"an image of {recipe}" if recipe else "labelled with no recipe"

@@ -4,48 +4,57 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit import recipes, serving
-from sm120kit.core import process, reporting
-from sm120kit.core.errors import GpusTaken, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit import serving
+from sm120kit.core import process, reporting, signals
+from sm120kit.core.errors import GpusTaken, NoSuchImage, NotHealthy, ServerDied
 from sm120kit.core.state import Workspace, write_record
-from sm120kit.core.urls import REDACTED, redacted
+from sm120kit.core.urls import REDACTED, Endpoint, redacted
 from sm120kit.hosts import doctor, log_rules
-from sm120kit.hosts.doctor import requirements
-from sm120kit.hosts.facts import LaunchedContainer, launcher_label, probe
-from sm120kit.images import checks, loading, published
-from sm120kit.images import context as images
+from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, LaunchedContainer, launcher_label
+from sm120kit.images import loading, published
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import Layout
 from sm120kit.images.published import Source
-from sm120kit.images.records import PublishedImage, VerifiedImage
-from sm120kit.images.stores import EveryStore
+from sm120kit.images.records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.transports import DaemonTransport
-from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import Ending, Fit, Outcome, Placement, Run, ServerProcess, Service, checkpoint
+from sm120kit.serving import (
+    Ending,
+    Fit,
+    Outcome,
+    Placement,
+    Run,
+    ServerProcess,
+    Service,
+    answer,
+    checkpoint,
+    containers,
+)
+from sm120kit.serving.answer import Answer
 from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.serving.container import IMAGE_USER
 from sm120kit.serving.render import PATIENCE_SECONDS
-
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""Machines of wheel platform tags, and the architectures of image platforms."""
+from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
 
 @dataclass(frozen=True)
 class PreparedLaunch:
     """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
 
-    ``published`` is the entry in the index ``source``, None for an image that only this host has. ``running`` are the
-    containers that other launches started on this host.
+    ``model`` and ``fit`` are None if the model is not on this host, which only a launch that is not started can be; so is
+    ``image``. ``published`` is the entry in the index ``source``, None for an image that only this host has. ``running`` are
+    the containers that other launches started on this host.
     """
 
     configuration: Configuration
-    image: VerifiedImage
-    model: Checkpoint
-    fit: Fit
+    image: VerifiedImage | None
+    model: Checkpoint | None
+    fit: Fit | None
     service: Service
     problems: tuple[str, ...]
     source: Source
@@ -57,58 +66,38 @@ class PreparedLaunch:
 class LaunchOptions:
     """Options of a launch; the server has ``wait_seconds`` to become healthy.
 
-    ``report`` gets lines for the user, ``progress`` the seconds since the start and the log's last line until it is healthy.
+    ``report`` gets lines for the user, ``progress`` the seconds since the start and the log's last line until it is healthy,
+    ``on_answer`` the answer to a first request, which is sent only if it is set.
     """
 
     workspace: Workspace
     wait_seconds: float
     report: Callable[[str], None]
     progress: Callable[[float, str], None] = lambda seconds, line: None
+    on_answer: Callable[[Endpoint, Answer], None] | None = None
 
 
-def prepare(
-    configuration: Configuration, model: Path, image: str, source: Source, port: int, root: Path, workspace: Workspace
-) -> PreparedLaunch:
-    """Check that a configuration can be served from a model folder on the host at ``root``. Starts nothing.
-
-    ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
-    configuration's engine. If the source has a key, an image by name must have been built on this host, or be listed and
-    signed.
+def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, present: bool = True) -> PreparedLaunch:
+    """Check that a model folder can be served. Starts nothing. A folder that is not ``present`` is planned, not read.
 
     Raises:
-        UnknownName: no recipe builds the configuration's engine.
-        BadRecipe: the engine's argument parser refuses the configuration's arguments.
-        NotVerified: the image did not pass its checks.
-        NotAttested, RolledBack: see :func:`published.select`.
-        Sm120kitError: any other problem; see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
+        Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
     """
-    engine = recipes.load_engine(configuration.engine)
-    arguments.require_released(configuration)
-    facts = checkpoint.read(model)
-    host = probe(root)
-    if image:
-        verified, entry = checks.require_verified(image, EveryStore(workspace), workspace), None
-        image_name = verified.image.id
-        if source.key and not images.built_locally(verified.image, workspace):
-            published.require_signed(image, source, workspace)
-    else:
-        # The records of a host do not include its architecture; the engine's images are for one only.
-        machine = engine.environment.platforms[0].split("_", 3)[3]
-        entry = published.select(configuration.engine, source, f"linux/{MACHINES[machine]}", workspace)
-        verified, image_name = entry.verified, f"{entry.repository}@{entry.digest}"
-    devices = [
-        serving.Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
-        for number, gpu in requirements.suitable(host, configuration)
-    ]
-    fit = serving.check_fit(configuration, verified, facts, devices)
-    placement = Placement([(gpu.number, gpu.name) for gpu in fit.gpus], port, workspace)
-    service = serving.make_service(configuration, engine, verified, image_name, model, placement)
+    configuration, host, address = resolved.configuration, resolved.host, resolved.address
+    facts = checkpoint.read(model) if present else None
+    fit = serving.check_fit(configuration, facts, resolved.gpus) if facts else None
+    gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
+    placement = Placement(gpus, address.port, workspace, address.listen, address.key)
+    image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
+    service = serving.make_service(configuration, resolved.engine, image, resolved.image_name, model, placement)
     for risk in serving.risks(configuration):
         reporting.warn(f"{configuration.name}: {risk}")
     findings = doctor.diagnose(host, doctor.checks_for(configuration))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
     problems = tuple(finding.check for finding in findings if finding.verdict.impact in serious)
-    return PreparedLaunch(configuration, verified, facts, fit, service, problems, source, entry, host.launched)
+    return PreparedLaunch(
+        configuration, resolved.image, facts, fit, service, problems, resolved.source, resolved.published, host.launched
+    )
 
 
 def manifest(prepared: PreparedLaunch) -> str:
@@ -117,7 +106,7 @@ def manifest(prepared: PreparedLaunch) -> str:
     Raises:
         NoSuchImage: the image has no digest in a registry.
     """
-    if not prepared.published:
+    if prepared.image and not prepared.published:
         raise NoSuchImage(
             f"{prepared.image.reference} exists only in this daemon; a cluster cannot pull it",
             "publish it (sm120kit publish) and omit --image: then the index's digest is used",
@@ -134,17 +123,80 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
         PortTaken: another process listens on the port.
         GpusTaken: another launched container has the GPUs, also one whose launcher was killed.
         ServerDied, NotHealthy: with the known errors in its log.
+        NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
-    service = labelled_service(prepared)
-    if not serving.port_is_free(service.port):
-        raise PortTaken(f"127.0.0.1:{service.port} is in use", "stop what listens there, or choose another port with --port")
-    if prepared.published:
-        published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
-    else:
-        service = replace(service, image=loaded(prepared.image, options.workspace))
+    service = _with_image(labelled_service(prepared), prepared, options)
     argv = serving.docker_run(service, values=False)
     remove = ("docker", "rm", "--force", service.name)
     return serve(replace(prepared, service=service), argv, options, remove=remove, work=work)
+
+
+def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
+    """Start a container that outlives this process, and wait until it answers a request. Any failure removes it.
+
+    Raises:
+        Sm120kitError: see :func:`run`.
+    """
+    service = _with_image(labelled_service(prepared, detached=True), prepared, options)
+    record, path = _new_run(replace(prepared, service=service), (), options)
+    service = replace(service, labels=service.labels | {containers.RECORD_LABEL: str(path)})
+    argv = serving.docker_run(service, values=False, detach=True)
+    record = replace(record, argv=_without_secrets(argv, service, prepared.configuration))
+    log = Path(record.log)
+    follow = ("docker", "logs", "--follow", service.name)
+    server = ServerProcess(follow, service.url, log, options.wait_seconds, PATIENCE_SECONDS)
+
+    def first_request() -> None:
+        _request(service, prepared.configuration, options)
+
+    def on_healthy(seconds: float) -> None:
+        nonlocal record
+        record = replace(record, healthy_seconds=round(seconds, 1))
+        options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
+
+    with _removed_on_failure(service.name):
+        options.report(f"log: {log}")
+        started = process.run(argv, env=service.variables, check=False)
+        if started.returncode:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(redacted(started.stderr))
+            raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), log)
+        outcome = serving.serve(server, progress=options.progress, on_healthy=on_healthy, work=first_request)
+        if outcome.ending is not Ending.STOPPED:
+            code = containers.exit_code(service.name)
+            record = replace(record, ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
+            write_record(path, record)
+            raise _failure(replace(outcome, exit_code=code), log)
+        write_record(path, record)
+    options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
+    return record
+
+
+@contextmanager
+def _removed_on_failure(name: str) -> Iterator[None]:
+    """Remove a container if the block fails."""
+    try:
+        yield
+    except BaseException:
+        containers.remove(name)
+        raise
+
+
+def _request(service: Service, configuration: Configuration, options: LaunchOptions) -> None:
+    """Send the first request to a server, if one is to be sent."""
+    if options.on_answer:
+        endpoint = Endpoint.parse(service.url, service.key or serving.api_key(configuration))
+        options.on_answer(endpoint, answer.request(endpoint))
+
+
+def _with_image(service: Service, prepared: PreparedLaunch, options: LaunchOptions) -> Service:
+    """The container from an image that the daemon has: pulled from the registry, or loaded from the state directory."""
+    require_port(service.port, service.listen)
+    assert prepared.image is not None
+    if prepared.published:
+        published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
+        return service
+    return replace(service, image=loaded(prepared.image, options.workspace))
 
 
 def loaded(image: VerifiedImage, workspace: Workspace) -> str:
@@ -159,13 +211,21 @@ def loaded(image: VerifiedImage, workspace: Workspace) -> str:
     return loading.load(layout, manifest.digest, Daemon()).id if manifest else image.image.id
 
 
-def needs_load(prepared: PreparedLaunch, workspace: Workspace) -> bool:
-    """Whether the image of a launch is in the state directory, and must be loaded before its command line can be run."""
-    return prepared.published is None and Layout(workspace.root / "oci").find(prepared.image.image.id) is not None
+def missing_image(prepared: PreparedLaunch, workspace: Workspace) -> str:
+    """What must be done before a launch's command line can be run; "" if its image is in the daemon or a registry."""
+    if prepared.image is None:
+        name = prepared.configuration.engine
+        return f"no image of {name} is on this host; replace {NO_IMAGE} by the one that `sm120kit build {name}` builds"
+    if prepared.published is None and Layout(workspace.root / "oci").find(prepared.image.image.id):
+        reference = prepared.image.reference
+        return f"the image is in the state directory; before this can be run: sm120kit image load {reference}"
+    return ""
 
 
-def labelled_service(prepared: PreparedLaunch) -> Service:
+def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Service:
     """The container with a name of this process's own, so that its removal affects no other, and labels that identify it.
+
+    One that is ``detached`` outlives this process.
 
     Raises:
         GpusTaken: another launched container has one of its GPUs.
@@ -176,12 +236,13 @@ def labelled_service(prepared: PreparedLaunch) -> Service:
             orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
             raise GpusTaken(
                 f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
-                f"docker stop {other.name}",
+                f"sm120kit stop {other.name}",
             )
     labels = {
-        "sm120kit.configuration": prepared.configuration.name,
-        "sm120kit.gpus": ",".join(map(str, service.gpus)),
-        "sm120kit.launcher": launcher_label(),
+        containers.CONFIGURATION_LABEL: prepared.configuration.name,
+        containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
+        containers.URL_LABEL: service.url,
+        LAUNCHER_LABEL: DETACHED if detached else launcher_label(),
     }
     return replace(service, name=f"{service.name}-{os.getpid()}", labels=labels)
 
@@ -199,22 +260,8 @@ def serve(
     ``remove`` is a command line that runs at the end in any case: a docker client that was killed leaves its container behind.
     """
     configuration, service = prepared.configuration, prepared.service
-    now = time.gmtime()
-    stem = f"{configuration.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}"
-    log, record_path = (options.workspace.root / "runs" / f"{stem}.{suffix}" for suffix in ("log", "json"))
-    record = Run(
-        configuration=configuration.name,
-        engine=configuration.engine,
-        image=prepared.image.image.content,
-        image_name=service.image,
-        model=str(service.mounts[0].source),
-        argv=_without_secrets(argv, configuration),
-        environment=tuple(sorted(service.environment)),
-        build_id=prepared.image.image.labels.get("sm120kit.build-id", ""),
-        url=service.url,
-        log=str(log),
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
-    )
+    record, record_path = _new_run(prepared, argv, options)
+    log = Path(record.log)
 
     def on_healthy(seconds: float) -> None:
         nonlocal record
@@ -223,6 +270,9 @@ def serve(
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
         stop = "" if work else "; Ctrl-C stops it"
         options.report(f"serving {configuration.model.repository} at {service.url}{stop}")
+        if work is None:
+            with signals.raising():
+                _request(service, configuration, options)
 
     def recorded_work() -> None:
         assert work
@@ -233,7 +283,7 @@ def serve(
             raise
 
     options.report(f"log: {log}")
-    server = ServerProcess(argv, service.url, log, options.wait_seconds, PATIENCE_SECONDS, service.environment)
+    server = ServerProcess(argv, service.url, log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
     try:
         outcome = serving.serve(server, progress=options.progress, on_healthy=on_healthy, work=recorded_work if work else None)
     finally:
@@ -247,9 +297,32 @@ def serve(
     return record
 
 
-def _without_secrets(argv: tuple[str, ...], configuration: Configuration) -> tuple[str, ...]:
+def _new_run(prepared: PreparedLaunch, argv: tuple[str, ...], options: LaunchOptions) -> tuple[Run, Path]:
+    """The record of a server that is about to start, and its file."""
+    configuration, service = prepared.configuration, prepared.service
+    assert prepared.image is not None
+    now = time.gmtime()
+    stem = f"{configuration.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}"
+    log, path = (options.workspace.root / "runs" / f"{stem}.{suffix}" for suffix in ("log", "json"))
+    record = Run(
+        configuration=configuration.name,
+        engine=configuration.engine,
+        image=prepared.image.image.content,
+        image_name=service.image,
+        model=str(service.mounts[0].source),
+        argv=_without_secrets(argv, service, configuration),
+        environment=tuple(sorted(service.variables)),
+        build_id=prepared.image.image.labels.get("sm120kit.build-id", ""),
+        url=service.url,
+        log=str(log),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+    )
+    return record, path
+
+
+def _without_secrets(argv: tuple[str, ...], service: Service, configuration: Configuration) -> tuple[str, ...]:
     """A command line as records and receipts contain it."""
-    key = serving.api_key(configuration)
+    key = service.key or serving.api_key(configuration)
     return tuple(redacted(text.replace(key, REDACTED) if key else text) for text in argv)
 
 

@@ -18,9 +18,12 @@ CACHES_GIB = 50
 """Size of the volume for compiled and tuned kernels of a pod."""
 
 
-def docker_run(service: Service, *, values: bool = True) -> tuple[str, ...]:
-    """The command line. Without ``values`` it has only the names of variables, and docker takes values from its environment."""
-    argv = ["docker", "run", "--rm", "--init", "--name", service.name]
+def docker_run(service: Service, *, values: bool = True, detach: bool = False) -> tuple[str, ...]:
+    """The command line. Without ``values`` it has only the names of variables, and docker takes values from its environment.
+
+    A container that is detached is not removed when it ends, so that its log can be read.
+    """
+    argv = ["docker", "run", "--detach" if detach else "--rm", "--init", "--name", service.name]
     argv += ["--cap-drop=ALL", "--security-opt=no-new-privileges"]
     if service.scratch:
         argv += ["--read-only", *(text for scratch in service.scratch for text in ("--tmpfs", _tmpfs(scratch)))]
@@ -30,13 +33,13 @@ def docker_run(service: Service, *, values: bool = True) -> tuple[str, ...]:
         argv += ["--ulimit", f"{name}={limit}"]
     for name, value in service.labels.items():
         argv += ["--label", f"{name}={value}"]
-    for name, value in service.environment.items():
+    for name, value in service.variables.items():
         argv += ["--env", f"{name}={value}" if values else name]
     for mount in service.mounts:
         fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *["readonly"] * mount.read_only]
         argv += ["--mount", ",".join(map(_field, fields))]
-    argv += ["--publish", f"127.0.0.1:{service.port}:{PORT}", "--entrypoint", service.argv[0]]
-    return (*argv, service.image, *service.argv[1:])
+    argv += ["--publish", service.published, "--entrypoint", service.command[0]]
+    return (*argv, service.image, *service.command[1:])
 
 
 def _tmpfs(scratch: Scratch) -> str:
@@ -60,15 +63,15 @@ def compose(service: Service) -> str:
         "security_opt": ["no-new-privileges:true"],
         **({"read_only": True, "tmpfs": [_tmpfs(scratch) for scratch in service.scratch]} if service.scratch else {}),
         **shared,
-        "entrypoint": [service.argv[0]],
-        "command": [argument.replace("$", "$$") for argument in service.argv[1:]],
-        "environment": {name: value.replace("$", "$$") for name, value in service.environment.items()},
+        "entrypoint": [service.command[0]],
+        "command": [argument.replace("$", "$$") for argument in service.command[1:]],
+        "environment": {name: value.replace("$", "$$") for name, value in service.variables.items()},
         "ulimits": service.ulimits,
         "volumes": [
             {"type": "bind", "source": str(mount.source), "target": mount.target, "read_only": mount.read_only}
             for mount in service.mounts
         ],
-        "ports": [f"127.0.0.1:{service.port}:{PORT}"],
+        "ports": [service.published],
         "stop_grace_period": f"{PATIENCE_SECONDS}s",
         "deploy": {"resources": {"reservations": {"devices": devices}}},
     }

@@ -138,12 +138,12 @@ def _ending_after(work: Callable[[], None], has_exited: Callable[[], bool]) -> E
     return Ending.DIED if has_exited() else Ending.STOPPED
 
 
-def port_is_free(port: int) -> bool:
-    """Whether no process listens on a loopback port."""
-    with socket.socket() as probe:
+def port_is_free(port: int, listen: str = "127.0.0.1") -> bool:
+    """Whether no process listens on a port of an address of this host."""
+    with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((listen, port))
         except OSError:
             return False
     return True

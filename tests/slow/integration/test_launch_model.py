@@ -47,7 +47,7 @@ def test_read_a_checkpoint_saved_by_transformers(model: Path) -> None:
     assert facts.bytes_by_dtype == {"BF16": facts.weight_bytes} and len(facts.bf16) == facts.tensors
     assert facts.attention == checkpoint.Attention(layers=2, kv_heads=2, head_dim=64)
     configuration = configurations.load(NAME).model_copy(update={"arguments": ()})
-    fit = serving.check_fit(configuration, IMAGE, facts, [serving.Device(0, "a GPU", 1 << 30)])
+    fit = serving.check_fit(configuration, facts, [serving.Device(0, "a GPU", 1 << 30)])
     assert fit.kv_bytes_per_token == 2 * 2 * 2 * 64 * 2 and fit.weight_bytes == facts.weight_bytes
 
 
@@ -111,7 +111,7 @@ def test_launch_a_model_in_a_container(model: Path, tmp_path: Path, monkeypatch:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         image = empty_image(tmp_path)
         placement = serving.Placement([(0, "a GPU")], port, Workspace(tmp_path / "state"))
-        service = serving.make_service(configuration, engine, IMAGE, image, model, placement)
+        service = serving.make_service(configuration, engine, IMAGE.image, image, model, placement)
         # The image is empty: this test's Python is mounted read-only. There is no GPU, and only the host's network.
         python = {Path("/usr"), *(Path(prefix) for prefix in (sys.prefix, sys.base_prefix) if not prefix.startswith("/usr"))}
         service = replace(service, mounts=(*service.mounts, *(Mount(path, str(path), True) for path in sorted(python))))

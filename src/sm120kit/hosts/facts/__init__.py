@@ -26,10 +26,12 @@ from sm120kit.hosts.facts.records import (
     Link,
     PeerCache,
 )
-from sm120kit.hosts.facts.system import launcher_label
+from sm120kit.hosts.facts.system import DETACHED, LAUNCHER_LABEL, launcher_label
 
 __all__ = [
     "COMMANDS",
+    "DETACHED",
+    "LAUNCHER_LABEL",
     "Bridge",
     "ContainerFacts",
     "Cpu",

@@ -138,7 +138,7 @@ class ContainerFacts:
 
 @dataclass(frozen=True)
 class LaunchedContainer:
-    """A running container that ``sm120kit serve`` started. ``attended`` is False when that process has ended."""
+    """A running container that ``sm120kit serve`` started. ``attended`` is False when that process was killed."""
 
     name: str
     configuration: str

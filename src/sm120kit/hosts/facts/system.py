@@ -117,6 +117,10 @@ def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
     )
 
 
+LAUNCHER_LABEL, DETACHED = "sm120kit.launcher", "detached"
+"""The label of containers that ``sm120kit serve`` starts, and its value for those that outlive it."""
+
+
 def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
     """Running containers that ``sm120kit serve`` started, identified by their labels."""
     if not _program(reader, "docker"):
@@ -127,14 +131,14 @@ def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
             name,
             configuration,
             gpus=tuple(map(int, filter(None, gpus.split(",")))),
-            attended=_process_id(reader, launcher.partition(".")[0]) == launcher,
+            attended=launcher in (DETACHED, _process_id(reader, launcher.partition(".")[0])),
         )
         for name, configuration, gpus, launcher in rows
     )
 
 
 def launcher_label() -> str:
-    """Value of the label ``sm120kit.launcher`` for containers that this process starts.
+    """Value of ``LAUNCHER_LABEL`` for containers that end with this process.
 
     The process id and, because process ids are reused, the start time of the process.
     """

@@ -1,0 +1,101 @@
+"""Containers of this host that ``serve`` started, identified by their labels: list them, read their logs, stop them."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit.core import process
+from sm120kit.core.errors import NoSuchServer
+from sm120kit.core.state import read_record, write_record
+from sm120kit.hosts.facts import LAUNCHER_LABEL
+from sm120kit.serving.render import PATIENCE_SECONDS
+from sm120kit.serving.supervise import Ending, Run
+
+URL_LABEL, RECORD_LABEL = "sm120kit.url", "sm120kit.record"
+CONFIGURATION_LABEL, GPUS_LABEL = "sm120kit.configuration", "sm120kit.gpus"
+
+
+@dataclass(frozen=True)
+class ServingContainer:
+    """A container that serves a configuration, or did until it exited.
+
+    ``status`` is docker's, such as "Up 3 minutes". ``record`` is the file with its :class:`Run`.
+    """
+
+    name: str
+    configuration: str
+    gpus: str
+    url: str
+    running: bool
+    status: str
+    record: str
+
+
+def listed() -> tuple[ServingContainer, ...]:
+    """The containers on this host, newest first.
+
+    Raises:
+        ToolchainMissing: there is no docker program.
+        CommandFailed: its daemon does not respond.
+    """
+    labels = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL)
+    fields = ("{{.Names}}", "{{.State}}", "{{.Status}}", *(f'{{{{.Label "{label}"}}}}' for label in labels))
+    argv = ("docker", "ps", "--all", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}", "--format", "\t".join(fields))
+    rows = (line.split("\t") for line in process.run(argv).stdout.splitlines())
+    return tuple(
+        ServingContainer(name, configuration, gpus, url, state == "running", status, record)
+        for name, state, status, configuration, gpus, url, record in rows
+    )
+
+
+def find(name: str) -> ServingContainer:
+    """The container with a name, or of a configuration; without a name, the only one.
+
+    Raises:
+        NoSuchServer: there is none, or more than one.
+    """
+    every = listed()
+    matches = [one for one in every if name in ("", one.name, one.configuration)]
+    exact = [one for one in every if one.name == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    names = ", ".join(one.name for one in matches or every)
+    if not matches:
+        raise NoSuchServer(f"no server is named {name}" if name else "no server was started", f"servers: {names or 'none'}")
+    raise NoSuchServer(f"{len(matches)} servers match", f"name one of {names}")
+
+
+def logs(container: ServingContainer, on_line: Callable[[str], None], *, follow: bool) -> None:
+    """Pass each line that a server printed to ``on_line``; with ``follow`` until it exits."""
+    process.run_lines(("docker", "logs", *["--follow"] * follow, container.name), on_line)
+
+
+def stop(container: ServingContainer) -> None:
+    """Stop a container, complete the log and the record of its run, and remove it."""
+    process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
+    path = Path(container.record)
+    if container.record and path.is_file():
+        record = read_record(Run, path)
+        log = Path(record.log)
+        log.unlink(missing_ok=True)
+        with process.background(("docker", "logs", container.name), log) as child:
+            child.wait()
+        seconds = time.time() - calendar.timegm(time.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ"))
+        ending = Ending.STOPPED if container.running else Ending.DIED
+        write_record(path, replace(record, ending=ending, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
+    remove(container.name)
+
+
+def exit_code(name: str) -> int | None:
+    """The exit code of a container, None if there is no such container."""
+    done = process.run(("docker", "inspect", "--format", "{{.State.ExitCode}}", name), check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def remove(name: str) -> None:
+    """Remove a container, also one that runs."""
+    process.run(("docker", "rm", "--force", name), check=False)

@@ -1,0 +1,202 @@
+"""Download a configuration's model from the Hugging Face Hub into the user's download cache, with ``huggingface_hub``.
+
+The library reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` itself. A token is never an argument here, and no messages of
+the library are shown, as they could quote it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
+from sm120kit.core.state import disk_errors, require_disk
+from sm120kit.recipes.configurations import UNPINNED, Configuration
+
+IGNORED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "original/*", "metal/*")
+"""The same weights in other formats, which engines do not read beside safetensors files."""
+DEFAULT_BRANCH = "main"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class ModelDownload:
+    """A model at a commit of its repository, and the size of its files that the download cache does not have yet."""
+
+    repository: str
+    commit: str
+    missing_bytes: int
+    offline: bool
+
+
+def plan(configuration: Configuration, revision: str, *, offline: bool) -> ModelDownload:
+    """Resolve the revision of a configuration's model, and require the disk space for its download. Downloads nothing.
+
+    ``revision`` replaces that of the configuration, which is the default branch if the configuration pins none. A pinned commit
+    that is complete in the download cache needs no network.
+
+    Raises:
+        NoSuchModel: there is no such repository or revision.
+        ModelRefused: the Hub refuses access to it.
+        FetchFailed: the Hub cannot be reached.
+        OfflineMiss: ``offline`` is set and the cache does not have all files.
+        NotEnoughDisk: the missing files are larger than the free space.
+    """
+    repository, pinned = configuration.model.repository, configuration.model.revision
+    revision = revision or (DEFAULT_BRANCH if pinned == UNPINNED else pinned)
+    from huggingface_hub import constants
+
+    offline = offline or constants.HF_HUB_OFFLINE
+    if offline:
+        return ModelDownload(repository, cached(repository, revision).name, 0, offline)
+    if _COMMIT.fullmatch(revision) and _is_complete(repository, revision):
+        return ModelDownload(repository, revision, 0, offline=True)
+    import huggingface_hub
+
+    with _hub_errors(repository, revision):
+        hub = huggingface_hub.HfApi()
+        commit = hub.resolve_revision(repository, revision=revision).resolved  # stores it, so that --offline finds it by name
+        info = hub.model_info(repository, revision=commit, files_metadata=True)
+        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        names = [name for name in files if not any(fnmatch(name, pattern) for pattern in IGNORED)]
+        missing = sum(files[name] for name in names if not _is_cached(repository, name, commit))
+    if missing:
+        require_disk(_cache(), missing, f"{repository}: its download into HF_HOME")
+    return ModelDownload(repository, commit, missing, offline)
+
+
+def cached(repository: str, revision: str) -> Path:
+    """The folder of a model in the download cache.
+
+    Raises:
+        OfflineMiss: the cache does not have the model, or lacks a file that its stored list has.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, local_files_only=True, ignore_patterns=list(IGNORED)
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise OfflineMiss(
+            f"the download cache {_cache()} does not have all files of {repository} at {revision}",
+            "run it once without --offline, or name the folder of the model with --model",
+        ) from error
+
+
+def fetch(download: ModelDownload) -> Path:
+    """Download the missing files and return the model's folder. Files that an interrupted download finished are kept.
+
+    Raises:
+        NoSuchModel, ModelRefused, FetchFailed, NotEnoughDisk: see :func:`plan`.
+    """
+    import huggingface_hub
+
+    if download.offline:
+        return cached(download.repository, download.commit)
+    size = download.missing_bytes or None
+    with (
+        reporting.task(f"downloading {download.repository}", size, transfer=True) as advance,
+        disk_errors(_cache()),
+        _hub_errors(download.repository, download.commit),
+    ):
+        return Path(
+            huggingface_hub.snapshot_download(
+                download.repository, revision=download.commit, ignore_patterns=list(IGNORED), tqdm_class=_bar(advance)
+            )
+        )
+
+
+def cache_folder(repository: str, revision: str) -> Path:
+    """Where the download cache has a model at a commit, whether it is there or not."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return _cache() / repo_folder_name(repo_id=repository, repo_type="model") / "snapshots" / revision
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _is_complete(repository: str, commit: str) -> bool:
+    """Whether the download cache has all files of the list that the last download stored."""
+    from huggingface_hub import errors, get_cached_repo_tree
+
+    try:
+        get_cached_repo_tree(repository, revision=commit)
+        cached(repository, commit)
+    except (errors.CachedRepoTreeNotFoundError, OfflineMiss):
+        return False
+    return True
+
+
+def _is_cached(repository: str, name: str, commit: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(repository, name, revision=commit), str)
+
+
+def _bar(advance: Callable[[int], None]) -> type[Any]:
+    """A progress bar that shows nothing and passes bytes written to ``advance``."""
+    from tqdm.auto import tqdm
+
+    class BytesWritten(tqdm):  # type: ignore[misc]
+        def __init__(self, *values: Any, **options: Any) -> None:
+            self._counts = options.get("unit") == "B" and "Reconstructing" in str(options.get("desc"))
+            super().__init__(*values, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n:
+                advance(int(n))
+            return None
+
+    return BytesWritten
+
+
+@contextmanager
+def _hub_errors(repository: str, revision: str) -> Iterator[None]:
+    """Turn errors of the library into errors with a remedy."""
+    import httpx2
+    from huggingface_hub import errors, get_token
+    from huggingface_hub.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    name = f"{repository} at {revision}"
+    try:
+        yield
+    except errors.RevisionNotFoundError as error:
+        raise NoSuchModel(
+            f"{repository} has no revision {revision}",
+            "name another with --revision, or correct model.revision",
+        ) from error
+    except (errors.GatedRepoError, errors.DisabledRepoError) as error:
+        raise ModelRefused(f"the Hub refuses access to {name}", "accept its terms on its page, and set HF_TOKEN") from error
+    except errors.RepositoryNotFoundError as error:
+        given = "the token in use may lack access to it" if get_token() else "if it is private, set HF_TOKEN"
+        raise NoSuchModel(f"the Hub has no model {repository}", f"correct model.repository; {given}") from error
+    except errors.HfHubHTTPError as error:
+        raise _refusal(name, error.response.status_code) from error
+    except (httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
+        raise FetchFailed(
+            f"the Hub cannot be reached for {name}: {type(error.__cause__ or error).__name__}",
+            "run the command again: finished files are kept; --offline uses downloaded files, --model DIR a folder",
+        ) from error
+
+
+def _refusal(name: str, status: int) -> Sm120kitError:
+    if status in (401, 403):
+        return ModelRefused(
+            f"the Hub refuses access to {name}: status {status}", "set HF_TOKEN to a valid token, or unset it for public models"
+        )
+    return FetchFailed(f"the Hub answers {name} with status {status}", "run the command again later: finished files are kept")

@@ -1,0 +1,167 @@
+"""Decide a launch's image, GPUs and address before anything expensive."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+
+from sm120kit import recipes, serving
+from sm120kit.core.errors import NoApiKey, NoSuchImage, PortTaken, WrongImage
+from sm120kit.core.state import Workspace
+from sm120kit.hosts.doctor import requirements
+from sm120kit.hosts.facts import Host, probe
+from sm120kit.images import checks, inventory, published
+from sm120kit.images import context as images
+from sm120kit.images.inventory import CheckStatus
+from sm120kit.images.published import Source
+from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.stores import EveryStore
+from sm120kit.recipes import EngineRecipe, arguments
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import Device
+from sm120kit.serving.container import LOOPBACK
+
+HOST = Path("/")
+INDEX = Path("images.json")
+"""The index that is used if none is named."""
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Machines of wheel platform tags, and the architectures of image platforms."""
+NO_IMAGE = "IMAGE"
+"""Name of the image in a planned command line if this host has none."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens on this host, and the API key that requests must have."""
+
+    port: int = 8000
+    listen: str = LOOPBACK
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class ResolvedLaunch:
+    """A launch whose image, GPUs and address are decided and free; its model is not yet read.
+
+    ``published`` is the entry in the index ``source``, None for an image that only this host has. ``image`` is None if there is
+    none, which only a launch that is not started can be.
+    """
+
+    configuration: Configuration
+    engine: EngineRecipe
+    image: VerifiedImage | None
+    host: Host
+    gpus: tuple[Device, ...]
+    address: Address
+    source: Source
+    published: PublishedImage | None = None
+
+    @property
+    def image_name(self) -> str:
+        """What a container is started from."""
+        if self.published:
+            return f"{self.published.repository}@{self.published.digest}"
+        return self.image.image.id if self.image else NO_IMAGE
+
+
+def resolve(
+    configuration: Configuration,
+    image: str,
+    source: Source,
+    address: Address,
+    workspace: Workspace,
+    *,
+    root: Path = HOST,
+    planned: bool = False,
+) -> ResolvedLaunch:
+    """Decide image, GPUs and address of a launch on the host at ``root``, before its model is downloaded. Starts nothing.
+
+    ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
+    configuration's engine, or without an index, these must have one that is verified. If the source has a key, an image of
+    this host must have been built on it, or be listed and signed. What is only ``planned`` needs no image, and GPUs and ports
+    in use do not matter.
+
+    Raises:
+        UnknownName: no recipe builds the configuration's engine.
+        BadRecipe: the engine's argument parser refuses the configuration's arguments.
+        NoApiKey: other machines can reach the address, and there is no API key.
+        TooFewGpus, GpusTaken: see :func:`serving.select_gpus`.
+        PortTaken: another process listens on the port.
+        NoSuchImage: there is no image of the engine, or more than one.
+        NotVerified: the image did not pass its checks.
+        WrongImage: it is of another engine, or for another kind of machine.
+        NotAttested, RolledBack: see :func:`published.select`.
+    """
+    engine = recipes.load_engine(configuration.engine)
+    arguments.require_released(configuration)
+    if not (ip_address(address.listen).is_loopback or address.key or serving.api_key(configuration)):
+        raise NoApiKey(
+            f"other machines can reach {address.listen}: a server there requires an API key",
+            "set SM120KIT_API_KEY or pass --api-key @FILE; openssl rand -hex 32 makes a key",
+        )
+    host = probe(root)
+    devices = [
+        serving.Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
+        for number, gpu in requirements.suitable(host, configuration)
+    ]
+    taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}
+    gpus = serving.select_gpus(configuration, devices, taken)
+    if not planned:
+        require_port(address.port, address.listen)
+    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, address, source)
+    # The records of a host do not include its architecture; the engine's images are for one only.
+    machine = engine.environment.platforms[0].split("_", 3)[3]
+    indexed = not image and (source.index != INDEX or source.index.exists())
+    if indexed:
+        entry = published.select(configuration.engine, source, f"linux/{MACHINES[machine]}", workspace)
+        resolved = replace(resolved, image=entry.verified, published=entry)
+    elif image := image or _local_image(configuration.engine, workspace):
+        verified = checks.require_verified(image, EveryStore(workspace), workspace)
+        if source.key and not images.built_locally(verified.image, workspace):
+            published.require_signed(image, source, workspace)
+        resolved = replace(resolved, image=verified)
+    elif not planned:
+        name = configuration.engine
+        raise NoSuchImage(
+            f"there is no image of {name} on this host",
+            f"`sm120kit build {name}` builds one; `sm120kit pull {name} --index FILE` pulls a published one",
+        )
+    if resolved.image:
+        serving.require_image(configuration, resolved.image)
+        own = f"linux/{MACHINES.get(os.uname().machine, os.uname().machine)}"
+        if not planned and resolved.image.image.platform != own:
+            raise WrongImage(
+                f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
+                "sm120kit config list has configurations with other engines",
+            )
+    return resolved
+
+
+def _local_image(recipe: str, workspace: Workspace) -> str:
+    """The name of the verified image of a recipe in the state directory or the daemon, "" without one.
+
+    Raises:
+        NoSuchImage: there are several.
+    """
+    found = {
+        local.image.content: local.tags[0] if local.tags else local.image.id
+        for local in inventory.local_images(EveryStore(workspace).stores(), workspace)
+        if local.image.labels.get("sm120kit.recipe") == recipe and local.standing is CheckStatus.VERIFIED
+    }
+    if len(found) > 1:
+        raise NoSuchImage(
+            f"this host has {len(found)} images of {recipe}", f"name one with --image: {', '.join(found.values())}"
+        )
+    return next(iter(found.values()), "")
+
+
+def require_port(port: int, listen: str) -> None:
+    """Require that no process listens on a port of an address.
+
+    Raises:
+        PortTaken: one does.
+    """
+    if not serving.port_is_free(port, listen):
+        raise PortTaken(f"{listen}:{port} is in use", "stop what listens there, or choose another port with --port")
