@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from sm120kit import recipes, sources
 from sm120kit.cli import app
 from sm120kit.cli.cache import size
-from sm120kit.core.errors import ArtifactChanged, LockDiffers, Sm120kitError, UnknownName
+from sm120kit.core.errors import ArtifactChanged, LockDiffers, NoSuchImage, Sm120kitError, UnknownName
 from sm120kit.core.state import Workspace, data_root, mark_tree_used, owned_directory, publish_directory, write_record
 from sm120kit.images import cache
 from sm120kit.images.oci import LAYER, Layout
@@ -334,6 +334,54 @@ def test_blobs_of_images(workspace: Workspace) -> None:
     layout.path(tagged.digest).write_bytes(b"damaged")
     assert isinstance(run("clean", "blobs").exception, ArtifactChanged), "nothing is removed"
     assert layout.has(shared.digest)
+
+
+def test_image_rm_keeps_what_other_images_have(workspace: Workspace) -> None:
+    """A tag goes first; the image goes with its last tag, and by id at once, but not a layer that another image has."""
+    layout = Layout(workspace.root / "oci")
+    shared, own = (layout.add_blob(content * 100_000, LAYER) for content in (b"s", b"o"))
+    settings = {"os": "linux", "architecture": "amd64"}
+    first, second = (
+        layout.add_image(layers, [layer.digest for layer in layers], settings) for layers in ([shared, own], [shared])
+    )
+    for digest, tags in ((first.digest, ("a:1", "a:2")), (second.digest, ("b:1", "b:2"))):
+        for tag in tags:
+            layout.tag(digest, tag)
+    unpacked = {
+        blob.digest: fill(workspace.root / "oci-unpacked" / blob.digest.removeprefix("sha256:")) for blob in (shared, own)
+    }
+
+    def rm(*references: str) -> Any:
+        return CliRunner().invoke(app, ["image", "rm", *references])
+
+    refused = rm("a:1", "none:1")
+    assert isinstance(refused.exception, NoSuchImage) and "none:1" in refused.exception.message
+    assert "a:1" not in refused.exception.message and len(layout.images()) == 2 and layout.find("a:1")
+
+    assert json.loads(rm("a:1", "--json").stdout) == {"untagged": ["a:1"], "removed": [], "bytes": 0}
+    layout.verify(first.digest)
+    assert layout.find("a:1") is None and layout.find("a:2")
+
+    removed = json.loads(rm("a:2", layout.image(first.digest).id, "--json").stdout)
+    assert (removed["untagged"], removed["removed"]) == (["a:2"], [first.digest])
+    assert removed["bytes"] >= 100_000 + 10_000
+    assert not layout.has(own.digest) and not unpacked[own.digest].exists()
+    assert unpacked[shared.digest].is_dir() and [tags for _, tags in layout.images()] == [("b:1", "b:2")]
+    layout.verify(second.digest)
+
+    lines = rm(second.digest).stdout.splitlines()
+    assert lines[:3] == ["untagged b:1", "untagged b:2", f"removed {second.digest}"]
+    assert layout.images() == [] and not [*(workspace.root / "oci" / "blobs" / "sha256").iterdir()]
+    assert not unpacked[shared.digest].exists()
+
+
+def test_image_rm_removes_a_damaged_image(workspace: Workspace) -> None:
+    layout = Layout(workspace.root / "oci")
+    image = layout.add_image([], [], {"os": "linux", "architecture": "amd64"})
+    layout.tag(image.digest, "a:1")
+    layout.path(image.digest).write_bytes(b"damaged")
+    assert CliRunner().invoke(app, ["image", "rm", "a:1"]).exit_code == 0
+    assert layout.images() == [] and not layout.has(image.digest)
 
 
 def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> None:

@@ -50,6 +50,7 @@ BASE = {
     "image diff": ["image", "image"],
     "image export": ["image", "out.tar"],
     "image load": ["image"],
+    "image rm": ["image"],
     "patch status": ["--offline"],
     "patch check": ["--offline"],
     "patch drift": ["--offline"],

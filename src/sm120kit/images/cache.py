@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit import sources
-from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.errors import NoSuchImage, StateUnwritable
 from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
 from sm120kit.images import base
 from sm120kit.images.context import INSTALLER, LABEL
@@ -112,6 +112,15 @@ class StateEntry:
     paths: tuple[Path, ...]
     used: float
     unreferenced: str = ""
+
+
+@dataclass(frozen=True)
+class RemovedImages:
+    """Result of :func:`remove_images`: tags, images by the digest of their manifest, and the bytes that this frees."""
+
+    untagged: tuple[str, ...]
+    removed: tuple[str, ...]
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -401,6 +410,43 @@ def detach(root: Path, removed: Iterable[StateEntry]) -> None:
     paths = {path for entry in removed if entry.kind == "blobs" for path in entry.paths}
     if paths:
         _layout(root).detach(paths)
+
+
+def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
+    """Remove tags, and each image that has none left with its blobs and unpacked layers that no other image has.
+
+    An image by id or digest loses all its tags. Call it only while no other command uses the state directory.
+
+    Raises:
+        NoSuchImage: the state directory does not have one of the images. Nothing is removed.
+        ArtifactChanged, BadArtifact: another image is damaged, so that its blobs cannot be determined.
+    """
+    layout = _layout(root)
+    listed = {reference: layout.find(reference) for reference in references}
+    if absent := [reference for reference, manifest in listed.items() if manifest is None]:
+        hint = "sm120kit image list lists the images; `docker image rm` removes those of the daemon"
+        raise NoSuchImage(f"the state directory has no image {', '.join(absent)}", hint)
+    tags = {manifest.digest: set(listed_tags) for manifest, listed_tags in layout.images()}
+    untagged: list[str] = []
+    for reference, manifest in listed.items():
+        assert manifest is not None
+        names = tags[manifest.digest]
+        gone = {reference} & names or names
+        tags[manifest.digest] = names - gone
+        untagged += sorted(gone)
+    removed = tuple(dict.fromkeys(manifest.digest for manifest in listed.values() if manifest and not tags[manifest.digest]))
+    freed_bytes = 0
+    for digest in removed:
+        layers = layout.diff_ids(digest)
+        freed_bytes += layout.remove(digest)
+        kept = {diff_id for manifest, _ in layout.images() for diff_id in layout.diff_ids(manifest.digest)}
+        paths = tuple(root / "oci-unpacked" / layer.removeprefix("sha256:") for layer in sorted(layers - kept))
+        unpacked = StateEntry("unpacked", digest, paths, 0)
+        freed_bytes += freed([unpacked])
+        remove(unpacked)
+    for reference in untagged:
+        layout.untag(reference)
+    return RemovedImages(tuple(untagged), removed, freed_bytes)
 
 
 def _layout(root: Path) -> Layout:

@@ -221,6 +221,13 @@ class Layout:
         """The config of an image."""
         return self._document(Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest)
 
+    def diff_ids(self, manifest_digest: str) -> set[str]:
+        """The digests of the layers of an image, uncompressed; none of a damaged image."""
+        try:
+            return set(self.config(manifest_digest)["rootfs"]["diff_ids"])
+        except (ArtifactChanged, BadArtifact, KeyError):
+            return set()
+
     def image(self, manifest_digest: str) -> Image:
         """An image as a container daemon describes it, where the digest of the config is its id."""
         manifest, config = self.manifest(manifest_digest), self.config(manifest_digest)

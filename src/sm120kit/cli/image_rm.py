@@ -1,0 +1,40 @@
+"""``sm120kit image rm``: remove images from the state directory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, State
+from sm120kit.core import console
+
+
+def rm(
+    references: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Images in the state directory, by id, tag or digest.")
+    ],
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Remove tags, and images without another tag.
+
+    An image by id or digest is removed with all its tags. Layers that other images have are kept. Waits until no other command
+    uses the state directory; a running server is one. Images in the container daemon stay.
+    """
+    from sm120kit.cli.cache import size
+    from sm120kit.core.state import Workspace
+    from sm120kit.images import cache
+
+    workspace = Workspace.at(state)
+    with workspace.maintenance():
+        removed = cache.remove_images(workspace.root, references)
+    if json:
+        console.json_data(asdict(removed))
+        return
+    for reference in removed.untagged:
+        console.data(f"untagged {reference}")
+    for digest in removed.removed:
+        console.data(f"removed {digest}")
+    console.data(f"freed {size(removed.bytes)}")
