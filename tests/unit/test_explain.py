@@ -58,7 +58,7 @@ def sample_log(rule: Rule, sample: str) -> str:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_sample_matches_its_own_rule_only(rule: Rule) -> None:
     assert ids(explain(sample_log(rule, rule.sample))) == [rule.id]
-    assert ids(explain(sample_log(rule, f"INFO [pid=1] \x1b[31m{rule.sample.upper()}\x1b[0m"))) == [rule.id]
+    assert ids(explain(sample_log(rule, f"ERROR [pid=1] \x1b[31m{rule.sample.upper()}\x1b[0m"))) == [rule.id]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if len(rule.match) > 1], ids=lambda rule: rule.id)
@@ -321,6 +321,35 @@ def test_line_across_blocks_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
 LINE = b"INFO 11-21 12:00:00 [loggers.py:123] Engine 000: Avg generation throughput: 198.0 tokens/s, Running: 1 reqs\n"
 
 
+CLASSES = [rule for rule in RULES if rule.kind is Kind.CLASS]
+
+
+@pytest.mark.parametrize("rule", CLASSES, ids=lambda rule: rule.id)
+def test_classes_name_what_is_in_the_line(rule: Rule) -> None:
+    match = explain(rule.sample + "\n").found[0]
+    assert "{" not in match.cause and match.fixes and not any("{name}" in fix for fix in match.fixes)
+    names = re.compile(rule.pattern).groupindex
+    for entry in rule.table:
+        assert entry.name == entry.name.lower()
+        assert (entry.fix + entry.cause).format_map(dict.fromkeys(names, "NAME"))
+    assert all(ids(explain(f"{level} {rule.sample}\n")) == [] for level in ("WARNING", "DEBUG"))
+    assert not explain(f"{rule.sample}, falling back to another\n").known
+
+
+def test_precise_failures_precede_classes() -> None:
+    library = "ImportError: {}: cannot open shared object file: No such file or directory\n"
+    log = library.format("libcufft.so.11") + BY_ID["module-missing"].sample + "\n" + BY_ID["kv-cache-none"].sample
+    assert ids(explain(log)) == ["kv-cache-none", "module-missing", "class-library-missing"]
+    known, other = (explain(library.format(name)).found[0] for name in ("libcufft.so.11", "libother.so.3"))
+    assert "nvidia-cufft" in known.fixes[0] and len(known.fixes) == 2
+    assert "libother.so.3" in other.cause and len(other.fixes) == 1
+
+
+def test_names_without_remedy_are_no_members_of_a_class() -> None:
+    assert not explain("RuntimeError: cudaErrorOfANewKind\n").known
+    assert explain("RuntimeError: cudaErrorInsufficientDriver\n").known
+
+
 def test_large_logs_take_little_time() -> None:
     log = io.BytesIO(LINE * 30_000 + BY_ID["no-devices"].sample.encode())
     started = time.process_time()
@@ -390,6 +419,10 @@ sample='x'
         GOOD.replace("reported", "certain"),
         GOOD + "engines=['vllm 0.3 or so']",
         GOOD * 2,
+        GOOD + "kind='class'",
+        GOOD + "pattern='(?P<name>x)'",
+        GOOD + "kind='class'\npattern='(x'",
+        GOOD + "kind='class'\npattern='x'",
     ],
 )
 def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

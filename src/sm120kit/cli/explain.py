@@ -115,7 +115,7 @@ def _print_match(match: RuleMatch) -> None:
     rule = match.rule
     console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
     console.data(f"  line:   {match.line}")
-    console.data(f"  cause:  {rule.cause} ({rule.confidence})")
+    console.data(f"  cause:  {match.cause} ({rule.confidence})")
     for fix in match.fixes:
         console.data(f"  fix:    {fix}")
     console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")

@@ -27,7 +27,7 @@ def kernel_log(host: Host) -> Diagnosis:
             return problem(
                 Impact.BREAKS,
                 f"{match.line}{count}",
-                cause=match.rule.cause,
+                cause=match.cause,
                 consequence=match.rule.consequence,
                 fix=" ".join(match.fixes),
             )

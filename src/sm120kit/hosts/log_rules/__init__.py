@@ -1,7 +1,7 @@
 """Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
 
 The rules are data: ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and TensorRT-LLM,
-``rules.toml`` for the others.
+``class_rules.toml`` for classes of failures without a rule of their own, ``rules.toml`` for the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,12 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter
 
-from sm120kit.hosts.log_rules.records import Candidate, Explanation, Kind, Remedy, Rule, RuleMatch
+from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-RULES = (Path(__file__).with_name("host_rules.toml"), Path(__file__).with_name("rules.toml"))
-"""Files of rules; those of the first precede those of the second."""
+RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in ("host_rules", "rules", "class_rules"))
+"""Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
 SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
@@ -43,6 +43,15 @@ NOISE = re.compile(
     rb"|resource_tracker|stacktrace below might be incorrect|ignored exception|\braise \w+|loading nvidia unix",
     re.IGNORECASE,
 )
+HANDLED = re.compile(
+    rb"\b(info|(?<!nccl )warn|warning|debug|\w*warning|deprecated)\b"
+    rb"|fall(?:s|ing|en)? ?back|will be ignored|skip(?:ped|ping)\b"
+    rb"|^\s*(?:raise|return|assert|if|except|import|from) ",
+    re.IGNORECASE,
+)
+"""Lines of lower levels, of failures that were handled, and of source code in tracebacks: no class of failures matches them."""
+PATTERN_BYTES = 4000
+"""Maximum length of the part of a line that patterns are matched with."""
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
 TIME = re.compile(rb"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -150,10 +159,12 @@ class LogScan:
             if rule is None:
                 continue
             if previous := matches.get(rule.id):
-                matches[rule.id] = RuleMatch(rule, previous.count + group.count, previous.number, previous.line, previous.fixes)
+                matches[rule.id] = replace(previous, count=previous.count + group.count)
             else:
-                fixes = tuple(self._fixes(rule.fixes))
-                matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), fixes)
+                cause, fixes = _filled(rule, group.line)
+                matches[rule.id] = RuleMatch(
+                    rule, group.count, group.number, _shown(group.line), cause, tuple(self._fixes(fixes))
+                )
         order = list(Kind)
         ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
         errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
@@ -182,7 +193,7 @@ class LogScan:
             self._hang_from = None
         if matched:
             key = tuple(rule.id for rule in matched)
-            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:SHOWN_BYTES], 0, b""))
+            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b""))
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
         elif ERROR.search(line) and not NOISE.search(line):
             self._add_error(line)
@@ -195,6 +206,7 @@ class LogScan:
                 _in_order(self._needles[rule.id], lowered)
                 and any(text in lowered for text in self._alternatives[rule.id])
                 and not any(text in lowered for text in self._excluded[rule.id])
+                and (not rule.pattern or _member(rule, line))
             ):
                 yield rule
                 if not rule.conditional:
@@ -265,6 +277,42 @@ def _in_order(needles: tuple[bytes, ...], lowered: bytes) -> bool:
             return False
         position += len(needle)
     return True
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def _names(rule: Rule, line: bytes) -> dict[str, str]:
+    """What the groups of a rule's pattern match in a line; empty if it does not match."""
+    match = _compiled(rule.pattern).search(line[:PATTERN_BYTES].decode(errors="replace"))
+    return {name: (text or "").strip() for name, text in match.groupdict().items()} if match else {}
+
+
+def _entry(rule: Rule, name: str) -> ClassEntry | None:
+    """The entry of a rule's table with the longest name that ``name`` starts with."""
+    fitting = [entry for entry in rule.table if name.lower().startswith(entry.name)]
+    return max(fitting, key=lambda entry: len(entry.name), default=None)
+
+
+def _member(rule: Rule, line: bytes) -> bool:
+    """Whether a line is of a rule's class."""
+    if HANDLED.search(line) or NOISE.search(line):
+        return False
+    names = _names(rule, line)
+    return bool(names) and (bool(rule.fixes) or _entry(rule, names["name"]) is not None)
+
+
+def _filled(rule: Rule, line: bytes) -> tuple[str, tuple[Remedy, ...]]:
+    """Cause and remedies of a rule, with the names in the line if it is for a class."""
+    if not rule.pattern:
+        return rule.cause, rule.fixes
+    names = _names(rule, line)
+    entry = _entry(rule, names["name"])
+    fixes = (*((Remedy(entry.fix),) if entry else ()), *rule.fixes)
+    cause = entry.cause if entry and entry.cause else rule.cause
+    return cause.format_map(names), tuple(replace(fix, text=fix.text.format_map(names)) for fix in fixes)
 
 
 def _time(line: bytes, now: datetime) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -20,6 +21,16 @@ def _requirement(text: str) -> str:
     return text
 
 
+def _pattern(text: str) -> str:
+    try:
+        names = re.compile(text).groupindex
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+    if text and "name" not in names:
+        raise ValueError(f"{text!r} has no group `name`")
+    return text
+
+
 Text = Annotated[str, StringConstraints(min_length=1)]
 Versions = Annotated[str, AfterValidator(_requirement)]
 """A package and its versions, as in ``vllm>=0.20,<0.33``."""
@@ -34,6 +45,8 @@ class Kind(StrEnum):
     GENERAL = "general"
     """A failure that many causes have: an illegal access, a missing module. Precise failures anywhere in the log precede it."""
     SLOW = "slow"
+    CLASS = "class"
+    """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it."""
     CONSEQUENCE = "consequence"
     """Reports that something failed before; does not explain the log."""
     HARMLESS = "harmless"
@@ -61,6 +74,17 @@ class Remedy:
 
 
 @dataclass(frozen=True)
+class ClassEntry:
+    """Cause and remedy of the members of a class whose name starts with ``name``, in lower case."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Text
+    fix: Text
+    cause: str = ""
+
+
+@dataclass(frozen=True)
 class Rule:
     """A line with a known cause.
 
@@ -68,6 +92,10 @@ class Rule:
     one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log.
     ``engines`` are packages and versions, one of which the log must be of, as far as it shows. ``consequence`` is the effect
     of an error of the host, which doctor finds in the kernel log by this rule; "" for all other lines.
+
+    A rule for a class of failures has a ``pattern``, a regular expression whose groups (`name` and others) replace ``{name}``
+    in cause and fixes. The entry of ``table`` with the longest fitting name precedes the fixes and may replace the cause; with
+    a table and without fixes, other names do not match.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -86,10 +114,14 @@ class Rule:
     without: tuple[Text, ...] = ()
     log: tuple[Text, ...] = ()
     engines: tuple[Versions, ...] = ()
+    pattern: Annotated[str, AfterValidator(_pattern)] = ""
+    table: tuple[ClassEntry, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.match and not self.any:
             raise ValueError("a rule requires strings in `match` or `any`")
+        if bool(self.pattern) != (self.kind is Kind.CLASS):
+            raise ValueError("rules of kind class have a pattern, no others")
 
     @property
     def conditional(self) -> bool:
@@ -99,12 +131,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that matched: the number of matching lines, the first of them with its number from 1, and its remedies."""
+    """A rule that matched: the number of matching lines, the first of them with its number from 1, its cause and remedies."""
 
     rule: Rule
     count: int
     number: int
     line: str
+    cause: str
     fixes: tuple[str, ...]
 
 
