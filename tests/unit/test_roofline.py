@@ -147,10 +147,11 @@ def test_bytes_match_published_checkpoints() -> None:
 
 
 def test_every_configuration_has_a_roofline() -> None:
+    """Except gpt-oss, half of whose layers attend to a window of 128 tokens, which an architecture cannot express."""
     for name in configurations.names():
         configuration = configurations.load(name)
         assert roofline.gpu_kind(configuration.hardware.gpu), name
-        assert roofline.model_of(configuration.model.repository), name
+        assert bool(roofline.model_of(configuration.model.repository)) != name.startswith("gpt-oss"), name
 
 
 @pytest.mark.parametrize(
