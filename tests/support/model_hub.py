@@ -31,6 +31,9 @@ class ModelHub(http.server.ThreadingHTTPServer):
         self.sent: dict[str, int] = {}
         self.halfway = threading.Event()
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: clients are killed."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"

@@ -154,6 +154,9 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
         record = replace(record, healthy_seconds=round(seconds, 1))
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
 
+    for ended in containers.listed():
+        if ended.name == service.name and not ended.running:
+            containers.stop(ended)
     with _removed_on_failure(service.name):
         options.report(f"log: {log}")
         started = process.run(argv, env=service.variables, check=False)
@@ -223,9 +226,9 @@ def missing_image(prepared: PreparedLaunch, workspace: Workspace) -> str:
 
 
 def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Service:
-    """The container with a name of this process's own, so that its removal affects no other, and labels that identify it.
+    """The container with a name of its own, so that its removal affects no other, and labels that identify it.
 
-    One that is ``detached`` outlives this process.
+    The name ends with this process's id, or with the port if the container is ``detached`` and outlives this process.
 
     Raises:
         GpusTaken: another launched container has one of its GPUs.
@@ -244,7 +247,8 @@ def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Ser
         containers.URL_LABEL: service.url,
         LAUNCHER_LABEL: DETACHED if detached else launcher_label(),
     }
-    return replace(service, name=f"{service.name}-{os.getpid()}", labels=labels)
+    suffix = service.port if detached else os.getpid()
+    return replace(service, name=f"{service.name}-{suffix}", labels=labels)
 
 
 def serve(

@@ -1,0 +1,225 @@
+"""``sm120kit serve`` from nothing to an answer: a tiny model from a Hub of this test, served on the CPU in a real container.
+
+Replaced are the GPU (a stub of NVML), the engine of the recipe (``transformers serve``), and what this daemon lacks: a network
+and GPUs, in a docker program that calls the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import containers
+import layout_images
+import pytest
+from cpu_server import MODEL, QUIET, free_port, tiny_model
+from model_hub import ModelHub, model_hub
+
+from sm120kit.core.state import Workspace, write_record
+from sm120kit.images import checks
+from sm120kit.images.docker import Daemon
+from sm120kit.images.records import Check, CheckResult, VerifiedImage
+
+pytest.importorskip("transformers", reason="the extra serve is not installed")
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="requires a C compiler"),
+]
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "hf_hunter2hunter2"
+SERVE = f"""mkdir -p "$HF_HOME/hub" && ln -sfn /model "$HF_HOME/hub/models--{MODEL.replace("/", "--")}"
+exec {sys.executable} -m transformers.cli.transformers serve {MODEL} --host 127.0.0.1 --port "$PORT" --device cpu"""
+DOCKER = """#!{python}
+import os, sys
+
+argv = sys.argv[1:]
+if argv[0] == "run":
+    for option in ("--gpus", "--publish"):
+        at = argv.index(option)
+        value = argv[at + 1]
+        del argv[at : at + 2]
+    mounts = [word for path in {paths!r} for word in ("--mount", f"type=bind,source={{path}},target={{path}},readonly")]
+    argv[1:1] = ["--network=host", "--env", "PORT=" + value.split(":")[-2], *mounts]
+os.execv({docker!r}, ["docker", *argv])
+"""
+CONFIGURATION = """edition = 1
+name = "{name}"
+summary = "a tiny model"
+engine = "vllm-0.19.1"
+original = "this test"
+tensor_parallel = {gpus}
+arguments = []
+host = []
+ours = []
+
+[model]
+repository = "{model}"
+revision = "unpinned"
+why_unpinned = "the test's Hub has one commit"
+quantization = "none"
+needs_mtp = false
+
+[hardware]
+gpu = "any"
+gpus = {gpus}
+memory_gb = 1.0
+
+[container]
+shm_gib = 1
+caches = ["/root/.cache/huggingface"]
+
+[environment]
+{environment}
+
+[[reference]]
+value = 1.0
+unit = "tok/s"
+method = "none"
+conditions = "none"
+source = "this test"
+reproducibility = "not-found"
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with a stub of a GPU driver, a docker program, a verified image and a Hub."""
+
+    directory: Path
+    environment: dict[str, str]
+    hub: ModelHub
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "sm120kit", *arguments]
+        env = self.environment | variables
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, cwd=self.directory, env=env, text=True, stdout=pipe, stderr=pipe)
+
+    def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a command, in which no token may be."""
+        child = self.start(*arguments, **variables)
+        out, err = child.communicate(timeout=300)
+        assert TOKEN not in out + err and "Traceback" not in err, err
+        return child.returncode, out, err
+
+    def refused(self, code: int, *arguments: str, message: str, **variables: str) -> None:
+        """A command that fails before anything is downloaded or started."""
+        sent = dict(self.hub.sent)
+        returned, _, err = self.run(*arguments, **variables)
+        assert returned == code and message in err and "hint: " in err, err
+        assert self.hub.sent == sent
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    data, programs, state = tmp_path / "data", tmp_path / "bin", Workspace.open(tmp_path / "state")
+    engines = data / "recipes" / "engines"
+    engines.mkdir(parents=True)
+    for directory, source in ((data, ROOT), (data / "recipes", ROOT / "recipes"), (engines, ROOT / "recipes" / "engines")):
+        for path in source.iterdir():
+            if not (directory / path.name).exists() and not path.name.startswith("."):
+                (directory / path.name).symlink_to(path)
+    recipe = engines / "vllm-0.19.1.toml"
+    text = recipe.read_text()
+    recipe.unlink()
+    (line,) = (line for line in text.splitlines() if line.startswith("serve = "))
+    recipe.write_text(text.replace(line, f"serve = {json.dumps(['/bin/sh', '-c', SERVE, 'sh'])}"))
+    environment = "\n".join(f'{name} = "{value}"' for name, value in (QUIET | {"HF_HOME": "/root/.cache/huggingface"}).items())
+    for name, gpus in (("tiny", 1), ("tiny-on-two", 2)):
+        content = CONFIGURATION.format(name=name, gpus=gpus, model=MODEL, environment=environment)
+        (tmp_path / f"{name}.toml").write_text(content)
+    programs.mkdir()
+    paths = ["/usr", *sorted({prefix for prefix in (sys.prefix, sys.base_prefix) if not prefix.startswith("/usr")})]
+    (programs / "docker").write_text(DOCKER.format(python=sys.executable, paths=paths, docker=shutil.which("docker")))
+    (programs / "docker").chmod(0o755)
+    stub = ROOT / "tests" / "support" / "nvml_stub.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", stub], check=True)
+    with (
+        model_hub(MODEL, tiny_model(tmp_path / "made"), TOKEN) as hub,
+        containers.dockerd(Path(f"/tmp/sm120kit-serve-{os.getpid()}")) as daemon,
+    ):
+        monkeypatch.setenv("DOCKER_HOST", daemon.socket)
+        add_image(tmp_path, state)
+        variables = {
+            "DOCKER_HOST": daemon.socket,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_TOKEN": TOKEN,
+            "LD_LIBRARY_PATH": str(tmp_path),
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "src"),
+            "SM120KIT_DATA": str(data),
+            "SM120KIT_STATE": str(state.root),
+        }
+        try:
+            yield Host(tmp_path, os.environ | variables, hub)
+        finally:
+            left = subprocess.run(["docker", "ps", "--all", "--quiet"], capture_output=True, text=True, check=True).stdout
+            subprocess.run(["docker", "rm", "--force", *left.split()], capture_output=True, check=False)
+
+
+def add_image(directory: Path, workspace: Workspace) -> None:
+    """An image of the engine with only the directories that programs in ``/usr`` require, and the record of its checks."""
+    root = directory / "root"
+    for name in ("tmp", "usr", "etc", "root"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    subprocess.run(["tar", "-C", root, "-cf", directory / "image.tar", "."], check=True)
+    labels = layout_images.labels("4" * 64)
+    changes = [word for name, value in labels.items() for word in ("--change", f'LABEL {name}="{value}"')]
+    name = labels["sm120kit.reference"]
+    subprocess.run(["docker", "import", *changes, directory / "image.tar", name], capture_output=True, check=True)
+    image = Daemon().find(name)
+    passed = (Check("base", "user", CheckResult.PASSED),)
+    write_record(checks.record_path(workspace, image), VerifiedImage(image, name, checks.suite_digest("vllm"), passed, {}))
+
+
+def test_serve_from_nothing_to_an_answer(host: Host) -> None:
+    port, url = str(port_number := free_port()), f"http://127.0.0.1:{port_number}"
+    serve = ("serve", "tiny.toml", "--port", port)
+    host.refused(10, "serve", "tinny", message="no configuration")
+    host.refused(61, *serve, "--state", str(host.directory / "empty"), message="there is no image of vllm-0.19.1 on this host")
+    host.refused(73, *serve, LD_LIBRARY_PATH="", message="this host has 0 SM12x GPUs")
+    host.refused(103, *serve, "--revision", "v9", message=f"{MODEL} has no revision v9")
+    host.refused(104, *serve, HF_TOKEN="hf_wrong", message="status 401")
+    host.refused(107, *serve, "--listen", "0.0.0.0", message="requires an API key")
+
+    host.hub.slow = "model.safetensors"
+    child = host.start(*serve)
+    assert host.hub.halfway.wait(120)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    host.hub.slow = ""
+    code, out, err = host.run(*serve)
+    assert code == 0, err
+    assert host.hub.sent["model.safetensors"] == 2 and "healthy after" in err and "first answer after" in err
+    assert out.startswith(f"curl {url}/v1/chat/completions") and f'"model": "{MODEL}"' in out
+
+    code, out, err = host.run("ps", "--json")
+    (server,) = json.loads(out)
+    assert (server["name"], server["gpus"], server["url"], server["running"]) == (f"sm120kit-tiny-{port}", "0", url, True)
+    host.refused(78, *serve, message=f"127.0.0.1:{port} is in use")
+    two = ("serve", "tiny-on-two.toml", "--port", str(free_port()))
+    host.refused(83, *two, message=f"1 of 2 are free, others are used by {server['name']}")
+    code, out, err = host.run("logs", "tiny")
+    assert code == 0 and "POST /v1/chat/completions" in out, (out, err)
+    host.refused(106, "stop", "other", message="no server is named other")
+
+    code, out, err = host.run("stop")
+    assert code == 0 and f"stopped: {server['name']}" in err
+    assert host.run("ps", "--json")[:2] == (0, "[]\n")
+    record = json.loads(Path(server["record"]).read_text())
+    assert record["ending"] == "stopped" and record["healthy_seconds"] < record["seconds"]
+    assert "POST /v1/chat/completions" in Path(record["log"]).read_text(), "the log until the end"
+    kept = b"".join(path.read_bytes() for path in (host.directory / "state").rglob("*") if path.is_file())
+    assert TOKEN.encode() not in kept
