@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -150,6 +151,30 @@ def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text((tmp_path / "b.json").read_text().replace('"gpu": "none"', '"gpu": "other"'))
     refused = sm120kit("bench", "compare", "a.json", "b.json", cwd=tmp_path)
     assert (refused.returncode, "given.gpu: none / other" in refused.stderr) == (94, True)
+
+
+def test_live_view_is_on_terminals_only(url: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(WORKLOAD)
+    command = ["bench", "run", url, "-w", "mine.toml", "--overwrite"]
+    parent, child = pty.openpty()
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    argv = [sys.executable, "-m", "sm120kit", *command]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=child, env=env) as running:
+        os.close(child)
+        screen = b""
+        try:
+            while chunk := os.read(parent, 65536):
+                screen += chunk
+        except OSError:  # the other side is closed
+            pass
+        assert running.stdout and b"tok/s per user" in running.stdout.read()
+    os.close(parent)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
+    assert running.returncode == 0 and re.search(r"cells .* 1/2 0:\d\d:\d\d remaining", text), text
+    assert re.search(r"(1 user|3 users), 8 tokens .* \d/\d", text) and "[2/2]" in text, text
+    piped = sm120kit(*command, cwd=tmp_path)
+    assert piped.returncode == 0 and "[2/2]" in piped.stderr
+    assert "\x1b" not in piped.stderr + piped.stdout and "remaining" not in piped.stderr
 
 
 def test_interrupted_run_keeps_its_cells(url: str, tmp_path: Path) -> None:

@@ -212,19 +212,19 @@ def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.Monk
     progress = console.progress
 
     @contextmanager
-    def recorded() -> Iterator[Any]:
-        with progress() as display:
+    def recorded(**options: bool) -> Iterator[Any]:
+        with progress(**options) as display:
             displays.append(display)
             yield display
 
     monkeypatch.setattr(console, "progress", recorded)
-    with receipts.cell_progress() as cell_begins:
+    with receipts.cell_progress(2) as cell_begins:
         cell_begins(Cell(1, 64, 0), 0)()
         request_ended = cell_begins(Cell(4, 64, 0), 2)
-        assert [task.finished for task in displays[0].tasks] == [True, False]
+        assert [task.finished for task in displays[0].tasks] == [False, True, False]
         request_ended()
         request_ended()
-    assert [(task.finished, task.completed) for task in displays[0].tasks] == [(True, 1), (True, 2)]
+    assert [(task.finished, task.completed) for task in displays[0].tasks] == [(False, 1), (True, 1), (True, 2)]
 
 
 def test_unencodable_characters_are_printed_as_escapes() -> None:

@@ -106,7 +106,7 @@ def run_(
             printed += 1
             console.info(f"[{printed}/{total}] {_line(cell, receipt.summary(cell))}")
 
-    with receipts.cell_progress() as cell_begins:
+    with receipts.cell_progress(total - printed) as cell_begins:
         measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins, earlier)
         if configuration:
             prepared, options = launched.prepare(configuration, images)

@@ -47,21 +47,26 @@ def show(
 
 
 @contextmanager
-def cell_progress(*, announce: bool = False) -> Iterator[Callable[[Cell, int], RequestEnded]]:
-    """A progress display of the requests of each cell. The function is that of :class:`sm120kit.bench.Measurement`.
+def cell_progress(cells: int, *, announce: bool = False) -> Iterator[Callable[[Cell, int], RequestEnded]]:
+    """A live display of a run on a terminal: of all ``cells`` to measure, and of the requests of the running one.
 
-    ``announce``: print a line for each cell, too.
+    The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each cell, too.
     """
-    with console.progress() as display:
+    begun = 0
+    with console.progress(remaining=True) as display:
+        run = display.add_task("cells", total=cells)
 
         def cell_begins(cell: Cell, requests: int) -> RequestEnded:
-            for task in display.tasks:  # a cell that runs for a time has no total; it is over when the next one begins
+            nonlocal begun
+            display.update(run, completed=begun)
+            begun += 1
+            for task in display.tasks[1:]:  # a cell that runs for a time has no total; it is over when the next one begins
                 display.update(task.id, total=task.completed, visible=False)
             name = f"{users(cell)}, {cell.output_tokens} tokens"
             if announce:
                 console.info(f"{name}: {requests} requests" if requests else name)
             key = display.add_task(name, total=requests or None)
-            return lambda: display.update(key, advance=1, visible=not display.tasks[key].finished)
+            return lambda: display.update(key, advance=1)
 
         yield cell_begins
 

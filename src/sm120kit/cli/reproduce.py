@@ -159,7 +159,8 @@ def _measure(
     earlier = {} if method.overwrite else reproduce.earlier(configuration, workloads, directory, launched.restarts)
     for name, partial in earlier.items():
         console.info(f"{name}: {len(partial.cells)} cells are measured already")
-    with receipt_options.cell_progress(announce=True) as cell_begins:
+    cells = reproduce.cell_count(workloads) * (launched.restarts + 1) - sum(len(kept.cells) for kept in earlier.values())
+    with receipt_options.cell_progress(cells, announce=True) as cell_begins:
         measurements = tuple(
             replace(measurement, stall_seconds=running.timeout)
             for measurement in reproduce.measurements(configuration, workloads, directory, stated, cell_begins, earlier)

@@ -227,8 +227,11 @@ def working(activity: str = "") -> AbstractContextManager[None]:
 
 
 @contextmanager
-def progress(*, transfer: bool = False) -> Iterator[Progress]:
-    """A progress display on stderr: bytes with ``transfer``, else steps and time. In a pipe see :func:`heartbeat`."""
+def progress(*, transfer: bool = False, remaining: bool = False) -> Iterator[Progress]:
+    """A progress display on stderr: bytes with ``transfer``, else steps and time. In a pipe see :func:`heartbeat`.
+
+    ``remaining`` adds the time that the other steps take at the same pace.
+    """
     from rich import progress as bars
     from rich.text import Text
 
@@ -242,6 +245,8 @@ def progress(*, transfer: bool = False) -> Iterator[Progress]:
         if transfer
         else [bars.MofNCompleteColumn(), bars.TimeElapsedColumn()]
     )
+    if remaining:
+        columns += [bars.TextColumn("remaining"), bars.TimeRemainingColumn()]
     with bars.Progress(*columns, console=_stderr(), transient=True, disable=quiet or not sys.stderr.isatty()) as display:
 
         def states() -> str:

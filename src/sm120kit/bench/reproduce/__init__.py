@@ -37,6 +37,7 @@ __all__ = [
     "ReproductionVerdict",
     "RooflineInputs",
     "SetupDifference",
+    "cell_count",
     "earlier",
     "expected_cells",
     "findings",
@@ -60,6 +61,11 @@ def plan(configuration: Configuration, *, quick: bool = False) -> tuple[NamedWor
     ]
     users = {reference.users for reference in measurable or configuration.reference}
     return (*published, _with_users(workload.load(REAL_PROMPTS), users, quick))
+
+
+def cell_count(workloads: Sequence[NamedWorkload]) -> int:
+    """The cells of all workloads, for one start of the server."""
+    return sum(len(workload.cells(named.workload, 0)) for named in workloads)
 
 
 def _with_users(named: NamedWorkload, users: set[int], quick: bool) -> NamedWorkload:
