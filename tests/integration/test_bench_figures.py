@@ -131,6 +131,7 @@ SGLANG_HITS = 'sglang:cached_tokens_total{cache_source="device"} %g\nsglang:cach
         (PROMPTS % (1e3, 100), PROMPTS % (10, 1), None),  # the server was started again
         (PROMPTS % (1e3, 100), PROMPTS % (1010, 200), None),  # more hits than prompt tokens
         (PROMPTS % (1e3, 100), PROMPTS.replace("%g", "NaN"), None),
+        (PROMPTS % (1e3, 100), PROMPTS % (1e308, 1e308) * 2, None),  # their sum is infinite
         ("sglang:cache_hit_rate 0.5\n", "sglang:cache_hit_rate 0.5\n", None),
     ],
 )

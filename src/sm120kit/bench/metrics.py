@@ -128,7 +128,7 @@ def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:
 def _prefix_cache(before: str, after: str) -> PrefixCache | None:
     for tokens, hits in CACHE:
         queried = _change(tokens, before, after)
-        cached = _change(hits, before, after) if metric(before, hits) else int(sum(metric(after, hits)))
+        cached = _change(hits, before, after) if metric(before, hits) else _whole(sum(metric(after, hits)))
         if queried is not None and cached is not None and cached <= queried:
             return PrefixCache(queried, cached)
     return None
@@ -137,8 +137,11 @@ def _prefix_cache(before: str, after: str) -> PrefixCache | None:
 def _change(name: str, before: str, after: str) -> int | None:
     """The increase of a counter over all engines of the server; None without it, or if it was reset."""
     first, second = metric(before, name), metric(after, name)
-    change = sum(second) - sum(first)
-    return int(change) if first and second and change >= 0 else None
+    return _whole(sum(second) - sum(first)) if first and second else None
+
+
+def _whole(tokens: float) -> int | None:
+    return int(tokens) if 0 <= tokens < math.inf else None
 
 
 def metrics_of(server: Endpoint) -> str:

@@ -63,10 +63,11 @@ class Sample:
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Uncached prompt tokens over the time to the first token, waiting included."""
-        if self.error or self.prompt_tokens is None or not self.ttft:
+        """Uncached prompt tokens over the time to the first token, waiting included; None if more are cached than there are."""
+        cached = self.cached_tokens or 0
+        if self.error or self.prompt_tokens is None or not self.ttft or cached > self.prompt_tokens:
             return None
-        return (self.prompt_tokens - (self.cached_tokens or 0)) / self.ttft
+        return (self.prompt_tokens - cached) / self.ttft
 
     @property
     def decode_tok_s(self) -> float | None:

@@ -71,7 +71,7 @@ def cell_progress(cells: int, *, announce: bool = False) -> Iterator[Callable[[C
         yield cell_begins
 
 
-def users(cell: Cell | MeasuredCell) -> str:
+def users(cell: Cell | MeasuredCell | CellDifference) -> str:
     """The number of users of a cell with its unit."""
     return f"{cell.users} user{'s' * (cell.users > 1)}"
 
@@ -135,10 +135,9 @@ def compare(
         console.data(f"unknown in both: {comparison.briefly(compared.unknown)}")
     if any(failed for cell in compared.cells for failed, _ in (cell.errors_before, cell.errors_after)):
         console.data("requests failed; the other figures are of those that did not")
-    console.table(
-        ("users", "output", "context", "figure", "before", "after", "ratio", "beyond spread"),
-        (row for cell in compared.cells for row in _compared(cell)),
-    )
+    for cell in compared.cells:
+        console.data(f"{users(cell)}, {cell.output_tokens:,} tokens after {cell.context_tokens:,}")
+        console.table(("figure", "before", "after", "ratio", "beyond spread"), _compared(cell))
     if any(cell.fails_more for cell in compared.cells):
         raise typer.Exit(1)
 
@@ -161,15 +160,14 @@ SHARES = ("acceptance", "cache_hits")
 
 def _compared(cell: CellDifference) -> Iterator[Sequence[object]]:
     """The rows of a cell: its failed requests if there are any, then each figure."""
-    key = (cell.users, cell.output_tokens, cell.context_tokens)
     errors = (cell.errors_before, cell.errors_after)
     if any(failed for failed, _ in errors):
-        yield (*key, "errors", *(f"{failed} of {requests}" for failed, requests in errors), "", "")
+        yield ("errors", *(f"{failed} of {requests}" for failed, requests in errors), "", "")
     for figure in cell.figures:
         beyond = {None: "unknown", True: f"yes ({cell.between})", False: f"no ({cell.between})"}[figure.beyond_spread]
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
         sides = (_spread(figure.figure, figure.before), _spread(figure.figure, figure.after))
-        yield (*key, TITLES[figure.figure], *sides, ratio, beyond)
+        yield (TITLES[figure.figure], *sides, ratio, beyond)
 
 
 def _spread(name: str, values: tuple[float, float, float] | None) -> str:
