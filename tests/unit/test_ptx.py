@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from fractions import Fraction
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import BadPtx, NoGpu
+from sm120kit.core.state import data_root
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.ptx import forms, library, model, selftest
 from sm120kit.kernels.ptx.rewrite import RewrittenPtx, rewrite
@@ -122,6 +124,25 @@ def test_block_scaled_mma_becomes_a_call() -> None:
             "ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b6x16_p32 {%r1, %r2}, [%d3+32];",
             ["cvt.u32.u64 sm120$p, %d3;", "add.s32 sm120$p, sm120$p, 32;", "st.param.b32 [sm120$a2], 6;"],
         ),
+        (
+            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {%r2, %r3}], [%r1];",
+            [
+                "ld.b64 sm120$m, [%d1+120];",
+                "@sm120$q shr.s32 sm120$c, sm120$c, 1;",
+                "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {sm120$c, %r3}], [%r1];",
+            ],
+        ),
+        (
+            "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
+            [
+                "st.shared.v4.b32 [%r1], {sm120$z, sm120$z, sm120$z, sm120$z};",
+                "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 16;",
+            ],
+        ),
+        (
+            "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, _}, q;",
+            ["mov.b128 {sm120$w0, sm120$w1}, q;", "mov.b64 {%r1, %r2}, sm120$w0;", "mov.b64 {%r3, _}, sm120$w1;"],
+        ),
     ],
 )
 def test_other_families(instruction: str, code: list[str]) -> None:
@@ -134,7 +155,8 @@ def test_other_families(instruction: str, code: list[str]) -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
+        "clusterlaunchcontrol.try_cancel.async.mbarrier::complete_tx::bytes.b128 [%d1], [%d2];",
+        "cp.async.bulk.tensor.3d.global.shared::cta.im2col_no_offs.bulk_group [%d1, {a, b, c}], [%r1];",
         "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {a}, {b}, {c}, {d}, e, 0;",
         "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {a}, {b}, {c}, {d};",
         "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0 "
@@ -401,3 +423,19 @@ def test_file_that_is_no_ptx(tmp_path, content: bytes | None) -> None:  # type: 
 def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "probe", lambda: None)
     assert isinstance(run("--instructions").exception, NoGpu)
+
+
+# ---- the receipt
+
+
+def test_receipt_is_of_this_rewriter_and_complete() -> None:
+    """`sm120kit verify ptx --instructions --receipt FILE` on a Hopper GPU writes it again."""
+    receipt = json.loads((data_root() / "patches" / "evidence" / "ptx-instructions-nvidia-h100-80gb-hbm3.json").read_text())
+    assert receipt["rewriter"] == library.rewriter_digest(), "the rewriter has changed: run the self-test again"
+    assert receipt["passed"] and not receipt["verified_on_sm120"]
+    assert [(row["instruction"], row["verdict"]) for row in receipt["instructions"]] == [(form.name, "PASS") for form in EVERY]
+    assert all(
+        row["values"] == forms.CASES * 32 * form.results for row, form in zip(receipt["instructions"], EVERY, strict=True)
+    )
+    assert [(fault["name"], fault["missed"]) for fault in receipt["planted"]] == [(fault.name, []) for fault in selftest.FAULTS]
+    assert all(fault["forms"] for fault in receipt["planted"])

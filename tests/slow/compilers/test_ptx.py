@@ -28,13 +28,14 @@ def test_forms_are_instructions_of_sm120(tools: Toolchain, tmp_path: Path) -> No
 
 
 def test_hopper_lacks_every_form(tools: Toolchain, tmp_path: Path) -> None:
-    for form in EVERY[:: len(EVERY) // 30]:
+    chosen = [form for form in EVERY if form.isa == "8.8"]
+    for form in chosen[:: len(chosen) // 30]:
         with pytest.raises(BadPtx, match="ptxas rejects for sm_90a"):
             library.assemble(forms.module([form], "sm_90a"), tmp_path / "hopper.cubin", tools)
 
 
 def test_every_rewritten_form_is_assembled_for_hopper(tools: Toolchain, tmp_path: Path) -> None:
     module = rewrite(forms.module(EVERY), lambda: library.compile_functions(tools))
-    assert len(module.replacements) == len(EVERY)
+    assert len(module.replacements) == len(EVERY) + 2  # that of cluster launch control has three
     kernels = library.assemble(module.text, tmp_path / "hopper.cubin", tools)
     assert [kernel.spill_bytes for kernel in kernels] == [0] * len(EVERY)

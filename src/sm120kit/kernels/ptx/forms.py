@@ -110,7 +110,7 @@ def _input_count(form: InstructionForm) -> int:
 
 def all_forms() -> list[InstructionForm]:
     """Every form, in a fixed order."""
-    return [*_scaled_mma(), *_plain_mma(), *_conversions(), *_ldmatrix(), *_arithmetic()]
+    return [*_scaled_mma(), *_plain_mma(), *_conversions(), *_ldmatrix(), *_arithmetic(), _launch_control()]
 
 
 # ---- mma
@@ -449,3 +449,34 @@ def _f32x2(operation: str, rounding: str, ftz: bool, predicate: bool) -> Instruc
         return np.stack(halves, axis=2)
 
     return InstructionForm(opcode + " predicated" * predicate, code, 2, draw, expect, predicate=predicate)
+
+
+# ---- cluster launch control
+
+
+def _launch_control() -> InstructionForm:
+    """A request to cancel a CTA, whose response arrives at an mbarrier: it must be a refusal."""
+    opcode = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128"
+    code = f"""
+.shared .align 16 .b8 clc[32];
+.reg .b32 %c, %m, %x; .reg .b64 %token; .reg .b128 %q; .reg .pred %e;
+mov.u32 %c, clc; add.u32 %m, %c, 16; mov.u32 %x, %tid.x; setp.ne.u32 %e, %x, 0;
+@%e bra started;
+st.shared.v4.b32 [%c], {{%i0, %i0, %i0, %i0}};
+mbarrier.init.shared::cta.b64 [%m], 1;
+mbarrier.arrive.expect_tx.shared::cta.b64 %token, [%m], 16;
+{opcode} [%c], [%m];
+started: bar.sync 0;
+wait: mbarrier.try_wait.parity.shared::cta.b64 %e, [%m], 0;
+@!%e bra wait;
+ld.shared.b128 %q, [%c];
+clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %e, %q;
+selp.u32 %o0, 1, 0, %e;
+@%e clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {{%o0, %x, %x, _}}, %q;"""
+
+    def expect(words: Words) -> Words:
+        import numpy as np
+
+        return np.zeros((CASES, 32, 1), np.uint32)
+
+    return InstructionForm(opcode, code, 1, lambda random: random.integers(1, 2**32, (CASES, 32, 1)), expect)

@@ -16,6 +16,9 @@ SOURCE = Path(__file__).with_name("functions.cu")
 FLAGS = ("-ptx", "-rdc=true", "-O3", "-fmad=false", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a")
 """-rdc=true keeps functions that nothing calls; -fmad=false keeps the order of roundings that functions.cu states."""
 
+REWRITER = ("functions.cu", "forms.py", "library.py", "model.py", "rewrite.py", "selftest.py", "syntax.py")
+"""The files that determine the result of a self-test."""
+
 _FUNCTION = re.compile(r"^\.visible (\.func .*?\b(sm120_\w+)\(.*?^\})", re.MULTILINE | re.DOTALL)
 
 
@@ -37,8 +40,8 @@ class AssembledKernel:
 
 
 def rewriter_digest() -> str:
-    """The sha256 of the rewriter's sources."""
-    return digest_of([[path.name, file_sha256(path)] for path in sorted(SOURCE.parent.glob("*.*"))])
+    """The sha256 of the rewriter's sources, its model and its forms."""
+    return digest_of([[name, file_sha256(SOURCE.with_name(name))] for name in REWRITER])
 
 
 def compile_functions(toolchain: Toolchain) -> SoftwareFunctions:

@@ -18,7 +18,6 @@ NARROW = {"e2m1x2": 4, "e2m3x2": 2, "e3m2x2": 3}
 """Types of pairs that Hopper cannot convert, with the code of their element."""
 
 UNSUPPORTED = (
-    r"clusterlaunchcontrol\..*",
     r"tcgen05\..*",
     r"mma\.sp\b.*\.kind::.*",
     r"stmatrix\..*\.m16n8\..*",
@@ -27,6 +26,9 @@ UNSUPPORTED = (
     r"(add|sub|fma)\.(r[nzmp]\.)?(sat\.)?f32\.b?f16",
 )
 """Opcodes that Hopper lacks, or treats otherwise, and that have no replacement."""
+
+TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET = 0x34753631303231, 120
+"""The last word of a tensor map of bytes that stands for one of packed 4-bit elements, which Hopper's driver rejects."""
 
 _REMEDY = "sm120kit verify ptx cannot run this kernel on Hopper; `sm120kit verify kernels --device native` needs an SM12x GPU"
 _TARGET = re.compile(r"^[ \t]*\.target\s+([^\n/]+)", re.MULTILINE)
@@ -121,6 +123,10 @@ def _replacement(
     changed = mutate(instruction) if mutate else instruction
     if "f32x2" in changed.modifiers:
         return "", _f32x2(changed)
+    if changed.modifiers[0] == "clusterlaunchcontrol":
+        return "", _launch_control(changed)
+    if changed.modifiers[0] == "cp":
+        return "", _tensor_copy(changed)
     family = {"mma": _mma, "cvt": _cvt, "ldmatrix": _ldmatrix}[changed.modifiers[0]]
     call = family(changed, types)
     return call.function, _code(call)
@@ -136,6 +142,10 @@ def _lacking(instruction: PtxInstruction) -> bool:
             return bool({*NARROW, "ue8m0x2", "e2m1x4", "e2m3x4", "e3m2x4", "s2f6x2"} & {*rest})
         case "ldmatrix":
             return bool({"m8n16", "m16n16"} & {*rest})
+        case "clusterlaunchcontrol":
+            return True
+        case "cp":
+            return rest[:3] == ["async", "bulk", "tensor"]
         case _:
             return "f32x2" in rest
 
@@ -289,6 +299,47 @@ def _ldmatrix(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
     before.append(f"add.s32 sm120$p, sm120$p, {address[3] or 0};")
     results = (*registers, *["_"] * (4 - count))
     return _Call("sm120_ldmatrix_m8n16", (("b32", "sm120$p"), ("b32", str(count)), ("b32", bits)), results, tuple(before))
+
+
+def _launch_control(instruction: PtxInstruction) -> list[str]:
+    """Cluster launch control: every request to cancel a CTA fails, which the ISA permits; each CTA then computes its own tile.
+
+    A response of zeros is such a failure. It arrives as the ISA says: 16 bytes that complete a transaction of the mbarrier.
+    """
+    parts, operands = instruction.modifiers, instruction.operands
+    if parts[1] == "try_cancel" and "shared::cta" in parts and len(operands) == 2:
+        return [
+            ".reg .b32 sm120$z;",
+            "mov.b32 sm120$z, 0;",
+            f"st.shared.v4.b32 {operands[0]}, {{sm120$z, sm120$z, sm120$z, sm120$z}};",
+            "fence.acq_rel.cta;",
+            f"mbarrier.complete_tx.relaxed.cta.shared::cta.b64 {operands[1]}, 16;",
+        ]
+    words = [".reg .b64 sm120$w<2>;", f"mov.b128 {{sm120$w0, sm120$w1}}, {operands[-1]};"]
+    if parts[1:3] == ("query_cancel", "is_canceled"):
+        return [*words, f"setp.ne.b64 {operands[0]}, sm120$w1, 0;"]
+    if parts[1:3] == ("query_cancel", "get_first_ctaid") and len(registers := elements(operands[0])) == 4:
+        x, y, z, _ = registers
+        return [*words, f"mov.b64 {{{x}, {y}}}, sm120$w0;", f"mov.b64 {{{z}, _}}, sm120$w1;"]
+    raise _unsupported(instruction)
+
+
+def _tensor_copy(instruction: PtxInstruction) -> list[str]:
+    """cp.async.bulk.tensor: with a marked tensor map, the first coordinate counts pairs of 4-bit elements, which are bytes."""
+    index = next((at for at, operand in enumerate(instruction.operands) if "{" in operand), -1)
+    match = re.fullmatch(r"\[\s*([%$\w]+)\s*,\s*\{\s*([^,}]+?)\s*((?:,[^}]*)?)\}\s*\]", instruction.operands[index])
+    if not match or "im2col" in instruction.opcode or "tile::" in instruction.opcode:
+        raise _unsupported(instruction)
+    tensor_map, first, others = match.groups()
+    copy = instruction.with_operand(index, f"[{tensor_map}, {{sm120$c{others}}}]")
+    return [
+        ".reg .b64 sm120$m; .reg .b32 sm120$c; .reg .pred sm120$q;",
+        f"ld.b64 sm120$m, [{tensor_map}+{TENSOR_MAP_MARK_OFFSET}];",
+        f"setp.eq.b64 sm120$q, sm120$m, {TENSOR_MAP_MARK};",
+        f"mov.b32 sm120$c, {first};",
+        "@sm120$q shr.s32 sm120$c, sm120$c, 1;",
+        f"{copy.opcode} {', '.join(copy.operands)};",
+    ]
 
 
 def _f32x2(instruction: PtxInstruction) -> list[str]:
