@@ -350,6 +350,19 @@ def test_names_without_remedy_are_no_members_of_a_class() -> None:
     assert explain("RuntimeError: cudaErrorInsufficientDriver\n").known
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: http+docker://localhost/v1.41/containers/create",
+        "E       AssertionError: assert {'a', 'b'} == {'a'}",
+        "driver                a stub: every call returns CUDA_ERROR_NO_DEVICE",
+    ],
+)
+def test_similar_lines_are_no_members_of_a_class(line: str) -> None:
+    """Lines of whole logs of tests and builds."""
+    assert not explain(line + "\n").known
+
+
 def test_large_logs_take_little_time() -> None:
     log = io.BytesIO(LINE * 30_000 + BY_ID["no-devices"].sample.encode())
     started = time.process_time()
