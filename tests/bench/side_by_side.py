@@ -1,52 +1,62 @@
-"""Measure a server with a known schedule by this client and by llama-benchy, which the community uses.
+"""Measure a server with a known schedule by this client and by four tools of the community.
 
-Usage: ``side_by_side.py [VENV]``. llama-benchy is installed into VENV, or into a temporary virtual environment.
+Usage: ``side_by_side.py VENVS``, a folder with the virtual environments ``llama-benchy``, ``vllm``, ``guidellm`` and
+``aiperf``, each with the tool of that name. One that is missing is left out. vLLM's client runs without a GPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from sm120kit.bench.client import StreamRequest, stream_all
+from sm120kit.bench.client import StreamRequest, counted, stream_all
 from sm120kit.bench.receipt import MeasuredCell, summary
-from sm120kit.core.state import write_atomic
 from sm120kit.core.urls import Endpoint
 
-SERVER = Path(__file__).parents[1] / "support" / "schedule_server.py"
-OTHER = "llama-benchy==0.4.0"
-RUNS = 2
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from schedule_server import schedule_server
+
+Figures = dict[str, float | None]
+"""Rates in tokens per second, ``ttft`` in milliseconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``users`` concurrent streams of ``rate`` tokens per second in chunks of ``per_chunk``, the first after ``first`` s."""
+    """``users`` streams of ``rate`` tokens per second at once: the first token alone after ``first`` s, then ``per_chunk``."""
 
     users: int
+    requests: int
     rate: float
     tokens: int
     per_chunk: int = 1
     first: float = 0.3
-    fault: str = ""
+
+    @property
+    def interval(self) -> float:
+        return self.per_chunk / self.rate
+
+    def true(self) -> Figures:
+        chunks = -(-(self.tokens - 1) // self.per_chunk)
+        seconds = self.first + chunks * self.interval
+        per_user = (self.tokens - 1) / (chunks * self.interval)
+        total = self.users * self.tokens / seconds
+        return {"per user": per_user, "together": self.users * per_user, "over wall time": total, "ttft": self.first * 1000}
 
 
 CASES = (
-    Case(1, 10, 40),
-    Case(1, 200, 800),
-    Case(1, 200, 800, per_chunk=4),
-    Case(1, 200, 64, per_chunk=16),
-    Case(4, 50, 200),
-    Case(16, 500, 2000),
-    Case(16, 1000, 4000),
-    Case(1, 200, 400, fault="disconnect"),
-    Case(1, 200, 400, fault="no usage"),
+    Case(1, 3, 200, 65, per_chunk=4),
+    Case(4, 3, 100, 201, first=2.0),
+    Case(16, 2, 500, 1001),
+    Case(1, 3, 200, 65, per_chunk=16),
 )
 TOKENIZER = {
     "version": "1.0",
@@ -55,124 +65,132 @@ TOKENIZER = {
     "pre_tokenizer": {"type": "WhitespaceSplit"},
     "post_processor": None,
     "decoder": None,
-    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1}, "unk_token": "[UNK]"},
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1, "tok": 2}, "unk_token": "[UNK]"},
 }
-"""Words are tokens, which is enough for llama-benchy to cut prompts to length."""
+"""Words are tokens, as in the server's answers."""
 BOOK = "http://127.0.0.1/book"
 
 
-def ours(url: str, case: Case, schedule: dict[str, str]) -> dict[str, float | None]:
-    """Rates in tokens per second, time to the first token in seconds."""
-    body = {"max_tokens": case.tokens, "schedule": schedule}
-    results = [
-        stream_all(Endpoint.parse(url), [[StreamRequest(0, "/v1/chat/completions", body)]] * case.users) for _ in range(RUNS)
-    ]
-    figures = [
-        summary(MeasuredCell(case.users, case.tokens, 0, (), result.samples, result.lag_seconds, None)) for result in results
-    ]
+def sm120kit(venv: Path, directory: Path, url: str, case: Case) -> Figures:
+    request = counted(StreamRequest(0, "/v1/chat/completions", {"max_tokens": case.tokens}))
+    result = stream_all(Endpoint.parse(url), [[request] * case.requests] * case.users)
+    cell = summary(MeasuredCell(case.users, case.tokens, 0, (), result.samples, result.lag_seconds, None))
     return {
-        "per user": _mean([cell.decode_tok_s for cell in figures]),
-        "together": _mean([cell.total_tok_s for cell in figures]),
-        "over wall time": _mean([cell.output_tok_s for cell in figures]),
-        "TTFT": _mean([cell.ttft for cell in figures]),
+        "per user": cell.decode_tok_s,
+        "together": cell.total_tok_s,
+        "over wall time": cell.output_tok_s,
+        "ttft": None if cell.ttft is None else cell.ttft * 1000,
     }
 
 
-def theirs(python: Path, directory: Path, url: str, case: Case, schedule: dict[str, str]) -> dict[str, float | None]:
-    """The same figures from llama-benchy's result file."""
-    write_atomic(directory / "tokenizer.json", json.dumps(TOKENIZER).encode())
+def llama_benchy(venv: Path, directory: Path, url: str, case: Case) -> Figures:
     # A file in its download cache, named by the hash of the address, instead of a download.
     book = hashlib.md5(BOOK.encode(), usedforsecurity=False).hexdigest()
-    write_atomic(directory / ".cache" / "llama-benchy" / f"{book}.txt", b"word " * 5000)
-    result = directory / "result.json"
-    result.unlink(missing_ok=True)
-    arguments = [
-        "--base-url",
-        f"{url}/v1",
-        "--model",
-        "schedule",
-        "--tokenizer",
-        directory / "tokenizer.json",
-        "--book-url",
-        BOOK,
-    ]
-    arguments += ["--pp", 16, "--tg", case.tokens, "--concurrency", case.users, "--runs", RUNS, "--latency-mode", "none"]
-    arguments += ["--no-warmup", "--no-adapt-prompt", "--skip-coherence", "--save-result", result, "--format", "json"]
-    arguments += ["--extra-body", f"schedule={json.dumps(schedule)}"] if schedule else []
-    ran = subprocess.run(
-        [python, "-m", "llama_benchy", *map(str, arguments)], env={"HOME": str(directory)}, capture_output=True, text=True
-    )
-    if ran.returncode or not result.is_file():
-        print(f"llama-benchy: exit code {ran.returncode}: {(ran.stderr or ran.stdout).strip()[-300:]}")
-        return {}
-    runs: list[dict[str, Any]] = json.loads(result.read_text())["benchmarks"]
-    if not runs:
-        return {}
-    (run,) = runs
-    seconds = _of(run, "e2e_ttft")
+    cache = directory / ".cache" / "llama-benchy"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / f"{book}.txt").write_text("word " * 5000)
+    result = directory / "llama-benchy.json"
+    _run(directory, venv / "bin" / "llama-benchy", "--base-url", f"{url}/v1", "--model", "schedule", "--tokenizer", directory,
+         "--book-url", BOOK, "--pp", 16, "--tg", case.tokens, "--concurrency", case.users, "--runs", case.requests,
+         "--latency-mode", "none", "--no-warmup", "--no-adapt-prompt", "--skip-coherence", "--save-result", result,
+         "--format", "json")  # fmt: skip
+    (run,) = json.loads(result.read_text())["benchmarks"]
+    figures = {"per user": "tg_req_throughput", "together": "tg_throughput", "ttft": "e2e_ttft"}
+    return {figure: run[name] and float(run[name]["mean"]) for figure, name in figures.items()}
+
+
+def vllm(venv: Path, directory: Path, url: str, case: Case) -> Figures:
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text((json.dumps({"prompt": "word " * 16}) + "\n") * case.users * case.requests)
+    _run(directory, venv / "bin" / "vllm", "bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
+         "--base-url", url, "--model", "schedule", "--tokenizer", directory, "--dataset-name", "custom",
+         "--dataset-path", prompts, "--custom-output-len", case.tokens, "--skip-chat-template",
+         "--num-prompts", case.users * case.requests, "--max-concurrency", case.users,
+         "--ready-check-timeout-sec", 0, "--save-result", "--result-dir", directory, "--result-filename", "vllm.json",
+         "--disable-tqdm")  # fmt: skip
+    result = json.loads((directory / "vllm.json").read_text())
     return {
-        "per user": _of(run, "tg_req_throughput"),
-        "together": _of(run, "tg_throughput"),
-        "peak": _of(run, "peak_throughput"),
-        "TTFT": None if seconds is None else seconds / 1000,
+        "per user": 1000 / result["mean_tpot_ms"],
+        "over wall time": result["output_throughput"],
+        "ttft": result["mean_ttft_ms"],
+        "1 / ITL": 1000 / result["mean_itl_ms"],
     }
 
 
-def _of(run: dict[str, Any], name: str) -> float | None:
-    return run[name] and float(run[name]["mean"])
+def guidellm(venv: Path, directory: Path, url: str, case: Case) -> Figures:
+    result = directory / "guidellm.json"
+    backend = f"kind=openai_http,target={url},model=schedule,request_format=/v1/chat/completions,validate_backend=false"
+    _run(directory, venv / "bin" / "guidellm", "run", "--backend", backend,
+         "--profile", f"kind=concurrent,streams={case.users}", "--constraint",
+         f"kind=max_requests,count={case.users * case.requests}", "--data",
+         f"kind=synthetic_text,prompt_tokens=16,output_tokens={case.tokens}", "--tokenizer", f"kind=hf_auto,model={directory}",
+         "--output", f"kind=json,path={result}", "--disable-console")  # fmt: skip
+    metrics = json.loads(result.read_text())["benchmarks"][0]["metrics"]
+    itl, total, ttft = (
+        float(metrics[name]["successful"]["mean"])
+        for name in ("inter_token_latency_ms", "output_tokens_per_second", "time_to_first_token_ms")
+    )
+    return {"per user": 1000 / itl, "over wall time": total, "ttft": ttft}
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if known else None
+def aiperf(venv: Path, directory: Path, url: str, case: Case) -> Figures:
+    _run(directory, venv / "bin" / "aiperf", "profile", "-m", "schedule", "-u", url, "--endpoint-type", "chat", "--streaming",
+         "--concurrency", case.users, "--request-count", case.users * case.requests, "--tokenizer", "builtin", "--isl", 16,
+         "--osl", case.tokens, "--use-server-token-count", "--artifact-dir", directory / "aiperf", "--ui", "none")  # fmt: skip
+    (path,) = (directory / "aiperf").rglob("profile_export_aiperf.json")
+    result: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    return {
+        "per user": result["output_token_throughput_per_user"]["avg"],
+        "over wall time": result["output_token_throughput"]["avg"],
+        "ttft": result["time_to_first_token"]["avg"],
+    }
 
 
-def main() -> None:
+TOOLS: tuple[Callable[[Path, Path, str, Case], Figures], ...] = (sm120kit, llama_benchy, vllm, guidellm, aiperf)
+
+
+def _run(directory: Path, *argv: object) -> None:
+    environment = {"HOME": str(directory), "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(
+        list(map(str, argv)), cwd=directory, env=environment, capture_output=True, text=True, check=True, timeout=150
+    )
+
+
+def main(venvs: Path) -> None:
+    columns = ("per user", "together", "over wall time", "ttft", "1 / ITL")
+    print("| users x requests x tok/s, tokens, in a chunk, TTFT | tool |", " | ".join(columns), "| took |")
+    print("|---" * (len(columns) + 3) + "|")
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as temporary:
         directory = Path(temporary)
-        venv = Path(sys.argv[1]) if len(sys.argv) > 1 else directory / "venv"
-        if not (venv / "bin" / "python").exists():
-            subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-            subprocess.run([venv / "bin" / "pip", "install", "-q", OTHER], check=True)
-        print("| users x tok/s | tokens, a chunk | | per user | together | over wall time | peak | TTFT ms |")
-        print("|---|---|---|---|---|---|---|---|")
+        (directory / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "[UNK]"}
+        template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
         for case in CASES:
-            show(case, venv / "bin" / "python", directory)
-
-
-def show(case: Case, python: Path, directory: Path) -> None:
-    interval = case.per_chunk / case.rate
-    argv = [sys.executable, SERVER, "0", interval, case.first, case.per_chunk]
-    with subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        try:
-            url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-            schedule = {"fault": case.fault} if case.fault else {}
-            wall = case.first + interval * ((case.tokens - 1) // case.per_chunk)
-            total = case.users * case.rate
-            true = {
-                "per user": case.rate,
-                "together": total,
-                "over wall time": case.users * case.tokens / wall,
-                "TTFT": case.first,
-            }
-            measured = (
-                ("true" + (f", {case.fault}" if case.fault else ""), true),
-                ("sm120kit", ours(url, case, schedule)),
-                (OTHER, theirs(python, directory, url, case, schedule)),
-            )
-        finally:
-            server.kill()
-    for name, figures in measured:
-        rates = [_text(figures.get(key)) for key in ("per user", "together", "over wall time", "peak")]
-        ttft = figures.get("TTFT")
-        cells = [f"{case.users} x {case.rate:g}", f"{case.tokens}, {case.per_chunk}", name, *rates]
-        print("|", " | ".join([*cells, _text(None if ttft is None else ttft * 1000)]), "|", flush=True)
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+            name = f"{case.users} x {case.requests} x {case.rate:g}, {case.tokens}, {case.per_chunk}, {case.first:g} s"
+            rows: dict[str, Figures] = {"true": case.true()}
+            with schedule_server(case.interval, case.first, case.per_chunk, 1, OWNER="vllm") as url:
+                for tool in TOOLS:
+                    label = tool.__name__.replace("_", "-")
+                    if tool is not sm120kit and not (venvs / label).is_dir():
+                        continue
+                    began = time.perf_counter()
+                    try:
+                        rows[label] = tool(venvs / label, directory, url, case)
+                    except (subprocess.SubprocessError, OSError, KeyError, ValueError) as error:
+                        print(f"{label}: {error} {str(getattr(error, 'stdout', ''))[-500:]}", file=sys.stderr)
+                        rows[label] = {}
+                    rows[label]["took"] = time.perf_counter() - began
+            for label, figures in rows.items():
+                values = [figures.get(column) for column in (*columns, "took")]
+                print(
+                    "|",
+                    " | ".join([name, label, *("" if value is None else f"{value:.1f}" for value in values)]),
+                    "|",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).absolute())

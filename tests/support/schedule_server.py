@@ -161,7 +161,11 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defa
             if counting and not OWNER:
                 writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 14\r\n\r\nunknown option")
                 continue
-            schedule = {"tokens": request.get("max_tokens", 1), "interval": 0.002} | defaults | request.get("schedule", {})
+            schedule = (
+                {"tokens": request.get("max_tokens") or request.get("max_completion_tokens", 1), "interval": 0.002}
+                | defaults
+                | request.get("schedule", {})
+            )
             answer = Answer(writer, schedule, counting)
             async with SLOTS.setdefault(answer.capacity, asyncio.Semaphore(answer.capacity)):
                 stays_open = await answer.run()

@@ -190,6 +190,65 @@ def metric(mean: float, std: float = 0.0) -> dict[str, Any]:
     return {"mean": mean, "std": std, "values": [mean]}
 
 
+def test_prefill_that_took_less_time_than_a_shorter_prompt_is_refused(tmp_path: Path) -> None:
+    prefill = {
+        "8192": {"ttft_seconds": 3.423, "tok_per_sec": 2444.0},
+        "16384": {"ttft_seconds": 3.4, "tok_per_sec": 4819.0},
+        "32768": {"ttft_seconds": 12.827, "tok_per_sec": 2569.0},
+        "65536": {"ttft_seconds": 0.339, "tok_per_sec": 244624.0},
+        "131072": {"ttft_seconds": 40.1, "tok_per_sec": 3270.0},
+    }
+    _, *read = figures([file(tmp_path, "llama_cpp.json", sweep(cell(74.6), prefill=prefill))])
+    cached = "0.339 s, but 32,768 tokens took 12.827 s: the prefix cache answered"
+    assert [figure.refused for figure in read] == ["", "", "", cached, ""]
+
+
+def test_cell_with_a_failure_is_refused_with_its_reason(tmp_path: Path) -> None:
+    rows = (
+        cell(-3.0, failure_reason="repeated text", total_tokens=9000),
+        cell(252.0, failure_reason=""),
+        cell(-1.0, total_tokens=900),
+    )
+    loop, good, unnamed = figures([file(tmp_path, "decode.json", sweep(*rows))])
+    assert loop.refused == "the cell failed: repeated text"
+    assert (good.refused, unnamed.refused) == ("", "-1.0 tok/s: the cell failed")
+
+
+def test_cell_during_which_another_client_used_the_server_is_refused(tmp_path: Path) -> None:
+    rows = (
+        cell(97.4, avg_running_reqs=1.9, max_running_reqs=2),
+        cell(145.0, avg_running_reqs=0.9),
+        cell(620.0, 8, avg_running_reqs=8.0),
+    )
+    shared, *alone = figures([file(tmp_path, "sprint.json", sweep(*rows))])
+    assert shared.refused == "1.9 requests ran on average for 1 users: another client used the server"
+    assert not any(figure.refused for figure in alone)
+
+
+def test_vllm_bench_serve_and_sglang_bench_serving(tmp_path: Path) -> None:
+    common = {"completed": 8, "duration": 20.0, "total_input_tokens": 1024, "total_output_tokens": 8000, "mean_tpot_ms": 5.0}
+    vllm = {**common, "model_id": "Qwen3.5", "num_prompts": 9, "failed": 1, "max_concurrency": 4, "output_throughput": 400.0}
+    decode, total = figures([file(tmp_path, "vllm.json", vllm)])
+    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == (
+        "decode",
+        4,
+        128,
+        800.0,
+        "Qwen3.5",
+    )
+    assert (total.what, total.tok_s, total.refused) == ("output, prefill included", 400.0, "")
+    assert decode.notes == ("1 of 9 requests failed",)
+
+    sglang = {**common, "max_concurrency": None, "concurrency": 1.9, "output_throughput": 380.0}
+    decode, total = figures([file(tmp_path, "sglang.json", sglang)])
+    assert (decode.users, decode.tok_s, decode.notes) == (2, 400.0, ("users are the mean number of concurrent requests",))
+
+    (unlimited,) = figures([file(tmp_path, "unlimited.json", {**vllm, "max_concurrency": None})])
+    assert unlimited.refused == "how many requests ran at once is not in the file"
+    few, _ = figures([file(tmp_path, "few.json", {**vllm, "max_concurrency": 64})])
+    assert few.users == 9, "no more than there are requests"
+
+
 def test_llama_benchy(tmp_path: Path) -> None:
     def run(context: int, *, prefilled: bool = False, concurrency: int = 2) -> dict[str, Any]:
         return {

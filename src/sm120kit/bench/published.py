@@ -55,7 +55,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
             if other != model:
                 reason = f"its KV pool of {pool:,} tokens is that of {other} in {file}: the served model is not the named one"
                 figures = [replace(figure, refused=figure.refused or reason) for figure in figures]
-        accepted += _without_cached(figures)
+        accepted += _without_cached_prefill(_without_cached(figures))
     return PublishedFigures(tuple(accepted), refused)
 
 
@@ -98,7 +98,7 @@ def _checked(figure: Figure) -> Figure:
     refused = figure.refused
     per_user = None if figure.tokens is None else figure.tokens / (figure.users or 1)
     if not refused and figure.tok_s <= 0:
-        refused = "0.0 tok/s: the cell failed"
+        refused = f"{figure.tok_s:.1f} tok/s: the cell failed"
     elif not refused and figure.what == "prefill" and figure.tok_s > IMPOSSIBLE_PREFILL:
         refused = f"{figure.tok_s:,.0f} tok/s of prefill: the prefix cache answered"
     elif not refused and per_user is not None and per_user < SHORTEST_ANSWER:
@@ -121,3 +121,23 @@ def _without_cached(figures: Sequence[Figure]) -> list[Figure]:
                 figure = replace(figure, refused=reason)
         checked.append(figure)
     return checked
+
+
+def _without_cached_prefill(figures: Sequence[Figure]) -> list[Figure]:
+    """Refuse prefill that took less than half of the time of a shorter prompt: its prefix was cached."""
+    longest: Figure | None = None
+    refused: dict[int, str] = {}
+    for number, figure in sorted(enumerate(figures), key=lambda numbered: numbered[1].context_tokens):
+        if figure.what != "prefill" or figure.refused or figure.seconds is None:
+            continue
+        if (
+            longest
+            and longest.seconds
+            and figure.seconds < longest.seconds / 2
+            and figure.context_tokens > longest.context_tokens
+        ):
+            took = f"{figure.seconds:g} s, but {longest.context_tokens:,} tokens took {longest.seconds:g} s"
+            refused[number] = f"{took}: the prefix cache answered"
+        elif longest is None or figure.seconds > (longest.seconds or 0):
+            longest = figure
+    return [replace(figure, refused=refused.get(number, figure.refused)) for number, figure in enumerate(figures)]

@@ -3,7 +3,8 @@
 Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` and ``llm_decode_bench.py`` and of
 the K=64 benchmarks (brandonmmusic-max/sm120-moe-bench, results/); llama-benchy 0.4.0 (``results.py``, BenchmarkReport),
 guidellm 0.8.1 (``benchmark/schemas/report.py``, GenerativeBenchmarksReport), aiperf 0.13.0 (``common/models/export_models.py``,
-JsonExportData).
+JsonExportData), ``vllm bench serve`` of 0.33.0 (``vllm/benchmarks/serve.py``) and ``sglang.bench_serving`` of 0.5.23
+(``sglang/benchmark/serving.py``).
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ def _sweep(file: str, content: Content) -> Iterator[Figure]:
     model = str(content["metadata"]["model"])
     notes = ("the model is a label; the tool did not query the server",)
     for row in content["results"]:
+        failed = f"all {row['num_errors']} requests failed" if row.get("num_errors") and not row.get("num_completed") else ""
+        if (running := row.get("avg_running_reqs") or 0) > 1.1 * row["concurrency"]:
+            failed = f"{running:g} requests ran on average for {row['concurrency']} users: another client used the server"
+        reason = row.get("failure_reason")  # such as a loop of repeated text; the rate is a negative number then
         yield Figure(
             file,
             model,
@@ -69,7 +74,7 @@ def _sweep(file: str, content: Content) -> Iterator[Figure]:
             row.get("total_tokens"),
             row.get("wall_time"),
             _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean"))),
-            f"all {row['num_errors']} requests failed" if row.get("num_errors") and not row.get("num_completed") else "",
+            f"the cell failed: {reason}" if reason else failed,
             notes,
         )
     for context, row in (content.get("prefill") or {}).items():
@@ -191,11 +196,31 @@ def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     yield cell("output, prefill included", users, context, total)
 
 
+def _serving(file: str, content: Content) -> Iterator[Figure]:
+    """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the number of users without a limit."""
+    completed, requests = int(content["completed"]), int(content.get("num_prompts") or content["completed"])
+    limit, at_once = content.get("max_concurrency"), content.get("concurrency")
+    users = min(int(limit), requests) if limit else max(1, round(float(at_once))) if at_once else None
+    notes = [] if limit else ["users are the mean number of concurrent requests"]
+    if content.get("failed"):
+        notes.append(f"{content['failed']} of {requests} requests failed")
+    refused = "" if users else "how many requests ran at once is not in the file"
+    if not completed:
+        refused = "no request was successful"
+    tokens, seconds = int(content["total_output_tokens"]), float(content["duration"])
+    context = round(int(content["total_input_tokens"]) / max(1, completed))
+    cell = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
+    if content["mean_tpot_ms"] and users:
+        yield cell("decode", users, context, users * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
+    yield cell("output, prefill included", users, context, float(content["output_throughput"]), notes=tuple(notes))
+
+
 OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (
     ({"metadata", "results"}, _sweep),
     ({"latency_mode", "benchmarks"}, _llama_benchy),
     ({"metadata", "config", "benchmarks"}, _guidellm),
     ({"output_token_throughput", "input_config"}, _aiperf),
+    ({"output_throughput", "mean_tpot_ms", "completed"}, _serving),
 )
 """Keys of a file -> its reader. More specific sets precede others."""
 
@@ -209,5 +234,5 @@ LISTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] =
 
 KNOWN = (
     "llm_decode_bench and benchmark_sglang (metadata, results), lists of system_tps or tok_s, "
-    "JSON of llama-benchy, guidellm and aiperf"
+    "JSON of llama-benchy, guidellm, aiperf, vllm bench serve and sglang.bench_serving"
 )
