@@ -13,7 +13,7 @@ from sm120kit.core import console
 
 def rm(
     references: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Images in the state directory, by id, tag or digest.")
+        list[str], typer.Argument(metavar="IMAGE", help="Images in the state directory, by id, tag or digest.")
     ],
     state: State = None,
     json: Json = False,
