@@ -19,7 +19,7 @@ from typing import Any
 
 import containers
 import pytest
-from model_folders import HYBRID, NVFP4, folder
+import synthetic_hosts
 
 from sm120kit import serving
 from sm120kit.core.errors import GpusTaken, NotHealthy, NotVerified, PortTaken, ServerDied
@@ -397,9 +397,9 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         docker("kill", "launched")
         wait_until(lambda: docker("ps", "--all", "--quiet") == "")
 
-        folder(tmp_path / "model", HYBRID, NVFP4)
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
-            resolve(configuration, image, source, Address(service.port), options.workspace, planned=True)
+            root = synthetic_hosts.build("turin-8", tmp_path / "host")
+            resolve(configuration, image, source, Address(service.port), options.workspace, root=root, planned=True)
         with pytest.raises(ServerDied) as caught:
             launch.run(prepared, options)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint

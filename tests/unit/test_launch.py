@@ -28,6 +28,7 @@ from sm120kit.core.errors import (
     GpusTaken,
     HostUnreadable,
     MtpMissing,
+    NoApiKey,
     NoModel,
     NoSuchImage,
     NotVerified,
@@ -444,6 +445,61 @@ def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path:
     assert result.exit_code == 0, result.output
     assert f"{LocalImages(workspace).find(name).id} serve /model" in result.stdout
     assert f"sm120kit image load {name}" in result.stderr
+
+
+def test_print_without_an_image(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    monkeypatch.chdir(tmp_path / "host")  # without images.json, the default of --index
+    at = options.index("--index")
+    arguments = [*options[:at], *options[at + 2 :]]
+    result = CliRunner().invoke(app, ["serve", FOUR, *arguments, "--print", "--kubernetes", str(tmp_path / "m.yaml")])
+    assert result.exit_code == 0, result.output
+    assert " IMAGE serve /model" in result.stdout and "sm120kit build vllm-0.19.1" in result.stderr
+    assert "image: IMAGE\n" in (tmp_path / "m.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("listen", "url", "published"),
+    [
+        ("127.0.0.2", "http://127.0.0.2:8000", "127.0.0.2:8000:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000", "0.0.0.0:8000:8000"),
+        ("::", "http://[::1]:8000", "[::]:8000:8000"),
+    ],
+)
+def test_address_of_a_server(listen: str, url: str, published: str, model: Path, tmp_path: Path) -> None:
+    planned = replace(service(model, tmp_path), listen=listen, port=8000)
+    argv = serving.docker_run(planned)
+    assert planned.url == url and argv[argv.index("--publish") + 1] == published
+    (container,) = yaml_library.safe_load(serving.compose(planned))["services"].values()
+    assert container["ports"] == [published]
+
+
+def test_api_key_is_only_in_the_environment_of_docker(model: Path, tmp_path: Path) -> None:
+    vllm = replace(service(model, tmp_path), key="hunter2")
+    sglang = replace(vllm, argv=("python", "a b"), api_key=serving.container.API_KEYS["sglang"])
+    for planned in (vllm, sglang):
+        argv = serving.docker_run(planned, values=False)
+        assert planned.api_key.variable in argv and "hunter2" not in " ".join(argv) and "hunter2" not in repr(planned)
+        assert planned.variables[planned.api_key.variable] == "hunter2"
+    shell, *words = sglang.command
+    shown = subprocess.run(
+        [shell, *words[:-2], "printf", "%s\n", *words[-2:]],
+        env={"SM120KIT_API_KEY": "hunter2", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.splitlines() == ["python", "a b", "--api-key", "hunter2"]
+    assert "hunter2" not in serving.kubernetes(sglang), "a pod has a key of its own, from a Secret"
+
+
+def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SM120KIT_API_KEY", raising=False)
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "0.0.0.0"])
+    assert isinstance(result.exception, NoApiKey) and "SM120KIT_API_KEY" in result.exception.hint
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "0.0.0.0", "--api-key", "k"])
+    assert result.exit_code == 0 and "--publish 0.0.0.0:8000:8000" in result.stdout, result.output
+    assert CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "here"]).exit_code == 2
 
 
 def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:
