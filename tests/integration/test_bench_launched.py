@@ -160,6 +160,8 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
 
 def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = LaunchedServers(tmp_path, free_port(), 0.0005)
+    monkeypatch.setattr(checkpoint, "read", lambda folder: None)
+    monkeypatch.setattr(resolve, "resolve", lambda *arguments: None)
     monkeypatch.setattr(launch, "prepare", lambda *arguments: prepared_launch(servers.configuration, None, None))
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
