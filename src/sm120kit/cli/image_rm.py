@@ -18,10 +18,10 @@ def rm(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Remove tags, and images without another tag.
+    """Remove images from the state directory.
 
-    An image by id or digest is removed with all its tags. Layers that other images have are kept. Waits until no other command
-    uses the state directory; a running server is one. Images in the container daemon stay.
+    An image goes with its last tag; by id or digest with all its tags. Layers that other images have are kept. Waits until no
+    other command uses the state directory; a running server is one. Images in the container daemon stay.
     """
     from sm120kit.cli.cache import size
     from sm120kit.core.state import Workspace
