@@ -36,8 +36,9 @@ def tests(session: nox.Session) -> None:
     session.install("--no-compile", "-e", f".[{TESTED}]")  # most modules of torch and transformers are never imported
     if not session.posargs:
         _lint(session)
-    # In the order of testpaths: by default xdist starts files with one long test last, on one core.
-    session.run("pytest", *(session.posargs or ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]))
+    # Three processes keep two cores busy, as many tests wait. Files run in the order of testpaths: by default xdist starts
+    # those with one long test last, on one core.
+    session.run("pytest", *(session.posargs or ["-n3", "--dist=loadfile", "--no-loadscope-reorder"]))
 
 
 @nox.session
