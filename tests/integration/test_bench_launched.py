@@ -26,6 +26,7 @@ from sm120kit.bench.receipt import Receipt
 from sm120kit.cli import app
 from sm120kit.core.errors import BadReceipt, NotComparable, ServerDied
 from sm120kit.core.state import Workspace, read_record
+from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
@@ -77,12 +78,13 @@ class LaunchedServers:
         mounts = (Mount(self.directory / "models--a--b", "/model", True),)
         environment = dict(self.configuration.environment)
         service = serving.Service("s", "sha256:1", (), environment, mounts, (0,), 1, False, {}, self.port)
-        # The server ignores the remaining arguments: a container's name, and the path of a model in a container.
+        # The server ignores the remaining arguments: options of docker, the image, and the path of a model in a container.
         server = (sys.executable, str(SUPPORT / "schedule_server.py"), str(self.port), str(self.interval), "0", "1")
-        argv = (*server, "--name", f"s-{self.starts}", f"/model/snapshots/{REVISION}")
+        options = ("--name", f"s-{self.starts}", "--label", f"{LAUNCHER_LABEL}={os.getpid()}.{time.monotonic_ns()}")
+        argv = (*server, *options, service.image, f"/model/snapshots/{REVISION}", "--label", "of-the-server")
         self.starts += 1
-        options = LaunchOptions(Workspace(self.directory / "state"), 20, lambda line: None)
-        launch.serve(prepared_launch(self.configuration, image, service), argv, options, work=work)
+        state = LaunchOptions(Workspace(self.directory / "state"), 20, lambda line: None)
+        launch.serve(prepared_launch(self.configuration, image, service), argv, state, work=work)
 
     def measure(self, restarts: int, save: Callable[[Receipt], None] | None = None) -> Receipt:
         named = workload.load(str(self.directory / "mine.toml"))
@@ -106,7 +108,13 @@ def test_receipt_has_cells_of_every_restart(tmp_path: Path) -> None:
     served = result.circumstances.served
     assert (served.image, served.lock, served.revision) == ("c" * 64, "b" * 64, REVISION)
     assert served.tokenizer_sha256 is not None and served.configuration == CONFIGURATION
-    assert served.argv is not None and "--name" not in served.argv and "s-0" not in served.argv
+    assert served.argv is not None and served.argv[-4:] == (
+        "sha256:1",
+        f"/model/snapshots/{REVISION}",
+        "--label",
+        "of-the-server",
+    )
+    assert not [word for word in served.argv[:-4] if word in ("--name", "s-0", "--label") or LAUNCHER_LABEL in word]
     assert served.environment == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
     assert result.circumstances.reported == {"id": "schedule", "root": "/nowhere"}
     # Compared with itself, the spread is between the starts.
@@ -180,6 +188,10 @@ def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path
     for restarts in ("0", "1"):
         refused = CliRunner().invoke(app, [*arguments, "--restarts", restarts])
         assert isinstance(refused.exception, NotComparable) and servers.starts == 3, refused.output
+    for change in (("--seed", "7"), ("--given", "gpu=another")):
+        refused = CliRunner().invoke(app, [*arguments, "--restarts", "2", *change])
+        assert isinstance(refused.exception, NotComparable) and "it differs in" in str(refused.exception), refused.output
+        assert servers.starts == 3, "what the server does not decide is compared before it is started"
     ran = CliRunner().invoke(app, [*arguments, "--restarts", "2"])
     assert ran.exit_code == 0, ran.output
     assert "5 of 6 cells are measured already" in ran.stderr and "[6/6]" in ran.stderr and servers.starts == 4

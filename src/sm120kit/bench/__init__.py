@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sm120kit.bench import circumstances, client, clocks, energy, metrics, receipt, resume, saturation, workload
 from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
@@ -136,31 +137,51 @@ def _first_receipt(server: MeasuredServer, measurement: Measurement, began: date
     about = _circumstances(server, measurement)
     if resumed is None:
         return Receipt(receipt.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
-    before = resumed.circumstances
-    if differ := [item.name for item in fields(Circumstances) if getattr(before, item.name) != getattr(about, item.name)]:
+    _require_same(resumed, {item.name: getattr(about, item.name) for item in fields(Circumstances)})
+    return resumed
+
+
+def require_resumable(measurement: Measurement) -> None:
+    """Compare the interrupted run of a measurement, if there is one, with everything that needs no server.
+
+    Raises:
+        NotComparable: the workload, its prompts, the seed, stated circumstances or the measuring program differ.
+    """
+    if measurement.resumed:
+        _require_same(measurement.resumed, _planned(measurement))
+
+
+def _require_same(resumed: Receipt, expected: Mapping[str, object]) -> None:
+    if differ := [name for name, value in expected.items() if getattr(resumed.circumstances, name) != value]:
         raise NotComparable(
             f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
             "run the same command on the same server, or start over with --overwrite or another place for the receipt",
         )
-    return resumed
+
+
+def _planned(measurement: Measurement) -> dict[str, Any]:
+    """The circumstances that a measurement itself decides."""
+    named = measurement.workload
+    return {
+        "workload": named.name,
+        "workload_sha256": named.sha256,
+        "thinking": named.workload.thinking,
+        "temperature": named.workload.temperature,
+        "order_seed": measurement.seed,
+        "client": circumstances.client(),
+        "given": dict(measurement.given),
+        "prompts_sha256": digest_of(workload.prompts(named.workload)),
+    }
 
 
 def _circumstances(server: MeasuredServer, measurement: Measurement) -> Circumstances:
-    named = measurement.workload
     return Circumstances(
         url=server.endpoint.url,
         model=server.model,
-        workload=named.name,
-        workload_sha256=named.sha256,
-        thinking=named.workload.thinking,
-        temperature=named.workload.temperature,
-        order_seed=measurement.seed,
-        client=circumstances.client(),
-        given=dict(measurement.given),
-        prompts_sha256=digest_of(workload.prompts(named.workload)),
         reported=client.server_info(server.endpoint, server.model),
         served=server.served,
         machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
+        **_planned(measurement),
     )
 
 

@@ -59,9 +59,8 @@ def served_by_record(path: Path, url: str) -> Served:
 
 
 def served_from(run: Run) -> Served:
-    """How a server was started. The container's name is left out: it differs at each start."""
+    """How a server was started. The container's name and labels are left out: they differ at each start."""
     folder = _model_folder(run)
-    named = run.argv.index("--name") if "--name" in run.argv else len(run.argv)
     tokenizer = folder / "tokenizer.json"
     return Served(
         configuration=run.configuration,
@@ -71,9 +70,22 @@ def served_from(run: Run) -> Served:
         lock=run.build_id or None,
         revision=revision(folder),
         tokenizer_sha256=file_sha256(tokenizer) if tokenizer.is_file() else None,
-        argv=(*run.argv[:named], *run.argv[named + 2 :]),
+        argv=_same_at_each_start(run),
         environment=run.environment,
     )
+
+
+def _same_at_each_start(run: Run) -> tuple[str, ...]:
+    """The command line without ``--name NAME`` and ``--label NAME=VALUE`` of docker; what follows the image is the server's."""
+    image = run.argv.index(run.image_name) if run.image_name in run.argv else 0
+    words = iter(run.argv[:image])
+    kept = []
+    for word in words:
+        if word in ("--name", "--label"):
+            next(words, None)
+        else:
+            kept.append(word)
+    return (*kept, *run.argv[image:])
 
 
 def with_values(served: Served, values: dict[str, str]) -> Served:

@@ -39,7 +39,12 @@ def measure(
     """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One receipt per measurement.
 
     Of an interrupted run, a server is started only if cells of its start are missing.
+
+    Raises:
+        NotComparable: an interrupted run differs from its measurement; if it needs no server to determine, none is started.
     """
+    for measurement in measurements:
+        bench.require_resumable(measurement)
     receipts: list[Receipt | None] = [None] * len(measurements)
 
     def work(run: Run, number: int) -> None:
