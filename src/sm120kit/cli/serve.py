@@ -41,9 +41,9 @@ class LaunchedServer:
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --checkpoint: the port on 127.0.0.1.")
     ] = 8000
-    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="With --checkpoint: time limit to become healthy.")] = (
-        1800
-    )
+    wait: Annotated[
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With --checkpoint: time limit to become healthy.")
+    ] = 1800
     restarts: Annotated[
         int, typer.Option("--restarts", min=0, metavar="N", help="With --checkpoint: restart N times and measure again.")
     ] = 0
@@ -77,7 +77,7 @@ class ServerOptions:
         str, typer.Option("--listen", metavar="ADDRESS", help="The address; other than loopback requires an API key.")
     ] = "127.0.0.1"
     api_key: ApiKey = ""
-    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="Time limit to become healthy.")] = 1800
+    wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     state: State = None
 

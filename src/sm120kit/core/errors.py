@@ -351,7 +351,7 @@ class NotHealthy(Sm120kitError):
 
 
 class PortTaken(Sm120kitError):
-    """Another program listens on the port of a server that is to be launched."""
+    """A server that is to be launched cannot listen: its port is in use, or the host does not have its address."""
 
     exit_code = 78
 

@@ -13,7 +13,7 @@ from sm120kit.core.urls import Endpoint
 
 TOKENS = 16
 TIMEOUT_SECONDS = 600.0
-"""The first request compiles kernels that the image does not have."""
+"""For each wait for bytes of the server. The first request compiles kernels that the image does not have."""
 PROMPT = "Hello"
 
 
@@ -44,7 +44,7 @@ def request(endpoint: Endpoint) -> Answer:
             text = next((str(message[key]) for key in ("content", "reasoning_content", "reasoning") if message.get(key)), "")
     except httpx2.HTTPError as error:
         raise NoAnswer(f"{endpoint.url} does not answer: {endpoint.without_secrets(str(error))}", _HINT) from error
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NoAnswer(f"{endpoint.url} answers without a completion", _HINT) from error
     return Answer(model, text, time.monotonic() - started)
 

@@ -88,7 +88,7 @@ def resolve(
         BadRecipe: the engine's argument parser refuses the configuration's arguments.
         NoApiKey: other machines can reach the address, and there is no API key.
         TooFewGpus, GpusTaken: see :func:`serving.select_gpus`.
-        PortTaken: another process listens on the port.
+        PortTaken: see :func:`require_port`.
         NoSuchImage: there is no image of the engine, or more than one.
         NotVerified: the image did not pass its checks.
         WrongImage: it is of another engine, or for another kind of machine.
@@ -158,10 +158,15 @@ def _local_image(recipe: str, workspace: Workspace) -> str:
 
 
 def require_port(port: int, listen: str) -> None:
-    """Require that no process listens on a port of an address.
+    """Require that a server can listen on a port of an address.
 
     Raises:
-        PortTaken: one does.
+        PortTaken: another process does, or this host does not have the address.
     """
-    if not serving.port_is_free(port, listen):
+    try:
+        free = serving.port_is_free(port, listen)
+    except OSError as error:
+        message = f"no server can listen on {listen}: {error.strerror}"
+        raise PortTaken(message, "name an address of this host with --listen; `ip address` lists them") from error
+    if not free:
         raise PortTaken(f"{listen}:{port} is in use", "stop what listens there, or choose another port with --port")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import time
@@ -139,13 +140,23 @@ def _ending_after(work: Callable[[], None], has_exited: Callable[[], bool]) -> E
 
 
 def port_is_free(port: int, listen: str = "127.0.0.1") -> bool:
-    """Whether no process listens on a port of an address of this host."""
+    """Whether no process listens on a port of an address of this host.
+
+    A port that this user may not bind counts as free: the container daemon binds it.
+
+    Raises:
+        OSError: the port cannot be bound for another reason, such as EADDRNOTAVAIL: this host does not have the address.
+    """
     with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((listen, port))
-        except OSError:
-            return False
+        except PermissionError:
+            return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True
 
 
