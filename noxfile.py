@@ -1,6 +1,7 @@
 """Commands of developers: ``nox`` runs lint and the tests of ten minutes, ``nox -s slow`` all other tests."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -19,26 +20,35 @@ GROUPS = ("engines", "integration", "containers", "compilers")
 def lint(session: nox.Session) -> None:
     """Style, types, imports between packages, and spelling."""
     session.install("-e", ".[dev]")
-    _lint(session)
+    _style(session)
+    _types(session)
 
 
-def _lint(session: nox.Session) -> None:
+def _style(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("codespell")
+
+
+def _types(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
-    session.run("codespell")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Lint, integration tests with one small real case of each stage, and unit tests; no GPU. With arguments, only pytest."""
     session.install("--no-compile", "-e", f".[{TESTED}]")  # most modules of torch and transformers are never imported
-    if not session.posargs:
-        _lint(session)
-    # Three processes keep two cores busy, as many tests wait. Files run in the order of testpaths: by default xdist starts
-    # those with one long test last, on one core.
-    session.run("pytest", *(session.posargs or ["-n3", "--dist=loadfile", "--no-loadscope-reorder"]))
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    _style(session)
+    with ThreadPoolExecutor(1) as beside:  # mypy takes as long as a hundred tests, and one core
+        types = beside.submit(_types, session)
+        # Three processes keep two cores busy, as many tests wait. Files run in the order of testpaths: by default xdist starts
+        # those with one long test last, on one core.
+        session.run("pytest", "-n3", "--dist=loadfile", "--no-loadscope-reorder")
+        types.result()
 
 
 @nox.session
