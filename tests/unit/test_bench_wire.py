@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -13,7 +14,9 @@ import httpcore2
 import httpx2
 import pytest
 
+from sm120kit.bench import client as bench_client
 from sm120kit.bench import wire
+from sm120kit.bench.sample import Sample
 from sm120kit.core.urls import Endpoint
 
 
@@ -155,6 +158,69 @@ def test_responses_of_one_connection(listening: socket.socket) -> None:
 )
 def test_ends_of_responses(listening: socket.socket, response: list[bytes], content: bytes, error: str) -> None:
     assert answers(listening, response) == [(content, error)]
+
+
+def sample_of(listening: socket.socket, *parts: bytes) -> Sample:
+    """The sample of a request that a server answers with ``parts``, each sent alone; then it closes the connection."""
+
+    def serve() -> None:
+        with listening.accept()[0] as connection:
+            while not connection.recv(1 << 16).endswith(b"{}"):
+                pass
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(0.02)
+
+    threading.Thread(target=serve, daemon=True).start()
+    endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    (sample,) = bench_client.stream_all(endpoint, [[bench_client.StreamRequest(0, "/", {})]], stall_seconds=5).samples
+    return sample
+
+
+def chunks(*, blank_after: int | None = None) -> list[bytes]:
+    """Four events with text and the end, each as a chunk; a blank follows the size of chunk ``blank_after``."""
+    events = [{"choices": [{"delta": {"content": text}}]} for text in "abc"]
+    events += [{"choices": [{"delta": {"content": "d"}, "finish_reason": "stop"}]}]
+    contents = [f"data: {json.dumps(event)}\n\n".encode() for event in events] + [b""]
+    blanks = [b" " if number == blank_after else b"" for number in range(len(contents))]
+    return [b"%x%s\r\n%s\r\n" % (len(each), blank, each) for each, blank in zip(contents, blanks, strict=True)]
+
+
+CLOSING = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        [CHUNKED, *chunks(blank_after=4)],
+        [CHUNKED, *chunks(blank_after=1)],
+        [CLOSING, *chunks(), b"x"],
+        [CHUNKED, *chunks(), b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *chunks()],
+        [EARLY, CHUNKED, *chunks()],
+        [EARLY, EARLY, CLOSING, *chunks()],
+    ],
+    ids=["blank in the last chunk", "blank in a chunk", "surplus byte", "surplus response", "early hints", "early hints twice"],
+)
+@pytest.mark.parametrize("first", [0, 1, 3, 10**6])
+def test_content_is_decoded_once(listening: socket.socket, response: list[bytes], first: int) -> None:
+    """``first`` parts are sent together, the others after them: all in one read, or content in two."""
+    sample = sample_of(listening, *filter(None, (b"".join(response[:first]), b"".join(response[first:]))))
+    assert (sample.error, len(sample.chunk_seconds)) == ("", 4)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 40])
+@pytest.mark.parametrize("wrong", [b"no\r\n", b"5\r\nabcdefg\r\n", b"\r\n\r\n"])
+def test_content_that_is_not_chunks_is_an_error_at_once(listening: socket.socket, cut: int, wrong: bytes) -> None:
+    """``cut`` bytes of the second chunk are in the first read: the second begins inside a chunk, or inside its size."""
+    first, second, *_ = chunks()
+    sample = sample_of(listening, CHUNKED + first + second[:cut], second[cut:] + wrong, b"0\r\n\r\n")
+    assert sample.error.startswith("RemoteProtocolError") and len(sample.chunk_seconds) == 2
+
+
+def test_switch_of_protocols_is_an_error_at_once(listening: socket.socket) -> None:
+    switch = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    assert sample_of(listening, switch).error.startswith("RemoteProtocolError")
 
 
 def test_chunks_have_the_time_of_their_read_and_skip_the_library() -> None:

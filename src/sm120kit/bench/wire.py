@@ -30,7 +30,9 @@ SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _READ_BYTES = 64 << 10
 _CONTROL_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
+_HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_NO_CHUNK = b"invalid chunk\r\n"
 
 
 def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
@@ -103,7 +105,9 @@ async def _connected(
 class _Response:
     """A response as it arrives. Chunked content is decoded; what is not chunked is left to the HTTP library.
 
-    ``decoding`` ends with the content, or when the rest is left to the library.
+    ``decoding`` ends with the content, or when the rest is left to the library. The library gets the heads of chunked content
+    and its end only: it cannot continue in the middle of a chunk, and would decode a second time what has been decoded. Content
+    that httptools rejects is followed by :data:`_NO_CHUNK`, an error of the library.
     """
 
     def __init__(self) -> None:
@@ -111,8 +115,10 @@ class _Response:
         self.decoding = True
         self._arrived = 0.0
         self._head = b""
+        self._heads = 0
         self._has_head = self._chunked = False
         self._parser = httptools.HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)  # as the HTTP library has it
 
     def feed(self, arrived: float, read: bytes) -> bytes:
         """The bytes for the HTTP library, after the arrival of ``read``."""
@@ -122,32 +128,41 @@ class _Response:
         in_head = not self._has_head
         if in_head:
             self._head += read
+        end = _LAST_CHUNK
         try:
             self._parser.feed_data(read)
-        except httptools.HttpParserError:  # the HTTP library reports it
-            self.decoding = False
-            return self._head or read
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            if not (self._has_head and self._chunked):  # the HTTP library reports it
+                self.decoding = False
+                return self._head or read
+            if self.decoding:  # else surplus bytes after the content
+                self.decoding, end = False, _NO_CHUNK
         if in_head and not self._has_head:
             return b""
         head, self._head = self._head, b""
         if not self._chunked:
             self.decoding = False
             return head
-        head = b"".join(head.partition(b"\r\n\r\n")[:2])
-        return head if self.decoding else head + _LAST_CHUNK
+        head = b"".join(part + _HEAD_END for part in head.split(_HEAD_END, self._heads)[: self._heads]) if head else b""
+        return head if self.decoding else head + end
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._chunked |= name.lower() == b"transfer-encoding" and value.lower() == b"chunked"
+        if not self._has_head:
+            self._chunked |= name.lower() == b"transfer-encoding" and value.lower() == b"chunked"
 
     def on_headers_complete(self) -> None:
-        self._has_head = True
+        if not self._has_head:
+            self._heads += 1
+            self._has_head = self._parser.get_status_code() >= 200
+            self._chunked &= self._has_head
 
     def on_body(self, body: bytes) -> None:
-        if self._chunked:
+        if self._chunked and self.decoding:
             self.content.append((self._arrived, body))
 
     def on_message_complete(self) -> None:
-        self.decoding = False
+        if self._has_head:
+            self.decoding = False
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
