@@ -30,6 +30,7 @@ from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
 from sm120kit.serving.container import Mount, Scratch
+from sm120kit.serving.containers import in_use
 from sm120kit.serving.resolve import Address, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -358,6 +359,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             if line.startswith("healthy"):
                 # A server may answer before the daemon lists its container as running.
                 wait_until(lambda: probe().launched == (attended,))
+                assert in_use() == {tmp_path / "a, model", tmp_path / "cache"}
                 os.kill(os.getpid(), signal.SIGTERM)
 
         options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, stop_when_healthy)

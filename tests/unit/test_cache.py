@@ -43,6 +43,7 @@ DAY = 24 * 3600.0
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("sm120kit.serving.containers.in_use", frozenset)  # docker lists no server
     Workspace.open()
     return Workspace.at()
 
@@ -382,6 +383,18 @@ def test_image_rm_removes_a_damaged_image(workspace: Workspace) -> None:
     layout.path(image.digest).write_bytes(b"damaged")
     assert CliRunner().invoke(app, ["image", "rm", "a:1"]).exit_code == 0
     assert layout.images() == [] and not layout.has(image.digest)
+
+
+def test_image_rm_removes_two_damaged_images_at_once(workspace: Workspace) -> None:
+    layout = Layout(workspace.root / "oci")
+    for number in range(2):
+        layer = layout.add_blob(f"{number}".encode(), LAYER)
+        image = layout.add_image([layer], [layer.digest], {"os": "linux", "architecture": "amd64"})
+        layout.tag(image.digest, f"a:{number}")
+        layout.path(image.digest).write_bytes(b"damaged")
+    result = CliRunner().invoke(app, ["image", "rm", "a:0", "a:1"])
+    assert result.exit_code == 0, result
+    assert layout.images() == []
 
 
 def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> None:

@@ -128,6 +128,22 @@ def test_removed_image_keeps_the_layers_of_others(layout: Layout) -> None:
     layout.verify(kept.digest)
 
 
+def test_damaged_images_can_be_removed_together_and_one_by_one(layout: Layout) -> None:
+    shared, own = layer(layout, a="1"), layer(layout, b="22")
+    first, second, sound = image(layout, shared), image(layout, own), image(layout, shared, own)
+    for damaged in (first, second):
+        layout.path(damaged.digest).write_bytes(b"damaged")
+    config = layout.manifest(sound.digest)["config"]["digest"]
+    assert layout.find(config) == sound
+    with pytest.raises(ArtifactChanged):
+        layout.find("sha256:" + "0" * 64)
+    layout.remove(sound.digest)
+    assert {one.digest for one, _ in layout.images()} == {first.digest, second.digest}
+    assert not layout.has(sound.digest) and layout.has(shared.digest), "a damaged image may have its layers"
+    layout.remove(first.digest, second.digest)
+    assert layout.images() == [] and not layout.has(first.digest) and not layout.has(second.digest)
+
+
 def test_changed_or_missing_blobs_are_detected(layout: Layout) -> None:
     top = layer(layout, a="1")
     manifest = image(layout, top)

@@ -82,8 +82,8 @@ def clean(
 ) -> None:
     """Remove entries of the state directory by kind and age.
 
-    Records are removed only if KIND names them: they cannot be created again. Tagged images are kept. Waits
-    until no other command uses the directory.
+    Records are removed only if KIND names them: they cannot be created again. Tagged images are kept, and what running
+    servers use. Waits until no other command uses the directory.
     """
     from sm120kit.core.errors import UnknownName
     from sm120kit.core.state import Workspace
@@ -104,7 +104,7 @@ def clean(
 
     def find() -> list[StateEntry]:
         listed = [entry for entry in cache.entries(workspace.root) if entry.kind in chosen]
-        return cache.older_than(cache.removable(workspace.root, listed), seconds)
+        return _unused(cache.older_than(cache.removable(workspace.root, listed), seconds))
 
     if dry_run:
         _show(find(), dry_run=True, json=json)
@@ -143,6 +143,23 @@ def gc(
         return
     with workspace.maintenance():
         _remove(find(), json=json)
+
+
+def _unused(entries: Sequence[StateEntry]) -> Sequence[StateEntry]:
+    """Entries without the caches, records and logs of servers that run, which outlive the command that started them."""
+    from sm120kit.core.errors import CommandFailed, ToolchainMissing
+    from sm120kit.images import cache
+    from sm120kit.serving import containers
+
+    if not any(entry.kind in ("servers", "records") for entry in entries):
+        return entries
+    try:
+        return cache.without(entries, containers.in_use())
+    except ToolchainMissing:
+        return entries
+    except CommandFailed as error:
+        console.info(f"running servers cannot be determined: {error.message}")
+        return entries
 
 
 def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:

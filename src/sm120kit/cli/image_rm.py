@@ -21,7 +21,7 @@ def rm(
     """Remove images from the state directory.
 
     An image goes with its last tag; by id or digest with all its tags. Layers that other images have are kept. Waits until no
-    other command uses the state directory; a running server is one. Images in the container daemon stay.
+    other command uses the state directory. Images in the container daemon stay, and so does a running server's.
     """
     from sm120kit.cli.cache import size
     from sm120kit.core.state import Workspace

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -405,6 +405,11 @@ def removable(root: Path, entries: Iterable[StateEntry]) -> list[StateEntry]:
     return [entry for entry in entries if not tagged.intersection(entry.paths)]
 
 
+def without(entries: Iterable[StateEntry], used: Collection[Path]) -> list[StateEntry]:
+    """Entries that neither are nor contain one of the ``used`` files, which are resolved paths."""
+    return [entry for entry in entries if not any(file.is_relative_to(path.resolve()) for path in entry.paths for file in used)]
+
+
 def detach(root: Path, removed: Iterable[StateEntry]) -> None:
     """Remove images from the index of ``<state>/oci`` that lose one of their blobs; none of them has a tag."""
     paths = {path for entry in removed if entry.kind == "blobs" for path in entry.paths}
@@ -419,7 +424,7 @@ def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
 
     Raises:
         NoSuchImage: the state directory does not have one of the images. Nothing is removed.
-        ArtifactChanged, BadArtifact: another image is damaged, so that its blobs cannot be determined.
+        ArtifactChanged, BadArtifact: none has the id ``sha256:...``, unless it is that of a damaged image.
     """
     layout = _layout(root)
     listed = {reference: layout.find(reference) for reference in references}
@@ -435,15 +440,13 @@ def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
         tags[manifest.digest] = names - gone
         untagged += sorted(gone)
     removed = tuple(dict.fromkeys(manifest.digest for manifest in listed.values() if manifest and not tags[manifest.digest]))
-    freed_bytes = 0
-    for digest in removed:
-        layers = layout.diff_ids(digest)
-        freed_bytes += layout.remove(digest)
-        kept = {diff_id for manifest, _ in layout.images() for diff_id in layout.diff_ids(manifest.digest)}
-        paths = tuple(root / "oci-unpacked" / layer.removeprefix("sha256:") for layer in sorted(layers - kept))
-        unpacked = StateEntry("unpacked", digest, paths, 0)
-        freed_bytes += freed([unpacked])
-        remove(unpacked)
+    layers = {diff_id for digest in removed for diff_id in layout.diff_ids(digest)}
+    freed_bytes = layout.remove(*removed)
+    kept = {diff_id for manifest, _ in layout.images() for diff_id in layout.diff_ids(manifest.digest)}
+    paths = tuple(root / "oci-unpacked" / layer.removeprefix("sha256:") for layer in sorted(layers - kept))
+    unpacked = StateEntry("unpacked", "", paths, 0)
+    freed_bytes += freed([unpacked])
+    remove(unpacked)
     for reference in untagged:
         layout.untag(reference)
     return RemovedImages(tuple(untagged), removed, freed_bytes)

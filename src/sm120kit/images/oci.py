@@ -261,9 +261,16 @@ class Layout:
                 return manifest
         if not _DIGEST.fullmatch(reference):
             return None
-        return next(
-            (manifest for manifest, _ in images if self.manifest(manifest.digest)["config"]["digest"] == reference), None
-        )
+        damaged = None
+        for manifest, _ in images:
+            try:
+                if self.manifest(manifest.digest)["config"]["digest"] == reference:
+                    return manifest
+            except (ArtifactChanged, BadArtifact) as error:
+                damaged = error
+        if damaged:  # it may be the one
+            raise damaged
+        return None
 
     def tag(self, manifest_digest: str, reference: str) -> None:
         """Give an image a reference. It moves if another image has it.
@@ -296,16 +303,22 @@ class Layout:
             if not any(other["digest"] == entry["digest"] for other in entries):
                 entries.append({key: value for key, value in entry.items() if key != "annotations"})
 
-    def remove(self, manifest_digest: str) -> int:
-        """Remove an image with its references, and its blobs that no other image has. Returns the bytes that this frees."""
+    def remove(self, *manifest_digests: str) -> int:
+        """Remove images with their references, and their blobs that no other image has. Returns the bytes that this frees.
+
+        If another image is damaged, only the manifests are removed: which layers it has cannot be determined.
+        """
+        own = set(manifest_digests)
         with self._index() as entries:
+            entries[:] = [entry for entry in entries if entry["digest"] not in manifest_digests]
             try:
-                own = self._blobs_of(manifest_digest)
-            except (ArtifactChanged, BadArtifact):  # a damaged image can be removed
-                own = {manifest_digest}
-            entries[:] = [entry for entry in entries if entry["digest"] != manifest_digest]
-            others = {entry["digest"] for entry in entries}
-            kept = set().union(*(self._blobs_of(digest) for digest in others)) if others else set()
+                kept = {blob for digest in {entry["digest"] for entry in entries} for blob in self._blobs_of(digest)}
+            except (ArtifactChanged, BadArtifact):
+                kept = set()
+            else:
+                for digest in manifest_digests:
+                    with suppress(ArtifactChanged, BadArtifact):  # a damaged image can be removed
+                        own |= self._blobs_of(digest)
         freed = 0
         for digest in own - kept:
             # A published layer has a compressed form, see sm120kit.images.distribution.compression.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import calendar
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import NoSuchServer
-from sm120kit.core.state import read_record, write_record
+from sm120kit.core.errors import NoSuchServer, StateUnwritable
+from sm120kit.core.state import disk_errors, parse_json, read_record, write_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.supervise import Ending, Run
@@ -75,19 +77,69 @@ def logs(container: ServingContainer, on_line: Callable[[str], None], *, follow:
 
 
 def stop(container: ServingContainer) -> None:
-    """Stop a container, complete the log and the record of its run, and remove it."""
-    process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
+    """Stop a container, complete the log and the record of its run, and remove it.
+
+    Raises:
+        StateUnwritable: the record cannot be read, or nothing be written beside it: it is another user's. The server runs on.
+        BadRecord: the record is damaged. The server runs on.
+    """
     path = Path(container.record)
-    if container.record and path.is_file():
-        record = read_record(Run, path)
-        log = Path(record.log)
-        log.unlink(missing_ok=True)
-        with process.background(("docker", "logs", container.name), log) as child:
-            child.wait()
+    record = _record(container, path) if container.record else None
+    process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
+    if record:
+        _complete_log(container.name, Path(record.log))
         seconds = time.time() - calendar.timegm(time.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ"))
         ending = Ending.STOPPED if container.running else Ending.DIED
         write_record(path, replace(record, ending=ending, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
     remove(container.name)
+
+
+def _record(container: ServingContainer, path: Path) -> Run | None:
+    """The record of a container's run; None if it was removed."""
+    try:
+        record = read_record(Run, path)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return record
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateUnwritable(
+            f"the record of {container.name} cannot be completed: {path}: {error.strerror}",
+            f"stop it as the user who started it, or without its record: docker rm --force {container.name}",
+        ) from error
+
+
+def _complete_log(name: str, log: Path) -> None:
+    """Replace a log by everything that a container printed, unless docker has less, as without a log driver."""
+    part = log.with_name(f".{log.name}.{os.getpid()}")
+    try:
+        with disk_errors(log):
+            with process.background(("docker", "logs", name), part) as child:
+                code = child.wait()
+            if code == 0 and (not log.exists() or part.stat().st_size >= log.stat().st_size):
+                part.replace(log)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def in_use() -> frozenset[Path]:
+    """The files of servers that run on this host, also of those whose launcher has ended: mounts, records and logs.
+
+    Raises:
+        ToolchainMissing: there is no docker program.
+        CommandFailed: its daemon does not respond.
+    """
+    running = ("docker", "ps", "--quiet", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}")
+    ids = process.run(running).stdout.split()
+    fields = f'{{{{index .Config.Labels "{RECORD_LABEL}"}}}}\t{{{{json .Mounts}}}}'
+    # A container that ended in between has no output, and makes the exit code 1.
+    lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []
+    used: set[Path] = set()
+    for record, mounts in (line.split("\t") for line in lines):
+        used |= {Path(mount["Source"]).resolve() for mount in parse_json(mounts) if mount.get("Source")}
+        if record:
+            used |= {Path(record).resolve(), Path(record).with_suffix(".log").resolve()}
+    return frozenset(used)
 
 
 def exit_code(name: str) -> int | None:

@@ -1,0 +1,100 @@
+"""Servers that outlive the command that started them: what is kept of them, with a program in place of docker's client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sm120kit.cli import app
+from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.state import Workspace, read_record, write_record
+from sm120kit.serving import Run, containers
+from sm120kit.serving.containers import ServingContainer
+
+CACHE = "0123456789abcdef"
+PRINTED = "one\ntwo\n"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Put a docker program first on PATH. It writes its arguments to the file that this returns."""
+
+    def write(**commands: str) -> Path:
+        directory, calls = tmp_path / "bin", tmp_path / "calls"
+        directory.mkdir(exist_ok=True)
+        cases = "".join(f"{name}) {script} ;;\n" for name, script in commands.items())
+        (directory / "docker").write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase $1 in\n{cases}esac\n')
+        (directory / "docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        return calls
+
+    return write
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> ServingContainer:
+    """A running server whose log has what was printed until its first answer."""
+    state = Workspace.open(tmp_path / "state").root
+    log, record = state / "runs" / "a-1.log", state / "runs" / "a-1.json"
+    write_record(record, Run("a", "e", "i", "n", "/m", (), (), "http://127.0.0.1:1", str(log), "2026-01-01T00:00:00Z"))
+    log.write_text("one\n")
+    (state / "caches" / CACHE / "kernels").mkdir(parents=True)
+    (state / "caches" / ("f" * 16)).mkdir()
+    return ServingContainer("s", "a", "0", "http://127.0.0.1:1", True, "Up", str(record))
+
+
+def kept(server: ServingContainer) -> tuple[str, str]:
+    """The log and the ending of a server that was stopped; nothing else is left beside them."""
+    record = Path(server.record)
+    assert {path.name for path in record.parent.iterdir()} == {"a-1.log", "a-1.json"}
+    return record.with_suffix(".log").read_text(), read_record(Run, record).ending
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        (f"printf '{PRINTED}'", PRINTED),
+        ("printf 'Error response from daemon: configured logging driver does not support reading'; exit 1", "one\n"),
+        ("printf 'o'", "one\n"),
+    ],
+    ids=["complete", "no-log-driver", "less"],
+)
+def test_stop_replaces_the_log_only_by_a_complete_one(
+    logs: str, expected: str, docker: Callable[..., Path], server: ServingContainer
+) -> None:
+    docker(logs=logs, inspect="echo 0")
+    containers.stop(server)
+    assert kept(server) == (expected, "stopped")
+
+
+def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], server: ServingContainer, tmp_path: Path) -> None:
+    calls = docker(inspect="echo 0")
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)  # not even root reads it
+    with pytest.raises(StateUnwritable, match="the record of s cannot be completed"):
+        containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
+    assert not calls.exists(), "the server runs on"
+
+
+def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], server: ServingContainer) -> None:
+    record = Path(server.record)
+    state = record.parents[1]
+    mounts = json.dumps(
+        [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}, {"Type": "tmpfs", "Source": ""}]
+    )
+    docker(ps="echo 1234", inspect=f"printf '%s\\t%s\\n' {record} '{mounts}'")
+    for arguments in (("--all",), ("servers", "records")):
+        result = CliRunner().invoke(app, ["cache", "clean", *arguments, "--state", str(state)])
+        assert result.exit_code == 0, result
+        assert [path.name for path in (state / "caches").iterdir()] == [CACHE] and (
+            state / "caches" / CACHE / "kernels"
+        ).is_dir()
+        assert kept(server) == ("one\n", "running")
+    docker(ps="true")
+    assert CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)]).exit_code == 0
+    assert not [*(state / "caches").iterdir(), *(state / "runs").iterdir()]
