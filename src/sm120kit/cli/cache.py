@@ -145,7 +145,7 @@ def gc(
         _remove(find(), json=json)
 
 
-def _unused(entries: Sequence[StateEntry]) -> Sequence[StateEntry]:
+def _unused(entries: list[StateEntry]) -> list[StateEntry]:
     """Entries without the caches, records and logs of servers that run, which outlive the command that started them."""
     from sm120kit.core.errors import CommandFailed, ToolchainMissing
     from sm120kit.images import cache
