@@ -24,10 +24,15 @@ NAME = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
 REPOSITORY = "Qwen/Qwen3.5-27B-FP8"
 DRIVER = """
 import sys
+from sm120kit.core import signals
 from sm120kit.recipes import configurations
 from sm120kit.serving import download
 
-download.fetch(download.plan(configurations.load(sys.argv[1]), "", offline=False))
+signals.handle()
+try:
+    download.fetch(download.plan(configurations.load(sys.argv[1]), "", offline=False))
+except signals.Interrupted:
+    sys.exit(130)
 """
 
 
@@ -54,7 +59,9 @@ def fetch(revision: str = "", *, offline: bool = False) -> Path:
     return download.fetch(download.plan(configurations.load(NAME), revision, offline=offline))
 
 
-def test_download_that_is_killed_resumes_and_then_needs_no_network(hub: ModelHub, home: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, code: int, hub: ModelHub, home: Path) -> None:
+    """An interrupt ends it at once, although the server has half of a file still to send."""
     shard = max(hub.files, key=lambda name: len(hub.files[name]))
     others = {name for name in hub.files if name not in (shard, "pytorch_model.bin")}
     hub.slow = shard
@@ -64,8 +71,8 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(hub: ModelHub
     snapshot = download.cache_folder(REPOSITORY, COMMIT)
     while not others <= {path.name for path in snapshot.glob("*")}:
         assert child.poll() is None
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.send_signal(sent)
+    assert child.wait(timeout=30) == code
     hub.slow = ""
     plan = download.plan(configurations.load(NAME), "", offline=False)
     assert plan == download.ModelDownload(REPOSITORY, COMMIT, len(hub.files[shard]), offline=False)
@@ -95,8 +102,10 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
         fetch()
     hub.repository = REPOSITORY
     hub.files["model-9.safetensors"] = _Huge()
+    plan = download.plan(configurations.load(NAME), "", offline=False)
+    assert plan.missing_bytes > 2**59, "a command line can be printed for a machine with more space"
     with pytest.raises(NotEnoughDisk, match="GiB free"):
-        fetch()
+        download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
 
 
@@ -116,5 +125,7 @@ def test_shared_blobs_of_the_download_cache_are_mounted(tmp_path: Path) -> None:
     (shared / "abcd").write_text("weights")
     (blobs / "etag").symlink_to("../../blobs/ab/abcd")
     (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
-    assert _model_mounts(snapshot) == (Mount(hub / "models--a--b", "/model", True), Mount(hub / "blobs", "/blobs", True))
+    mounts = (Mount(hub / "models--a--b", "/model", True), Mount(hub / "blobs", "/blobs", True))
+    assert _model_mounts(snapshot) == mounts
+    assert _model_mounts(snapshot.with_name("f" * 40)) == mounts, "a model that is downloaded later"
     assert os.path.normpath(Path("/model/blobs") / (blobs / "etag").readlink()) == "/blobs/ab/abcd"

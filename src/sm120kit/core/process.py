@@ -96,7 +96,9 @@ def run(
     return completed
 
 
-def run_lines(argv: Sequence[str | Path], on_line: Callable[[str], None], *, env: Environment | None = None) -> None:
+def run_lines(
+    argv: Sequence[str | Path], on_line: Callable[[str], None], *, env: Environment | None = None, tied: bool = False
+) -> None:
     """Run a program to its end and pass each line of its output, stderr included, to ``on_line`` as soon as it is printed.
 
     Raises:
@@ -104,7 +106,7 @@ def run_lines(argv: Sequence[str | Path], on_line: Callable[[str], None], *, env
         CommandFailed: its exit code is not 0.
     """
     lines = []
-    with _child(argv, env=env, stderr=subprocess.STDOUT) as child:
+    with _child(argv, env=env, stderr=subprocess.STDOUT, tied=tied) as child:
         assert child.stdout is not None
         for raw in child.stdout:
             line = raw.decode(errors="replace").rstrip("\n")

@@ -226,7 +226,7 @@ def _model_mounts(model: Path) -> tuple[Mount, ...]:
     """
     folder = model.resolve()
     if not folder.exists():  # planned: where a download cache has it
-        return (Mount(folder.parents[1], MODEL_DIRECTORY, True),)
+        return (Mount(folder.parents[1], MODEL_DIRECTORY, True), Mount(folder.parents[2] / "blobs", "/blobs", True))
     files = sorted(folder.iterdir())
     targets = {Path(os.path.normpath(path.parent / path.readlink())).parent for path in files if path.is_symlink()}
     root = Path(os.path.commonpath([folder, *targets]))

@@ -1,12 +1,16 @@
 """Download a configuration's model from the Hugging Face Hub into the user's download cache, with ``huggingface_hub``.
 
+The library downloads in threads and waits for them before it passes an interrupt on: it runs in a process that can be ended.
+
 The library reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` itself. A token is never an argument here, and no messages of
 the library are shown, as they could quote it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +18,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core import reporting
-from sm120kit.core.errors import FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
-from sm120kit.core.state import disk_errors, require_disk
+from sm120kit.core import errors, process, reporting
+from sm120kit.core.errors import CommandFailed, FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
+from sm120kit.core.state import disk_errors, parse_json, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "original/*", "metal/*")
@@ -36,7 +40,7 @@ class ModelDownload:
 
 
 def plan(configuration: Configuration, revision: str, *, offline: bool) -> ModelDownload:
-    """Resolve the revision of a configuration's model, and require the disk space for its download. Downloads nothing.
+    """Resolve the revision of a configuration's model, and determine what its download needs. Downloads nothing.
 
     ``revision`` replaces that of the configuration, which is the default branch if the configuration pins none. A pinned commit
     that is complete in the download cache needs no network.
@@ -46,7 +50,6 @@ def plan(configuration: Configuration, revision: str, *, offline: bool) -> Model
         ModelRefused: the Hub refuses access to it.
         FetchFailed: the Hub cannot be reached.
         OfflineMiss: ``offline`` is set and the cache does not have all files.
-        NotEnoughDisk: the missing files are larger than the free space.
     """
     repository, pinned = configuration.model.repository, configuration.model.revision
     revision = revision or (DEFAULT_BRANCH if pinned == UNPINNED else pinned)
@@ -66,8 +69,6 @@ def plan(configuration: Configuration, revision: str, *, offline: bool) -> Model
         files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         names = [name for name in files if not any(fnmatch(name, pattern) for pattern in IGNORED)]
         missing = sum(files[name] for name in names if not _is_cached(repository, name, commit))
-    if missing:
-        require_disk(_cache(), missing, f"{repository}: its download into HF_HOME")
     return ModelDownload(repository, commit, missing, offline)
 
 
@@ -97,23 +98,69 @@ def fetch(download: ModelDownload) -> Path:
     """Download the missing files and return the model's folder. Files that an interrupted download finished are kept.
 
     Raises:
-        NoSuchModel, ModelRefused, FetchFailed, NotEnoughDisk: see :func:`plan`.
+        NoSuchModel, ModelRefused, FetchFailed: see :func:`plan`.
+        NotEnoughDisk: the missing files are larger than the free space.
+        StateUnwritable: the download cache cannot be written.
     """
-    import huggingface_hub
+    from huggingface_hub import constants
 
     if download.offline:
         return cached(download.repository, download.commit)
+    if download.missing_bytes:
+        require_disk(_cache(), download.missing_bytes, f"{download.repository}: its download into HF_HOME")
+    program = "from sm120kit.serving import download; download.fetch_here()"
+    argv = (sys.executable, "-c", program, download.repository, download.commit)
+    variables = {
+        "PYTHONPATH": process.own_python_path(),
+        "HF_ENDPOINT": constants.ENDPOINT,
+        "HF_HUB_CACHE": str(_cache().absolute()),
+    }
+    ended: dict[str, str] = {}
     size = download.missing_bytes or None
-    with (
-        reporting.task(f"downloading {download.repository}", size, transfer=True) as advance,
-        disk_errors(_cache()),
-        _hub_errors(download.repository, download.commit),
-    ):
-        return Path(
-            huggingface_hub.snapshot_download(
-                download.repository, revision=download.commit, ignore_patterns=list(IGNORED), tqdm_class=_bar(advance)
+    with reporting.task(f"downloading {download.repository}", size, transfer=True) as advance:
+
+        def on_line(line: str) -> None:
+            try:
+                event = parse_json(line)
+            except ValueError:  # a message of the library
+                return
+            if isinstance(event, int):
+                advance(event)
+            elif isinstance(event, dict):
+                ended.update(event)
+
+        try:
+            process.run_lines(argv, on_line, env=variables, tied=True)
+        except CommandFailed as error:
+            message = f"the download of {download.repository} failed: {error.message.splitlines()[0]}"
+            raise FetchFailed(message, "run the command again: finished files are kept") from None
+    if "error" in ended:
+        raise getattr(errors, ended["error"])(ended["message"], ended["hint"])
+    return Path(ended["folder"])
+
+
+def fetch_here() -> None:
+    """Download in this process, which has repository and commit as arguments, and print JSON lines.
+
+    They are numbers of bytes that were written, and at the end an object with the ``folder``, or with ``error``, the name of a
+    class of :mod:`sm120kit.core.errors`, its ``message`` and ``hint``.
+    """
+    import huggingface_hub
+
+    def report(event: object) -> None:
+        sys.stdout.write(f"{json.dumps(event)}\n")
+        sys.stdout.flush()
+
+    repository, commit = sys.argv[1:]
+    try:
+        with disk_errors(_cache()), _hub_errors(repository, commit):
+            folder = huggingface_hub.snapshot_download(
+                repository, revision=commit, ignore_patterns=list(IGNORED), tqdm_class=_bar(report)
             )
-        )
+    except Sm120kitError as error:
+        report({"error": type(error).__name__, "message": error.message, "hint": error.hint})
+    else:
+        report({"folder": folder})
 
 
 def cache_folder(repository: str, revision: str) -> Path:
@@ -131,12 +178,13 @@ def _cache() -> Path:
 
 def _is_complete(repository: str, commit: str) -> bool:
     """Whether the download cache has all files of the list that the last download stored."""
-    from huggingface_hub import errors, get_cached_repo_tree
+    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import get_cached_repo_tree
 
     try:
         get_cached_repo_tree(repository, revision=commit)
         cached(repository, commit)
-    except (errors.CachedRepoTreeNotFoundError, OfflineMiss):
+    except (hub_errors.CachedRepoTreeNotFoundError, OfflineMiss):
         return False
     return True
 
