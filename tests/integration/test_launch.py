@@ -29,6 +29,7 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
+from sm120kit.serving import containers as serving_containers
 from sm120kit.serving.container import Mount, Scratch
 from sm120kit.serving.containers import in_use
 from sm120kit.serving.resolve import Address, resolve
@@ -264,7 +265,7 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
         service = serving.Service("s", "i", (), {}, (), (0,), 1, False, {}, port)
         configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
         source = Source(tmp_path / "none")
-        prepared = launch.PreparedLaunch(configuration, None, None, None, service, (), source)  # type: ignore[arg-type]
+        prepared = launch.PreparedLaunch(configuration, None, None, None, service, (), source)
         with pytest.raises(PortTaken, match=str(port)):
             launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1, print))
 
@@ -377,9 +378,8 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert docker("ps", "--all", "--quiet") == ""
 
         monkeypatch.setattr(launch, "PATIENCE_SECONDS", 0.5)
-        remove = ("docker", "rm", "--force", "launched")
         stubborn = (*argv[:-1], "stubborn", argv[-1])
-        run = launch.serve(prepared, stubborn, options, remove=remove)
+        run = launch.serve(prepared, stubborn, options, remove=lambda: serving_containers.remove("launched"))
         assert run.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is removed, too"
 
         orphan = replace(labelled, labels=labelled.labels | {"sm120kit.launcher": "1.1"})
@@ -394,7 +394,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         left = LaunchedContainer("launched", configuration.name, (0,), attended=False)
         assert probe().launched == (left,), "a container that ignores SIGTERM is identified by its labels"
         with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit serve that started it is gone") as taken:
-            launch.run(replace(prepared, running=(left,)), options)
+            launch.run(prepared, options)
         assert taken.value.hint == "sm120kit stop launched"
         docker("kill", "launched")
         wait_until(lambda: docker("ps", "--all", "--quiet") == "")

@@ -187,6 +187,8 @@ def serve_(
     if model.model:
         checkpoint.read(model.model)
     resolved = resolve(configuration, server.image, source, address, workspace, root=planned.root, planned=bool(planned))
+    if not planned:
+        launch.require_daemon(resolved, workspace)
     folder, present = model.folder(configuration, planned=bool(planned))
     prepared = launch.prepare(resolved, folder, workspace, present=present)
     _show(prepared)

@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import stat
 import tempfile
 import threading
@@ -298,6 +299,28 @@ def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Ite
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def host_exclusive(name: str) -> Iterator[None]:
+    """Exclude other processes of this host, of any user and state directory, from work on ``name``.
+
+    The lock is an abstract Unix socket (unix(7)): it needs no file, and the kernel releases it when the process ends.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+        waiting = False
+        while True:
+            try:
+                lock.bind(f"\0sm120kit-{name}")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if not waiting:
+                reporting.info(f"waiting for another sm120kit that works on {name}")
+            waiting = True
+            time.sleep(0.2)
+        yield
 
 
 @contextmanager

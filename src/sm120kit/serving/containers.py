@@ -25,7 +25,8 @@ CONFIGURATION_LABEL, GPUS_LABEL = "sm120kit.configuration", "sm120kit.gpus"
 class ServingContainer:
     """A container that serves a configuration, or did until it exited.
 
-    ``status`` is docker's, such as "Up 3 minutes". ``record`` is the file with its :class:`Run`.
+    ``status`` is docker's, such as "Up 3 minutes". ``record`` is the file with its :class:`Run`. Containers that are created or
+    paused are neither ``running`` nor ``ended``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ServingContainer:
     running: bool
     status: str
     record: str
+    ended: bool = False
 
 
 def listed() -> tuple[ServingContainer, ...]:
@@ -49,7 +51,7 @@ def listed() -> tuple[ServingContainer, ...]:
     argv = ("docker", "ps", "--all", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}", "--format", "\t".join(fields))
     rows = (line.split("\t") for line in process.run(argv).stdout.splitlines())
     return tuple(
-        ServingContainer(name, configuration, gpus, url, state == "running", status, record)
+        ServingContainer(name, configuration, gpus, url, state == "running", status, record, state in ("exited", "dead"))
         for name, state, status, configuration, gpus, url, record in rows
     )
 
@@ -146,6 +148,18 @@ def exit_code(name: str) -> int | None:
     """The exit code of a container, None if there is no such container."""
     done = process.run(("docker", "inspect", "--format", "{{.State.ExitCode}}", name), check=False)
     return int(done.stdout) if done.returncode == 0 else None
+
+
+def is_running(label: str, value: str) -> bool:
+    """Whether a container whose label has this value runs."""
+    return bool(process.run(("docker", "ps", "--quiet", f"--filter=label={label}={value}"), check=False).stdout)
+
+
+def remove_labelled(label: str, value: str) -> None:
+    """Remove the containers whose label has this value, also one that runs. Unlike a name, it identifies who started them."""
+    listing = ("docker", "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}={value}")
+    if ids := process.run(listing, check=False).stdout.split():
+        process.run(("docker", "rm", "--force", *ids), check=False)
 
 
 def remove(name: str) -> None:

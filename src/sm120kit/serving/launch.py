@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
-from sm120kit.core.errors import GpusTaken, NoSuchImage, NotHealthy, ServerDied
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.errors import GpusTaken, NoAnswer, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit.core.state import Workspace, host_exclusive, write_record
 from sm120kit.core.urls import REDACTED, Endpoint, redacted
 from sm120kit.hosts import doctor, log_rules
-from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, LaunchedContainer, launcher_label
+from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 from sm120kit.images import loading, published
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import Layout
@@ -24,6 +24,7 @@ from sm120kit.images.records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.transports import DaemonTransport
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import (
+    Device,
     Ending,
     Fit,
     Outcome,
@@ -41,14 +42,17 @@ from sm120kit.serving.container import IMAGE_USER
 from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
+STARTS = "the start of a server"
+"""Name of the lock of a host from the selection of free GPUs until the container on them runs."""
+
 
 @dataclass(frozen=True)
 class PreparedLaunch:
     """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
 
     ``model`` and ``fit`` are None if the model is not on this host, which only a launch that is not started can be; so is
-    ``image``. ``published`` is the entry in the index ``source``, None for an image that only this host has. ``running`` are
-    the containers that other launches started on this host.
+    ``image``. ``published`` is the entry in the index ``source``, None for an image that only this host has. ``devices``
+    are the host's GPUs that the configuration can use.
     """
 
     configuration: Configuration
@@ -59,7 +63,7 @@ class PreparedLaunch:
     problems: tuple[str, ...]
     source: Source
     published: PublishedImage | None = None
-    running: tuple[LaunchedContainer, ...] = ()
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, pres
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
     problems = tuple(finding.check for finding in findings if finding.verdict.impact in serious)
     return PreparedLaunch(
-        configuration, resolved.image, facts, fit, service, problems, resolved.source, resolved.published, host.launched
+        configuration, resolved.image, facts, fit, service, problems, resolved.source, resolved.published, resolved.devices
     )
 
 
@@ -125,10 +129,28 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
         ServerDied, NotHealthy: with the known errors in its log.
         NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
-    service = _with_image(labelled_service(prepared), prepared, options)
-    argv = serving.docker_run(service, values=False)
-    remove = ("docker", "rm", "--force", service.name)
-    return serve(replace(prepared, service=service), argv, options, remove=remove, work=work)
+    service = _with_image(prepared, options)
+    with ExitStack() as starting:
+        starting.enter_context(host_exclusive(STARTS))
+        service = labelled_service(replace(prepared, service=_on_free_gpus(prepared, service)))
+        launcher = (LAUNCHER_LABEL, service.labels[LAUNCHER_LABEL])
+        waiting = True
+
+        def progress(seconds: float, line: str) -> None:
+            nonlocal waiting
+            if waiting and containers.is_running(*launcher):
+                waiting = False
+                starting.close()
+            options.progress(seconds, line)
+
+        argv = serving.docker_run(service, values=False)
+        return serve(
+            replace(prepared, service=service),
+            argv,
+            replace(options, progress=progress),
+            remove=lambda: containers.remove_labelled(*launcher),
+            work=work,
+        )
 
 
 def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
@@ -137,52 +159,89 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     Raises:
         Sm120kitError: see :func:`run`.
     """
-    service = _with_image(labelled_service(prepared, detached=True), prepared, options)
-    record, path = _new_run(replace(prepared, service=service), (), options)
-    service = replace(service, labels=service.labels | {containers.RECORD_LABEL: str(path)})
-    argv = serving.docker_run(service, values=False, detach=True)
-    record = replace(record, argv=_without_secrets(argv, service, prepared.configuration))
-    log = Path(record.log)
-    follow = ("docker", "logs", "--follow", service.name)
-    server = ServerProcess(follow, service.url, log, options.wait_seconds, PATIENCE_SECONDS)
+    service = _with_image(prepared, options)
+    with ExitStack() as on_failure:
+        with host_exclusive(STARTS):
+            service = labelled_service(replace(prepared, service=_on_free_gpus(prepared, service)), detached=True)
+            _remove_ended(service)
+            run, path = _new_run(replace(prepared, service=service), (), options)
+            service = replace(service, labels=service.labels | {containers.RECORD_LABEL: str(path)})
+            argv = serving.docker_run(service, values=False, detach=True)
+            record = _RunRecord(path, replace(run, argv=_without_secrets(argv, service, prepared.configuration)))
+            log = Path(run.log)
+            on_failure.callback(containers.remove_labelled, containers.RECORD_LABEL, str(path))
+            on_failure.enter_context(record.completed_on_failure())
+            options.report(f"log: {log}")
+            started = process.run(argv, env=service.variables, check=False)
+            if started.returncode:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(redacted(started.stderr))
+                record.write(ending=Ending.DIED, exit_code=started.returncode)
+                raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), log)
 
-    def first_request() -> None:
-        _request(service, prepared.configuration, options)
+        def on_healthy(seconds: float) -> None:
+            record.set(healthy_seconds=round(seconds, 1))
+            options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
 
-    def on_healthy(seconds: float) -> None:
-        nonlocal record
-        record = replace(record, healthy_seconds=round(seconds, 1))
-        options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
-
-    for ended in containers.listed():
-        if ended.name == service.name and not ended.running:
-            containers.stop(ended)
-    with _removed_on_failure(service.name):
-        options.report(f"log: {log}")
-        started = process.run(argv, env=service.variables, check=False)
-        if started.returncode:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(redacted(started.stderr))
-            raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), log)
-        outcome = serving.serve(server, progress=options.progress, on_healthy=on_healthy, work=first_request)
+        follow = ("docker", "logs", "--follow", service.name)
+        server = ServerProcess(follow, service.url, log, options.wait_seconds, PATIENCE_SECONDS)
+        outcome = serving.serve(
+            server,
+            progress=options.progress,
+            on_healthy=on_healthy,
+            work=lambda: _request(service, prepared.configuration, options),
+        )
         if outcome.ending is not Ending.STOPPED:
             code = containers.exit_code(service.name)
-            record = replace(record, ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
-            write_record(path, record)
+            record.write(ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
             raise _failure(replace(outcome, exit_code=code), log)
-        write_record(path, record)
+        record.write()
+        on_failure.pop_all()
     options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
-    return record
+    return record.run
 
 
-@contextmanager
-def _removed_on_failure(name: str) -> Iterator[None]:
-    """Remove a container if the block fails."""
-    try:
-        yield
-    except BaseException:
-        containers.remove(name)
-        raise
+class _RunRecord:
+    """The record of a run, and its file."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path, self.run, self._started = path, run, time.monotonic()
+
+    def set(self, **changes: object) -> None:
+        """Change fields of the record."""
+        self.run = replace(self.run, **changes)  # type: ignore[arg-type]
+
+    def write(self, **changes: object) -> None:
+        """Change fields of the record and write it."""
+        self.set(**changes)
+        write_record(self.path, self.run)
+
+    @contextmanager
+    def completed_on_failure(self) -> Iterator[None]:
+        """Record that the run has ended if the block fails, unless the record has its ending already."""
+        try:
+            yield
+        except BaseException as error:
+            if self.run.ending == "running":
+                ending = Ending.NO_ANSWER if isinstance(error, NoAnswer) else Ending.STOPPED
+                self.write(ending=ending, seconds=round(time.monotonic() - self._started, 1))
+            raise
+
+
+def _remove_ended(service: Service) -> None:
+    """Remove a container with a service's name that has ended.
+
+    Raises:
+        PortTaken: it has not ended.
+    """
+    for other in containers.listed():
+        if other.name == service.name:
+            if not other.ended:
+                raise PortTaken(
+                    f"{other.name} exists and serves {other.url}: {other.status}",
+                    f"sm120kit stop {other.name}, or choose another port with --port",
+                )
+            containers.stop(other)
 
 
 def _request(service: Service, configuration: Configuration, options: LaunchOptions) -> None:
@@ -192,14 +251,57 @@ def _request(service: Service, configuration: Configuration, options: LaunchOpti
         options.on_answer(endpoint, answer.request(endpoint))
 
 
-def _with_image(service: Service, prepared: PreparedLaunch, options: LaunchOptions) -> Service:
-    """The container from an image that the daemon has: pulled from the registry, or loaded from the state directory."""
-    require_port(service.port, service.listen)
+def _with_image(prepared: PreparedLaunch, options: LaunchOptions) -> Service:
+    """The container from an image that the daemon has: pulled from the registry, or loaded from the state directory.
+
+    GPUs and port are required before that, as it takes long.
+    """
+    service = _on_free_gpus(prepared, prepared.service)
     assert prepared.image is not None
     if prepared.published:
         published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
         return service
     return replace(service, image=loaded(prepared.image, options.workspace))
+
+
+def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
+    """The container on GPUs that no server has at the time of the call: its own, or others of the same kind.
+
+    Raises:
+        GpusTaken: servers have them.
+        PortTaken: see :func:`require_port`.
+    """
+    running = launched_here()
+    taken = {number: other.name for other in running for number in other.gpus}
+    if set(service.gpus) & set(taken):
+        own = [device for device in prepared.devices if device.number in service.gpus]
+        equal = [each for each in prepared.devices if any((each.name, each.bytes) == (one.name, one.bytes) for one in own)]
+        if len([device for device in equal if device.number not in taken]) < len(service.gpus):
+            other = next(other for other in running if set(other.gpus) & set(service.gpus))
+            orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
+            raise GpusTaken(
+                f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
+                f"sm120kit stop {other.name}",
+            )
+        chosen = serving.select_gpus(prepared.configuration, equal, taken)
+        service = replace(service, gpus=tuple(device.number for device in chosen))
+    require_port(service.port, service.listen)
+    return service
+
+
+def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
+    """Require what a launch needs of docker, before its model is downloaded: program, daemon, and a name for the image.
+
+    Raises:
+        ToolchainMissing: there is no docker program, or no Docker SDK.
+        DaemonUnreachable, CommandFailed: the daemon does not respond.
+        TagTaken: the daemon has another image with the name of one that is to be loaded.
+    """
+    daemon = Daemon()
+    containers.listed()
+    image = resolved.image
+    if image and (resolved.published or Layout(workspace.root / "oci").find(image.image.id)):
+        loading.require_free(image.reference, image.image, daemon)
 
 
 def loaded(image: VerifiedImage, workspace: Workspace) -> str:
@@ -229,18 +331,8 @@ def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Ser
     """The container with a name of its own, so that its removal affects no other, and labels that identify it.
 
     The name ends with this process's id, or with the port if the container is ``detached`` and outlives this process.
-
-    Raises:
-        GpusTaken: another launched container has one of its GPUs.
     """
     service = prepared.service
-    for other in prepared.running:
-        if set(other.gpus) & set(service.gpus):
-            orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
-            raise GpusTaken(
-                f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
-                f"sm120kit stop {other.name}",
-            )
     labels = {
         containers.CONFIGURATION_LABEL: prepared.configuration.name,
         containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
@@ -256,21 +348,20 @@ def serve(
     argv: tuple[str, ...],
     options: LaunchOptions,
     *,
-    remove: tuple[str, ...] = (),
+    remove: Callable[[], None] = lambda: None,
     work: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run the command line ``argv``, which serves at the service's URL, and record the run. See :func:`run`.
 
-    ``remove`` is a command line that runs at the end in any case: a docker client that was killed leaves its container behind.
+    ``remove`` is called at the end in any case: a docker client that was killed leaves its container behind.
     """
     configuration, service = prepared.configuration, prepared.service
-    record, record_path = _new_run(prepared, argv, options)
-    log = Path(record.log)
+    run, path = _new_run(prepared, argv, options)
+    record = _RunRecord(path, run)
+    log = Path(run.log)
 
     def on_healthy(seconds: float) -> None:
-        nonlocal record
-        record = replace(record, healthy_seconds=round(seconds, 1))
-        write_record(record_path, record)
+        record.write(healthy_seconds=round(seconds, 1))
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
         stop = "" if work else "; Ctrl-C stops it"
         options.report(f"serving {configuration.model.repository} at {service.url}{stop}")
@@ -278,27 +369,23 @@ def serve(
             with signals.raising():
                 _request(service, configuration, options)
 
-    def recorded_work() -> None:
-        assert work
-        try:
-            work(record)
-        except BaseException:
-            write_record(record_path, replace(record, ending=Ending.STOPPED))
-            raise
-
     options.report(f"log: {log}")
     server = ServerProcess(argv, service.url, log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
-    try:
-        outcome = serving.serve(server, progress=options.progress, on_healthy=on_healthy, work=recorded_work if work else None)
-    finally:
-        if remove:
-            process.run(remove, check=False)
-    record = replace(record, seconds=round(outcome.seconds, 1), ending=outcome.ending, exit_code=outcome.exit_code)
-    write_record(record_path, record)
-    options.report(f"record: {record_path}")
+    with record.completed_on_failure():
+        try:
+            outcome = serving.serve(
+                server,
+                progress=options.progress,
+                on_healthy=on_healthy,
+                work=(lambda: work(record.run)) if work else None,
+            )
+        finally:
+            remove()
+    record.write(seconds=round(outcome.seconds, 1), ending=outcome.ending, exit_code=outcome.exit_code)
+    options.report(f"record: {path}")
     if outcome.ending is not Ending.STOPPED:
         raise _failure(outcome, log)
-    return record
+    return record.run
 
 
 def _new_run(prepared: PreparedLaunch, argv: tuple[str, ...], options: LaunchOptions) -> tuple[Run, Path]:

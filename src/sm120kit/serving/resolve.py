@@ -46,7 +46,7 @@ class ResolvedLaunch:
     """A launch whose image, GPUs and address are decided and free; its model is not yet read.
 
     ``published`` is the entry in the index ``source``, None for an image that only this host has. ``image`` is None if there is
-    none, which only a launch that is not started can be.
+    none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the configuration can use.
     """
 
     configuration: Configuration
@@ -57,6 +57,7 @@ class ResolvedLaunch:
     address: Address
     source: Source
     published: PublishedImage | None = None
+    devices: tuple[Device, ...] = ()
 
     @property
     def image_name(self) -> str:
@@ -110,7 +111,7 @@ def resolve(
     gpus = serving.select_gpus(configuration, devices, taken)
     if not planned:
         require_port(address.port, address.listen)
-    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, address, source)
+    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, address, source, devices=tuple(devices))
     # The records of a host do not include its architecture; the engine's images are for one only.
     machine = engine.environment.platforms[0].split("_", 3)[3]
     indexed = not image and (source.index != INDEX or source.index.exists())

@@ -28,6 +28,7 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     DIED = "died"
     NOT_HEALTHY = "not healthy in time"
+    NO_ANSWER = "no answer"
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,11 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     host.refused(104, *serve, HF_TOKEN="hf_wrong", message="status 401")
     host.refused(107, *serve, "--listen", "0.0.0.0", message="requires an API key")
 
+    stored = Workspace.open(host.directory / "stored")
+    layout_images.add_image(stored, (1,))
+    elsewhere = ("--state", str(stored.root))
+    host.refused(60, *serve, *elsewhere, message="daemon", DOCKER_HOST="unix:///nonexistent")
+
     host.hub.slow = "model.safetensors"
     child = host.start(*serve)
     assert host.hub.halfway.wait(120)

@@ -26,7 +26,7 @@ from sm120kit.hosts.facts.records import (
     Link,
     PeerCache,
 )
-from sm120kit.hosts.facts.system import DETACHED, LAUNCHER_LABEL, launcher_label
+from sm120kit.hosts.facts.system import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 
 __all__ = [
     "COMMANDS",
@@ -43,6 +43,7 @@ __all__ = [
     "LaunchedContainer",
     "Link",
     "PeerCache",
+    "launched_here",
     "launcher_label",
     "probe",
 ]

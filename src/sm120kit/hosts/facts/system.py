@@ -137,6 +137,11 @@ def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
     )
 
 
+def launched_here() -> tuple[LaunchedContainer, ...]:
+    """Running containers of this host at the time of the call; see :func:`launched`."""
+    return launched(HostReader(Path("/")))
+
+
 def launcher_label() -> str:
     """Value of ``LAUNCHER_LABEL`` for containers that end with this process.
 

@@ -1,0 +1,163 @@
+"""Starts of servers that fail, or meet other servers, with a docker program of this test."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm120kit import serving
+from sm120kit.core.errors import GpusTaken, NoAnswer, PortTaken, ServerDied, Sm120kitError
+from sm120kit.core.state import Workspace, host_exclusive
+from sm120kit.images.published import Source
+from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.recipes import configurations
+from sm120kit.serving import Device, launch
+from sm120kit.serving.container import Mount
+
+CONFIGURATION = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
+DOCKER = r"""#!{python}
+import http.server, pathlib, sys
+at, argv = pathlib.Path(__file__).parent, sys.argv[1:]
+own = any("label=sm120kit.record=" in word for word in argv)
+
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+code = 0
+if argv[0] == "ps" and own:
+    print("our-id" if (at / "started").exists() else "", end="")
+elif argv[0] == "ps":
+    print((at / ("all" if "--all" in argv else "running")).read_text(), end="")
+elif argv[0] == "run" and (at / "refuses").exists():
+    print("Conflict. The container name is already in use", file=sys.stderr)
+    code = 125
+elif argv[0] == "run":
+    (at / "started").touch()
+elif argv[0] == "inspect":
+    print(0)
+with (at / "calls").open("a") as calls:
+    print(*argv, file=calls, flush=True)
+if argv[0] == "logs":
+    http.server.HTTPServer(("127.0.0.1", int((at / "port").read_text())), Server).serve_forever()
+sys.exit(code)
+"""
+
+
+class Docker:
+    """A docker program, the launches that use it, and the records that they write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.at = directory / "bin"
+        self.at.mkdir()
+        (self.at / "docker").write_text(DOCKER.replace("{python}", sys.executable))
+        (self.at / "docker").chmod(0o755)
+        for name in ("all", "running", "calls"):
+            (self.at / name).touch()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        (self.at / "port").write_text(str(self.port))
+        self.workspace = Workspace.open(directory / "state")
+        self.name = f"s-{self.port}"
+
+    def launch(self, gpus: int = 1) -> tuple[launch.PreparedLaunch, launch.LaunchOptions]:
+        image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})
+        mounts = (Mount(Path("/models/x"), "/model", True),)
+        service = serving.Service("s", "sha256:1", ("serve",), {}, mounts, (0,), 1, False, {}, self.port)
+        devices = tuple(Device(number, "RTX PRO 6000", 96 << 30) for number in range(gpus))
+        configuration = configurations.load(CONFIGURATION)
+        prepared = launch.PreparedLaunch(configuration, image, None, None, service, (), Source(Path("none")), devices=devices)
+        return prepared, launch.LaunchOptions(self.workspace, 60, print, on_answer=lambda endpoint, answer: None)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [line.split() for line in (self.at / "calls").read_text().splitlines()]
+
+    @property
+    def removed(self) -> list[str]:
+        return [call[-1] for call in self.calls if call[0] == "rm"]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        (path,) = (self.workspace.root / "runs").glob("*.json")
+        return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    made = Docker(tmp_path)
+    monkeypatch.setenv("PATH", f"{made.at}:{os.environ['PATH']}")
+    return made
+
+
+def test_failed_start_removes_no_other_container(docker: Docker) -> None:
+    (docker.at / "refuses").touch()
+    with pytest.raises(ServerDied, match="exit code 125"):
+        launch.start(*docker.launch())
+    assert docker.removed == [] and (docker.record["ending"], docker.record["exit_code"]) == ("died", 125)
+
+
+@pytest.mark.parametrize("state", ["created", "paused", "running"])
+def test_name_of_a_container_that_has_not_ended(state: str, docker: Docker) -> None:
+    url = f"http://127.0.0.2:{docker.port}"
+    (docker.at / "all").write_text(f"{docker.name}\t{state}\tUp\tc\t7\t{url}\t\n")
+    with pytest.raises(PortTaken, match=f"{docker.name} exists and serves {url}"):
+        launch.start(*docker.launch())
+    assert {call[0] for call in docker.calls} == {"ps"}
+
+
+def test_server_without_an_answer_is_removed_and_recorded(docker: Docker) -> None:
+    (docker.at / "all").write_text(f"{docker.name}\texited\tExited\tc\t0\tu\t\n")
+    with pytest.raises(NoAnswer):
+        launch.start(*docker.launch())
+    assert docker.removed == [docker.name, "our-id"], "the one that had ended, and the new one"
+    assert docker.record["ending"] == "no answer" and docker.record["seconds"] > 0
+    assert docker.record["healthy_seconds"] is not None
+
+
+def test_run_in_the_foreground_without_an_answer_is_recorded(docker: Docker) -> None:
+    prepared, options = docker.launch()
+    with pytest.raises(NoAnswer):
+        launch.serve(prepared, (str(docker.at / "docker"), "logs"), options)
+    assert docker.record["ending"] == "no answer" and docker.record["seconds"] > 0
+
+
+def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
+    failures: list[Sm120kitError] = []
+
+    def start() -> None:
+        try:
+            launch.start(*docker.launch())
+        except Sm120kitError as error:
+            failures.append(error)
+
+    with host_exclusive(launch.STARTS):
+        waiting = threading.Thread(target=start)
+        waiting.start()
+        deadline = time.monotonic() + 60
+        while not docker.calls:  # GPU 0 was free before the image was loaded
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (docker.at / "running").write_text("other\tc\t0\tdetached\n")
+    waiting.join()
+    (failure,) = failures
+    assert isinstance(failure, GpusTaken) and failure.message == "other serves c on GPU 0"
+    assert {call[0] for call in docker.calls} == {"ps"}
+
+
+def test_another_gpu_is_used_if_there_is_one(docker: Docker) -> None:
+    (docker.at / "running").write_text("other\tc\t0\tdetached\n")
+    with pytest.raises(NoAnswer):
+        launch.start(*docker.launch(gpus=2))
+    (run,) = (call for call in docker.calls if call[0] == "run")
+    assert run[run.index("--gpus") + 1] == '"device=1"' and "sm120kit.gpus=1" in run
