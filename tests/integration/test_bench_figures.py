@@ -159,7 +159,7 @@ def test_energy_is_that_of_the_servers_gpus(
             assert tunnel.stdout
             far = measure(f"http://127.0.0.1:{int(tunnel.stdout.readline())}")
             tunnel.kill()
-    assert far.energy == Energy(unknown="the server is not known to run on this machine")
+    assert far.energy == Energy(unknown="the server was not detected on this machine")
     assert summary(far).joules_per_token is None
     assert cell.energy and cell.energy.gpus == (0, 1)
     first, second = cell.energy.joules

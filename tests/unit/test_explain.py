@@ -363,6 +363,71 @@ def test_similar_lines_are_no_members_of_a_class(line: str) -> None:
     assert not explain(line + "\n").known
 
 
+GLOO = "[rank0]:[W1014 05:11:02.123456 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=7, addr=[localhost]:29500)"
+FALLBACK = "The client socket has failed to connect to [localhost]:29500 (errno: 97 - Address family not supported)."
+IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.models."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        IGNORED + "gemma4_audio: cannot import name 'Gemma4AudioConfig' from 'transformers' (/w/transformers/__init__.py)",
+        IGNORED + "qwen3_omni: libavutil.so.58: cannot open shared object file: No such file or directory",
+        GLOO,
+        GLOO.removeprefix("[rank0]:") + ": DistNetworkError",
+        f"[W1014 05:11:02.123456789 socket.cpp:767] [c10d] {FALLBACK}",
+        f"[W socket.cpp:663] [c10d] {FALLBACK}",
+        f"W1014 05:11:02.123456 77 socket.cpp:767] {FALLBACK}",
+        "[2026-04-13 12:34:29] using TCPStore at 10.0.0.1:29500",
+        "Prefill batch. #new-seq: 1, image tokens: 256",
+        "Multimodal: image tokens per item: 256",
+        "Found 'cmake': /usr/bin/cmake",
+        "modprobe: nvidia_peermem loaded",
+        "nvidia_peermem is not loaded, disabling GDR",
+        "nvcc -gencode arch=compute_120a required for sm_120a",
+        "FP8 KV cache requires Blackwell; ok on sm_120",
+        "TRTLLM-gen kernels not available on sm_120, using fa2",
+        "FA3 kernels unsupported on sm_120, using fa2",
+        "rope_scaling 'factor' field: 4.0",
+        "Health check failed: Connection refused, will retry",
+        "Retrying in 5 s after an error: Connection refused",
+        "cat: /sys/class/infiniband: Permission denied",
+    ],
+)
+def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
+    assert [rule.id for rule in CLASSES if rule.id in ids(explain(line + "\n"))] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("Worker died with exit code -11 (SIGSEGV)", "class-signal"),
+        ("exit code: 139 Segmentation fault", "class-signal"),
+        ("RuntimeError: FP8 KV cache requires Blackwell, got sm_90", "class-architecture"),
+        ("modprobe: ERROR: could not insert nvidia_peermem: Invalid argument", "class-rdma"),
+        (f"torch.distributed.DistNetworkError: {FALLBACK}", "class-rendezvous"),
+        ("[E1014 05:11:02.123 socket.cpp:767] The client socket has timed out after 600000ms", "class-rendezvous"),
+    ],
+)
+def test_failures_are_members_of_a_class(line: str, found: str) -> None:
+    assert ids(explain(line + "\n")) == [found]
+
+
+LONG_LINES = """
+import io
+from sm120kit.hosts import log_rules
+for rule in log_rules.rules():
+    for text in ("head", "mla ", "required ", "1") if rule.pattern else ():
+        log_rules._member(rule, (text * (4000 // len(text)) + " error == 0").encode())
+log_rules.explain(io.BytesIO(b" " * 200_000 + b"error"))
+"""
+
+
+def test_long_lines_take_bounded_time() -> None:
+    """Without bounds on patterns and lines each of these lines takes minutes; with them, all take seconds."""
+    subprocess.run([sys.executable, "-c", LONG_LINES], check=True, timeout=60)
+
+
 def test_large_logs_take_little_time() -> None:
     log = io.BytesIO(LINE * 30_000 + BY_ID["no-devices"].sample.encode())
     started = time.process_time()
@@ -436,6 +501,7 @@ sample='x'
         GOOD + "pattern='(?P<name>x)'",
         GOOD + "kind='class'\npattern='(x'",
         GOOD + "kind='class'\npattern='x'",
+        GOOD + "failed=true",
     ],
 )
 def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from sm120kit.core.state import parse_json
 
 ARGV = (sys.executable, "-P", energy_sampler.__file__)
 PATIENCE_SECONDS = 10.0
-REMOTE = "the server is not known to run on this machine"
+REMOTE = "the server was not detected on this machine"
 
 
 @dataclass(frozen=True)

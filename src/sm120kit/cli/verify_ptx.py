@@ -31,7 +31,9 @@ def verify_ptx(
     *,
     instructions: Annotated[
         bool,
-        typer.Option("--instructions", help="Compare every replaced instruction with the model on a Hopper GPU, bit for bit."),
+        typer.Option(
+            "--instructions", help="Compare the replacements (TMA excepted) with the model on a Hopper GPU, bit for bit."
+        ),
     ] = False,
     output: PtxOutput,
     as_json: Json = False,

@@ -39,19 +39,20 @@ ERROR = re.compile(
     re.IGNORECASE,
 )
 NOISE = re.compile(
-    rb"traceback \(most recent|during handling of the above|direct cause of the following|^\s*file \"|^\s*[\^~ ]+$"
+    rb"traceback \(most recent|during handling of the above|direct cause of the following|^\s*file \"|^[\s^~]+$"
     rb"|resource_tracker|stacktrace below might be incorrect|ignored exception|\braise \w+|loading nvidia unix",
     re.IGNORECASE,
 )
 HANDLED = re.compile(
     rb"\b(info|(?<!nccl )warn|warning|debug|\w*warning|deprecated)\b"
-    rb"|fall(?:s|ing|en)? ?back|will be ignored|skip(?:ped|ping)\b"
+    rb"|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
+    rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error|skip(?:ped|ping)\b|will retry|retrying"
     rb"|^\s*(?:raise|return|assert|if|except|import|from) ",
     re.IGNORECASE,
 )
 """Lines of lower levels, of failures that were handled, and of source code in tracebacks: no class of failures matches them."""
-PATTERN_BYTES = 4000
-"""Maximum length of the part of a line that patterns are matched with."""
+PATTERN_BYTES = 1000
+"""Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
 TIME = re.compile(rb"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -298,7 +299,7 @@ def _entry(rule: Rule, name: str) -> ClassEntry | None:
 
 def _member(rule: Rule, line: bytes) -> bool:
     """Whether a line is of a rule's class."""
-    if HANDLED.search(line) or NOISE.search(line):
+    if HANDLED.search(line) or NOISE.search(line) or (rule.failed and not ERROR.search(line)):
         return False
     names = _names(rule, line)
     return bool(names) and (bool(rule.fixes) or _entry(rule, names["name"]) is not None)

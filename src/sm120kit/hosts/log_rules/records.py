@@ -95,7 +95,8 @@ class Rule:
 
     A rule for a class of failures has a ``pattern``, a regular expression whose groups (`name` and others) replace ``{name}``
     in cause and fixes. The entry of ``table`` with the longest fitting name precedes the fixes and may replace the cause; with
-    a table and without fixes, other names do not match.
+    a table and without fixes, other names do not match. ``failed`` restricts the class to lines with a word for errors,
+    because its pattern has none.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -116,11 +117,12 @@ class Rule:
     engines: tuple[Versions, ...] = ()
     pattern: Annotated[str, AfterValidator(_pattern)] = ""
     table: tuple[ClassEntry, ...] = ()
+    failed: bool = False
 
     def __post_init__(self) -> None:
         if not self.match and not self.any:
             raise ValueError("a rule requires strings in `match` or `any`")
-        if bool(self.pattern) != (self.kind is Kind.CLASS):
+        if bool(self.pattern) != (self.kind is Kind.CLASS) or (self.failed and not self.pattern):
             raise ValueError("rules of kind class have a pattern, no others")
 
     @property
