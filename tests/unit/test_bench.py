@@ -173,6 +173,8 @@ def test_more_tokens_than_requested_is_an_error() -> None:
     assert sample(reads, max_tokens=8192).error == ""
     none = [*reads, (3.1, chunk(None, usage={"completion_tokens": 0}))]
     assert sample(none).error == "usage reports no completion tokens for 2 chunks of text"
+    nothing = [(2.0, chunk({}, "stop")), (3.1, chunk(None, usage={"completion_tokens": 0}))]
+    assert sample(nothing).error == "usage reports no completion tokens for 0 chunks of text"
     assert sample(reads, max_tokens=4096).error == "usage reports 8,192 completion tokens for max_tokens 4,096"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.bench import dataset, saturation, workload
+from sm120kit.bench import dataset, resume, saturation, workload
 from sm120kit.bench.receipt import MeasuredCell
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.bench.workload import Cell
@@ -139,8 +139,25 @@ def test_knee_of_a_sweep() -> None:
     assert saturation.knee([measured(1, 100), measured(2, 190), measured(4, 200), measured(8, 200)]) == 2
     assert saturation.knee([measured(1, 100), measured(8, 120)]) == 1, "a gain of 6 % per doubling"
     assert saturation.knee([measured(1, 100), measured(2, 100, complete=False), measured(4, 400)]) is None
+    assert saturation.knee([measured(1, 100), without_tokens(2), measured(4, 400)]) is None
     swept = workload.changed(workload.load("quick"), sweep=True, users=(4, 1, 2))
     assert [cell.users for cell in workload.cells(swept.workload, 5)] == [1, 2, 4]
+
+
+def without_tokens(users: int) -> MeasuredCell:
+    cell = measured(users, users)
+    return replace(cell, samples=tuple(replace(sample, completion_tokens=0) for sample in cell.samples))
+
+
+def test_failed_requests_make_no_knee_and_do_not_end_a_sweep() -> None:
+    whole = measured(8, 800)
+    limited = tuple(replace(sample, error="HTTP 429: slow down") for sample in whole.samples[:5])
+    cells = [measured(1, 100), measured(2, 200), measured(4, 400), replace(whole, samples=(*limited, *whole.samples[5:]))]
+    assert saturation.knee(cells) is None and list(saturation.throughput(cells)) == [1, 2, 4]
+    swept = workload.changed(
+        workload.load("quick"), sweep=True, users=(1, 2, 4, 8, 16), output_tokens=(100,), context_tokens=(0,)
+    )
+    assert [cell.users for cell in resume.missing(swept.workload, cells, 0, 0)] == [16]
 
 
 def test_goodput_under_objectives() -> None:

@@ -234,7 +234,7 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
     """Parse received bytes into a sample. An error of the transport takes precedence over errors in the stream.
 
     A stream that ends without a finish reason or inside an event is an error: it was cut off. A missing ``[DONE]`` is none:
-    some servers never send it. A count of more tokens than the ``max_tokens`` of the request is an error.
+    some servers never send it. A count of more tokens than the ``max_tokens`` of the request, or of none, is an error.
     """
     reader, answer = Reader(), _Answer()
     for seconds, read in reads:
@@ -248,7 +248,7 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
     impossible = ""
     if completion is not None and exchange.max_tokens is not None and completion > exchange.max_tokens:
         impossible = f"usage reports {completion:,} completion tokens for max_tokens {exchange.max_tokens:,}"
-    if completion == 0 and answer.chunk_seconds:
+    if completion == 0:
         impossible = f"usage reports no completion tokens for {len(answer.chunk_seconds):,} chunks of text"
     return Sample(
         user=exchange.user,

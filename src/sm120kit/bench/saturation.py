@@ -80,12 +80,15 @@ def _meets(sample: Sample, objective: Objective) -> bool:
 
 
 def throughput(cells: Sequence[MeasuredCell]) -> dict[int, float]:
-    """Tokens per second of all users by number of users, in increasing order: of complete cells, the median over starts."""
+    """Tokens per second of all users by number of users, in increasing order: the median over starts.
+
+    Only of complete cells without failed requests: those would lower the rate, or be refused sooner than they are answered.
+    """
     rates: dict[int, list[float]] = {}
     for cell in cells:
-        rate = summary(cell).output_tok_s if cell.complete else None
-        if rate is not None:
-            rates.setdefault(cell.users, []).append(rate)
+        figures = summary(cell)
+        if cell.complete and not figures.errors and figures.output_tok_s:
+            rates.setdefault(cell.users, []).append(figures.output_tok_s)
     return {users: median(rates[users]) for users in sorted(rates)}
 
 
