@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench import circumstances, client, clocks, energy, metrics, receipt, resume, saturation, workload
+from sm120kit.bench import circumstances, client, clocks, energy, metrics, receipt, resume, saturation, settings, workload
 from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
@@ -152,11 +152,20 @@ def require_resumable(measurement: Measurement) -> None:
 
 
 def _require_same(resumed: Receipt, expected: Mapping[str, object]) -> None:
-    if differ := [name for name, value in expected.items() if getattr(resumed.circumstances, name) != value]:
+    if differ := [
+        each for name, value in expected.items() for each in _differ(name, getattr(resumed.circumstances, name), value)
+    ]:
         raise NotComparable(
             f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
             "run the same command on the same server, or start over with --overwrite or another place for the receipt",
         )
+
+
+def _differ(name: str, before: object, after: object) -> list[str]:
+    """The names of what differs in a circumstance: of the members of a mapping as ``<name>.<member>``."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [f"{name}.{key}" for key in sorted(before | after) if before.get(key) != after.get(key)]
+    return [] if before == after else [name]
 
 
 def _planned(measurement: Measurement) -> dict[str, Any]:
@@ -178,7 +187,7 @@ def _circumstances(server: MeasuredServer, measurement: Measurement) -> Circumst
     return Circumstances(
         url=server.endpoint.url,
         model=server.model,
-        reported=client.server_info(server.endpoint, server.model),
+        reported={**client.server_info(server.endpoint, server.model), **settings.published(server.endpoint)},
         served=server.served,
         machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
         **_planned(measurement),
