@@ -158,7 +158,7 @@ def test_a_measurement(name: str, serve: Any, sm120kit: Any, tmp_path: Path) -> 
     run = sm120kit("bench", "run", url, "-w", "mine.toml", *options, key=key)
     assert run.returncode == 0, run.stderr
     assert server.refused == 0 and server.answered == {"/v1/models", "/version", "/v1/chat/completions"} | {
-        path for path in server.answered if path == "/metrics"
+        path for path in server.answered if path in ("/metrics", "/get_server_info")
     }
     show = [sm120kit("bench", "show", "receipt.json", *json_) for json_ in ((), ("--json",))]
     compare = sm120kit("bench", "compare", "receipt.json", "receipt.json")
