@@ -1,4 +1,4 @@
-"""Commands of developers: ``nox`` runs lint and the tests of ten minutes, ``nox -s slow`` all other tests."""
+"""Commands of developers: ``nox`` runs lint and the tests for a pull request, ``nox -s slow`` all other tests."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

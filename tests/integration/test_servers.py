@@ -98,3 +98,13 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     docker(ps="true")
     assert CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)]).exit_code == 0
     assert not [*(state / "caches").iterdir(), *(state / "runs").iterdir()]
+
+
+def test_clean_keeps_servers_and_records_if_docker_does_not_respond(
+    docker: Callable[..., Path], server: ServingContainer
+) -> None:
+    state = Path(server.record).parents[1]
+    docker(ps="echo 'Cannot connect to the Docker daemon' >&2; exit 1")
+    result = CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)])
+    assert result.exit_code == 0 and "kept servers and records" in result.stderr
+    assert kept(server) == ("one\n", "running") and len([*(state / "caches").iterdir()]) == 2

@@ -423,6 +423,7 @@ def test_file_that_is_no_ptx(tmp_path, content: bytes | None) -> None:  # type: 
 def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "probe", lambda: None)
     assert isinstance(run("--instructions").exception, NoGpu)
+    assert "verify ptx --instructions needs a GPU of compute capability 9.0" in str(run("--instructions").exception)
 
 
 # ---- the receipt

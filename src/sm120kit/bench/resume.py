@@ -24,9 +24,8 @@ def missing(work: Workload, measured: Sequence[MeasuredCell], start: int, seed: 
     done = [cell for cell in measured if cell.restart == start]
     if work.sweep and saturation.knee(done) is not None:
         return []
-    keys = {cell.key for cell in done}
-    order = workload.cells(work, seed + start)
-    return [cell for cell in order if (cell.users, cell.output_tokens, cell.context_tokens) not in keys]
+    points = {Cell(*cell.key) for cell in done}
+    return [cell for cell in workload.cells(work, seed + start) if cell not in points]
 
 
 def existing(path: Path) -> Receipt | None:
@@ -50,29 +49,31 @@ def unfinished(path: Path, work: Workload, restarts: int = 0) -> Receipt | None:
         StateUnwritable: the file is a complete receipt, or none at all.
         NotComparable: see :func:`kept`.
     """
-    found = existing(path)
-    if found and found.complete:
-        raise StateUnwritable(f"{path} exists: a complete receipt of {found.started_utc}", REPLACE)
-    return kept(found, path, work, restarts) if found else None
+    before = existing(path)
+    if before and before.complete:
+        raise StateUnwritable(f"{path} exists: a complete receipt of {before.started_utc}", REPLACE)
+    return kept(before, path, work, restarts) if before else None
 
 
-def kept(found: Receipt, path: Path, work: Workload, restarts: int = 0) -> Receipt:
+def kept(before: Receipt, path: Path, work: Workload, restarts: int = 0) -> Receipt:
     """A receipt of a workload, if partial without the cells to measure again: interrupted ones and those with failed requests.
 
     Raises:
         NotComparable: it was measured with other options, such as ``--quick``.
     """
-    if not found.complete:
-        whole = (cell for cell in found.cells if cell.complete and not any(sample.error for sample in cell.samples))
-        found = replace(found, cells=tuple(whole))
-    planned = {(c.users, c.output_tokens, c.context_tokens) for c in workload.cells(work, 0)}
-    fits = all(cell.key in planned and cell.restart <= restarts and _has_all_requests(work, cell) for cell in found.cells)
-    if not fits or found.complete == any(missing(work, found.cells, start, 0) for start in range(restarts + 1)):
+    if not before.complete:
+        whole = (cell for cell in before.cells if cell.complete and not any(sample.error for sample in cell.samples))
+        before = replace(before, cells=tuple(whole))
+    planned = set(workload.cells(work, 0))
+    fits = all(
+        Cell(*cell.key) in planned and cell.restart <= restarts and _has_all_requests(work, cell) for cell in before.cells
+    )
+    if not fits or before.complete == any(missing(work, before.cells, start, 0) for start in range(restarts + 1)):
         raise NotComparable(
             f"{path} was measured with other options: other cells, starts or numbers of requests, as with --quick",
             f"run the command that wrote it, {REPLACE}",
         )
-    return found
+    return before
 
 
 def _has_all_requests(work: Workload, cell: MeasuredCell) -> bool:

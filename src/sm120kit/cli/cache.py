@@ -146,20 +146,24 @@ def gc(
 
 
 def _unused(entries: list[StateEntry]) -> list[StateEntry]:
-    """Entries without the caches, records and logs of servers that run, which outlive the command that started them."""
+    """Entries without the caches, records and logs of servers that run, which outlive the command that started them.
+
+    If docker's daemon does not respond, any server may run: none of these is removable.
+    """
     from sm120kit.core.errors import CommandFailed, ToolchainMissing
     from sm120kit.images import cache
     from sm120kit.serving import containers
 
-    if not any(entry.kind in ("servers", "records") for entry in entries):
+    kept = [entry for entry in entries if entry.kind not in ("servers", "records")]
+    if len(kept) == len(entries):
         return entries
     try:
         return cache.without(entries, containers.in_use())
     except ToolchainMissing:
         return entries
     except CommandFailed as error:
-        console.info(f"running servers cannot be determined: {error.message}")
-        return entries
+        console.info(f"kept servers and records, as running servers cannot be listed: {error.message}")
+        return kept
 
 
 def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:

@@ -171,7 +171,7 @@ def serve_(
     """Serve a model as a configuration describes.
 
     Downloads the model if it is not on this host, checks image, checkpoint and memory, starts the server, and prints a request
-    for curl when it has answered one. The server runs until `sm120kit stop`. It listens on 127.0.0.1 only.
+    for curl when it has answered one. The server runs until `sm120kit stop`, and listens on 127.0.0.1 without --listen.
     """
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations

@@ -25,7 +25,7 @@ def ps(*, json: Json = False) -> None:
         return
     console.table(
         ("server", "configuration", "GPUs", "URL", "status"),
-        ((one.name, one.configuration, one.gpus, one.url, one.status) for one in listed),
+        ((server.name, server.configuration, server.gpus, server.url, server.status) for server in listed),
     )
 
 

@@ -63,11 +63,11 @@ def find(name: str) -> ServingContainer:
         NoSuchServer: there is none, or more than one.
     """
     every = listed()
-    matches = [one for one in every if name in ("", one.name, one.configuration)]
-    exact = [one for one in every if one.name == name]
+    matches = [each for each in every if name in ("", each.name, each.configuration)]
+    exact = [each for each in every if each.name == name]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
-    names = ", ".join(one.name for one in matches or every)
+    names = ", ".join(each.name for each in matches or every)
     if not matches:
         raise NoSuchServer(f"no server is named {name}" if name else "no server was started", f"servers: {names or 'none'}")
     raise NoSuchServer(f"{len(matches)} servers match", f"name one of {names}")

@@ -275,7 +275,7 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
     taken = {number: other.name for other in running for number in other.gpus}
     if set(service.gpus) & set(taken):
         own = [device for device in prepared.devices if device.number in service.gpus]
-        equal = [each for each in prepared.devices if any((each.name, each.bytes) == (one.name, one.bytes) for one in own)]
+        equal = [each for each in prepared.devices if any((each.name, each.bytes) == (used.name, used.bytes) for used in own)]
         if len([device for device in equal if device.number not in taken]) < len(service.gpus):
             other = next(other for other in running if set(other.gpus) & set(service.gpus))
             orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"

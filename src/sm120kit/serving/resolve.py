@@ -146,16 +146,16 @@ def _local_image(recipe: str, workspace: Workspace) -> str:
     Raises:
         NoSuchImage: there are several.
     """
-    found = {
+    verified = {
         local.image.content: local.tags[0] if local.tags else local.image.id
         for local in inventory.local_images(EveryStore(workspace).stores(), workspace)
         if local.image.labels.get("sm120kit.recipe") == recipe and local.standing is CheckStatus.VERIFIED
     }
-    if len(found) > 1:
+    if len(verified) > 1:
         raise NoSuchImage(
-            f"this host has {len(found)} images of {recipe}", f"name one with --image: {', '.join(found.values())}"
+            f"this host has {len(verified)} images of {recipe}", f"name one with --image: {', '.join(verified.values())}"
         )
-    return next(iter(found.values()), "")
+    return next(iter(verified.values()), "")
 
 
 def require_port(port: int, listen: str) -> None:

@@ -89,15 +89,15 @@ def earlier(
         NotComparable: a receipt was measured with other options, such as ``--quick``.
     """
     paths = {named.name: receipt_path(directory, configuration, named) for named in workloads}
-    found = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
-    if len(found) == len(paths) and all(existing.complete for existing in found.values()):
+    receipts = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
+    if len(receipts) == len(paths) and all(existing.complete for existing in receipts.values()):
         judge_them = " ".join(f"--receipt {path}" for path in paths.values())
         raise StateUnwritable(
             f"{directory} has complete receipts of {configuration.name}",
             f"judge them with {judge_them}; to measure again, choose another --receipts or replace them with --overwrite",
         )
     by_name = {named.name: named.workload for named in workloads}
-    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in found.items()}
+    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in receipts.items()}
 
 
 def measurements(

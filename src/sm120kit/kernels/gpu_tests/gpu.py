@@ -68,27 +68,24 @@ def _driver(management: str) -> str:
     return text.value.decode(errors="replace") if available else "unknown"
 
 
-def require(gpu: CudaDevice | None, backend: Backend) -> CudaDevice:
-    """``gpu``, if it can run ``backend``.
+def require(gpu: CudaDevice | None, backend: Backend, command: str = "", without_gpu: str = WITHOUT_GPU) -> CudaDevice:
+    """``gpu``, if it can run ``backend``: that of ``verify kernels``, or the only one of another ``command``.
+
+    ``without_gpu`` is the hint for machines without a suitable GPU.
 
     Raises:
         NoGpu: ``gpu`` is None.
         WrongGpu: its compute capability does not fit.
     """
+    needs = f"{command or f'verify kernels --device {backend}'} needs {REQUIRED_GPU[backend]}"
     if gpu is None:
-        raise NoGpu(
-            f"verify kernels --device {backend} needs {REQUIRED_GPU[backend]}; CUDA programs see no GPU here", WITHOUT_GPU
-        )
+        raise NoGpu(f"{needs}; CUDA programs see no GPU here", without_gpu)
     major, minor = gpu.capability
     if (major, minor) == (9, 0) if backend is Backend.EMULATE else major == 12:
         return gpu
     other = Backend.NATIVE if major == 12 else Backend.EMULATE if (major, minor) == (9, 0) else None
-    hint = f"use --device {other}" if other else f"choose another GPU with CUDA_VISIBLE_DEVICES; {WITHOUT_GPU}"
-    raise WrongGpu(
-        f"verify kernels --device {backend} needs {REQUIRED_GPU[backend]}; "
-        f"this is {gpu.name}, compute capability {major}.{minor}",
-        hint,
-    )
+    hint = f"use --device {other}" if other and not command else f"choose another GPU with CUDA_VISIBLE_DEVICES; {without_gpu}"
+    raise WrongGpu(f"{needs}; this is {gpu.name}, compute capability {major}.{minor}", hint)
 
 
 def arch(backend: Backend, gpu: CudaDevice | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core import toolchain
-from sm120kit.core.errors import BadPtx, NoGpu, WrongGpu
+from sm120kit.core.errors import BadPtx
 from sm120kit.core.state import file_problem, write_atomic
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.ptx import library, selftest
@@ -44,11 +45,12 @@ def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None)
         raise BadPtx(
             f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
         ) from error
+    tools = functools.cache(toolchain.find)  # after the module has been parsed, which needs none
     try:
-        module = rewrite(text, lambda: library.compile_functions(toolchain.find()))
+        module = rewrite(text, lambda: library.compile_functions(tools()))
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory) / "module.cubin"
-            kernels = library.assemble(module.text, output, toolchain.find())
+            kernels = library.assemble(module.text, output, tools())
             content = output.read_bytes()
     except BadPtx as error:
         raise BadPtx(f"{path}: {error.message}", error.hint) from error
@@ -76,18 +78,9 @@ def verify_instructions() -> tuple[list[str], dict[str, Any]]:
     """Run the self-test on the first GPU; returns the faults that were missed, and the record.
 
     Raises:
-        NoGpu, WrongGpu: CUDA programs see no Hopper GPU.
+        NoGpu, WrongGpu: see :func:`sm120kit.kernels.gpu_tests.gpu.require`.
     """
-    device = gpu.probe()
-    required = gpu.REQUIRED_GPU[gpu.Backend.EMULATE]
-    if device is None:
-        raise NoGpu(f"--instructions needs {required}; CUDA programs see no GPU here", "without a GPU, name a PTX file only")
-    if device.capability != (9, 0):
-        major, minor = device.capability
-        raise WrongGpu(
-            f"--instructions needs {required}; this is {device.name}, compute capability {major}.{minor}",
-            "choose another GPU with CUDA_VISIBLE_DEVICES",
-        )
+    device = gpu.require(gpu.probe(), gpu.Backend.EMULATE, "verify ptx --instructions", "without a GPU, name a PTX file only")
     tools = toolchain.find()
     report = selftest.run(tools)
     return report.missed, selftest.record(report, device, tools)
