@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.errors import DaemonUnreachable, StateUnwritable
 from sm120kit.core.state import Workspace, read_record, write_record
 from sm120kit.serving import Run, containers
 from sm120kit.serving.containers import ServingContainer
@@ -106,5 +106,12 @@ def test_clean_keeps_servers_and_records_if_docker_does_not_respond(
     state = Path(server.record).parents[1]
     docker(ps="echo 'Cannot connect to the Docker daemon' >&2; exit 1")
     result = CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)])
-    assert result.exit_code == 0 and "kept servers and records" in result.stderr
+    assert result.exit_code == 0 and "servers and records are kept" in result.stderr
     assert kept(server) == ("one\n", "running") and len([*(state / "caches").iterdir()]) == 2
+
+
+@pytest.mark.parametrize("command", [("ps",), ("logs",), ("stop", "s")], ids=" ".join)
+def test_servers_cannot_be_listed_without_a_daemon(command: tuple[str, ...], docker: Callable[..., Path]) -> None:
+    docker(ps="echo 'Cannot connect to the Docker daemon' >&2; exit 1")
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, DaemonUnreachable) and "Cannot connect to the Docker daemon" in error.message

@@ -150,7 +150,7 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
-    from sm120kit.core.errors import CommandFailed, ToolchainMissing
+    from sm120kit.core.errors import DaemonUnreachable, ToolchainMissing
     from sm120kit.images import cache
     from sm120kit.serving import containers
 
@@ -161,8 +161,8 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
         return cache.without(entries, containers.in_use())
     except ToolchainMissing:
         return entries
-    except CommandFailed as error:
-        console.info(f"kept servers and records, as running servers cannot be listed: {error.message}")
+    except DaemonUnreachable as error:
+        console.info(f"servers and records are kept: {error.message}")
         return kept
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import NoSuchServer, StateUnwritable
+from sm120kit.core.errors import DaemonUnreachable, NoSuchServer, StateUnwritable
 from sm120kit.core.state import disk_errors, parse_json, read_record, write_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.serving.render import PATIENCE_SECONDS
@@ -44,16 +44,27 @@ def listed() -> tuple[ServingContainer, ...]:
 
     Raises:
         ToolchainMissing: there is no docker program.
-        CommandFailed: its daemon does not respond.
+        DaemonUnreachable: its daemon does not respond.
     """
     labels = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL)
     fields = ("{{.Names}}", "{{.State}}", "{{.Status}}", *(f'{{{{.Label "{label}"}}}}' for label in labels))
-    argv = ("docker", "ps", "--all", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}", "--format", "\t".join(fields))
-    rows = (line.split("\t") for line in process.run(argv).stdout.splitlines())
+    rows = (line.split("\t") for line in _launched("--all", "--format", "\t".join(fields)))
     return tuple(
         ServingContainer(name, configuration, gpus, url, state == "running", status, record, state in ("exited", "dead"))
         for name, state, status, configuration, gpus, url, record in rows
     )
+
+
+def _launched(*options: str) -> list[str]:
+    """The lines of ``docker ps`` for the containers that ``serve`` started."""
+    argv = ("docker", "ps", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}", *options)
+    done = process.run(argv, check=False)
+    if done.returncode:
+        raise DaemonUnreachable(
+            f"the servers of this host cannot be listed: {done.stderr.strip()}",
+            "start docker, or set DOCKER_HOST to its socket",
+        )
+    return done.stdout.splitlines()
 
 
 def find(name: str) -> ServingContainer:
@@ -129,10 +140,9 @@ def in_use() -> frozenset[Path]:
 
     Raises:
         ToolchainMissing: there is no docker program.
-        CommandFailed: its daemon does not respond.
+        DaemonUnreachable: its daemon does not respond.
     """
-    running = ("docker", "ps", "--quiet", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}")
-    ids = process.run(running).stdout.split()
+    ids = _launched("--quiet")
     fields = f'{{{{index .Config.Labels "{RECORD_LABEL}"}}}}\t{{{{json .Mounts}}}}'
     # A container that ended in between has no output, and makes the exit code 1.
     lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []

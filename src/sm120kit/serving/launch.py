@@ -294,7 +294,7 @@ def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
 
     Raises:
         ToolchainMissing: there is no docker program, or no Docker SDK.
-        DaemonUnreachable, CommandFailed: the daemon does not respond.
+        DaemonUnreachable: the daemon does not respond.
         TagTaken: the daemon has another image with the name of one that is to be loaded.
     """
     daemon = Daemon()
