@@ -112,7 +112,7 @@ class SmallImage:
             "vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve")
         )
         name = f"debian-12@sha256:{'a' * 64}"
-        described, text, scripts = context.describe(setup, name, [patched], [*wheels], self.workspace)
+        described, text, scripts = context.describe(setup, name, {patched: file_sha256(patched)}, [*wheels], self.workspace)
         files = assembly.wheel_files({described.ours[0].wheel: patched}, [*wheels], lambda _: [*wheels.values()])
 
         def file(wheel: LockedWheel) -> Path:

@@ -66,7 +66,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make_context(state: str = "state", **changed: Any) -> ImageContext:
         setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
         setup |= {name: changed.pop(name) for name in [*changed] if name in context.ImageSetup.__dataclass_fields__}
-        inputs: dict[str, Any] = {"base": BASE, "ours": [patched], "locked": locked, "installer": pip}
+        inputs: dict[str, Any] = {"base": BASE, "ours": {patched: file_sha256(patched)}, "locked": locked, "installer": pip}
         workspace = Workspace.open(tmp_path / state)
         return context.make_context(context.ImageSetup(**setup), **(inputs | changed), workspace=workspace)
 
@@ -192,7 +192,12 @@ def test_wheel_with_another_hash_is_refused(make: Any, tmp_path: Path) -> None:
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
-        make(ours=[wheel])
+        make(ours={wheel: file_sha256(wheel)})
+
+
+def test_wheels_of_ours_are_not_hashed_again(make: Any, tmp_path: Path) -> None:
+    (wheel,) = tmp_path.glob("wheels/flashinfer*")
+    assert make(ours={wheel: "1" * 64}).ours[0].wheel.sha256 == "1" * 64
 
 
 def test_unknown_kind_is_refused(make: Any) -> None:

@@ -65,3 +65,16 @@ def test_no_host_compiler(bare: Path) -> None:
     (bare / "c++").unlink()
     with pytest.raises(ToolchainMissing, match=r"no C\+\+ compiler"):
         toolchain.find()
+
+
+def test_compilers_run_once_unless_they_change(bare: Path, tmp_path: Path) -> None:
+    log, home = tmp_path / "log", toolkit(tmp_path / "cuda", "13.0.88")
+    for program in (bare / "c++", home / "bin" / "nvcc"):
+        program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\necho {program.name} $1 >> {log}\n"))
+    (bare / "nvcc").symlink_to(home / "bin" / "nvcc")
+    first = toolchain.find([Arch.SM_120F])
+    assert toolchain.find() == toolchain.at(home) == first
+    assert sorted(log.read_text().splitlines()) == ["c++ --version", "nvcc --dryrun", "nvcc --version"]
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(nvcc.read_text().replace("13.0.88", "13.1.115"))
+    assert toolchain.find().nvcc_version == "13.1.115"

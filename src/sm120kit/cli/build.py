@@ -154,7 +154,7 @@ def build(
     if wheel.artifacts is None:
         build_output.show_stage(result, request.stage, seconds, options, json=json)
         return
-    paths = [_copy(path, steps.output) for path in result.wheels]
+    paths = [_copy(path, sha256, steps.output) for path, sha256 in result.wheels.items()]
     if json and not delivers:
         console.json_data(wheel.artifacts)
         return
@@ -195,12 +195,12 @@ def _require_applicable(
         raise typer.BadParameter("--from-source is for engines; FlashInfer and our kernels are always built from source")
 
 
-def _copy(wheel: Path, directory: Path) -> Path:
+def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
     """Copy a finished wheel to a directory, unless the same bytes are there already."""
     from sm120kit.core.state import file_sha256, write_atomic
 
     copy = directory / wheel.name
-    if not copy.is_file() or file_sha256(copy) != file_sha256(wheel):
+    if not copy.is_file() or file_sha256(copy) != sha256:
         write_atomic(copy, wheel.read_bytes())
     return copy
 

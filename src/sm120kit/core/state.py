@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import grp
 import hashlib
 import json
@@ -392,10 +393,10 @@ def read_record(kind: type[T], path: Path, name: str = "") -> T:
         BadRecord: it is damaged, or was written by another version.
         OSError: it cannot be read.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
+        record: T = _adapter(kind).validate_json(path.read_bytes())  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -403,6 +404,15 @@ def read_record(kind: type[T], path: Path, name: str = "") -> T:
             f"{path} is not {name or f'a {kind.__name__} record'}: {key}{': ' * bool(key)}{first['msg']}",
             "it is damaged or of another version: remove it, and the work that it records is done again",
         ) from error
+    return record
+
+
+@functools.cache
+def _adapter(kind: type) -> Any:
+    """The validator of a record; it takes longer to make than to use."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def parse_json(content: str | bytes) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Tls:
 
 @functools.cache
 def _context(tls: Tls) -> ssl.SSLContext:
+    import ssl
+
     import httpx2
 
     if tls.authorities:

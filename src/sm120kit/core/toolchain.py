@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -86,7 +88,7 @@ def host_compiler() -> tuple[str, str]:
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++")):
         path = shutil.which(name)
         if path:
-            return path, process.run([path, "--version"]).stdout.splitlines()[0]
+            return path, _run_once(path, "--version").stdout.splitlines()[0]
     raise ToolchainMissing("no C++ compiler: neither CXX nor c++ nor g++ names a program", "install one: apt-get install g++")
 
 
@@ -108,7 +110,7 @@ def _homes() -> Iterator[tuple[Path, str]]:
     on_path = shutil.which("nvcc")
     if on_path:
         # nvcc on PATH may be a script or a link; its own output has the directory of the toolkit.
-        dry = process.run([on_path, "--dryrun", "-x", "cu", "-c", "/dev/null"], check=False).stderr
+        dry = _run_once(on_path, "--dryrun", "-x", "cu", "-c", "/dev/null", check=False).stderr
         directory = re.search(r"^#\$ _HERE_=(.+)$", dry, re.MULTILINE)
         if directory:
             yield Path(directory[1]).resolve().parent, "nvcc on PATH"
@@ -120,8 +122,22 @@ def _homes() -> Iterator[tuple[Path, str]]:
 
 
 def _nvcc_version(nvcc: Path) -> Version:
-    text = process.run([nvcc, "--version"]).stdout
+    text = _run_once(nvcc, "--version").stdout
     release = re.search(r"release [\d.]+, V([\d.]+)", text)
     if not release:
         raise ToolchainUnsuitable(f"{nvcc} --version does not state a release: {text.strip()[:200]!r}", INSTALL_HINT)
     return Version(release[1])
+
+
+def _run_once(program: Path | str, *arguments: str, check: bool = True) -> process.Completed:
+    """The output of a compiler that prints facts about itself. It runs once per process, unless its file or PATH changes."""
+    identity: tuple[object, ...] = ()
+    with contextlib.suppress(OSError):  # a missing program is an error of the run
+        status = Path(program).stat()
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, os.environ.get("PATH", ""))
+    return _completed((str(program), *arguments), identity, check)
+
+
+@functools.lru_cache(maxsize=16)
+def _completed(argv: tuple[str, ...], identity: tuple[object, ...], check: bool) -> process.Completed:
+    return process.run(argv, check=check)

@@ -84,15 +84,15 @@ class ImageSetup:
 def make_context(
     setup: ImageSetup,
     base: str,
-    ours: Sequence[Path],
+    ours: Mapping[Path, str],
     locked: Sequence[tuple[LockedWheel, Path]],
     installer: Path,
     workspace: Workspace,
 ) -> ImageContext:
     """Lay out all inputs of an image in ``<state>/images/<digest>/context``; an existing context is verified and reused.
 
-    ``ours`` are the wheels that sm120kit built, the patched FlashInfer first; ``locked`` are third-party wheels with their
-    files. Files are hard links where the file system supports them, else copies.
+    ``ours`` are the wheels that sm120kit built with their sha256, the patched FlashInfer first; ``locked`` are third-party
+    wheels with their files. Files are hard links where the file system supports them, else copies.
 
     Raises:
         NoSuchImage: ``base`` is not a digest or id.
@@ -126,7 +126,7 @@ def make_context(
 def describe(
     setup: ImageSetup,
     base: str,
-    ours: Sequence[Path],
+    ours: Mapping[Path, str],
     locked: Sequence[LockedWheel],
     workspace: Workspace,
     installer: LockedWheel | None = None,
@@ -142,7 +142,7 @@ def describe(
     require_pinned(base)
     text, scripts = _dockerfile(setup)
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
-    built = tuple(_built_wheel(path) for path in ours)
+    built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
     version = setup.version or built[0].wheel.version
     arguments = {"BASE": base, "SOURCE_DATE_EPOCH": str(epoch)}
     builder = "docker" if installer else "layers"
@@ -367,7 +367,7 @@ def _require_unchanged(directory: Path, texts: Mapping[str, bytes], files: Mappi
         )
 
 
-def _built_wheel(wheel: Path) -> BuiltWheel:
+def _built_wheel(wheel: Path, sha256: str) -> BuiltWheel:
     """Read the ``sm120kit.json`` of a wheel that sm120kit built."""
     try:
         with archives.open_wheel(wheel) as archive:
@@ -376,4 +376,4 @@ def _built_wheel(wheel: Path) -> BuiltWheel:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadArtifact(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build builds one") from error
     name, version, *_ = parse_wheel_filename(wheel.name)
-    return BuiltWheel(LockedWheel(name, str(version), wheel.name, file_sha256(wheel)), origin)
+    return BuiltWheel(LockedWheel(name, str(version), wheel.name, sha256), origin)

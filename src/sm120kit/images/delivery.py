@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -221,7 +221,7 @@ def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest,
         labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
         env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in build.plan.archs)},
     )
-    return _build(setup, [build.wheel], closure, request, options)
+    return _build(setup, build.wheels, closure, request, options)
 
 
 def engine_image(build: EngineBuild, request: ImageRequest, options: Options) -> ImageBuild:
@@ -243,7 +243,7 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
 
 
 def _build(
-    setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, request: ImageRequest, options: Options
+    setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, request: ImageRequest, options: Options
 ) -> ImageBuild:
     """Build an image of our wheels and those of a closure."""
     if request.builder is Builder.LAYERS:
@@ -259,7 +259,7 @@ def _build(
 
 
 def _assemble(
-    setup: contexts.ImageSetup, ours: Sequence[Path], closure: Closure, base_name: str, options: Options
+    setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base_name: str, options: Options
 ) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon."""
     workspace = options.workspace

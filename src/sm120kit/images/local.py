@@ -300,7 +300,7 @@ def _command(container: _Container, runtime: str, mounts: Mapping[str, Any], arg
         "env": container.env,
         "cwd": container.cwd,
     }
-    return [sys.executable, "-I", namespaces.__file__, json.dumps(request)]
+    return [sys.executable, "-I", "-S", namespaces.__file__, json.dumps(request)]
 
 
 def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:

@@ -1,4 +1,4 @@
-"""Run a program in a root file system and namespaces of its own: ``python -I namespaces.py REQUEST [ARGUMENT...]``.
+"""Run a program in a root file system and namespaces of its own: ``python -I -S namespaces.py REQUEST [ARGUMENT...]``.
 
 It needs nothing but Python's standard library, because it runs before and after the change of the root. REQUEST is
 a JSON object with the keys

@@ -50,9 +50,10 @@ class EngineBuild:
         return replace(self.official, wheels=wheels, sha256=digest_of(wheels))
 
     @property
-    def wheels(self) -> tuple[Path, ...]:
-        """The wheels that were built, FlashInfer first; each replaces an official wheel."""
-        return (self.flashinfer.wheel, *([self.engine.wheel] if self.engine else []))
+    def wheels(self) -> dict[Path, str]:
+        """The wheels that were built with their sha256, FlashInfer first; each replaces an official wheel."""
+        own = self.engine.artifacts if self.engine else None
+        return self.flashinfer.wheels | ({self.engine.wheel: own.wheel.sha256} if self.engine and own else {})
 
 
 def require_native(recipe: EngineRecipe) -> None:

@@ -138,9 +138,10 @@ class WheelBuild:
         return self.directory / self.artifacts.wheel.path
 
     @property
-    def wheels(self) -> tuple[Path, ...]:
-        """The finished wheels, as an engine's build has several."""
-        return (self.wheel,)
+    def wheels(self) -> dict[Path, str]:
+        """The finished wheels with their sha256, as an engine's build has several."""
+        assert self.artifacts is not None
+        return {self.wheel: self.artifacts.wheel.sha256}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 import small_flashinfer
 
 from sm120kit.core.errors import NoPackageArchive
-from sm120kit.core.state import Workspace
+from sm120kit.core.state import Workspace, file_sha256
 from sm120kit.images import assembly, base, context
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
@@ -31,7 +31,11 @@ def test_assembled_image_passes_its_checks_but_for_the_compiler_of_its_base(tmp_
     wheels = small_flashinfer.wheels(workspace, tmp_path)
     locked = dict(wheels.locked)
     described, text, scripts = context.describe(
-        small_flashinfer.SETUP, f"debian-12@{image_base.diff_ids[0]}", [wheels.ours], [*locked], workspace
+        small_flashinfer.SETUP,
+        f"debian-12@{image_base.diff_ids[0]}",
+        {wheels.ours: file_sha256(wheels.ours)},
+        [*locked],
+        workspace,
     )
     files = locked | {described.ours[0].wheel: wheels.ours}
     image, _ = assembly.assemble(described, (text, scripts), image_base, files.__getitem__, layout, workspace)

@@ -18,7 +18,7 @@ import pytest
 import small_flashinfer
 from small_image import ImageHost, import_base, tampered
 
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.state import Workspace, data_root, file_sha256
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
@@ -46,7 +46,9 @@ def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactor
     wheels = small_flashinfer.wheels(workspace, tmp_path_factory.mktemp("wheels"))
     base = import_base(host, debian)
     setup = small_flashinfer.SETUP
-    context = contexts.make_context(setup, base, [wheels.ours], wheels.locked, wheels.installer, workspace)
+    context = contexts.make_context(
+        setup, base, {wheels.ours: file_sha256(wheels.ours)}, wheels.locked, wheels.installer, workspace
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", host.socket)
         built, _ = contexts.build(context, Daemon(), workspace, network="none", report=print)

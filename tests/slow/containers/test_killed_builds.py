@@ -24,7 +24,7 @@ from python_base import add_python_image
 from small_assembly import SmallImage
 
 from sm120kit import sources
-from sm120kit.core.state import Workspace, read_record
+from sm120kit.core.state import Workspace, file_sha256, read_record
 from sm120kit.images import assembly, checks, context, existing_base, registry
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.local import LocalImages
@@ -89,7 +89,9 @@ def build(inputs: Inputs, state: Path, repository: str) -> None:
     sources.wheelhouse([*inputs.wheels], workspace, origin)
     phase.write_text("layers")
     with existing_base.image_base(manifest, store) as base:
-        described, text, scripts = context.describe(setup, inputs.base, [inputs.ours], [*inputs.wheels], workspace)
+        described, text, scripts = context.describe(
+            setup, inputs.base, {inputs.ours: file_sha256(inputs.ours)}, [*inputs.wheels], workspace
+        )
         ours = {described.ours[0].wheel: inputs.ours}
         files = assembly.wheel_files(ours, [*inputs.wheels], lambda wheels: sources.wheelhouse(wheels, workspace, origin))
         image, _ = assembly.assemble(described, (text, scripts), base, files, store.layout, workspace)
