@@ -25,7 +25,7 @@ from sm120kit.core.state import Workspace
 from sm120kit.images.records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
-from sm120kit.recipes.arguments import FORMAT, record_path
+from sm120kit.recipes.arguments import FORMAT, Node, record_path
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import LockedWheel
@@ -107,7 +107,10 @@ def command_line(configuration: configurations.Configuration, engine: recipes.En
     image = Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1)
     model = scratch / "model"
     model.mkdir(exist_ok=True)
-    placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"))
+    addresses = tuple(f"192.0.2.{number}" for number in range(1, configuration.hardware.nodes + 1))
+    # The last node has the options of all others and --headless.
+    node = Node(len(addresses) - 1, addresses, "eth0") if len(addresses) > 1 else None
+    placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=node)
     service = serving.make_service(configuration, engine, image, image.id, model, placement)
     return list(service.argv[len(engine.serve) :])
 

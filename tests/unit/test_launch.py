@@ -284,8 +284,11 @@ def test_granted_privileges_are_announced(options: list[str], tmp_path: Path) ->
 def test_privileges_in_configurations_have_reasons() -> None:
     """All that is left has a reason of ours."""
     granted = {name: serving.risks(configurations.load(name)) for name in configurations.names()}
-    assert [name for name, risks in granted.items() if risks] == ["kimi-k2.5-8x-rtx-pro-6000"]
-    (risk,) = granted["kimi-k2.5-8x-rtx-pro-6000"]
+    kimi, sparks = "kimi-k2.5-8x-rtx-pro-6000", "minimax-m2.7-nvfp4-2x-dgx-spark"
+    assert [name for name, risks in granted.items() if risks] == [kimi, sparks]
+    (network,) = granted[sparks]
+    assert network.startswith("--network=host: ") and "reason: the processes of both machines connect" in network
+    (risk,) = granted[kimi]
     assert risk.startswith("--trust-remote-code: ") and "reason: not in the publication; tokenizer and image processor" in risk
 
 
@@ -586,7 +589,7 @@ def test_documentation_has_the_exit_codes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     rows = [line.rpartition("| ")[2].strip(" |") for line in page.splitlines() if line.startswith("| ") and line[-3].isdigit()]
     kinds = {str(kind.exit_code): kind for kind in Sm120kitError.__subclasses__()}
-    assert len(rows) == 25 and set(rows) <= set(kinds)
+    assert len(rows) == 26 and set(rows) <= set(kinds)
     named = (
         UnknownName,
         NotVerified,

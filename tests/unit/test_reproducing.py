@@ -413,6 +413,8 @@ def test_without_a_receipt_the_published_rate_is_compared_on_the_gpus_of_the_hos
     assert slower.bound.expected.tok_s < published.bound.expected.tok_s
     unlisted = DENSE.model_copy(update={"model": DENSE.model.model_copy(update={"repository": "some/model"})})
     assert judged(unlisted, 52.6).expectation == ""
+    several = DENSE.model_copy(update={"hardware": DENSE.hardware.model_copy(update={"gpus": 2, "nodes": 2})})
+    assert judged(several, 52.6).expectation == "", "the network between machines is not modelled"
 
 
 @pytest.fixture

@@ -147,9 +147,14 @@ def test_bytes_match_published_checkpoints() -> None:
 
 
 def test_every_configuration_has_a_roofline() -> None:
-    """Except gpt-oss, half of whose layers attend to a window of 128 tokens, which an architecture cannot express."""
+    """Except gpt-oss, half of whose layers attend to a window of 128 tokens, which an architecture cannot express.
+
+    The network between several machines is not modelled.
+    """
     for name in configurations.names():
         configuration = configurations.load(name)
+        if configuration.hardware.nodes > 1:
+            continue
         assert roofline.gpu_kind(configuration.hardware.gpu), name
         assert bool(roofline.model_of(configuration.model.repository)) != name.startswith("gpt-oss"), name
 

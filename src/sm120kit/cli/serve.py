@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.core.urls import Endpoint
+    from sm120kit.recipes.arguments import Node
     from sm120kit.recipes.configurations import Configuration
     from sm120kit.serving.answer import Answer
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
@@ -133,17 +136,56 @@ class PlannedOutput:
     """Options that write the container of a launch instead of starting it."""
 
     print_only: Annotated[bool, typer.Option("--print", help="Print the docker command; start nothing.")] = False
-    compose: Annotated[str, typer.Option("--compose", metavar="FILE|-", help="Write a compose file; start nothing.")] = ""
+    compose: Annotated[
+        str,
+        typer.Option("--compose", metavar="FILE|-", help="Write a compose file, with --nodes a directory of them."),
+    ] = ""
     kubernetes: Annotated[str, typer.Option("--kubernetes", metavar="FILE|-", help="Write a manifest; start nothing.")] = ""
     root: Annotated[
-        Path, typer.Option("--root", metavar="DIR", help="Plan for a host that doctor recorded.", show_default=False)
-    ] = HOST
+        list[Path] | None,
+        typer.Option(
+            "--root", metavar="DIR", help="Plan for a host that doctor recorded; with --nodes one for all, or one for each."
+        ),
+    ] = None
 
     def __bool__(self) -> bool:
         return self.print_only or bool(self.compose or self.kubernetes)
 
-    def write(self, prepared: PreparedLaunch) -> None:
-        """Write the selected forms of the container."""
+    def roots(self, count: int) -> tuple[Path, ...]:
+        """The root directories of ``count`` hosts.
+
+        Raises:
+            typer.BadParameter: the options do not fit them.
+        """
+        if self.root and not self:
+            raise typer.BadParameter("nothing can be started on a recorded host", param_hint="--root")
+        given = self.root or [HOST]
+        if len(given) not in (1, count):
+            raise typer.BadParameter(f"{len(given)} recordings for {count} hosts", param_hint="--root")
+        return tuple(given * count if len(given) == 1 else given)
+
+    def write(self, prepared: Sequence[PreparedLaunch]) -> None:
+        """Write the selected forms of the container, or of those of several nodes."""
+        if prepared[0].service.node:
+            self._write_nodes(prepared)
+        else:
+            self._write_container(*prepared)
+        console.info("unverified on SM120")
+
+    def _write_nodes(self, prepared: Sequence[PreparedLaunch]) -> None:
+        from sm120kit.serving import nodes
+
+        name = prepared[0].configuration.name
+        if self.print_only:
+            console.data("\n\n".join(nodes.script(each.service, name) for each in prepared), credentials=True)
+        files = [nodes.compose_file(each.service, name) for each in prepared] if self.compose else []
+        if self.compose == "-":
+            console.data("---\n".join(files).rstrip("\n"), credentials=True)
+        else:
+            for rank, text in enumerate(files):
+                _write(str(Path(self.compose) / f"node-{rank}.yaml"), text)
+
+    def _write_container(self, prepared: PreparedLaunch) -> None:
         import shlex
 
         from sm120kit import serving
@@ -157,7 +199,72 @@ class PlannedOutput:
             _write(self.kubernetes, launch.manifest(prepared))
             secret = f"kubectl create secret generic {serving.secret_name(prepared.service)} --from-file=api-key=/dev/stdin"
             console.info(f"create the Secret with its API key once: openssl rand -hex 32 | tr -d '\\n' | {secret}")
-        console.info("unverified on SM120")
+
+
+@dataclass(frozen=True)
+class SpannedNodes:
+    """The machines that a server spans."""
+
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="ADDRESS",
+            help="Span machines with these IP addresses, separated by commas; the first serves. With --print or --compose.",
+        ),
+    ] = ""
+    interface: Annotated[
+        str,
+        typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
+    ] = ""
+
+    def each(self, planned: PlannedOutput) -> tuple[Node | None, ...]:
+        """The machines, or None for this one alone.
+
+        Raises:
+            typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
+                for all or for each; or the output is not a form for several machines.
+        """
+        from sm120kit.recipes.arguments import Node
+
+        if not self.nodes:
+            if self.interface:
+                raise typer.BadParameter("it is for --nodes", param_hint="--interface")
+            return (None,)
+        addresses = tuple(map(_node_address, self.nodes.split(",")))
+        if len(addresses) == 1:
+            raise typer.BadParameter("name all machines, this one too", param_hint="--nodes")
+        if duplicates := sorted({address for address in addresses if addresses.count(address) > 1}):
+            raise typer.BadParameter(f"{', '.join(duplicates)} occurs twice", param_hint="--nodes")
+        names = self.interface.split(",")
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9_.@-]{1,15}", name):
+                message = f"{name!r} is not a network interface; `ip -brief address` lists them with their addresses"
+                raise typer.BadParameter(message, param_hint="--interface")
+        if len(names) not in (1, len(addresses)):
+            raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
+        if planned.kubernetes or not planned:
+            message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
+            raise typer.BadParameter(message, param_hint="--nodes")
+        names *= len(addresses) // len(names)
+        return tuple(Node(rank, addresses, name) for rank, name in enumerate(names))
+
+
+def _node_address(text: str) -> str:
+    """An IP address as other machines reach it.
+
+    Raises:
+        typer.BadParameter: it is not one.
+    """
+    from ipaddress import ip_address
+
+    try:
+        address = ip_address(text.strip())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not an IP address", param_hint="--nodes") from error
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        raise typer.BadParameter(f"other machines cannot reach {address}", param_hint="--nodes")
+    return str(address)
 
 
 def serve_(
@@ -167,35 +274,47 @@ def serve_(
     server: ServerOptions,
     images: PublishedImages,
     planned: PlannedOutput,
+    spanned: SpannedNodes,
 ) -> None:
     """Serve a model as a configuration describes.
 
     Downloads the model if it is not on this host, checks image, checkpoint and memory, starts the server, and prints a request
     for curl when it has answered one. The server runs until `sm120kit stop`, and listens on 127.0.0.1 without --listen.
     """
+    from sm120kit.core import reporting
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations
     from sm120kit.serving import checkpoint, launch
+    from sm120kit.serving.nodes import differences
     from sm120kit.serving.resolve import resolve
 
-    if planned.root != HOST and not planned:
-        raise typer.BadParameter("nothing can be started on a recorded host", param_hint="--root")
+    nodes = spanned.each(planned)
+    roots = planned.roots(len(nodes))
     address = server.address()
     workspace = Workspace.open(server.state)
     configuration = configurations.load(config)
     source = images.source()
     if model.model:
         checkpoint.read(model.model)
-    resolved = resolve(configuration, server.image, source, address, workspace, root=planned.root, planned=bool(planned))
+    every = [
+        resolve(configuration, server.image, source, replace(address, node=node), workspace, root=root, planned=bool(planned))
+        for node, root in zip(nodes, roots, strict=True)
+    ]
+    for difference in differences([resolved.host for resolved in every]):
+        reporting.warn(f"the machines differ: {difference}")
     if not planned:
-        launch.require_daemon(resolved, workspace)
+        launch.require_daemon(every[0], workspace)
     folder, present = model.folder(configuration, planned=bool(planned))
-    prepared = launch.prepare(resolved, folder, workspace, present=present)
+    launches = [launch.prepare(resolved, folder, workspace, present=present) for resolved in every]
+    prepared = launches[0]
     _show(prepared)
     if planned:
-        planned.write(prepared)
+        planned.write(launches)
         if hint := launch.missing_image(prepared, workspace):
             console.info(hint)
+        if len(nodes) > 1:
+            console.info(f"each machine needs {configuration.model.repository} in {folder}")
+            console.info(f"each machine needs the image {prepared.service.image}")
         return
     with console.status() as show:
 

@@ -504,3 +504,9 @@ class NoApiKey(Sm120kitError):
     """A server is to listen where other machines reach it, without an API key."""
 
     exit_code = 107
+
+
+class WrongNodes(Sm120kitError):
+    """A configuration is for another number of machines than a server is to span."""
+
+    exit_code = 108

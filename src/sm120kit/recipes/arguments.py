@@ -26,6 +26,12 @@ PORT = 8000
 MODEL_DIRECTORY = "/model"
 """Where the directory of the model is mounted in a container, read-only."""
 
+MASTER_PORT = 29501
+"""Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
+
+HOST_ADDRESS = {"vllm": "VLLM_HOST_IP", "sglang": "SGLANG_HOST_IP"}
+"""Variables with the address of a machine for the others: vLLM's ``envs.py``, SGLang's srt/utils/network.py."""
+
 OPTIONAL = {
     ("vllm", "--load-format", "fastsafetensors"): "fastsafetensors",
     ("vllm", "--load-format", "instanttensor"): "instanttensor",
@@ -65,6 +71,23 @@ class Arguments:
     wheel_sha256: str
     options: tuple[Option, ...]
     answers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of the machines that a server spans: number ``rank`` of those with these ``addresses``, the first of which serves.
+
+    ``interface`` is the network interface with its address.
+    """
+
+    rank: int
+    addresses: tuple[str, ...]
+    interface: str
+
+    @property
+    def address(self) -> str:
+        """The address of this machine."""
+        return self.addresses[self.rank]
 
 
 def record_path(recipe: str) -> Path:
@@ -133,11 +156,48 @@ def missing_extras(configuration: Configuration) -> tuple[str, ...]:
     return tuple(sorted(needed - locked))
 
 
-def serve_arguments(configuration: Configuration, engine: EngineRecipe, model: str = MODEL_DIRECTORY) -> tuple[str, ...]:
-    """The arguments after the ``serve`` command of an engine. ``model`` is the model's directory in the container."""
+def serve_arguments(
+    configuration: Configuration,
+    engine: EngineRecipe,
+    model: str = MODEL_DIRECTORY,
+    address: tuple[str, int] = ("0.0.0.0", PORT),
+    node: Node | None = None,
+) -> tuple[str, ...]:
+    """The arguments after the ``serve`` command of an engine.
+
+    ``model`` is the model's directory in the container, and the server listens there on ``address``.
+    """
     named = (model,) if engine.engine == "vllm" else ("--model-path", model)
-    address = ("--host", "0.0.0.0", "--port", str(PORT))
-    return (*named, "--served-model-name", configuration.model.repository, *address, *configuration.arguments)
+    listen = ("--host", address[0], "--port", str(address[1]))
+    span = node_arguments(engine, node) if node else ()
+    return (*named, "--served-model-name", configuration.model.repository, *listen, *span, *configuration.arguments)
+
+
+def node_arguments(engine: EngineRecipe, node: Node) -> tuple[str, ...]:
+    """The arguments by which an engine's server spans several machines.
+
+    Sources: vLLM, docs/serving/parallelism_scaling.md, "Running vLLM with MultiProcessing"; SGLang,
+    docs/references/multi_node_deployment.
+    """
+    head = node.addresses[0]
+    common = ("--nnodes", str(len(node.addresses)), "--node-rank", str(node.rank))
+    if engine.engine == "sglang":
+        return (*common, "--dist-init-addr", f"[{head}]:{MASTER_PORT}" if ":" in head else f"{head}:{MASTER_PORT}")
+    return (*common, "--master-addr", head, "--master-port", str(MASTER_PORT), *["--headless"] * (node.rank > 0))
+
+
+def node_environment(engine: EngineRecipe, node: Node) -> dict[str, str]:
+    """Variables with which a machine's processes find those of the others.
+
+    Without them, Gloo binds to the address of the host's name, which can be 127.0.1.1, and the engines to another one, such as
+    that of the default route (vLLM 0.33.0, vllm/utils/network_utils.py ``get_ip``; SGLang 0.5.11, srt/utils/network.py
+    ``get_local_ip_auto``). NCCL takes names as prefixes unless they start with "=" (its manual, NCCL_SOCKET_IFNAME).
+    """
+    return {
+        "NCCL_SOCKET_IFNAME": f"={node.interface}",
+        "GLOO_SOCKET_IFNAME": node.interface,
+        HOST_ADDRESS[engine.engine]: node.address,
+    }
 
 
 def require_released(configuration: Configuration) -> None:

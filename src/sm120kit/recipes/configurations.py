@@ -36,12 +36,21 @@ class Model(Strict):
 
 
 class Hardware(Strict):
-    """The GPUs: ``gpus`` of one model, each with ``memory_gb`` (10^9 bytes). ``unified`` memory is shared with the host."""
+    """The GPUs: ``gpus`` of one model, each with ``memory_gb`` (10^9 bytes). ``unified`` memory is shared with the host.
+
+    ``nodes`` is the number of machines, which have equally many of the GPUs.
+    """
 
     gpu: Text
     gpus: Count
     memory_gb: Annotated[float, Field(gt=0)]
     unified: bool = False
+    nodes: Count = 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each machine."""
+        return self.gpus // self.nodes
 
 
 class Container(Strict):
@@ -127,6 +136,7 @@ class Configuration(Strict):
     model: Model
     hardware: Hardware
     tensor_parallel: Count
+    pipeline_parallel: Count = 1
     expert_parallel: Count = 1
     speculation: Speculation | None = None
     arguments: Strings
@@ -177,6 +187,12 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
             yield "model.why_unpinned: set, but a revision is pinned"
         if model.get("needs_mtp") is True and "speculation" not in data:
             yield "model.needs_mtp: true, but there is no speculation"
-    hardware, tensor = data.get("hardware"), data.get("tensor_parallel")
-    if isinstance(hardware, dict) and isinstance(tensor, int) and tensor != hardware.get("gpus"):
-        yield f"tensor_parallel: {tensor}, but hardware.gpus is {hardware.get('gpus')!r}"
+    hardware, tensor, pipeline = data.get("hardware"), data.get("tensor_parallel"), data.get("pipeline_parallel", 1)
+    if not isinstance(hardware, dict):
+        return
+    gpus, nodes = hardware.get("gpus"), hardware.get("nodes", 1)
+    if isinstance(tensor, int) and isinstance(pipeline, int) and tensor * pipeline != gpus:
+        stages = f" x pipeline_parallel {pipeline}" if "pipeline_parallel" in data else ""
+        yield f"tensor_parallel: {tensor}{stages}, but hardware.gpus is {gpus!r}"
+    if isinstance(gpus, int) and isinstance(nodes, int) and nodes > 0 and gpus % nodes:
+        yield f"hardware.nodes: {gpus} GPUs cannot be divided equally among {nodes}"

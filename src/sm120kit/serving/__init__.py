@@ -2,8 +2,8 @@
 
 ``launch`` checks everything before a start and runs the container; ``checkpoint`` reads the model folder; ``fit`` compares it
 with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command, a compose file
-or a Kubernetes manifest; ``supervise`` runs any server process from start to stop; ``download`` fetches the model, ``answer``
-sends a first request, ``containers`` lists and stops what was started.
+or a Kubernetes manifest, and ``nodes`` those of several machines; ``supervise`` runs any server process from start to stop;
+``download`` fetches the model, ``answer`` sends a first request, ``containers`` lists and stops what was started.
 """
 
 from __future__ import annotations

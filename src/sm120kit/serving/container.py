@@ -14,7 +14,7 @@ from sm120kit.core.errors import NoModel
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
 from sm120kit.images.records import Image
 from sm120kit.recipes import EngineRecipe
-from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
+from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, Node, node_environment, serve_arguments
 from sm120kit.recipes.configurations import Configuration
 
 LOOPBACK = "127.0.0.1"
@@ -62,7 +62,8 @@ class Service:
 
     ``labels`` are set only on containers that launch itself starts. With ``scratch`` the root file system is read-only, except
     for these directories and the writable mounts. ``user`` is the image's ``UID:GID``, "" if the image has none or names it.
-    ``key`` is the API key that a user gave; pods have one from a Secret instead.
+    ``key`` is the API key that a user gave; pods have one from a Secret instead. A ``node`` of a server that spans several
+    machines has the host's network.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Service:
     user: str = ""
     api_key: ApiKey = ApiKey("VLLM_API_KEY")
     key: str = field(default="", repr=False)
+    node: Node | None = None
 
     @property
     def variables(self) -> dict[str, str]:
@@ -117,7 +119,8 @@ def _host(address: IPv4Address | IPv6Address) -> str:
 class Placement:
     """Where a server runs on this host: ``gpus`` as (number, name), its address, ``workspace`` for its caches.
 
-    ``key`` is the API key that requests must have, "" for that of the configuration, if it has one.
+    ``key`` is the API key that requests must have, "" for that of the configuration, if it has one. ``node`` is this host
+    among those that the server spans, None for this one alone.
     """
 
     gpus: Sequence[tuple[int, str]]
@@ -125,6 +128,7 @@ class Placement:
     workspace: Workspace
     listen: str = LOOPBACK
     key: str = field(default="", repr=False)
+    node: Node | None = None
 
 
 def make_service(
@@ -151,19 +155,24 @@ def make_service(
             source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user differs from this one; the parent directory is closed to everybody else
     scratch = (Scratch("/tmp", TEMPORARY_GIB), Scratch(home, HOME_GIB))
+    node = placement.node
+    # On the host's network the server must listen where the port would be published; only the first node serves.
+    listen = LOOPBACK if node and node.rank else placement.listen
+    address = (listen, placement.port) if node else ("0.0.0.0", PORT)
     return Service(
         name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
         image=image_name,
-        argv=(*engine.serve, *serve_arguments(configuration, engine, path_in_container)),
-        environment=dict(configuration.environment),
+        argv=(*engine.serve, *serve_arguments(configuration, engine, path_in_container, address, node)),
+        environment=configuration.environment | (node_environment(engine, node) if node else {}),
         mounts=tuple(mounts),
         gpus=tuple(number for number, _ in placement.gpus),
         shm_gib=configuration.container.shm_gib,
         ipc_host=configuration.container.ipc_host,
         ulimits=dict(configuration.container.ulimits),
         port=placement.port,
-        listen=placement.listen,
-        key=placement.key,
+        listen=listen,
+        key="" if node and node.rank else placement.key,
+        node=node,
         scratch=() if configuration.container.writable_root else scratch,
         user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
         api_key=API_KEYS[engine.engine],
@@ -189,6 +198,11 @@ def risks(configuration: Configuration) -> tuple[str, ...]:
             "--trust-remote-code" in configuration.arguments,
             "--trust-remote-code",
             "Python code of the checkpoint runs in the container",
+        ),
+        (
+            configuration.hardware.nodes > 1,
+            "--network=host",
+            "the machines exchange data unencrypted, and who reaches their ports can run code in the containers",
         ),
         (configuration.container.writable_root, "writable_root", "the container can change its programs while it runs"),
     )

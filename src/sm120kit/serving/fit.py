@@ -68,22 +68,22 @@ def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: 
         TooFewGpus: there are fewer GPUs than the configuration uses.
         GpusTaken: there are enough, but servers have them.
     """
-    needed = configuration.hardware
-    if len(devices) < needed.gpus:
+    needed, count = configuration.hardware, configuration.hardware.gpus_per_node
+    if len(devices) < count:
         memory = "that share the host's memory" if needed.unified else "with memory of their own"
         raise TooFewGpus(
-            f"{configuration.name} needs {needed.gpus} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
+            f"{configuration.name} needs {count} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
             f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config list has configurations for others",
         )
     free = [device for device in devices if device.number not in taken]
-    if len(free) < needed.gpus:
+    if len(free) < count:
         servers = sorted({taken[device.number] for device in devices if device.number in taken})
         raise GpusTaken(
-            f"{configuration.name} needs {needed.gpus} GPUs; {len(free)} of {len(devices)} are free, others are used by "
+            f"{configuration.name} needs {count} GPUs; {len(free)} of {len(devices)} are free, others are used by "
             + ", ".join(servers),
             f"sm120kit stop {servers[0]}",
         )
-    return tuple(free[: needed.gpus])
+    return tuple(free[:count])
 
 
 def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[Device]) -> Fit:
@@ -158,12 +158,13 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
     sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
     per_token = None
     if model.attention:
-        per_token = int(model.attention.elements(configuration.tensor_parallel) * _kv_bytes(arguments, model))
+        elements = model.attention.elements(configuration.tensor_parallel) / configuration.pipeline_parallel
+        per_token = int(elements * _kv_bytes(arguments, model))
     return Fit(
         gpus=gpus,
         memory_bytes=min(sizes) if len(sizes) == len(gpus) else None,
         share=float(share) if share else SHARE,
-        weight_bytes=model.weight_bytes // configuration.tensor_parallel,
+        weight_bytes=model.weight_bytes // configuration.hardware.gpus,
         kv_bytes_per_token=per_token,
         why_no_kv=model.why_not_plain,
         context=int(length) if length and length.isdecimal() else model.context,

@@ -91,11 +91,12 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, pres
     facts = checkpoint.read(model) if present else None
     fit = serving.check_fit(configuration, facts, resolved.gpus) if facts else None
     gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
-    placement = Placement(gpus, address.port, workspace, address.listen, address.key)
+    placement = Placement(gpus, address.port, workspace, address.listen, address.key, address.node)
     image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
     service = serving.make_service(configuration, resolved.engine, image, resolved.image_name, model, placement)
-    for risk in serving.risks(configuration):
-        reporting.warn(f"{configuration.name}: {risk}")
+    if not (address.node and address.node.rank):  # once for all machines
+        for risk in serving.risks(configuration):
+            reporting.warn(f"{configuration.name}: {risk}")
     findings = doctor.diagnose(host, doctor.checks_for(configuration))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
     problems = tuple(finding.check for finding in findings if finding.verdict.impact in serious)

@@ -38,7 +38,8 @@ def docker_run(service: Service, *, values: bool = True, detach: bool = False) -
     for mount in service.mounts:
         fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *["readonly"] * mount.read_only]
         argv += ["--mount", ",".join(map(_field, fields))]
-    argv += ["--publish", service.published, "--entrypoint", service.command[0]]
+    argv += ["--network=host"] if service.node else ["--publish", service.published]
+    argv += ["--entrypoint", service.command[0]]
     return (*argv, service.image, *service.command[1:])
 
 
@@ -71,7 +72,7 @@ def compose(service: Service) -> str:
             {"type": "bind", "source": str(mount.source), "target": mount.target, "read_only": mount.read_only}
             for mount in service.mounts
         ],
-        "ports": [service.published],
+        **({"network_mode": "host"} if service.node else {"ports": [service.published]}),
         "stop_grace_period": f"{PATIENCE_SECONDS}s",
         "deploy": {"resources": {"reservations": {"devices": devices}}},
     }

@@ -19,8 +19,9 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import EngineRecipe, arguments
+from sm120kit.recipes.arguments import Node
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import Device
+from sm120kit.serving import Device, nodes
 from sm120kit.serving.container import LOOPBACK
 
 HOST = Path("/")
@@ -34,11 +35,15 @@ NO_IMAGE = "IMAGE"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens on this host, and the API key that requests must have."""
+    """Where a server listens on this host, and the API key that requests must have.
+
+    ``node`` is this host among those that the server spans, None for this one alone.
+    """
 
     port: int = 8000
     listen: str = LOOPBACK
     key: str = field(default="", repr=False)
+    node: Node | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def resolve(
     Raises:
         UnknownName: no recipe builds the configuration's engine.
         BadRecipe: the engine's argument parser refuses the configuration's arguments.
+        WrongNodes: see :func:`sm120kit.serving.nodes.require_span`.
         NoApiKey: other machines can reach the address, and there is no API key.
         TooFewGpus, GpusTaken: see :func:`serving.select_gpus`.
         PortTaken: see :func:`require_port`.
@@ -97,6 +103,7 @@ def resolve(
     """
     engine = recipes.load_engine(configuration.engine)
     arguments.require_released(configuration)
+    nodes.require_span(configuration, engine, address.node)
     if not (ip_address(address.listen).is_loopback or address.key or serving.api_key(configuration)):
         raise NoApiKey(
             f"other machines can reach {address.listen}: a server there requires an API key",

@@ -288,7 +288,12 @@ def _bound(
 def _modelled(
     configuration: Configuration, receipt: Receipt | None, known: RooflineInputs
 ) -> tuple[RooflineModel, GpuKind] | None:
-    """The model and the GPU: those of the receipt, else of this host, else of the configuration."""
+    """The model and the GPU: those of the receipt, else of this host, else of the configuration.
+
+    None for several machines: the network between them is not modelled.
+    """
+    if configuration.hardware.nodes > 1:
+        return None
     model = known.model or roofline.model_of(configuration.model.repository)
     names = differences.gpu_names(receipt) if receipt else known.gpus
     detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)

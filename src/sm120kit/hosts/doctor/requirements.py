@@ -43,7 +43,7 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
         raise UnknownName(
             f"{configuration.name}: host: no check named {', '.join(map(repr, missing))}", f"checks: {', '.join(by_name)}"
         )
-    single = configuration.hardware.gpus == 1
+    single = configuration.hardware.gpus_per_node == 1
     applying = [_without_peers(check) if single and check.scope in _PAIRS else check for check in general]
     source = f"recipes/configurations/{configuration.name}.toml"
     required = [_in_environment(by_name[name], configuration.environment) for name in configuration.host]
@@ -96,20 +96,20 @@ def _without_peers(check: HostCheck) -> HostCheck:
 
 
 def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
-    hardware = configuration.hardware
+    hardware, count = configuration.hardware, configuration.hardware.gpus_per_node
     candidates = suitable(host, configuration)
     kind = "GPUs with unified memory" if hardware.unified else "discrete SM12x GPUs"
-    if len(candidates) < hardware.gpus:
+    if len(candidates) < count:
         return problem(
             Impact.BREAKS,
-            f"{len(candidates)} {kind}; {configuration.name} requires {hardware.gpus}",
+            f"{len(candidates)} {kind}; {configuration.name} requires {count}",
             cause="the configuration is for other hardware, or not all GPUs were detected",
             consequence="the engine cannot start: the model is divided among that many GPUs",
             fix="choose another configuration: sm120kit config list; compare nvidia-smi -L with lspci -d 10de:",
         )
     model = re.split(r"[,(]", hardware.gpu)[0].strip()
     different = [(gpu.bus, gpu.name or "unnamed GPU") for _, gpu in candidates if model not in (gpu.name or model)]
-    if len(candidates) - len(different) < hardware.gpus:
+    if len(candidates) - len(different) < count:
         return problem(
             Impact.MINOR,
             by_device(different),
@@ -117,7 +117,7 @@ def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
             consequence="its figures do not apply to this GPU",
             fix="measure with sm120kit bench run URL, and do not compare with the configuration's reference figures",
         )
-    return ok(f"{len(candidates)} x {model}; {configuration.name} requires {hardware.gpus}")
+    return ok(f"{len(candidates)} x {model}; {configuration.name} requires {count}")
 
 
 def _memory(host: Host, configuration: Configuration) -> Diagnosis:
@@ -128,9 +128,9 @@ def _memory(host: Host, configuration: Configuration) -> Diagnosis:
     enough = [size for _, size in known if size >= required]
     if not sizes:
         return not_applicable("no GPU of the kind that the configuration requires")
-    if len(known) < len(sizes) and len(enough) < hardware.gpus:
+    if len(known) < len(sizes) and len(enough) < hardware.gpus_per_node:
         return unknown(host.missing_reason("nvidia-smi-q.xml"), "nvidia-smi --query-gpu=memory.total --format=csv")
-    if len(enough) == len(known) or len(enough) >= hardware.gpus:
+    if len(enough) == len(known) or len(enough) >= hardware.gpus_per_node:
         return ok(f"{min(enough) / 1e9:.1f} GB")
     return problem(
         Impact.BREAKS,

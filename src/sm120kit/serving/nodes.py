@@ -1,0 +1,93 @@
+"""Servers that span several machines: what each of them runs, and how the machines differ. Pure; nothing is started."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sm120kit.core.errors import BadRecipe, WrongNodes
+from sm120kit.hosts.facts import Host
+from sm120kit.recipes import arguments
+from sm120kit.recipes.arguments import Node
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving.container import Service
+from sm120kit.serving.render import compose, docker_run
+
+if TYPE_CHECKING:
+    from sm120kit.recipes import EngineRecipe
+
+
+def require_span(configuration: Configuration, engine: EngineRecipe, node: Node | None) -> None:
+    """Require that a configuration is for as many machines as a server is to span; without a ``node`` for this one only.
+
+    Raises:
+        WrongNodes: it is for another number of machines.
+        BadRecipe: the engine's parser lacks the options for that, or was not recorded.
+    """
+    needed, count = configuration.hardware.nodes, len(node.addresses) if node else 1
+    if needed != count:
+        span = "one machine" if needed == 1 else f"{needed} machines"
+        hint = (
+            f"pass {needed} addresses with --nodes, and --print or --compose: each machine runs a command of its own"
+            if needed > 1
+            else "copy it to a file and set hardware.nodes there; sm120kit config list has others"
+        )
+        raise WrongNodes(f"{configuration.name} is for {span}, not for {count}", hint)
+    if node is None:
+        return
+    known = arguments.load(engine.name)
+    if known is None:
+        raise BadRecipe(f"the options of {engine.name} were not recorded", f"record them: nox -s arguments -- {engine.name}")
+    if reason := arguments.rejection(known, arguments.node_arguments(engine, node)):
+        raise BadRecipe(
+            f"{engine.name} cannot span several machines: its argument parser rejects: {reason}",
+            "use a configuration with a newer engine",
+        )
+
+
+def differences(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """What the machines of a server do not have in common, one line each: GPUs, driver, CUDA version and kernel."""
+    facts = {
+        "GPUs": [", ".join(sorted({gpu.name or "unnamed GPU" for gpu in host.gpus})) for host in hosts],
+        "driver": [host.driver.version or "unknown" for host in hosts],
+        "CUDA of the driver": [host.driver.cuda or "unknown" for host in hosts],
+        "kernel": [host.kernel or "unknown" for host in hosts],
+    }
+    return tuple(
+        f"{name}: " + "; ".join(f"{value} on node {rank}" for rank, value in enumerate(values))
+        for name, values in facts.items()
+        if len(set(values)) > 1
+    )
+
+
+def preparation(service: Service, configuration: str) -> tuple[str, ...]:
+    """What a machine needs before its container starts, as command lines: doctor's checks, and the caches' directories.
+
+    The container's user differs from the one that starts it, so that everybody may write in the directories; the one above
+    them is closed to everybody else.
+    """
+    caches = [str(mount.source) for mount in service.mounts if not mount.read_only]
+    lines = [f"sm120kit doctor {shlex.quote(configuration)}"]
+    if caches:
+        parent = next(mount.source for mount in service.mounts if not mount.read_only).parents[1]
+        lines += [shlex.join(("install", "-d", "-m", "700", str(parent))), shlex.join(("install", "-d", "-m", "777", *caches))]
+    return tuple(lines)
+
+
+def script(service: Service, configuration: str) -> str:
+    """The command lines of a machine, in their order."""
+    return "\n".join((_title(service), *preparation(service, configuration), shlex.join(docker_run(service))))
+
+
+def compose_file(service: Service, configuration: str) -> str:
+    """The compose file of a machine, with what it needs before as comments."""
+    before = (f"# before: {line}" for line in preparation(service, configuration))
+    return "\n".join((_title(service), *before, compose(service)))
+
+
+def _title(service: Service) -> str:
+    node = service.node
+    assert node is not None
+    serves = f"serves {service.url}" if node.rank == 0 else f"works for {node.addresses[0]}"
+    return f"# node {node.rank} of {len(node.addresses)}: {node.address}, {serves}"

@@ -1,0 +1,244 @@
+"""Servers that span several machines: what ``serve --nodes`` prints for each, and what it refuses."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import synthetic_hosts
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from model_folders import NVFP4, folder
+from typer.testing import CliRunner
+
+from sm120kit import recipes, serving
+from sm120kit.cli import app
+from sm120kit.core.errors import BadRecipe, Sm120kitError, WrongNodes
+from sm120kit.core.state import Workspace, data_root
+from sm120kit.hosts.facts import probe
+from sm120kit.images.records import Image
+from sm120kit.recipes import arguments, configurations
+from sm120kit.recipes.arguments import Node
+from sm120kit.serving import nodes
+
+SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
+TEXT = (data_root() / "recipes" / "configurations" / f"{SPARKS}.toml").read_text()
+ADDRESSES = ("10.0.0.1", "10.0.0.2")
+MODEL: dict[str, Any] = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 196608,
+}
+
+
+def service(model: Path, state: Path, node: Node, **changes: Any) -> serving.Service:
+    configuration = configurations.load(SPARKS).model_copy(update=changes)
+    engine = recipes.load_engine(configuration.engine)
+    image = Image("sha256:1", "c" * 64, "linux/arm64", (), {}, "1000", 1)
+    placement = serving.Placement([(0, "GB10")], 8000, Workspace(state), "0.0.0.0", "hunter2", node)
+    return serving.make_service(configuration, engine, image, "r.example/x@sha256:1", model, placement)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Options of a plan for two Sparks, on any machine."""
+    root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
+    model = folder(tmp_path / "model", MODEL, NVFP4)
+    (tmp_path / "images.json").write_text('{"format": 2, "images": []}')
+    return ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "enp1s0f1np1"]
+
+
+def serve(*words: str) -> Any:
+    return CliRunner().invoke(app, ["serve", *words])
+
+
+def scripts(output: str) -> list[list[list[str]]]:
+    """The command lines that are printed for each machine, as words."""
+    return [[shlex.split(line) for line in part.splitlines()[1:]] for part in output.split("\n\n")]
+
+
+def value(argv: list[str], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def variables(argv: list[str]) -> dict[str, str]:
+    pairs = (after.partition("=") for word, after in pairwise(argv) if word == "--env")
+    return {name: text for name, _, text in pairs}
+
+
+def test_each_machine_has_a_command(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path / "host")  # without images.json, the default of --index
+    result = serve(SPARKS, *options, "--nodes", ",".join(ADDRESSES), "--print")
+    assert result.exit_code == 0, result.output
+    assert "--network=host: the machines exchange data unencrypted" in result.stderr
+    assert result.stderr.count("warning: ") == 1, "the machines do not differ, and a privilege is announced once"
+    head, worker = scripts(result.stdout)
+    caches = [word for word in head[2] if word.startswith(str(tmp_path / "state" / "caches"))]
+    assert head[0] == worker[0] == ["sm120kit", "doctor", SPARKS] and head[2] == worker[2] and len(caches) == 2
+    for rank, (*_, argv) in enumerate((head, worker)):
+        assert argv[:2] == ["docker", "run"] and "--network=host" in argv and "--publish" not in argv
+        assert (value(argv, "--nnodes"), value(argv, "--node-rank")) == ("2", str(rank))
+        assert (value(argv, "--master-addr"), value(argv, "--master-port")) == (ADDRESSES[0], "29501")
+        assert ("--headless" in argv) == (rank == 1)
+        assert (value(argv, "--host"), value(argv, "--port")) == ("127.0.0.1", "8000")
+        assert variables(argv) == {
+            "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
+            "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
+            "VLLM_HOST_IP": ADDRESSES[rank],
+            "VLLM_MARLIN_USE_ATOMIC_ADD": "1",
+        }
+    same = [[word for word in argv if word not in {*ADDRESSES, "0", "1", "--headless"}] for *_, argv in (head, worker)]
+    assert [word for word in same[0] if "HOST_IP" not in word] == [word for word in same[1] if "HOST_IP" not in word]
+
+
+def test_only_the_first_machine_serves(options: list[str], tmp_path: Path) -> None:
+    model = Path(options[1])
+    head, worker = (service(model, tmp_path / "s", Node(rank, ADDRESSES, "eth0")) for rank in range(2))
+    assert (value(list(head.argv), "--host"), head.key) == ("0.0.0.0", "hunter2")
+    assert (value(list(worker.argv), "--host"), worker.key) == ("127.0.0.1", "")
+    assert "hunter2" not in " ".join(serving.docker_run(worker))
+
+
+def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path / "host")
+    words = (SPARKS, *options, "--nodes", ",".join(ADDRESSES))
+    result = serve(*words, "--compose", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    validator = jsonschema.Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.name for file in files] == ["node-0.yaml", "node-1.yaml"]
+    for rank, file in enumerate(files):
+        document = yaml.safe_load(file.read_text())
+        assert list(validator.iter_errors(document)) == []
+        (container,) = document["services"].values()
+        assert container["network_mode"] == "host" and "ports" not in container
+        assert value(container["command"], "--node-rank") == str(rank)
+        assert f"# before: sm120kit doctor {SPARKS}\n" in file.read_text()
+    printed = serve(*words, "--compose", "-").stdout
+    assert [*yaml.safe_load_all(printed)] == [yaml.safe_load(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if arguments.record_path(name).is_file()])
+@pytest.mark.parametrize("addresses", [ADDRESSES, ("fd00::1", "fd00::2")])
+def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> None:
+    known, engine = arguments.load(name), recipes.load_engine(name)
+    assert known
+    for rank in range(2):
+        argv = arguments.node_arguments(engine, Node(rank, addresses, "eth0"))
+        assert arguments.rejection(known, argv) == ""
+    if engine.engine == "sglang":
+        head = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+        assert argv == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{head}:29501")
+        assert arguments.node_environment(engine, Node(1, addresses, "eth0"))["SGLANG_HOST_IP"] == addresses[1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_parser_accepts_the_command_of_each_machine(rank: int, options: list[str], tmp_path: Path) -> None:
+    engine = recipes.load_engine(configurations.load(SPARKS).engine)
+    known = arguments.load(engine.name)
+    assert known
+    argv = service(Path(options[1]), tmp_path / "s", Node(rank, ADDRESSES, "eth0")).argv
+    assert arguments.rejection(known, argv[len(engine.serve) :]) == ""
+
+
+def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = configurations.load(SPARKS)
+    engine = recipes.load_engine(configuration.engine)
+    known = arguments.load(engine.name)
+    assert known
+    older = replace(known, options=tuple(option for option in known.options if "--headless" not in option.names))
+    monkeypatch.setattr(arguments, "load", lambda name: older)
+    nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
+    with pytest.raises(BadRecipe, match="its argument parser rejects: unknown argument --headless"):
+        nodes.require_span(configuration, engine, Node(1, ADDRESSES, "eth0"))
+    monkeypatch.setattr(arguments, "load", lambda name: None)
+    with pytest.raises(BadRecipe, match="were not recorded"):
+        nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "10.0.0.1,10.0.0.1", "--print"], "10.0.0.1 occurs twice"),
+        (["--nodes", "fd00::1,fd00:0::1", "--print"], "fd00::1 occurs twice"),
+        (["--nodes", "10.0.0.1,spark-2", "--print"], "'spark-2' is not an IP address"),
+        (["--nodes", "10.0.0.1,", "--print"], "'' is not an IP address"),
+        (["--nodes", "10.0.0.1,127.0.0.1", "--print"], "other machines cannot reach 127.0.0.1"),
+        (["--nodes", "0.0.0.0,10.0.0.1", "--print"], "other machines cannot reach 0.0.0.0"),
+        (["--nodes", "10.0.0.1", "--print"], "name all machines"),
+        (["--nodes", "10.0.0.1,10.0.0.2"], "each machine runs a command of its own"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--kubernetes", "-"], "each machine runs a command of its own"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "", "--print"], "is not a network interface"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a,b,c", "--print"], "3 interfaces for 2 machines"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a b", "--print"], "'a b' is not a network interface"),
+        (["--print"], "it is for --nodes"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_path: Path) -> None:
+    at = options.index("--root") if not {"--print", "--kubernetes"} & set(words) else len(options)
+    result = serve(SPARKS, *options[:at], *options[at + 2 :], *words)
+    text = " ".join(word for word in result.stderr.replace("│", " ").split())
+    assert result.exit_code == 2 and message in text and not result.stdout, result.output
+    assert not (tmp_path / "state" / "caches").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "addresses", "message"),
+    [
+        (SPARKS, "", "is for 2 machines, not for 1"),
+        (SPARKS, "10.0.0.1,10.0.0.2,10.0.0.3", "is for 2 machines, not for 3"),
+        ("qwen3.5-122b-int4-1x-dgx-spark", ",".join(ADDRESSES), "is for one machine, not for 2"),
+    ],
+)
+def test_number_of_machines(config: str, addresses: str, message: str, options: list[str], tmp_path: Path) -> None:
+    words = [*options, "--nodes", addresses] if addresses else options[:-2]
+    result = serve(config, *words, "--print")
+    assert isinstance(result.exception, WrongNodes) and message in result.exception.message, result.output
+    assert result.exception.exit_code == 108 and result.exception.hint and not (tmp_path / "state" / "caches").exists()
+
+
+def test_gpus_that_cannot_be_divided(tmp_path: Path) -> None:
+    file = tmp_path / f"{SPARKS}.toml"
+    file.write_text(TEXT.replace("nodes = 2", "nodes = 3"))
+    with pytest.raises(BadRecipe, match="2 GPUs cannot be divided equally among 3"):
+        configurations.load(str(file))
+    file.write_text(TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 3"))
+    with pytest.raises(BadRecipe, match=r"tensor_parallel: 1 x pipeline_parallel 3, but hardware\.gpus is 2"):
+        configurations.load(str(file))
+    file.write_text(TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 2"))
+    assert configurations.load(str(file)).hardware.gpus_per_node == 1
+
+
+def test_memory_of_a_pipeline_is_divided_among_all_gpus(options: list[str], tmp_path: Path) -> None:
+    model = serving.checkpoint.read(Path(options[1]))
+    tensor = configurations.load(SPARKS)
+    pipeline = tensor.model_copy(update={"tensor_parallel": 1, "pipeline_parallel": 2})
+    gpus = [serving.Device(0, "GB10", 128_000_000_000)]
+    fits = [serving.check_fit(configuration, model, gpus) for configuration in (tensor, pipeline)]
+    assert fits[0] == fits[1] and fits[0].weight_bytes == model.weight_bytes // 2
+
+
+def test_recordings_of_the_machines_are_compared(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path / "host")
+    monkeypatch.setitem(synthetic_hosts.HOSTS, "older", {"like": "gb10", "driver": ("570.86.15", "12.8"), "kernel": "6.11.0"})
+    other = synthetic_hosts.build("older", tmp_path / "older")
+    words = [*options, "--nodes", ",".join(ADDRESSES), "--print"]
+    result = serve(SPARKS, *words, "--root", str(other))
+    assert result.exit_code == 0, result.output
+    first = probe(Path(options[3])).driver.version
+    assert f"the machines differ: driver: {first} on node 0; 570.86.15 on node 1" in result.stderr
+    assert "the machines differ: kernel: " in result.stderr and "differ: GPUs" not in result.stderr
+    assert nodes.differences([probe(other), probe(other)]) == ()
+    result = serve(SPARKS, *words, "--root", str(other), "--root", str(other))
+    assert result.exit_code == 2 and "3 recordings for 2 hosts" in result.stderr
+    few = synthetic_hosts.build("no-gpu", tmp_path / "few")
+    result = serve(SPARKS, *words, "--root", str(few))
+    assert isinstance(result.exception, Sm120kitError) and "this host has 0" in result.exception.message
