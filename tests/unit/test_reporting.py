@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pty
 import subprocess
 import sys
 
@@ -42,3 +44,27 @@ def test_reporter_is_used_until_the_block_ends(capsys: pytest.CaptureFixture[str
             advance()
     reporting.info("second")
     assert capsys.readouterr().err == "first\n"
+
+
+def test_step_is_shown_on_a_terminal() -> None:
+    """A display inside it, such as the progress of a part, does not end it."""
+    script = """
+from sm120kit.core import console, reporting
+with reporting.use(console), reporting.step("checking the image"):
+    with reporting.task("unpacking", 2) as advance:
+        advance(2)
+"""
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=stderr, env=os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    )
+    os.close(stderr)
+    text = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            text += chunk
+    except OSError:  # Linux: the other end is closed
+        pass
+    os.close(terminal)
+    assert process.wait() == 0
+    assert b"checking the image" in text and b"unpacking" in text

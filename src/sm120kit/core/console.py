@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ quiet = False
 """Whether only results and errors are printed."""
 
 
+@cache
 def _stderr() -> Console:
+    """The one console: displays on it can be nested."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -212,11 +215,12 @@ def heartbeat() -> Iterator[None]:
 
 @contextmanager
 def step(message: str) -> Iterator[None]:
-    """A step that may take long and has no display: on a terminal nothing is printed, else a line, repeated with the time."""
+    """A step that may take long and has no parts to count: a display on a terminal, else a line, repeated with the time."""
     _heartbeat.printed(message)
-    if not (quiet or sys.stderr.isatty()):
+    terminal = sys.stderr.isatty()
+    if not (quiet or terminal):
         print(printable(message), file=sys.stderr, flush=True)
-    with _heartbeat.during():
+    with _display(message) if terminal and not quiet else _heartbeat.during():
         yield
 
 
@@ -288,7 +292,14 @@ def status() -> Iterator[Callable[[str], None]]:
         with _heartbeat.during(changed):
             yield show
         return
+    with _display("") as update:
+        yield update
+
+
+@contextmanager
+def _display(line: str) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal while the block runs; yields a function that replaces it."""
     from rich.text import Text
 
-    with _stderr().status("") as display:
+    with _stderr().status(Text(printable(line))) as display:
         yield lambda text: display.update(Text(printable(text)))

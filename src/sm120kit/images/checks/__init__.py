@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core import reporting
 from sm120kit.core.errors import NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images.records import Check, CheckResult, Image, ImageStore, VerifiedImage
@@ -160,7 +161,8 @@ def _inside(
     """Run the checks inside a container. Yields each with the facts that it reported."""
     files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
     files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
-    result = store.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+    with reporting.step(f"checking {image.canonical_name or image.id}"):
+        result = store.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
     for text in result.stdout.splitlines():
         try:
             line: dict[str, Any] = parse_json(text)
