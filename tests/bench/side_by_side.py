@@ -23,6 +23,7 @@ from sm120kit.bench.receipt import MeasuredCell, summary
 from sm120kit.core.urls import Endpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from model_hub import model_hub
 from schedule_server import schedule_server
 
 Figures = dict[str, float | None]
@@ -68,6 +69,7 @@ TOKENIZER = {
     "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1, "tok": 2}, "unk_token": "[UNK]"},
 }
 """Words are tokens, as in the server's answers."""
+TOKENIZER_REPOSITORY = "sm120kit/words"
 BOOK = "http://127.0.0.1/book"
 
 
@@ -134,9 +136,20 @@ def guidellm(venv: Path, directory: Path, url: str, case: Case) -> Figures:
 
 
 def aiperf(venv: Path, directory: Path, url: str, case: Case) -> Figures:
-    _run(directory, venv / "bin" / "aiperf", "profile", "-m", "schedule", "-u", url, "--endpoint-type", "chat", "--streaming",
-         "--concurrency", case.users, "--request-count", case.users * case.requests, "--tokenizer", "builtin", "--isl", 16,
-         "--osl", case.tokens, "--use-server-token-count", "--artifact-dir", directory / "aiperf", "--ui", "none")  # fmt: skip
+    # It downloads its tokenizer, also a local one, from a model hub.
+    hub_files = directory / "hub"
+    hub_files.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (hub_files / name).write_bytes((directory / name).read_bytes())
+    (hub_files / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    prompts = directory / "aiperf.jsonl"
+    prompts.write_text((json.dumps({"text": "word " * 16}) + "\n") * case.users * case.requests)
+    with model_hub(TOKENIZER_REPOSITORY, hub_files) as hub:
+        _run(directory, venv / "bin" / "aiperf", "profile", "-m", "schedule", "-u", url, "--endpoint-type", "chat",
+             "--streaming", "--concurrency", case.users, "--request-count", case.users * case.requests, "--tokenizer",
+             TOKENIZER_REPOSITORY, "--input-file", prompts, "--custom-dataset-type", "single_turn", "--extra-inputs",
+             f"max_tokens:{case.tokens}", "--use-server-token-count", "--artifact-dir", directory / "aiperf", "--ui", "none",
+             HF_ENDPOINT=hub.url)  # fmt: skip
     (path,) = (directory / "aiperf").rglob("profile_export_aiperf.json")
     result: dict[str, Any] = json.loads(path.read_text())
     path.unlink()
@@ -150,8 +163,9 @@ def aiperf(venv: Path, directory: Path, url: str, case: Case) -> Figures:
 TOOLS: tuple[Callable[[Path, Path, str, Case], Figures], ...] = (sm120kit, llama_benchy, vllm, guidellm, aiperf)
 
 
-def _run(directory: Path, *argv: object) -> None:
-    environment = {"HOME": str(directory), "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+def _run(directory: Path, *argv: object, **variables: str) -> None:
+    hub = variables or {"HF_HUB_OFFLINE": "1"}
+    environment = {"HOME": str(directory), "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", **hub}
     subprocess.run(
         list(map(str, argv)), cwd=directory, env=environment, capture_output=True, text=True, check=True, timeout=150
     )

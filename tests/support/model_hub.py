@@ -60,6 +60,9 @@ class _Requests(http.server.BaseHTTPRequestHandler):
             )
             return
         path = unquote(urlsplit(self.path).path).lstrip("/")
+        if path == f"api/models/{hub.repository}":
+            self._info("")
+            return
         for prefix, answer in (
             (f"api/models/{hub.repository}/revision/", self._info),
             (f"api/models/{hub.repository}/tree/", self._tree),
@@ -79,6 +82,9 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self._json(200, {"id": self.server.repository, "sha": COMMIT, "siblings": files})
 
     def _tree(self, name: str) -> None:
+        if name:  # the repository has no folders
+            self._no_entry()
+            return
         entries = [
             {"type": "file", "path": file, "size": len(content), "oid": _oid(content)}
             for file, content in self.server.files.items()
@@ -86,7 +92,10 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self._json(200, entries)
 
     def _file(self, name: str) -> None:
-        content = self.server.files[name]
+        content = self.server.files.get(name)
+        if content is None:
+            self._no_entry()
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{_oid(content)}"')
@@ -105,6 +114,9 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.recv(1)  # returns when the client is gone
         self.close_connection = True
+
+    def _no_entry(self) -> None:
+        self._json(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
 
     def _json(self, status: int, content: object, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         body = json.dumps(content).encode()

@@ -144,14 +144,15 @@ class Answer:
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defaults: dict[str, float]) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
-            if head.startswith(b"GET "):
+            if not head.startswith(b"POST "):
                 model = {"id": MODEL, "root": "/nowhere", "created": 1} | ({"owned_by": OWNER} if OWNER else {})
                 responses = {b"/v1/models": json.dumps({"data": [model]}).encode(), b"/health": b"{}"}
                 if METRICS:
                     responses[b"/metrics"] = Path(METRICS).read_bytes()
                 body = responses.get(head.split()[1], b"")
                 status = b"200 OK" if body else b"404 Not Found"
-                writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+                writer.write(b"" if head.startswith(b"HEAD ") else body)
                 continue
             length = next(
                 int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
