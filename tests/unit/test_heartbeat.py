@@ -56,7 +56,7 @@ def test_no_line_with_quiet() -> None:
 
 def test_no_line_on_terminal() -> None:
     parent, child = pty.openpty()
-    body = BODIES["step"][0]
+    body = BODIES["wait"][0]
     done = subprocess.Popen([sys.executable, "-c", BEGIN + body], stdin=child, stdout=child, stderr=child)
     os.close(child)
     with os.fdopen(parent, "rb") as stream, pytest.raises(OSError, match="Input/output error"):
