@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import synthetic_hosts
 from huggingface_hub import constants
-from model_folders import HYBRID, MTP, NVFP4, folder
+from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 from model_hub import COMMIT, ModelHub, model_hub
+from typer.testing import CliRunner
 
-from sm120kit.core.errors import FetchFailed, ModelRefused, NoSuchModel, NotEnoughDisk, OfflineMiss
+from sm120kit.cli import app
+from sm120kit.core.errors import (
+    FetchFailed,
+    ModelRefused,
+    NoSuchModel,
+    NotACheckpoint,
+    NotEnoughDisk,
+    OfflineMiss,
+    ShardDamaged,
+    ShardMissing,
+    Sm120kitError,
+)
 from sm120kit.recipes import configurations
-from sm120kit.serving import download
+from sm120kit.serving import checkpoint, download
 from sm120kit.serving.container import Mount, _model_mounts
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +91,7 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     assert child.wait(timeout=30) == code
     hub.slow = ""
     plan = download.plan(configurations.load(NAME), "", offline=False)
-    assert plan == download.ModelDownload(REPOSITORY, COMMIT, len(hub.files[shard]), offline=False)
+    assert (plan.repository, plan.commit, plan.missing_bytes) == (REPOSITORY, COMMIT, len(hub.files[shard]))
     assert download.fetch(plan) == snapshot
     expected = {name: content for name, content in hub.files.items() if name != "pytorch_model.bin"}
     assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == expected
@@ -107,6 +123,110 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
     with pytest.raises(NotEnoughDisk, match="GiB free"):
         download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
+
+
+LAST = "model-00002-of-00002.safetensors"
+
+
+def preview() -> checkpoint.Checkpoint:
+    return download.preview(download.plan(configurations.load(NAME), "", offline=False))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["ranges", "a server that ignores ranges"])
+@pytest.mark.parametrize("first", [10, 100_000])
+def test_model_is_read_before_its_shards_are_downloaded(
+    first: int, whole: bool, hub: ModelHub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the first request has only a part of a header."""
+    monkeypatch.setattr(download, "HEADER_BYTES", first)
+    hub.whole = whole
+    facts = preview()
+    assert replace(facts, source="") == replace(checkpoint.read(tmp_path / "remote"), source="")
+    assert facts.source == f"{REPOSITORY} at {COMMIT}" and len(facts.mtp) == 2
+    assert hub.sent == dict.fromkeys(("config.json", checkpoint.INDEX), 1)
+    assert hub.parts == dict.fromkeys((name for name in hub.files if name.endswith(".safetensors")), 1 if first > 10 else 2)
+    folder = fetch()
+    assert replace(checkpoint.read(folder), source="") == replace(facts, source="") and set(hub.sent.values()) == {1}
+    hub.parts.clear()
+    (folder / LAST).unlink()
+    assert replace(preview(), source="") == replace(facts, source="")
+    assert hub.parts == {LAST: hub.parts[LAST]}, "headers of shards in the download cache are read there"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda files: files.pop(LAST), ShardMissing, f"1 of 2 shards are missing: {LAST}"),
+        (lambda files: files.update({LAST: files["model-00001-of-00002.safetensors"]}), ShardMissing, "lacks the tensor mtp"),
+        (lambda files: files.update({LAST: files[LAST][:-9]}), ShardDamaged, "instead of the"),
+        (lambda files: files.update({LAST: b"\xff" * 99}), ShardDamaged, "truncated or no safetensors file"),
+        (lambda files: files.update({LAST: b"version https://git-lfs.github.com/spec/v1"}), ShardDamaged, "Git LFS pointer"),
+        (lambda files: files.pop("config.json"), NotACheckpoint, "has no config.json"),
+        (lambda files: files.update({"config.json": b"{"}), NotACheckpoint, "config.json is not JSON"),
+    ],
+)
+def test_damaged_model_is_refused_before_the_download(
+    damage: Any, error: type[Sm120kitError], message: str, hub: ModelHub, home: Path
+) -> None:
+    damage(hub.files)
+    with pytest.raises(error) as caught:
+        preview()
+    assert message in caught.value.message and f"{REPOSITORY} at {COMMIT}" in caught.value.message
+    assert not {name for name in hub.sent if name.endswith(".safetensors")}
+
+
+class _Sparse(bytes):
+    """A shard that claims the size in its header, of which only the header exists."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 2**41
+
+
+@pytest.mark.parametrize(
+    ("shapes", "code", "message"),
+    [
+        ((NVFP4,), 72, "none of the 5 tensors belongs to one"),
+        ((NVFP4, MTP, {}), 74, "the weights do not fit"),
+        ((NVFP4, MTP), 0, "docker run"),
+    ],
+)
+def test_model_that_cannot_be_served_is_refused_before_the_download(
+    shapes: tuple[Shapes, ...],
+    code: int,
+    message: str,
+    hub: ModelHub,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by ``--print``, which downloads no shard at all."""
+    configuration = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000"
+    hub.repository = configurations.load(configuration).model.repository
+    other = folder(tmp_path / "other", HYBRID, *(part for part in shapes if part))
+    hub.files = {path.name: path.read_bytes() for path in other.iterdir()}
+    if {} in shapes:
+        header = b'{"huge": {"dtype": "U8", "shape": [2199023255552], "data_offsets": [0, 2199023255552]}}'
+        hub.files[LAST] = _Sparse(len(header).to_bytes(8, "little") + header)
+        index = json.loads(hub.files[checkpoint.INDEX])
+        index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != LAST} | {"huge": LAST}
+        index["weight_map"]["mtp.fc.weight"] = "model-00001-of-00002.safetensors"
+        shard(other / "first", NVFP4 | {"mtp.fc.weight": MTP["mtp.fc.weight"]})
+        hub.files |= {
+            "model-00001-of-00002.safetensors": (other / "first").read_bytes(),
+            checkpoint.INDEX: json.dumps(index).encode(),
+        }
+    root = synthetic_hosts.build("turin-8", tmp_path / "host")
+    monkeypatch.chdir(root)  # without images.json, the default of --index
+    options = ["--root", str(root), "--state", str(tmp_path / "state"), "--print"]
+    result = CliRunner().invoke(app, ["serve", configuration, *options])
+    if code:
+        assert isinstance(result.exception, Sm120kitError), result.output
+        assert result.exception.exit_code == code and message in result.exception.message
+        assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 74
+    else:
+        assert result.exit_code == 0 and message in result.stdout and "2 MTP tensors" in result.stderr, result.output
+        assert str(download.cache_folder(hub.repository, COMMIT).parents[1]) in result.stdout
+    assert not {name for name in hub.sent if name.endswith(".safetensors")}
 
 
 class _Huge(bytes):

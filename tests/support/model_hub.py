@@ -18,8 +18,9 @@ COMMIT = "c0ffee" + "0" * 34
 class ModelHub(http.server.ThreadingHTTPServer):
     """A Hub with one repository at ``COMMIT``, branch main, whose files are those of a folder.
 
-    With ``token``, requests without it are refused. ``sent`` counts the downloads of each file. While ``slow`` is set, the
-    contents of that file stop halfway until the client is gone. Once it is ``gone``, every request fails.
+    With ``token``, requests without it are refused. ``sent`` counts the downloads of each file, ``parts`` the requests for a
+    range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, the contents of that file
+    stop halfway until the client is gone. Once it is ``gone``, every request fails.
     """
 
     daemon_threads = True
@@ -29,6 +30,8 @@ class ModelHub(http.server.ThreadingHTTPServer):
         self.repository, self.token, self.slow, self.gone = repository, token, "", False
         self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         self.sent: dict[str, int] = {}
+        self.parts: dict[str, int] = {}
+        self.whole = False
         self.halfway = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -92,16 +95,24 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self._json(200, entries)
 
     def _file(self, name: str) -> None:
-        content = self.server.files.get(name)
+        content, part = self.server.files.get(name), self.headers["Range"]
         if content is None:
             self._no_entry()
             return
-        self.send_response(200)
+        if part:
+            self.server.parts[name] = self.server.parts.get(name, 0) + 1
+            if not self.server.whole:
+                first, last = map(int, part.removeprefix("bytes=").split("-"))
+                content = content[first : last + 1]
+        self.send_response(206 if part and not self.server.whole else 200)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{_oid(content)}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "HEAD":
+            return
+        if part:
+            self.wfile.write(content)
             return
         self.server.sent[name] = self.server.sent.get(name, 0) + 1
         if name != self.server.slow:

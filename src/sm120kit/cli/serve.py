@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sm120kit.recipes.arguments import Node
     from sm120kit.recipes.configurations import Configuration
     from sm120kit.serving.answer import Answer
+    from sm120kit.serving.checkpoint import Checkpoint
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
     from sm120kit.serving.resolve import Address
 
@@ -114,21 +115,29 @@ class ModelSource:
     ] = ""
     offline: Offline = False
 
-    def folder(self, configuration: Configuration, *, planned: bool) -> tuple[Path, bool]:
-        """The model's folder, downloaded unless the launch is only planned, and whether it has the model.
+    def folder(
+        self, configuration: Configuration, check: Callable[[Checkpoint], None], *, planned: bool
+    ) -> tuple[Path, Checkpoint | None]:
+        """The model's folder, downloaded unless the launch is only planned; then what the Hub has on the model.
+
+        ``check`` is called with this before the download.
 
         Raises:
-            Sm120kitError: see :func:`sm120kit.serving.download.plan`.
+            Sm120kitError: see :func:`sm120kit.serving.download.plan` and :func:`sm120kit.serving.download.preview`.
         """
         from sm120kit.serving import download
 
         if self.model:
-            return self.model, True
+            return self.model, None
         needed = download.plan(configuration, self.revision, offline=self.offline)
         console.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
-        if planned and needed.missing_bytes:
-            return download.cache_folder(needed.repository, needed.commit), False
-        return download.fetch(needed), True
+        if not needed.missing_bytes:
+            return download.fetch(needed), None
+        facts = download.preview(needed)
+        check(facts)
+        if planned:
+            return download.cache_folder(needed.repository, needed.commit), facts
+        return download.fetch(needed), None
 
 
 @dataclass(frozen=True)
@@ -281,6 +290,7 @@ def serve_(
     Downloads the model if it is not on this host, checks image, checkpoint and memory, starts the server, and prints a request
     for curl when it has answered one. The server runs until `sm120kit stop`, and listens on 127.0.0.1 without --listen.
     """
+    from sm120kit import serving
     from sm120kit.core import reporting
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations
@@ -304,8 +314,13 @@ def serve_(
         reporting.warn(f"the machines differ: {difference}")
     if not planned:
         launch.require_daemon(every[0], workspace)
-    folder, present = model.folder(configuration, planned=bool(planned))
-    launches = [launch.prepare(resolved, folder, workspace, present=present) for resolved in every]
+
+    def check(facts: Checkpoint) -> None:
+        for resolved in every:
+            serving.check_fit(configuration, facts, resolved.gpus)
+
+    folder, facts = model.folder(configuration, check, planned=bool(planned))
+    launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
     if planned:
@@ -349,9 +364,6 @@ def _write(destination: str, text: str) -> None:
 
 def _show(prepared: PreparedLaunch) -> None:
     facts, expected = prepared.model, prepared.configuration.model
-    if facts is None or prepared.fit is None:
-        console.info("the model is not on this host: its size was not compared with the GPUs")
-        return
     sizes = ", ".join(f"{dtype} {count / 1e9:.1f} GB" for dtype, count in facts.bytes_by_dtype.items())
     vectors = f", {' and '.join(map(str, facts.vector_sizes))} elements per scale" if facts.vector_sizes else ""
     console.info(f"model    {facts.architecture}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB: {sizes}")

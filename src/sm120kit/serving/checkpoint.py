@@ -1,4 +1,4 @@
-"""Read facts of a local model folder without loading it: from its JSON files and the headers of its safetensors files.
+"""Read facts of a model without loading it: from its JSON files and the headers of its safetensors files.
 
 ``config.json`` can differ from the tensors. The presence of MTP tensors and the number of elements per scale come from the
 tensors.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing
 from sm120kit.core.state import parse_json
@@ -21,6 +21,7 @@ HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""
 
 INDEX = "model.safetensors.index.json"
+QUANTIZATION = "hf_quant_config.json"
 DOWNLOAD = "download it again, or finish the download"
 
 _LAYER = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
@@ -55,7 +56,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Contents of a model folder.
+    """Contents of a model; ``source`` is its folder, or its repository and commit.
 
     ``quantization`` is the method in ``config.json``, "none" without one. ``vector_sizes`` are the numbers of elements of K
     per scale by the shapes of the tensors, ``claimed_vector_size`` the number in ``config.json``. ``bf16`` names the tensors
@@ -65,7 +66,7 @@ class Checkpoint:
     if it has none.
     """
 
-    folder: Path
+    source: str
     architecture: str
     quantization: str
     vector_sizes: tuple[int, ...]
@@ -83,47 +84,95 @@ class Checkpoint:
     why_not_plain: str = ""
 
 
+class ModelFiles(Protocol):
+    """The files of a model, in a folder or a repository."""
+
+    @property
+    def source(self) -> str:
+        """Where they are, for messages."""
+
+    def names(self) -> frozenset[str]:
+        """The names of the files."""
+
+    def content(self, name: str) -> bytes:
+        """The content of a small file."""
+
+    def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
+        """The tensors of safetensors files, by their names."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """The files of a local folder."""
+
+    folder: Path
+
+    @property
+    def source(self) -> str:
+        return str(self.folder)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(path.name for path in self.folder.iterdir() if path.is_file())
+
+    def content(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
+        return ((name, header(self.folder / name)) for name in names)
+
+
 def read(folder: Path) -> Checkpoint:
     """Read a model folder.
 
     Raises:
         NoModel: the folder does not exist or cannot be read.
-        NotACheckpoint: it has no ``config.json`` or no safetensors files, or a JSON file is not of the expected form.
-        ShardMissing: a file or tensor that the index lists is missing.
-        ShardDamaged: a file has another size than by its header, or no header.
+        Sm120kitError: see :func:`read_files`.
     """
     if not folder.is_dir():
         raise NoModel(f"there is no model folder {folder}", "name a directory with config.json and *.safetensors")
-    config = _json(folder / "config.json")
+    return read_files(LocalFiles(folder))
+
+
+def read_files(files: ModelFiles) -> Checkpoint:
+    """Read a model from its files.
+
+    Raises:
+        NoModel: a file cannot be read.
+        NotACheckpoint: there is no ``config.json`` or no safetensors file, or a JSON file is not of the expected form.
+        ShardMissing: a file or tensor that the index lists is missing.
+        ShardDamaged: a file has another size than by its header, or no header.
+    """
+    config = _json(files, "config.json")
     text = config.get("text_config") or config.get("llm_config") or config
-    names, listed = _files(folder)
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        shard = header(folder / name)
+    present = files.names()
+    names, listed = _shards(files, present)
+    every: dict[str, Tensor] = {}
+    for name, shard in files.headers(names):
         missing = sorted(tensor for tensor, file in listed.items() if file == name and tensor not in shard)
         if missing:
-            raise ShardMissing(f"{folder / name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
-        tensors |= shard
+            raise ShardMissing(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
+        every |= shard
     sizes: Counter[str] = Counter()
-    for tensor in tensors.values():
+    for tensor in every.values():
         sizes[tensor.dtype] += tensor.bytes
-    method, claimed, kv = _quantization(config, folder)
+    modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
+    method, claimed, kv = _quantization(config, modelopt)
     attention, why = _attention(text)
     layers = text.get("num_hidden_layers")
     return Checkpoint(
-        folder=folder,
+        source=files.source,
         architecture=", ".join(config.get("architectures") or ()) or str(config.get("model_type", "unknown")),
         quantization=method,
-        vector_sizes=_vector_sizes(tensors),
+        vector_sizes=_vector_sizes(every),
         claimed_vector_size=claimed,
         kv_quantization=kv,
-        tensors=len(tensors),
+        tensors=len(every),
         weight_bytes=sum(sizes.values()),
         bytes_by_dtype=dict(sizes.most_common()),
-        bf16=tuple(sorted(name for name, tensor in tensors.items() if tensor.dtype == "BF16")),
-        mtp=tuple(sorted(name for name in tensors if _is_mtp(name, layers))),
+        bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
+        mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
         mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
-        outside=tuple(sorted({path.name for path in folder.glob("*.safetensors")} - set(names))),
+        outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
         context=text.get("max_position_embeddings"),
         attention=attention,
         why_not_plain=why,
@@ -131,74 +180,88 @@ def read(folder: Path) -> Checkpoint:
 
 
 def header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file: 8 bytes with the header's length, the header as JSON, then the data.
+    """The tensors of a local safetensors file.
 
     Raises:
         ShardMissing: the file does not exist.
-        ShardDamaged: it is truncated, too long, or has no header.
+        ShardDamaged: see :func:`tensors`.
     """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if start.startswith(b"version "):
-                raise ShardDamaged(f"{path} is a Git LFS pointer, not the file", "fetch it: git lfs pull")
-            if size < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT_BYTES):
-                raise ShardDamaged(f"{path} is truncated or no safetensors file: {size} bytes", DOWNLOAD)
-            content = parse_json(file.read(length))
-        content.pop("__metadata__", None)
-        tensors = {
-            name: Tensor(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
-            for name, entry in content.items()
-        }
-        end = 8 + length + max((entry["data_offsets"][1] for entry in content.values()), default=0)
+            return tensors(file.read, size, str(path))
     except FileNotFoundError as error:
         raise ShardMissing(f"{path} does not exist", DOWNLOAD) from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
+    except OSError as error:
         raise ShardDamaged(f"{path} has no safetensors header: {error}", DOWNLOAD) from error
+
+
+def tensors(read: Callable[[int], bytes], size: int, name: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: 8 bytes with the header's length, the header as JSON, then the data.
+
+    ``read`` returns the next bytes of the file, which has ``size`` bytes; ``name`` is for messages.
+
+    Raises:
+        ShardDamaged: it is truncated, too long, or has no header.
+    """
+    start = read(8)
+    length = int.from_bytes(start, "little")
+    if start.startswith(b"version "):
+        raise ShardDamaged(f"{name} is a Git LFS pointer, not the file", "fetch it: git lfs pull")
+    if size < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT_BYTES):
+        raise ShardDamaged(f"{name} is truncated or no safetensors file: {size} bytes", DOWNLOAD)
+    try:
+        content = parse_json(read(length))
+        content.pop("__metadata__", None)
+        listed = {
+            tensor: Tensor(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
+            for tensor, entry in content.items()
+        }
+        end = 8 + length + max((entry["data_offsets"][1] for entry in content.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ShardDamaged(f"{name} has no safetensors header: {error}", DOWNLOAD) from error
     if end != size:
-        raise ShardDamaged(f"{path} has {size} bytes instead of the {end} in its header", DOWNLOAD)
-    return tensors
+        raise ShardDamaged(f"{name} has {size} bytes instead of the {end} in its header", DOWNLOAD)
+    return listed
 
 
-def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
+def _shards(files: ModelFiles, present: frozenset[str]) -> tuple[list[str], dict[str, str]]:
     """The shards, and the shard of each tensor by the index; no tensors without an index."""
-    if (folder / INDEX).is_file():
-        listed = _json(folder / INDEX).get("weight_map")
+    if INDEX in present:
+        listed = _json(files, INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:
-            raise NotACheckpoint(f"{folder / INDEX} has no weight_map", DOWNLOAD)
+            raise NotACheckpoint(f"{files.source}: {INDEX} has no weight_map", DOWNLOAD)
         names = sorted(set(listed.values()))
-        absent = [name for name in names if not (folder / name).is_file()]
+        absent = [name for name in names if name not in present]
         if absent:
-            raise ShardMissing(f"{folder}: {len(absent)} of {len(names)} shards are missing: {', '.join(absent[:3])}", DOWNLOAD)
+            raise ShardMissing(
+                f"{files.source}: {len(absent)} of {len(names)} shards are missing: {', '.join(absent[:3])}", DOWNLOAD
+            )
         return names, listed
-    single = folder / "model.safetensors"
-    names = [single.name] if single.is_file() else sorted(path.name for path in folder.glob("*.safetensors"))
+    single = "model.safetensors"
+    names = [single] if single in present else sorted(name for name in present if name.endswith(".safetensors"))
     if not names:
-        raise NotACheckpoint(f"{folder} has no safetensors files", "sm120kit reads checkpoints in this format only")
+        raise NotACheckpoint(f"{files.source} has no safetensors files", "sm120kit reads checkpoints in this format only")
     return names, {}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(files.content(name))
     except FileNotFoundError as error:
-        raise NotACheckpoint(f"{path.parent} has no {path.name}", "name the folder that contains it") from error
+        raise NotACheckpoint(f"{files.source} has no {name}", "name the folder that contains it") from error
     except PermissionError as error:
-        raise NoModel(f"{path} cannot be read: {error.strerror}", "make it readable") from error
+        raise NoModel(f"{files.source}: {name} cannot be read: {error.strerror}", "make it readable") from error
     except ValueError as error:
-        raise NotACheckpoint(f"{path} is not JSON: {error}", DOWNLOAD) from error
+        raise NotACheckpoint(f"{files.source}: {name} is not JSON: {error}", DOWNLOAD) from error
     if not isinstance(content, dict):
-        raise NotACheckpoint(f"{path} is not a JSON object", DOWNLOAD)
+        raise NotACheckpoint(f"{files.source}: {name} is not a JSON object", DOWNLOAD)
     return content
 
 
-def _quantization(config: Mapping[str, Any], folder: Path) -> tuple[str, int | None, str]:
-    """Method, elements per scale and the KV cache's quantisation, by ``config.json`` or ModelOpt's ``hf_quant_config.json``."""
+def _quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> tuple[str, int | None, str]:
+    """Method, elements per scale and the KV cache's quantisation, by ``config.json`` or ModelOpt's ``QUANTIZATION``."""
     table = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
-    path = folder / "hf_quant_config.json"
-    modelopt = _json(path).get("quantization", {}) if path.is_file() else {}
     method = " ".join(filter(None, (table.get("quant_method"), table.get("quant_algo") or modelopt.get("quant_algo"))))
     weights = next((group.get("weights") or {} for group in (table.get("config_groups") or {}).values()), {})
     if table.get("format"):

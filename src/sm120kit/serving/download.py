@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,31 @@ from sm120kit.core import errors, process, reporting
 from sm120kit.core.errors import CommandFailed, FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
 from sm120kit.core.state import disk_errors, parse_json, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
+from sm120kit.serving import checkpoint
+from sm120kit.serving.checkpoint import Checkpoint, Tensor
 
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "original/*", "metal/*")
 """The same weights in other formats, which engines do not read beside safetensors files."""
 DEFAULT_BRANCH = "main"
+HEADERS_AT_ONCE = 8
+"""Requests for headers of shards beside each other."""
+HEADER_BYTES = 100_000
+"""Size of the first request for a header; most are smaller (huggingface_hub ``parse_safetensors_file_metadata``)."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
 class ModelDownload:
-    """A model at a commit of its repository, and the size of its files that the download cache does not have yet."""
+    """A model at a commit of its repository, and the size of its files that the download cache does not have yet.
+
+    ``sizes`` are the bytes of all its files by name, empty if none is missing.
+    """
 
     repository: str
     commit: str
     missing_bytes: int
     offline: bool
+    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 def plan(configuration: Configuration, revision: str, *, offline: bool) -> ModelDownload:
@@ -66,10 +77,87 @@ def plan(configuration: Configuration, revision: str, *, offline: bool) -> Model
         hub = huggingface_hub.HfApi()
         commit = hub.resolve_revision(repository, revision=revision).resolved  # stores it, so that --offline finds it by name
         info = hub.model_info(repository, revision=commit, files_metadata=True)
-        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        names = [name for name in files if not any(fnmatch(name, pattern) for pattern in IGNORED)]
-        missing = sum(files[name] for name in names if not _is_cached(repository, name, commit))
-    return ModelDownload(repository, commit, missing, offline)
+        listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        sizes = {name: size for name, size in listed.items() if not any(fnmatch(name, pattern) for pattern in IGNORED)}
+        missing = sum(size for name, size in sizes.items() if not _cached_file(repository, name, commit))
+    return ModelDownload(repository, commit, missing, offline, sizes if missing else {})
+
+
+def preview(download: ModelDownload) -> Checkpoint:
+    """Read a model before its shards are downloaded: the headers of these, and small files, which are.
+
+    Raises:
+        Sm120kitError: see :func:`sm120kit.serving.checkpoint.read_files` and :func:`plan`.
+        StateUnwritable: the download cache cannot be written.
+    """
+    with reporting.working(f"reading the headers of {download.repository}"):
+        return checkpoint.read_files(_HubFiles(download.repository, download.commit, download.sizes))
+
+
+@dataclass(frozen=True)
+class _HubFiles:
+    """The files of a model on the Hub, at a commit, with their sizes."""
+
+    repository: str
+    commit: str
+    sizes: Mapping[str, int]
+
+    @property
+    def source(self) -> str:
+        return f"{self.repository} at {self.commit}"
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.sizes)
+
+    def content(self, name: str) -> bytes:
+        if name not in self.sizes:
+            raise FileNotFoundError(name)
+        import huggingface_hub
+
+        with disk_errors(_cache()), _hub_errors(self.repository, self.commit):
+            return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=self.commit)).read_bytes()
+
+    def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
+        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+            yield from pool.map(lambda name: (name, self._header(name)), names)
+
+    def _header(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a shard, of which no more than the header is requested."""
+        if cached := _cached_file(self.repository, name, self.commit):
+            return checkpoint.header(cached)
+        size, content, position = self.sizes[name], b"", 0
+
+        def read(count: int) -> bytes:
+            nonlocal content, position
+            start, position = position, position + count
+            missing = min(max(position, HEADER_BYTES), size) - len(content)
+            if position > len(content) and missing > 0:
+                content += self._part(name, len(content), missing)
+            return content[start:position]
+
+        with _hub_errors(self.repository, self.commit):
+            return checkpoint.tensors(read, size, f"{self.source}: {name}")
+
+    def _part(self, name: str, start: int, count: int) -> bytes:
+        """``count`` bytes of a file. A server that ignores the range sends the file from its beginning."""
+        import huggingface_hub
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+            http_stream_backoff,
+        )
+
+        url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.commit)
+        headers = build_hf_headers() | {"Range": f"bytes={start}-{start + count - 1}"}
+        content = bytearray()
+        with http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            skipped = 0 if response.status_code == 206 else start
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) >= skipped + count:
+                    break
+        return bytes(content[skipped : skipped + count])
 
 
 def cached(repository: str, revision: str) -> Path:
@@ -189,10 +277,12 @@ def _is_complete(repository: str, commit: str) -> bool:
     return True
 
 
-def _is_cached(repository: str, name: str, commit: str) -> bool:
+def _cached_file(repository: str, name: str, commit: str) -> Path | None:
+    """A file of a model in the download cache, None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(repository, name, revision=commit), str)
+    path = try_to_load_from_cache(repository, name, revision=commit)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _bar(advance: Callable[[int], None]) -> type[Any]:

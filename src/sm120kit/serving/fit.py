@@ -145,7 +145,7 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
     )
     unlisted = f"; the index does not list {', '.join(model.outside)}" if model.outside else ""
     raise MtpMissing(
-        f"{configuration.name} speculates with the checkpoint's own MTP layers ({method}); {model.folder} has none: "
+        f"{configuration.name} speculates with the checkpoint's own MTP layers ({method}); {model.source} has none: "
         f"config.json claims {model.mtp_layers}, none of the {model.tensors} tensors belongs to one{unlisted}",
         f"use a checkpoint with MTP tensors, such as {configuration.model.repository}, or a configuration without speculation",
     )

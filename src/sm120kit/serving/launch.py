@@ -50,15 +50,14 @@ STARTS = "the start of a server"
 class PreparedLaunch:
     """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
 
-    ``model`` and ``fit`` are None if the model is not on this host, which only a launch that is not started can be; so is
-    ``image``. ``published`` is the entry in the index ``source``, None for an image that only this host has. ``devices``
-    are the host's GPUs that the configuration can use.
+    ``image`` is None if there is none, which only a launch that is not started can be. ``published`` is the entry in the index
+    ``source``, None for an image that only this host has. ``devices`` are the host's GPUs that the configuration can use.
     """
 
     configuration: Configuration
     image: VerifiedImage | None
-    model: Checkpoint | None
-    fit: Fit | None
+    model: Checkpoint
+    fit: Fit
     service: Service
     problems: tuple[str, ...]
     source: Source
@@ -81,15 +80,15 @@ class LaunchOptions:
     on_answer: Callable[[Endpoint, Answer], None] | None = None
 
 
-def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, present: bool = True) -> PreparedLaunch:
-    """Check that a model folder can be served. Starts nothing. A folder that is not ``present`` is planned, not read.
+def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: Checkpoint | None = None) -> PreparedLaunch:
+    """Check that a model folder can be served. Starts nothing. With ``facts``, the folder is planned, and not read.
 
     Raises:
         Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
     """
     configuration, host, address = resolved.configuration, resolved.host, resolved.address
-    facts = checkpoint.read(model) if present else None
-    fit = serving.check_fit(configuration, facts, resolved.gpus) if facts else None
+    facts = facts or checkpoint.read(model)
+    fit = serving.check_fit(configuration, facts, resolved.gpus)
     gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
     placement = Placement(gpus, address.port, workspace, address.listen, address.key, address.node)
     image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
