@@ -392,6 +392,21 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         "Health check failed: Connection refused, will retry",
         "Retrying in 5 s after an error: Connection refused",
         "cat: /sys/class/infiniband: Permission denied",
+        "-- Could NOT find OpenMP_CXX (missing: OpenMP_CXX_FLAGS)",
+        "CMake Warning at CMakeLists.txt:12 (find_package): Could not find cuDNN",
+        "fatal: not a git repository (or any of the parent directories): .git",
+        "Error: No such container: vllm_node",
+        "spark:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "spark:1:1 [0] NCCL INFO NET/Socket : Connected after Resource temporarily unavailable",
+        "Using max model len 131072, maximum context length of the checkpoint is 262144",
+        "Using dtype bfloat16, as float16 is not supported for this model",
+        "ptxas info    : Used 128 registers, line 12; no error",
+        "Attempting to cast dtype bfloat16, no kernel found in the cache: compiling",
+        "[rank0]:[W0622 10:11:12.1 ProcessGroupNCCL.cpp:1771] TCPStore server has shut down too early",
+        "earlyoom v1.7: mem avail: 64012 of 124612 MiB (51.37%), swap free: 0 of 0 MiB",
+        "Requirement already satisfied: numpy, please install nothing",
+        "max_num_batched_tokens must be a multiple of 16: 8192",
+        "Docker Desktop cannot connect to the update server, will retry",
     ],
 )
 def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
@@ -404,6 +419,7 @@ def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
         ("Worker died with exit code -11 (SIGSEGV)", "class-signal"),
         ("exit code: 139 Segmentation fault", "class-signal"),
         ("RuntimeError: FP8 KV cache requires Blackwell, got sm_90", "class-architecture"),
+        ("RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)", "class-nccl-text"),
         ("modprobe: ERROR: could not insert nvidia_peermem: Invalid argument", "class-rdma"),
         (f"torch.distributed.DistNetworkError: {FALLBACK}", "class-rendezvous"),
         ("[E1014 05:11:02.123 socket.cpp:767] The client socket has timed out after 600000ms", "class-rendezvous"),
@@ -411,6 +427,16 @@ def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
 )
 def test_failures_are_members_of_a_class(line: str, found: str) -> None:
     assert ids(explain(line + "\n")) == [found]
+
+
+def test_an_assertion_without_message_has_its_condition() -> None:
+    """The condition is in the source code that a traceback prints, with or without the prefix of a log."""
+    for prefix in ("", "(Worker_TP0 pid=7) ERROR 09-15 10:11:12 [multiproc_executor.py:962] "):
+        lines = ["    assert width >= length // ratio", "           ^^^^^^^^^^^^^^^", "AssertionError"]
+        (match,) = explain("\n".join(prefix + line for line in lines) + "\n").found
+        assert match.rule.id == "class-assertion" and "assert width >= length // ratio" in match.cause
+    assert not explain("AssertionError\n").known
+    assert not explain("    assert width\nanother line\nAssertionError\n").known
 
 
 LONG_LINES = """

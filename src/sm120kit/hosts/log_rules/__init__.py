@@ -44,13 +44,14 @@ NOISE = re.compile(
     re.IGNORECASE,
 )
 HANDLED = re.compile(
-    rb"\b(info|(?<!nccl )warn|warning|debug|\w*warning|deprecated)\b"
+    rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|warning|debug|\w*warning|deprecated)\b"
     rb"|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
     rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error|skip(?:ped|ping)\b|will retry|retrying"
     rb"|^\s*(?:raise|return|assert|if|except|import|from) ",
     re.IGNORECASE,
 )
 """Lines of lower levels, of failures that were handled, and of source code in tracebacks: no class of failures matches them."""
+CONDITION = re.compile(rb"(?:^|[\]|)]) {0,80}(assert .+)")
 PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
@@ -126,6 +127,8 @@ class LogScan:
         self._contexts = {text: False for rule in rules() for text in rule.log}
         self._versions: dict[str, str] = {}
         self._words = {b"vllm": False, b"sglang": False}
+        self._condition = b""
+        """The condition of an assertion, of which a traceback printed the source code last."""
         self._hang_from: int | None = None
         """Number of the first of the last lines, all of which match rules for hangs."""
         self._errors: dict[bytes, Candidate] = {}
@@ -184,7 +187,17 @@ class LogScan:
         for line in re.split(rb"\r\n|\n|\r", block):
             self._number += 1
             if line.strip():
-                self._match_line(candidates, line)
+                self._match_line(candidates, self._with_condition(line))
+
+    def _with_condition(self, line: bytes) -> bytes:
+        """An AssertionError without a message, with the condition in the line of source code before it."""
+        if b" assert " in line and (match := CONDITION.search(line[:SHOWN_BYTES])):
+            self._condition = match[1]
+        elif self._condition and line.rstrip().endswith(b"AssertionError"):
+            line, self._condition = line.rstrip() + b": " + self._condition[:SHOWN_BYTES], b""
+        elif not line.endswith((b"^", b"~")):
+            self._condition = b""
+        return line
 
     def _match_line(self, candidates: list[Rule], line: bytes) -> None:
         matched = tuple(self._matching(candidates, line)) if candidates else ()
