@@ -582,6 +582,28 @@ def test_unknown_failures_have_an_issue_text() -> None:
     assert table["issue"] in result.output and table["errors"][0]["number"] == 5
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (
+            "vllm: error: unrecognized arguments: --nnodes 2 --absent-option",
+            "`--nnodes` is accepted in vllm-0.19.1, vllm-0.33.0, vllm-0.33.0-spark (recorded parsers).",
+        ),
+        (
+            "vllm: error: unrecognized arguments: --absent-option 2",
+            "No recorded parser accepts `--absent-option` (vllm-0.19.1, vllm-0.33.0, vllm-0.33.0-spark).",
+        ),
+        (
+            "vllm serve: error: argument --moe-backend: invalid choice: 'b12x' (choose from auto, marlin)",
+            "`--moe-backend b12x` is accepted in vllm-0.33.0, vllm-0.33.0-spark; not in vllm-0.19.1 (recorded parsers).",
+        ),
+    ],
+)
+def test_refused_options_name_the_versions_that_accept_them(line: str, fix: str) -> None:
+    (match,) = explain(line + "\n").found
+    assert match.fixes[0] == fix
+
+
 def test_several_logs(tmp_path: Path) -> None:
     first, second = tmp_path / "rank0.log", tmp_path / "rank1.log"
     first.write_text("all is well\n")

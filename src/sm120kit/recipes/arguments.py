@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,6 +111,24 @@ def load(recipe: str) -> Arguments | None:
         return Arguments(record["recipe"], record["wheel"]["sha256"], options, record["answers"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadRecipe(f"{path} is not a record of arguments: {error!r}", "restore it") from error
+
+
+@cache
+def recorded() -> tuple[Arguments, ...]:
+    """All records of options, by recipe.
+
+    Raises:
+        BadRecipe: a record is damaged.
+    """
+    suffix = ".arguments.json"
+    names = sorted(path.name.removesuffix(suffix) for path in record_path("").parent.glob(f"*{suffix}"))
+    return tuple(record for name in names if (record := load(name)))
+
+
+def accepts(record: Arguments, name: str, value: str = "") -> bool:
+    """Whether a parser has an option and, if given, permits its value; values of options without choices are not checked."""
+    option = next((option for option in record.options if name in option.names), None)
+    return option is not None and (not value or option.choices is None or value in option.choices)
 
 
 def _option(table: dict[str, Any]) -> Option:

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter
 
+from sm120kit.hosts.log_rules import options
 from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
@@ -166,9 +167,8 @@ class LogScan:
                 matches[rule.id] = replace(previous, count=previous.count + group.count)
             else:
                 cause, fixes = _filled(rule, group.line)
-                matches[rule.id] = RuleMatch(
-                    rule, group.count, group.number, _shown(group.line), cause, tuple(self._fixes(fixes))
-                )
+                texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
+                matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
         order = list(Kind)
         ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
         errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
@@ -271,6 +271,13 @@ class LogScan:
             return None if version is None else required.specifier.contains(Version(version), prereleases=True)
         except InvalidVersion:
             return None
+
+    def _accepting(self, rule: Rule, line: bytes) -> tuple[str, ...]:
+        """Versions that accept the options which a line refuses, of the log's engine if it shows only one."""
+        if not rule.options:
+            return ()
+        engines = [word.decode() for word, seen in self._words.items() if seen]
+        return options.recorded(line.decode(errors="replace"), engines[0] if len(engines) == 1 else "")
 
     def _fixes(self, fixes: tuple[Remedy, ...]) -> Iterable[str]:
         for fix in fixes:

@@ -96,7 +96,7 @@ class Rule:
     A rule for a class of failures has a ``pattern``, a regular expression whose groups (`name` and others) replace ``{name}``
     in cause and fixes. The entry of ``table`` with the longest fitting name precedes the fixes and may replace the cause; with
     a table and without fixes, other names do not match. ``failed`` restricts the class to lines with a word for errors,
-    because its pattern has none.
+    because its pattern has none. ``options`` marks lines that refuse options, for which the recorded parsers are looked up.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -118,6 +118,7 @@ class Rule:
     pattern: Annotated[str, AfterValidator(_pattern)] = ""
     table: tuple[ClassEntry, ...] = ()
     failed: bool = False
+    options: bool = False
 
     def __post_init__(self) -> None:
         if not self.match and not self.any:
