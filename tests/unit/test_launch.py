@@ -505,6 +505,30 @@ def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch:
     assert CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "here"]).exit_code == 2
 
 
+def test_chosen_gpus(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", "7,2, 3,5"])
+    assert result.exit_code == 0 and "device=2,3,5,7" in result.stdout and "GPUs     2, 3, 5, 7" in result.stderr, result.output
+    for numbers, message in (
+        ("2,3", "needs 4 GPUs, and --gpus names 2"),
+        ("0,1,2,3,4", "needs 4 GPUs, and --gpus names 5"),
+        ("0,1,8,9", "cannot use GPU 8, 9; of this host it can use 0, 1, 2, 3, 4, 5, 6, 7"),
+    ):
+        result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", numbers])
+        assert isinstance(result.exception, TooFewGpus) and message in result.exception.message and result.exception.hint
+    for numbers in ("0,1,2,2", "0,01,1,2", "0,1,2,", "0;1", "all", "-1,2,3,4", "0,1,2,\u0663"):
+        result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", numbers])
+        assert result.exit_code == 2 and "is not a list of different numbers" in result.stderr and not result.stdout
+
+
+def test_chosen_gpu_that_a_server_has_is_refused() -> None:
+    configuration = configurations.load(FOUR)
+    eight = [*GPUS, *(replace(gpu, number=gpu.number + 4) for gpu in GPUS)]
+    chosen = serving.choose_gpus(configuration, eight, (2, 3, 5, 7))
+    assert [gpu.number for gpu in serving.select_gpus(configuration, chosen, {0: "sm120kit-a"})] == [2, 3, 5, 7]
+    with pytest.raises(GpusTaken, match="3 of 4 are free, others are used by sm120kit-a"):
+        serving.select_gpus(configuration, chosen, {5: "sm120kit-a"})
+
+
 def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:
     """Its engine's image is for aarch64, independent of the machine that plans."""
     labels = LABELS | {"sm120kit.recipe": SPARK_ENGINE}

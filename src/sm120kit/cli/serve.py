@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm120kit.serving.answer import Answer
     from sm120kit.serving.checkpoint import Checkpoint
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
-    from sm120kit.serving.resolve import Address
+    from sm120kit.serving.resolve import Location
 
 HOST = Path("/")
 
@@ -61,19 +61,19 @@ class LaunchedServer:
         """
         from sm120kit.core.state import Workspace
         from sm120kit.serving import checkpoint, launch
-        from sm120kit.serving.resolve import Address, resolve
+        from sm120kit.serving.resolve import Location, resolve
 
         assert self.checkpoint is not None
         checkpoint.read(self.checkpoint)  # before the host, as it may be wrong on every host
         workspace = Workspace.open(self.state)
-        resolved = resolve(configuration, self.image, images.source(), Address(self.port), workspace)
+        resolved = resolve(configuration, self.image, images.source(), Location(self.port), workspace)
         prepared = launch.prepare(resolved, self.checkpoint, workspace)
         return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The image of a server, its address, and how it is started."""
+    """The image of a server, its address and GPUs, and how it is started."""
 
     image: Image = ""
     port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="The port on this host.")] = 8000
@@ -81,25 +81,34 @@ class ServerOptions:
         str, typer.Option("--listen", metavar="ADDRESS", help="The address; other than loopback requires an API key.")
     ] = "127.0.0.1"
     api_key: ApiKey = ""
+    gpus: Annotated[
+        str,
+        typer.Option(
+            "--gpus", metavar="NUMBERS", help="The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones."
+        ),
+    ] = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     state: State = None
 
-    def address(self) -> Address:
-        """The address of the server.
+    def location(self) -> Location:
+        """Where the server runs.
 
         Raises:
-            typer.BadParameter: it is no IP address.
+            typer.BadParameter: the address is no IP address, or the GPUs are no different numbers.
         """
         from ipaddress import ip_address
 
-        from sm120kit.serving.resolve import Address
+        from sm120kit.serving.resolve import Location
 
         try:
             ip_address(self.listen)
         except ValueError as error:
             raise typer.BadParameter(f"{self.listen!r} is not an IP address", param_hint="--listen") from error
-        return Address(self.port, self.listen, key_of(self.api_key))
+        words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
+        if not all(word.isascii() and word.isdecimal() for word in words) or len({*map(int, words)}) < len(words):
+            raise typer.BadParameter(f"{self.gpus!r} is not a list of different numbers, such as 2,3", param_hint="--gpus")
+        return Location(self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))))
 
 
 @dataclass(frozen=True)
@@ -300,14 +309,14 @@ def serve_(
 
     nodes = spanned.each(planned)
     roots = planned.roots(len(nodes))
-    address = server.address()
+    location = server.location()
     workspace = Workspace.open(server.state)
     configuration = configurations.load(config)
     source = images.source()
     if model.model:
         checkpoint.read(model.model)
     every = [
-        resolve(configuration, server.image, source, replace(address, node=node), workspace, root=root, planned=bool(planned))
+        resolve(configuration, server.image, source, replace(location, node=node), workspace, root=root, planned=bool(planned))
         for node, root in zip(nodes, roots, strict=True)
     ]
     for difference in differences([resolved.host for resolved in every]):

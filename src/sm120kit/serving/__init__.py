@@ -9,7 +9,7 @@ or a Kubernetes manifest, and ``nodes`` those of several machines; ``supervise``
 from __future__ import annotations
 
 from sm120kit.serving.container import Placement, Service, api_key, make_service, risks
-from sm120kit.serving.fit import Device, Fit, check_fit, require_image, select_gpus
+from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_image, select_gpus
 from sm120kit.serving.render import compose, docker_run, kubernetes, secret_name
 from sm120kit.serving.supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 
@@ -24,6 +24,7 @@ __all__ = [
     "Service",
     "api_key",
     "check_fit",
+    "choose_gpus",
     "compose",
     "docker_run",
     "kubernetes",

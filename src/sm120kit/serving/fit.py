@@ -61,6 +61,27 @@ class Fit:
         )
 
 
+def choose_gpus(configuration: Configuration, devices: Sequence[Device], numbers: Sequence[int]) -> tuple[Device, ...]:
+    """The GPUs with these numbers among those that a configuration can use.
+
+    Raises:
+        TooFewGpus: they are not as many as the configuration uses, or one is not among ``devices``.
+    """
+    count, known = configuration.hardware.gpus_per_node, {device.number: device for device in devices}
+    if len(numbers) != count:
+        raise TooFewGpus(
+            f"{configuration.name} needs {count} GPUs, and --gpus names {len(numbers)}", f"name {count}, or omit --gpus"
+        )
+    absent = ", ".join(str(number) for number in numbers if number not in known)
+    if absent:
+        usable = ", ".join(map(str, known)) or "none"
+        raise TooFewGpus(
+            f"{configuration.name} cannot use GPU {absent}; of this host it can use {usable}",
+            "nvidia-smi lists the GPUs with their numbers",
+        )
+    return tuple(known[number] for number in numbers)
+
+
 def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: Mapping[int, str]) -> tuple[Device, ...]:
     """The GPUs that a configuration uses: the first ones that no server has. ``taken`` has the server of each other GPU.
 

@@ -51,7 +51,7 @@ class PreparedLaunch:
     """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
 
     ``image`` is None if there is none, which only a launch that is not started can be. ``published`` is the entry in the index
-    ``source``, None for an image that only this host has. ``devices`` are the host's GPUs that the configuration can use.
+    ``source``, None for an image that only this host has. ``devices`` are the host's GPUs that the server may use.
     """
 
     configuration: Configuration
@@ -86,14 +86,14 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     Raises:
         Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
     """
-    configuration, host, address = resolved.configuration, resolved.host, resolved.address
+    configuration, host, location = resolved.configuration, resolved.host, resolved.location
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
     gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
-    placement = Placement(gpus, address.port, workspace, address.listen, address.key, address.node)
+    placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node)
     image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
     service = serving.make_service(configuration, resolved.engine, image, resolved.image_name, model, placement)
-    if not (address.node and address.node.rank):  # once for all machines
+    if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
     findings = doctor.diagnose(host, doctor.checks_for(configuration))

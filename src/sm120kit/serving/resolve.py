@@ -1,4 +1,4 @@
-"""Decide a launch's image, GPUs and address before anything expensive."""
+"""Decide a launch's image, GPUs and location before anything expensive."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ NO_IMAGE = "IMAGE"
 
 
 @dataclass(frozen=True)
-class Address:
+class Location:
     """Where a server listens on this host, and the API key that requests must have.
 
-    ``node`` is this host among those that the server spans, None for this one alone.
+    ``node`` is this host among those that the server spans, None for this one alone. ``gpus`` are the numbers of the GPUs to
+    use, empty for the first free ones.
     """
 
     port: int = 8000
     listen: str = LOOPBACK
     key: str = field(default="", repr=False)
     node: Node | None = None
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ResolvedLaunch:
-    """A launch whose image, GPUs and address are decided and free; its model is not yet read.
+    """A launch whose image, GPUs and location are decided and free; its model is not yet read.
 
     ``published`` is the entry in the index ``source``, None for an image that only this host has. ``image`` is None if there is
-    none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the configuration can use.
+    none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the server may use.
     """
 
     configuration: Configuration
@@ -59,7 +61,7 @@ class ResolvedLaunch:
     image: VerifiedImage | None
     host: Host
     gpus: tuple[Device, ...]
-    address: Address
+    location: Location
     source: Source
     published: PublishedImage | None = None
     devices: tuple[Device, ...] = ()
@@ -76,13 +78,13 @@ def resolve(
     configuration: Configuration,
     image: str,
     source: Source,
-    address: Address,
+    location: Location,
     workspace: Workspace,
     *,
     root: Path = HOST,
     planned: bool = False,
 ) -> ResolvedLaunch:
-    """Decide image, GPUs and address of a launch on the host at ``root``, before its model is downloaded. Starts nothing.
+    """Decide image, GPUs and location of a launch on the host at ``root``, before its model is downloaded. Starts nothing.
 
     ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
     configuration's engine, or without an index, these must have one that is verified. If the source has a key, an image of
@@ -94,7 +96,7 @@ def resolve(
         BadRecipe: the engine's argument parser refuses the configuration's arguments.
         WrongNodes: see :func:`sm120kit.serving.nodes.require_span`.
         NoApiKey: other machines can reach the address, and there is no API key.
-        TooFewGpus, GpusTaken: see :func:`serving.select_gpus`.
+        TooFewGpus, GpusTaken: see :func:`serving.choose_gpus` and :func:`serving.select_gpus`.
         PortTaken: see :func:`require_port`.
         NoSuchImage: there is no image of the engine, or more than one.
         NotVerified: the image did not pass its checks.
@@ -103,10 +105,10 @@ def resolve(
     """
     engine = recipes.load_engine(configuration.engine)
     arguments.require_released(configuration)
-    nodes.require_span(configuration, engine, address.node)
-    if not (ip_address(address.listen).is_loopback or address.key or serving.api_key(configuration)):
+    nodes.require_span(configuration, engine, location.node)
+    if not (ip_address(location.listen).is_loopback or location.key or serving.api_key(configuration)):
         raise NoApiKey(
-            f"other machines can reach {address.listen}: a server there requires an API key",
+            f"other machines can reach {location.listen}: a server there requires an API key",
             "set SM120KIT_API_KEY or pass --api-key @FILE; openssl rand -hex 32 makes a key",
         )
     host = probe(root)
@@ -114,11 +116,13 @@ def resolve(
         serving.Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
         for number, gpu in requirements.suitable(host, configuration)
     ]
+    if location.gpus:
+        devices = list(serving.choose_gpus(configuration, devices, location.gpus))
     taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}
     gpus = serving.select_gpus(configuration, devices, taken)
     if not planned:
-        require_port(address.port, address.listen)
-    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, address, source, devices=tuple(devices))
+        require_port(location.port, location.listen)
+    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, location, source, devices=tuple(devices))
     # The records of a host do not include its architecture; the engine's images are for one only.
     machine = engine.environment.platforms[0].split("_", 3)[3]
     indexed = not image and (source.index != INDEX or source.index.exists())
