@@ -103,6 +103,7 @@ def _reference() -> Iterator[tuple[str, str]]:
     """Pages generated from the code, by name."""
     yield "cli.md", _cli()
     yield "errors.md", _errors()
+    yield "releases.md", _releases()
     recipe = _output("-m", "sm120kit", "recipe", "schema")
     yield "recipe.md", _schema("Recipe files", "Printed by `sm120kit recipe schema`.", json.loads(recipe))
     receipt = (ROOT / "docs" / "receipt.schema.json").read_text()
@@ -155,6 +156,42 @@ Errors are printed to standard error: `error:` with the problem, `hint:` with th
 ENDINGS = """| 128 + n | | ended by signal n: 130 is Ctrl-C |
 
 A Python traceback is a bug of sm120kit; please report it.
+"""
+
+
+def _releases() -> str:
+    """Every recipe with its state and its day, from the recipes, their lockfiles and the records of arguments."""
+    from sm120kit import recipes
+    from sm120kit.recipes import arguments, lockfile
+
+    rows = []
+    for name in reversed(recipes.names()):
+        path, recipe = recipes.load_with_path(name)
+        lock = lockfile.read(recipes.lock_path(path)) if recipes.lock_path(path).is_file() else None
+        engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
+        state = engine.state if engine else "kernels"
+        cells = (
+            f"`{name}`",
+            f"{recipe.engine} {recipe.version}",
+            state if lock else f"{state}, not locked",
+            (recipe.environment.as_of if recipe.environment else "") or "",
+            engine.flashinfer if engine else ", ".join(f"{part.project} {part.version}" for part in recipe.inside),
+            str(len(lock.patches)) if lock else "",
+            ("yes" if arguments.load(name) else "no") if engine else "",
+            f"`{lockfile.build_id(lock)[:12]}`" if lock else "",
+        )
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return RELEASES + "".join(rows)
+
+
+RELEASES = """# Releases
+
+Every recipe with its state, from the recipes and lockfiles of this version. `verified`: an image passed its checks, without a
+GPU; `resolved`: locked and planned; `kernels`: a FlashInfer recipe. *As of*: wheels that were uploaded on that day or later are
+not in the environment. *Options*: whether the options of the engine's parser are recorded. Unverified on SM120.
+
+| recipe | release | state | as of | FlashInfer or CUTLASS | patches | options | build id |
+|---|---|---|---|---|---|---|---|
 """
 
 

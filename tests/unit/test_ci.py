@@ -31,7 +31,13 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_workflows_and_scripts_exist() -> None:
-    assert {path.name for path in WORKFLOWS} == {"docs.yml", "images.yml", "release.yml", "tests.yml"} and len(SCRIPTS) >= 5
+    assert {path.name for path in WORKFLOWS} == {
+        "docs.yml",
+        "images.yml",
+        "release.yml",
+        "tests.yml",
+        "update.yml",
+    } and len(SCRIPTS) >= 5
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -65,15 +71,26 @@ def test_workflow_permissions_and_secrets(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_privileged_workflows_run_on_tags_only(path: Path) -> None:
+def test_privileged_workflows_run_on_tags_or_by_the_clock(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     jobs = workflow["jobs"].values()
     permissions = {f"{name}: {access}" for job in jobs for name, access in job.get("permissions", {}).items()}
-    assert permissions <= {"contents: read", "contents: write", "id-token: write", "attestations: write"}
+    writes = {f"{name}: write" for name in ("contents", "id-token", "attestations", "pull-requests")}
+    assert permissions <= {"contents: read", *writes}
     events = workflow[True]  # YAML reads the key `on` as true
     if permissions - {"contents: read"} or "secrets." in path.read_text():
-        assert events.keys() <= {"push", "workflow_dispatch"} and events["push"] == {"tags": ["v*"]}
+        assert events.keys() <= {"push", "schedule", "workflow_dispatch"} and events.get("push", {"tags": ["v*"]}) == {
+            "tags": ["v*"]
+        }
     assert "pull_request_target" not in events
+
+
+def test_code_of_upstream_releases_runs_without_permissions() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "update.yml").read_text())["jobs"]
+    for name, job in jobs.items():
+        commands = [step.get("run", "") for step in job["steps"]]
+        assert any("update.sh make" in command for command in commands) is ("permissions" not in job), name
+        assert ("permissions" in job) is any("update.sh propose" in command for command in commands), name
 
 
 def test_release_has_provenance_and_no_password() -> None:

@@ -67,6 +67,8 @@ BASE = {
     "patch ablate": ["--offline"],
     "recipe show": ["flashinfer"],
     "recipe lock": ["flashinfer", "--check", "--offline"],
+    "recipe new": ["flashinfer@0.0", "--offline"],
+    "recipe update": ["--offline"],
     "recipe requirements": ["flashinfer"],
     "verify image": ["image"],
     "verify kernels": ["--offline"],

@@ -84,11 +84,13 @@ COMMANDS = Branch(
             },
         ),
         "recipe": Branch(
-            "List, show, check and lock recipes",
+            "List, show, check, make and lock recipes",
             {
                 "list": Leaf("recipe:list_", "List the recipes"),
                 "show": Leaf("recipe:show", "Show a recipe"),
                 "check": Leaf("recipe:check", "Validate recipes"),
+                "new": Leaf("recipe_new:new", "Make the recipe of an upstream release"),
+                "update": Leaf("recipe_new:update", "List the upstream releases that are newer than the recipes"),
                 "lock": Leaf("recipe:lock", "Lock sources, patches and wheels of recipes by hash"),
                 "requirements": Leaf("recipe:requirements", "Print the locked wheels as a requirements file with hashes"),
                 "schema": Leaf("recipe:schema", "Print the JSON Schema of a recipe"),

@@ -44,6 +44,12 @@ class BadConfigFile(Sm120kitError):
     exit_code = 13
 
 
+class RecipeExists(Sm120kitError):
+    """The recipe that is to be made exists already."""
+
+    exit_code = 14
+
+
 class FetchFailed(Sm120kitError):
     """A source could not be fetched: no index, mirror or repository delivered it."""
 

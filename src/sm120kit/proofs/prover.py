@@ -29,7 +29,7 @@ from sm120kit.recipes.toolchain import compilers
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 
-__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "source_change", "store"]
+__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "prove_series", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
@@ -205,6 +205,22 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
         nvcc=tools.nvcc_version,
         results=tuple(proofs.compare(probe, below[probe], above[probe]) for probe in concrete),
     )
+
+
+def prove_series(target: FlashInferTarget, options: Options) -> tuple[list[PatchProof], dict[str, str]]:
+    """The effects of each patch of a recipe's series on its probes, without numbers and machine code: a minute or two.
+
+    Also returns the error of each patch whose probes cannot be compiled on this source, by name.
+    """
+    proved, errors = [], {}
+    for patch in patches.load_for_tree(target.source.pin, target.source.inside, data_root() / "patches"):
+        probes = tuple(replace(probe, numbers=False, code=False) for probe in patch.probes)
+        if probes and target.source.has_version_of(patch):
+            try:
+                proved.append(prove_patch(patch.name, options, ProofRequest(probes=probes), target))
+            except (CommandFailed, CompileFailed, ExpectationFailed, UnknownName) as error:
+                errors[patch.name] = error.message.partition("\n")[0]
+    return proved, errors
 
 
 def _evidence(patch: patches.Patch) -> str:

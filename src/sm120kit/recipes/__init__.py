@@ -30,6 +30,7 @@ from sm120kit.sources.records import Pin
 
 __all__ = [
     "DEFAULT_RECIPES",
+    "KINDS",
     "EngineRecipe",
     "EnvironmentTable",
     "FlashInferRecipe",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -50,9 +50,9 @@ def connect(settings: Settings) -> PyPIClient:
     return client
 
 
-def stream(client: PyPIClient, url: str) -> AbstractContextManager[Response]:
+def stream(client: PyPIClient, url: str, headers: Mapping[str, str] | None = None) -> AbstractContextManager[Response]:
     """Stream a file from a server, up to ``MAX_FILE_BYTES``."""
-    return client.stream("GET", url, extensions={"sm120kit": "file"})
+    return client.stream("GET", url, headers=headers, extensions={"sm120kit": "file"})
 
 
 def size_of(client: PyPIClient, url: str) -> int | None:

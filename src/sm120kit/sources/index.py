@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -44,12 +45,14 @@ class Location:
 
 
 @dataclass(frozen=True)
-class ListedSdist:
-    """An sdist that an index, a page or a directory lists."""
+class ListedFile:
+    """An sdist or wheel that an index, a page or a directory lists; ``uploaded`` is None if it states no time."""
 
     version: str
     location: Location
     yanked: bool = False
+    filename: str = ""
+    uploaded: datetime | None = None
 
 
 @dataclass
@@ -116,27 +119,27 @@ def size_of(locations: Locations) -> int | None:
     return None
 
 
-def list_sdists(
-    distribution: str, mirror: str | None, settings: Settings, client: PyPIClient
-) -> tuple[list[ListedSdist], list[str]]:
-    """Every sdist of a distribution that is listed, in the order of the sources, and the problems that occurred.
+def list_files(
+    distribution: str, mirror: str | None, settings: Settings, client: PyPIClient, *, sdist: bool = True
+) -> tuple[list[ListedFile], list[str]]:
+    """Every sdist, or else every wheel, of a distribution that is listed, in the order of the sources, and the problems.
 
     A local file that is listed without a sha256 has that of its content. A local mirror is listed by :func:`sdists_in`.
     """
     from unearth import PackageFinder
 
-    listed: list[ListedSdist] = []
+    listed: list[ListedFile] = []
     problems: list[str] = []
     for source in _sources(mirror, settings, PackageFinder):
-        for package in _query(distribution, True, source, client, problems):
-            location = _location(package.link)
+        for package in _query(distribution, sdist, source, client, problems):
+            link, location = package.link, _location(package.link)
             if not location.sha256 and location.file is not None and location.file.is_file():
                 location = replace(location, sha256=file_sha256(location.file))
-            listed.append(ListedSdist(str(package.version), location, package.link.is_yanked))
+            listed.append(ListedFile(str(package.version), location, link.is_yanked, link.filename, link.upload_time))
     return listed, problems
 
 
-def sdists_in(directory: Path, distribution: str) -> Iterator[ListedSdist]:
+def sdists_in(directory: Path, distribution: str) -> Iterator[ListedFile]:
     """The sdists of a distribution in a mirror's directory, or in directories in it that are named by a sha256.
 
     Raises:
@@ -152,7 +155,7 @@ def sdists_in(directory: Path, distribution: str) -> Iterator[ListedSdist]:
             continue
         if name == canonicalize_name(distribution) and file.is_file():
             sha256 = file_sha256(file) if file.parent == directory else file.parent.name
-            yield ListedSdist(str(version), Location(str(file), file, file.as_uri(), sha256))
+            yield ListedFile(str(version), Location(str(file), file, file.as_uri(), sha256), filename=file.name)
 
 
 def _location(link: Link) -> Location:

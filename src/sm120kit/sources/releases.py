@@ -76,11 +76,38 @@ class Releases:
         message = f"no sdist of {distribution} {since} or newer is at any configured location"
         raise FetchFailed("\n  ".join([message, *problems]), "check the network, pip's settings, --index-url or --mirror")
 
-    def _query(self, distribution: str) -> tuple[list[index.ListedSdist], list[str]]:
+    def files(self, distribution: str) -> list[index.ListedFile]:
+        """Every sdist and wheel of a distribution that is listed and not yanked, the newest version first.
+
+        Raises:
+            FetchFailed: none is listed, or the mirror is not a directory.
+            OfflineMiss: ``origin`` is offline.
+        """
+        if not self.origin.reachable:
+            message = f"the releases of {distribution} are listed by the package index, and --offline is given"
+            raise OfflineMiss(message, "leave out --offline, or name a directory with its sdists and wheels with --mirror")
+        listed: dict[str, index.ListedFile] = {}
+        problems: list[str] = []
+        for sdist in (True, False):
+            files, new = self._query(distribution, sdist=sdist)
+            problems += new
+            for file in files:
+                with contextlib.suppress(InvalidVersion):
+                    Version(file.version)
+                    if not file.yanked:
+                        listed.setdefault(file.filename, file)
+        if not listed:
+            message = f"no release of {distribution} is at any configured location"
+            raise FetchFailed("\n  ".join([message, *problems]), "check the network, pip's settings, --index-url or --mirror")
+        for problem in problems:
+            reporting.warn(f"releases of {distribution} may be missing: {problem}")
+        return sorted(listed.values(), key=lambda file: Version(file.version), reverse=True)
+
+    def _query(self, distribution: str, *, sdist: bool = True) -> tuple[list[index.ListedFile], list[str]]:
         from sm120kit.sources.client import connect
 
         with contextlib.closing(connect(self._settings)) as client:
-            return index.list_sdists(distribution, self.origin.mirror, self._settings, client)
+            return index.list_files(distribution, self.origin.mirror, self._settings, client, sdist=sdist)
 
     def sdist(self, release: Release) -> Path:
         """The sdist of a release, from ``downloads/`` or fetched to it. Requires that no other process calls it.

@@ -153,6 +153,12 @@ def _tags(python: str, platform: str) -> Iterable[Tag]:
     yield from compatible_tags((major, minor), f"cp{major}{minor}", platforms)
 
 
+def compatible_rank(tags: Iterable[Tag], python: str, platform: str) -> int | None:
+    """The rank of a wheel with ``tags`` for a Python and platform, 0 for the best; None if it does not fit."""
+    ranks = {tag: rank for rank, tag in enumerate(_tags(python, platform))}
+    return min((ranks[tag] for tag in tags if tag in ranks), default=None)
+
+
 def _best_wheel(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -> LockedWheel:
     """The wheel of a package that an installer would choose.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm120kit import sources
-from sm120kit.core.errors import LockDiffers
+from packaging.version import Version
+
+from sm120kit import recipes, sources
+from sm120kit.core.errors import LockDiffers, ResolutionFailed
 from sm120kit.core.state import write_atomic
-from sm120kit.recipes.lockfile.contents import constraints, make_closure, reusable_closure, root_requirements
+from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
 from sm120kit.recipes.lockfile.verify import current_lock
 from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 
 if TYPE_CHECKING:
     from sm120kit.recipes.target import Target
@@ -59,5 +63,26 @@ def _resolve(target: Target, platform: str, previous: Lock | None) -> Closure:
         as_of=recipe.environment.as_of,
         preferred=preferred[0] if preferred else (),
     )
-    wheels = sources.resolve_wheels(requirements, options.workspace, options.origin)
+    try:
+        wheels = sources.resolve_wheels(requirements, options.workspace, options.origin)
+    except ResolutionFailed as error:
+        raise _with_missing_recipe(error, recipe, flashinfer) from error
     return make_closure(platform, recipe.environment.python, wheels, replaced=recipe is not flashinfer)
+
+
+def _with_missing_recipe(error: ResolutionFailed, recipe: Recipe, flashinfer: FlashInferRecipe) -> ResolutionFailed:
+    """The error, with a hint at the FlashInfer recipe that the engine requires if that is not the one it names."""
+    if not isinstance(recipe, EngineRecipe):
+        return error
+    text = re.sub(r"\s+", " ", error.message)
+    depends = re.search(
+        rf"\b{recipe.engine}(?:\[[^\]]*\])?[=<>]=?\S+ depends on {FLASHINFER}(?:\[[^\]]*\])?==([\w.+]*\w)", text
+    )
+    if depends is None or Version(depends[1]) == Version(flashinfer.version):
+        return error
+    present = [name for name in recipes.names(FlashInferRecipe) if Version(recipes.load(name).version) == Version(depends[1])]
+    if present:
+        remedy = f'write flashinfer = "{present[0]}" in the recipe'
+    else:
+        remedy = f"it has no recipe yet: sm120kit recipe new flashinfer@{depends[1]}"
+    return ResolutionFailed(error.message, f"{recipe.engine} {recipe.version} requires FlashInfer {depends[1]}: {remedy}")

@@ -1,0 +1,148 @@
+"""``sm120kit recipe new`` and ``recipe update``: recipes of upstream releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, Sources, recipe_names
+from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from sm120kit.patches.records import PatchStatus
+    from sm120kit.proofs.records import PatchProof
+    from sm120kit.recipes.drafts import Draft
+
+
+def _releases(incomplete: str) -> list[str]:
+    return [name for name in ("flashinfer@latest", "vllm@latest", "sglang@latest") if name.startswith(incomplete)]
+
+
+def new(
+    release: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENGINE@VERSION",
+            autocompletion=_releases,
+            help="A release, such as vllm@0.32.0, or vllm@latest for the newest.",
+        ),
+    ],
+    like: Annotated[
+        str,
+        typer.Option(
+            "--like",
+            metavar="RECIPE",
+            autocompletion=recipe_names,
+            help="Recipe to draft from; default: that of the nearest release.",
+        ),
+    ] = "",
+    draft: Annotated[
+        bool, typer.Option("--draft", help="Write the recipes only: not locked, not planned, whether patches fit or not.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe if it exists.")] = False,
+    *,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Make the recipe of an upstream release.
+
+    It is drafted from the nearest recipe: pinned by hash, with the FlashInfer that its METADATA requires, whose recipe is made
+    as well if there is none. Files appear when the recipes are locked and planned and the probes of patches compiled. What a
+    person has to decide is printed.
+    """
+    from sm120kit.proofs import prover
+    from sm120kit.recipes.target import FlashInferTarget
+    from sm120kit.wheels import new_recipe
+
+    engine, version = new_recipe.parse_release(release)
+    request = new_recipe.NewRecipeRequest(engine, version, like, overwrite, draft)
+    options = sources.run_options()
+    proofs: list[PatchProof] = []
+    errors: dict[str, str] = {}
+    with options.workspace.exclusive("recipe-new"), options.workspace.scratch() as directory:
+        staged = new_recipe.RecipeMaker(request, options, directory).make()
+        if not draft:
+            new_recipe.plan(staged)
+            if isinstance(staged[0].target, FlashInferTarget):
+                proofs, errors = prover.prove_series(staged[0].target, options)
+        files = new_recipe.publish(staged)
+    drafts = [each.draft for each in staged]
+    states = [state for each in staged for state in each.states]
+    decisions = [f"{each.name}: {text}" for each in drafts for text in each.decisions]
+    decisions += [f"{name}: its probes do not compile on this source: {error}" for name, error in errors.items()]
+    if json:
+        data = {"files": [str(path) for path in files], "states": states, "decisions": decisions}
+        console.json_data(data | {"notes": {each.name: each.notes for each in drafts}})
+        return
+    _show_states(states, proofs)
+    _show_notes(drafts)
+    for path in files:
+        console.data(f"wrote {path}")
+    console.data("\nto decide:" if decisions else "\nnothing to decide")
+    for number, text in enumerate(decisions, 1):
+        console.data(f"{number}. {text}")
+    console.info("\n".join(["next:", *_next_steps(drafts[-1], draft=draft)]))
+
+
+def _show_states(states: Sequence[PatchStatus], proofs: Sequence[PatchProof]) -> None:
+    effects = {proof.patch: _effects(proof) for proof in proofs}
+    console.table(
+        ("patch", "version", "state", "effect on its probes"),
+        ((name := f"{s.project}/{s.slug}", s.version, s.state, effects.get(name, "")) for s in states),
+    )
+
+
+def _effects(proof: PatchProof) -> str:
+    """The effects of a patch, each once; machine code was not compared."""
+    from sm120kit.proofs.records import Effect
+
+    every = {str(effect) for result in proof.results for effect in result.effects if effect is not Effect.NOT_COMPARED}
+    return ", ".join(sorted(every)) or str(Effect.NOT_COMPARED)
+
+
+def _show_notes(drafts: Iterable[Draft]) -> None:
+    console.table(
+        ("recipe", "drafted from", "change"), ((each.name, each.template, text) for each in drafts for text in each.notes)
+    )
+
+
+def _next_steps(last: Draft, *, draft: bool) -> list[str]:
+    lock = [f"  sm120kit recipe lock {last.name}"] if draft else []
+    if last.data["engine"] == "flashinfer":
+        return [*lock, f"  sm120kit build {last.name}"]
+    return [
+        *lock,
+        f"  nox -s arguments -- {last.name}  # the options of its parser, in an environment of 2 GB",
+        f"  sm120kit build {last.name}",
+    ]
+
+
+def update(*, sources: Sources, json: Json = False) -> None:
+    """List the upstream releases that are newer than the recipes.
+
+    Reads the package index. Exit code 1 if an engine has a newer release than its newest recipe.
+    """
+    from sm120kit.wheels import new_recipe
+
+    newer = new_recipe.newer_releases(sources.run_options())
+    if json:
+        console.json_data(newer)
+    elif newer:
+        console.table(
+            ("release", "uploaded", "newest recipe", "command"),
+            (
+                (
+                    f"{each.engine} {each.version}",
+                    each.uploaded,
+                    each.newest_recipe,
+                    f"sm120kit recipe new {each.engine}@{each.version}",
+                )
+                for each in newer
+            ),
+        )
+    else:
+        console.data("no release is newer than the recipes")
+    if newer:
+        raise typer.Exit(1)

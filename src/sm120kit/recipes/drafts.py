@@ -1,0 +1,340 @@
+"""Draft the recipe of a release from the recipe of another one and the facts of its source. Nothing is read or written."""
+
+from __future__ import annotations
+
+import copy
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import PurePosixPath
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from sm120kit.core.errors import ResolutionFailed
+from sm120kit.recipes import toml_text
+from sm120kit.recipes.lockfile.contents import FLASHINFER
+from sm120kit.recipes.toolchain import FFI
+from sm120kit.sources.index import ListedFile
+from sm120kit.sources.wheel_metadata import WheelMetadata
+
+TITLES = {"flashinfer": "FlashInfer", "vllm": "vLLM", "sglang": "SGLang"}
+"""The names of the engines in prose."""
+
+DISTRIBUTIONS = {"flashinfer": FLASHINFER, "vllm": "vllm", "sglang": "sglang"}
+"""The distribution of each engine on the package index."""
+
+_NAMED_IN_HEAD = ("torch", FLASHINFER, "flashinfer-cubin", FFI, "nvidia-cutlass-dsl", "sglang-kernel", "b12x")
+"""Requirements of an engine that the comment at the start of its recipe lists."""
+
+
+@dataclass
+class Draft:
+    """A recipe that is being made: its TOML as ``data``, and what was decided about it.
+
+    ``notes`` state what was changed from the recipe ``template``; ``decisions`` is what a person has to decide. ``text`` is the
+    TOML of the template, whose comments are taken over.
+    """
+
+    name: str
+    data: dict[str, Any]
+    template: str
+    text: str
+    head: str
+    renamed: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
+
+    def toml(self) -> str:
+        """The text of the recipe."""
+        return toml_text.write(self.data, self.head, toml_text.Comments(self.text, self.renamed))
+
+
+@dataclass(frozen=True)
+class Template:
+    """A recipe that another one is drafted from: its name, its TOML and the text of it."""
+
+    name: str
+    data: Mapping[str, Any]
+    text: str
+
+    @property
+    def version(self) -> str:
+        """The version of its engine."""
+        return str(self.data["version"])
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python and platform of an environment, for the markers of requirements."""
+
+    version: str
+    platform: str
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """The values of environment markers (PEP 508)."""
+        return {
+            "python_version": self.version,
+            "python_full_version": f"{self.version}.0",
+            "sys_platform": "linux",
+            "platform_system": "Linux",
+            "os_name": "posix",
+            "platform_machine": self.platform.split("_", 3)[3],
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "extra": "",
+        }
+
+
+def requirements(contents: WheelMetadata, python: Python) -> dict[str, Requirement]:
+    """The requirements of a wheel without extras that apply to an environment, by normalized name."""
+    parsed = {}
+    for line in contents.requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate(python.markers):
+            parsed[str(canonicalize_name(requirement.name))] = requirement
+    return parsed
+
+
+def exact(requirement: Requirement | None) -> str:
+    """The version of a requirement ``name==version``; empty for any other."""
+    specifiers = list(requirement.specifier) if requirement else []
+    pinned = len(specifiers) == 1 and specifiers[0].operator == "==" and not specifiers[0].version.endswith("*")
+    return specifiers[0].version if pinned else ""
+
+
+def extension_modules(contents: WheelMetadata) -> set[str]:
+    """The extension modules of a wheel by their dotted names."""
+    paths = (PurePosixPath(member) for member in contents.members if member.endswith(".so"))
+    return {".".join((*path.parts[:-1], path.name.partition(".")[0])) for path in paths}
+
+
+def nearest(version: str, templates: Sequence[str], releases: Sequence[str]) -> str:
+    """Of versions with a recipe, that with the fewest releases between it and ``version``; of two, the newer."""
+    order = sorted({Version(each) for each in (*releases, *templates, version)})
+    position = {each: number for number, each in enumerate(order)}
+    at = position[Version(version)]
+    return min(templates, key=lambda each: (abs(position[Version(each)] - at), -position[Version(each)]))
+
+
+def draft_flashinfer(
+    template: Template, sdist: ListedFile, cutlass: tuple[str, str], ffi: tuple[str, str], engine: str = ""
+) -> Draft:
+    """Draft a FlashInfer recipe. All modules and groups of the template are taken over, see :func:`keep_modules`.
+
+    ``cutlass`` are path and version of CUTLASS in the source, ``ffi`` the version of tvm-ffi and the reason for it, ``engine``
+    the release that pins this version, in prose.
+    """
+    data = copy.deepcopy(dict(template.data))
+    version = sdist.version
+    name = f"flashinfer-{version}"
+    data |= {
+        "name": name,
+        "version": version,
+        "summary": f"pinned by {engine}" if engine else f"FlashInfer {version}",
+        "sources": {
+            "flashinfer": {"sdist": FLASHINFER, "version": version, "sha256": sdist.location.sha256},
+            "cutlass": {"inside": "flashinfer", "path": cutlass[0], "version": cutlass[1]},
+        },
+    }
+    requires = data.get("environment", {}).get("requires", [])
+    data.get("environment", {})["requires"] = [f"{FFI}=={ffi[0]}" if each.startswith(f"{FFI}==") else each for each in requires]
+    estimates = f"Memory and seconds of its units are those of {template.name}, until a build of this version measures them."
+    head = f"FlashInfer {version}{f': pinned by {engine}' if engine else ''}.\n{_wrap(estimates)}"
+    draft = Draft(name, data, template.name, template.text, head, {template.version: version})
+    draft.notes.append(f"CUTLASS {cutlass[1]} in {cutlass[0]}")
+    draft.notes.append(f"{FFI} {ffi[0]}: {ffi[1]}")
+    for table in (*data["modules"].values(), *data["groups"].values()):
+        for key in ("expect_kernels", "expect_sample_kernels"):
+            table.pop(key, None)
+    draft.notes.append("kernels are not counted yet: add expect_kernels after the first build")
+    return draft
+
+
+def keep_modules(draft: Draft, sources: Mapping[str, Sequence[str]], failures: Mapping[str, str]) -> None:
+    """Keep the modules whose generators ran, with the parts of them that still match.
+
+    ``sources`` are the names of the source files that the generators wrote, by module; ``failures`` the reason why a generator
+    failed, by module.
+    """
+    from fnmatch import fnmatch
+
+    modules: dict[str, Any] = draft.data["modules"]
+    for name, reason in failures.items():
+        del modules[name]
+        draft.decisions.append(f"module {name} is left out: {reason}")
+    for name, table in modules.items():
+        kept = [entry for entry in table.get("leave_out", []) if any(fnmatch(file, entry["units"]) for file in sources[name])]
+        for entry in table.get("leave_out", []):
+            if entry not in kept:
+                draft.notes.append(f"{name}: no unit is named like {entry['units']} any longer")
+        if "leave_out" in table:
+            table["leave_out"] = kept
+            if not kept:
+                del table["leave_out"]
+    groups: dict[str, Any] = draft.data["groups"]
+    for name, group in list(groups.items()):
+        group["modules"] = [module for module in group["modules"] if module in modules]
+        samples = []
+        for sample in group.get("samples", []):
+            module, _, units = sample.partition("/")
+            if module in modules and any(fnmatch(file, f"{units}*") for file in sources[module]):
+                samples.append(sample)
+            else:
+                draft.notes.append(f"group {name}: no unit is named like {sample} any longer")
+        if "samples" in group:
+            group["samples"] = samples
+            if not samples:
+                del group["samples"]
+        if not group["modules"] and not samples:
+            del groups[name]
+            draft.notes.append(f"group {name} is left out: it has no module")
+    if draft.data["default_group"] not in groups and groups:
+        draft.data["default_group"] = next(iter(groups))
+        draft.decisions.append(f"default group {draft.data['default_group']}, as that of {draft.template} has no module")
+
+
+def draft_engine(
+    template: Template,
+    wheel: ListedFile,
+    contents: tuple[WheelMetadata, WheelMetadata],
+    flashinfer: Template | Draft,
+    variant: str = "",
+) -> Draft:
+    """Draft the recipe of an engine, with all overrides of the template.
+
+    ``contents`` are those of the engine's wheel and of the template's, ``flashinfer`` is the FlashInfer recipe with the version
+    that the wheel requires.
+    """
+    new, old = contents
+    data = copy.deepcopy(dict(template.data))
+    engine, version, pinned = data["engine"], wheel.version, flashinfer.data["version"]
+    environment = data["environment"]
+    python = Python(environment["python"], environment["platforms"][0])
+    required = requirements(new, python)
+    name = f"{engine}-{version}{variant}"
+    former = data["flashinfer"].removeprefix("flashinfer-")
+    data |= {
+        "name": name,
+        "version": version,
+        "summary": f"pins FlashInfer {pinned}",
+        "state": "resolved",
+        "flashinfer": flashinfer.name,
+    }
+    head = _engine_head(engine, wheel, required)
+    renamed = {f"=={template.version}": f"=={version}"}
+    draft = Draft(name, data, template.name, template.text, head, renamed)
+    environment["requires"] = list(_requires(draft, environment["requires"], engine, new.extras))
+    if wheel.uploaded:
+        environment["as_of"] = (wheel.uploaded + timedelta(days=1)).date().isoformat()
+    else:
+        environment.pop("as_of", None)
+        draft.decisions.append("as_of: the index states no time of upload; set the day after the release, or leave it out")
+    if data["kernels"] not in flashinfer.data["groups"]:
+        data["kernels"] = flashinfer.data["default_group"]
+        draft.decisions.append(
+            f"kernels: {flashinfer.name} has no group {template.data['kernels']!r}; the default group is used"
+        )
+    data["built"] = [
+        {**part, "reason": _versions(part["reason"], {former: pinned, template.version: version})} for part in data["built"]
+    ]
+    if "source" in data:
+        data["source"] = {"wheel": wheel.filename, "sha256": wheel.location.sha256}
+    if data.pop("from_source", None):
+        data["built"] = [part for part in data["built"] if part["what"] != engine]
+        draft.decisions.append(f"from_source of {template.name} is not taken over: compare its targets with this source")
+    _keep_official(draft, extension_modules(new), extension_modules(old), required)
+    return draft
+
+
+def without_overrides(draft: Draft, names: Collection[str]) -> dict[str, Any]:
+    """The TOML of a draft with only the overrides ``names``."""
+    environment = draft.data["environment"]
+    overrides = {name: table for name, table in environment.get("overrides", {}).items() if name in names}
+    kept = {key: value for key, value in environment.items() if key != "overrides"}
+    return {**draft.data, "environment": {**kept, **({"overrides": overrides} if overrides else {})}}
+
+
+def _engine_head(engine: str, wheel: ListedFile, required: Mapping[str, Requirement]) -> str:
+    named = [required[name] for name in _NAMED_IN_HEAD if name in required]
+    listed = ", ".join(f"{each.name}{_extras(each)}{each.specifier}" for each in named)
+    title = f"{TITLES[engine]} {wheel.version}, uploaded on {wheel.uploaded:%Y-%m-%d}." if wheel.uploaded else TITLES[engine]
+    return f"{title}\n{_wrap(f'METADATA of {wheel.filename}: {listed}.')}"
+
+
+def _extras(requirement: Requirement) -> str:
+    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+
+
+def _wrap(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 128, break_long_words=False, break_on_hyphens=False))
+
+
+def _versions(text: str, replaced: Mapping[str, str]) -> str:
+    """A text with whole versions replaced: 0.7.2 is not a part of 0.7.2.post1."""
+    pattern = "|".join(re.escape(old) for old in sorted(replaced, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.])({pattern})(?![\w]|\.\w)", lambda match: replaced[match[1]], text)
+
+
+def _requires(draft: Draft, lines: Sequence[str], engine: str, extras: Collection[str]) -> Iterator[str]:
+    """The requirements of a template with the engine's version; extras that the wheel no longer has are left out."""
+    for line in lines:
+        name, _, version = line.partition("==")
+        base, _, of_line = name.rstrip("]").partition("[")
+        if base != engine:
+            yield line
+        elif gone := [each for each in of_line.split(",") if of_line and each not in extras]:
+            draft.decisions.append(f"{line}: {engine} {draft.data['version']} has no extra {', '.join(gone)}; left out")
+        else:
+            yield f"{name}=={draft.data['version']}" if version else line
+
+
+def _keep_official(draft: Draft, modules: set[str], former: set[str], required: Mapping[str, Requirement]) -> None:
+    """Keep the official parts that the wheel still has; ``former`` are the extension modules of the template's wheel."""
+    engine = draft.data["engine"]
+    kept = []
+    for part in draft.data["official"]:
+        names = re.findall(rf"\b{engine}\.[\w.]*\w", part["what"])
+        gone = [name for name in names if not any(module == name or module.startswith(f"{name}.") for module in modules)]
+        if names and gone == names:
+            draft.notes.append(f"official {part['what']} is left out: the wheel has no such module")
+        elif gone:
+            draft.decisions.append(f"official {part['what']}: the wheel has no {', '.join(gone)}; correct the entry")
+            kept.append(part)
+        elif not names and canonicalize_name(part["what"]) == "flashinfer-cubin" and "flashinfer-cubin" not in required:
+            draft.notes.append("official flashinfer-cubin is left out: the engine does not require it")
+        else:
+            kept.append(part)
+    draft.data["official"] = kept
+    if kept:
+        draft.decisions.append(
+            f"official: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
+        )
+    if new := sorted(modules - former):
+        draft.decisions.append(
+            f"extension modules that the wheel of {draft.template} lacks: {', '.join(new)}; add them to official"
+        )
+
+
+def require_pin_of_flashinfer(engine: str, version: str, required: Mapping[str, Requirement]) -> str:
+    """The FlashInfer version that an engine requires.
+
+    Raises:
+        ResolutionFailed: it requires none, or none in particular.
+    """
+    requirement = required.get(FLASHINFER)
+    if pinned := exact(requirement):
+        return pinned
+    problem = f"requires {requirement}" if requirement else f"does not require {FLASHINFER}"
+    raise ResolutionFailed(
+        f"{TITLES[engine]} {version} {problem}: a recipe needs one version of FlashInfer",
+        "write the recipe by hand, see docs/recipes.md",
+    )

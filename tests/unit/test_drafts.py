@@ -1,0 +1,128 @@
+"""Drafts of recipes: the template, pins in METADATA, the TOML that is written, and parts of wheels that a server sends."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from small_engine import make_wheel
+
+from sm120kit import recipes
+from sm120kit.core.errors import FetchFailed, UnsafeArchive
+from sm120kit.recipes import drafts, toml_text
+from sm120kit.recipes.drafts import Python
+from sm120kit.sources import Origin
+from sm120kit.sources.index import Location
+from sm120kit.sources.wheel_metadata import WheelMetadata, read_contents
+
+RELEASES = ["0.19.1", "0.20.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0"]
+LINUX = Python("3.11", "manylinux_2_35_x86_64")
+
+
+@pytest.mark.parametrize(
+    ("version", "template"),
+    [("0.32.0", "0.33.0"), ("0.34.0", "0.33.0"), ("0.20.0.post1", "0.20.0"), ("0.18.0", "0.19.1")],
+)
+def test_template_is_the_recipe_with_the_fewest_releases_between(version: str, template: str) -> None:
+    assert drafts.nearest(version, ["0.19.1", "0.20.0", "0.33.0"], RELEASES) == template
+
+
+def test_requirements_are_those_of_the_environment() -> None:
+    lines = (
+        "flashinfer_python[cu13]==0.7.1",
+        "b12x==1.5.1; extra == 'b12x'",
+        "torch==2.1; platform_machine == 'aarch64'",
+        "torch==2.2; platform_machine == 'x86_64' and python_version >= '3.10'",
+        "not a requirement",
+    )
+    required = drafts.requirements(WheelMetadata(lines, (), ()), LINUX)
+    assert {name: str(each.specifier) for name, each in required.items()} == {"flashinfer-python": "==0.7.1", "torch": "==2.2"}
+
+
+@pytest.mark.parametrize(("text", "version"), [("a==1.2", "1.2"), ("a==1.*", ""), ("a>=1", ""), ("a==1,!=2", ""), ("a", "")])
+def test_pin_is_one_exact_version(text: str, version: str) -> None:
+    assert drafts.exact(Requirement(text)) == version
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_written_recipe_has_the_content_and_comments_of_its_template(name: str) -> None:
+    path = recipes.locate(name)
+    text = path.read_text()
+    written = toml_text.write(tomllib.loads(text), "head", toml_text.Comments(text, {}))
+    assert tomllib.loads(written) == tomllib.loads(text)
+    below = text.partition("\nedition")[2]
+    carried = re.findall(r"^ *# .*", written, re.MULTILINE)
+    assert set(carried) - {"# head"} <= set(re.findall(r"^ *# .*", below, re.MULTILINE))
+    assert not [line for line in carried if re.search(r"\d+\.\d+\.\d", line)], "comments on a version are about that release"
+
+
+def test_versions_are_replaced_as_a_whole() -> None:
+    text = "its version 0.7.2+sm120kit.<plan> satisfies ==0.7.2, not 0.7.2.post1 or 10.7.2."
+    assert (
+        drafts._versions(text, {"0.7.2": "0.8"})
+        == "its version 0.8+sm120kit.<plan> satisfies ==0.8, not 0.7.2.post1 or 10.7.2."
+    )
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The URL of a directory on a server with range requests, and the ranges that were requested."""
+    ranges: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(tmp_path))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            content = (tmp_path / self.path.strip("/")).read_bytes()
+            requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+            if "whole" in self.path or requested is None:
+                self.send_response(200)
+            else:
+                first, last = (int(part) for part in requested.groups())
+                ranges.append(self.headers["Range"])
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+                content = content[first : last + 1]
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", ranges
+        server.shutdown()
+
+
+def test_metadata_is_read_without_the_rest_of_the_wheel(tmp_path: Path, served: tuple[str, list[str]]) -> None:
+    url, ranges = served
+    files = {"vllm/_C.abi3.so": bytes(2**22), "vllm/__init__.py": b""}
+    make_wheel(tmp_path, "vllm", "9.0", requires=["torch==2.0"], files=files)
+    (wheel,) = tmp_path.glob("*.whl")
+    remote = read_contents(wheel.name, Location(f"{url}/{wheel.name}", url=f"{url}/{wheel.name}"), Origin())
+    assert remote == read_contents(wheel.name, Location("file", wheel), Origin())
+    assert remote.requires == ("torch==2.0",)
+    assert drafts.extension_modules(remote) == {"vllm._C"}
+    read = sum(int(last) + 1 - int(first) for first, last in (each.removeprefix("bytes=").split("-") for each in ranges))
+    assert read < 2**19 < wheel.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("whole.whl", FetchFailed), ("damaged.whl", UnsafeArchive), ("empty.whl", UnsafeArchive)]
+)
+def test_wheel_that_cannot_be_read_is_an_error(
+    tmp_path: Path, served: tuple[str, list[str]], name: str, kind: type[Exception]
+) -> None:
+    (tmp_path / name).write_bytes(b"" if name == "empty.whl" else b"not a zip file" * 100)
+    url = f"{served[0]}/{name}"
+    with pytest.raises(kind, match=name):
+        read_contents(name, Location(url, url=url), Origin())
