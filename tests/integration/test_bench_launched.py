@@ -155,7 +155,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     ran = CliRunner().invoke(app, ["bench", *arguments, "--plot", "-", "--state", str(tmp_path / "state")])
     assert ran.exit_code == 0, ran.output
     source = Source(Path("images.json"), Path("key.pub"), "2026-01-02T00:00:00Z", True)
-    assert prepared == [(servers.configuration, "", source, resolve.Location(4711)), folder]
+    assert prepared == [(servers.configuration, "", source, resolve.ServerLocation(4711)), folder]
     result = receipt.read(tmp_path / "receipt.json")
     assert result.complete and result.circumstances.served.configuration == CONFIGURATION
     assert sorted((cell.restart, cell.users) for cell in result.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -32,7 +32,7 @@ from sm120kit.serving import Ending, ServerProcess, launch
 from sm120kit.serving import containers as serving_containers
 from sm120kit.serving.container import Mount, Scratch
 from sm120kit.serving.containers import in_use
-from sm120kit.serving.resolve import Location, resolve
+from sm120kit.serving.resolve import ServerLocation, resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -401,7 +401,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
             root = synthetic_hosts.build("turin-8", tmp_path / "host")
-            resolve(configuration, image, source, Location(service.port), options.workspace, root=root, planned=True)
+            resolve(configuration, image, source, ServerLocation(service.port), options.workspace, root=root, planned=True)
         with pytest.raises(ServerDied) as caught:
             launch.run(prepared, options)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint

@@ -657,5 +657,6 @@ def test_every_configuration_of_a_known_engine_can_be_planned(name: str, tmp_pat
     for cache in configuration.container.caches:
         inside = cache.replace("/root", "/home/sm120kit")
         assert any(Path(inside).is_relative_to(mount.target) for mount in planned.mounts if not mount.read_only)
+    assert planned.argv.count("--enable-metrics") == (engine.engine == "sglang")
     for flag in ("--host", "--port", "--served-model-name", "--model-path"):
         assert planned.argv.count(flag) <= 1, f"{flag} is set by launch"

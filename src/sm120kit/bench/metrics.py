@@ -1,10 +1,11 @@
-"""Acceptance of draft tokens and hits of the prefix cache by a server's Prometheus metrics, as vLLM and SGLang have them."""
+"""A server's Prometheus metrics under the same names for vLLM and SGLang: load, draft tokens, hits of the prefix cache."""
 
 from __future__ import annotations
 
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,13 @@ RATE, LENGTH = "sglang:spec_accept_rate", "sglang:spec_accept_length"
 """SGLang's gauges: accepted drafts over proposed ones, and tokens per step, of the latest 40 steps or
 ``--decode-log-interval`` (SGLang 0.5.11, srt/observability/scheduler_metrics_mixin.py). 0 before the first."""
 GAUGE_SECONDS = 1.0
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+KV_CACHE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+"""Gauges: requests, and the used share of the KV cache; a value for each engine of a server with data parallelism."""
+GENERATED, THROUGHPUT = "vllm:generation_tokens_total", "sglang:gen_throughput"
+"""vLLM's counter of tokens, and SGLang's gauge of tokens per second of the latest decoding, which stays when no request runs.
+Sources of these as of ``CACHE``."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,21 @@ class CellMetrics:
     prefix_cache: PrefixCache | None = None
 
 
+@dataclass(frozen=True)
+class ServerMetrics:
+    """What a server does, over an interval. None is unknown, also acceptance if nothing was drafted.
+
+    ``kv_cache`` and ``acceptance`` are shares: of the KV cache in use, and of accepted draft tokens.
+    """
+
+    healthy: bool
+    running: int | None
+    waiting: int | None
+    kv_cache: float | None
+    tokens_per_second: float | None
+    acceptance: float | None
+
+
 @dataclass
 class _Gauges:
     """Samples of SGLang's gauges while the server decodes."""
@@ -113,6 +136,44 @@ def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
     if has_gauges:
         gauges.look(after)
     result = CellMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after))
+
+
+def observe(server: Endpoint, seconds: float) -> ServerMetrics:
+    """What a server does within ``seconds``."""
+    before, started = metrics_of(server), time.monotonic()
+    time.sleep(seconds)
+    after, passed = metrics_of(server), time.monotonic() - started
+    gauges = _Gauges()
+    gauges.look(after)
+    accepted = _acceptance(before, after, gauges)
+    running, usage = _total(after, RUNNING), [value for name in KV_CACHE for value in metric(after, name)]
+    generated, rates = _change(GENERATED, before, after), metric(after, THROUGHPUT)
+    if generated is not None:
+        rate: float | None = generated / passed
+    else:
+        rate = (sum(rates) if running else 0.0) if rates else None
+    return ServerMetrics(
+        _is_healthy(server),
+        running,
+        _total(after, WAITING),
+        mean(usage) if usage else None,
+        rate,
+        accepted.share if accepted else None,
+    )
+
+
+def _total(metrics: str, names: tuple[str, ...]) -> int | None:
+    """The sum of the first of these metrics that a server has."""
+    return next((int(sum(values)) for name in names if (values := metric(metrics, name))), None)
+
+
+def _is_healthy(server: Endpoint) -> bool:
+    import httpx2
+
+    try:
+        return client.get(server, "/health").is_success
+    except httpx2.HTTPError:
+        return False
 
 
 def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:

@@ -13,6 +13,7 @@ COMMANDS = Branch(
         "inspect": Leaf("inspect:inspect_", "List the device code in a file"),
         "kld": Leaf("kld:kld", "Measure the KL divergence of a model from a reference"),
         "logs": Leaf("servers:logs", "Print what a server printed"),
+        "metrics": Leaf("servers:metrics", "Print what a server does: requests, KV cache, tokens per second"),
         "ps": Leaf("servers:ps", "List the servers that serve started"),
         "publish": Leaf("image:publish", "Push a verified image and list it in the index"),
         "pull": Leaf("image:pull", "Pull a verified image by its digest in the index"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm120kit.serving.answer import Answer
     from sm120kit.serving.checkpoint import Checkpoint
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
-    from sm120kit.serving.resolve import Location
+    from sm120kit.serving.resolve import ServerLocation
 
 HOST = Path("/")
 
@@ -61,12 +61,12 @@ class LaunchedServer:
         """
         from sm120kit.core.state import Workspace
         from sm120kit.serving import checkpoint, launch
-        from sm120kit.serving.resolve import Location, resolve
+        from sm120kit.serving.resolve import ServerLocation, resolve
 
         assert self.checkpoint is not None
         checkpoint.read(self.checkpoint)  # before the host, as it may be wrong on every host
         workspace = Workspace.open(self.state)
-        resolved = resolve(configuration, self.image, images.source(), Location(self.port), workspace)
+        resolved = resolve(configuration, self.image, images.source(), ServerLocation(self.port), workspace)
         prepared = launch.prepare(resolved, self.checkpoint, workspace)
         return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
 
@@ -91,7 +91,7 @@ class ServerOptions:
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     state: State = None
 
-    def location(self) -> Location:
+    def location(self) -> ServerLocation:
         """Where the server runs.
 
         Raises:
@@ -99,7 +99,7 @@ class ServerOptions:
         """
         from ipaddress import ip_address
 
-        from sm120kit.serving.resolve import Location
+        from sm120kit.serving.resolve import ServerLocation
 
         try:
             ip_address(self.listen)
@@ -108,7 +108,7 @@ class ServerOptions:
         words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
         if not all(word.isascii() and word.isdecimal() for word in words) or len({*map(int, words)}) < len(words):
             raise typer.BadParameter(f"{self.gpus!r} is not a list of different numbers, such as 2,3", param_hint="--gpus")
-        return Location(self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))))
+        return ServerLocation(self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))))
 
 
 @dataclass(frozen=True)

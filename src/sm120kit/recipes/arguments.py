@@ -189,7 +189,9 @@ def serve_arguments(
     named = (model,) if engine.engine == "vllm" else ("--model-path", model)
     listen = ("--host", address[0], "--port", str(address[1]))
     span = node_arguments(engine, node) if node else ()
-    return (*named, "--served-model-name", configuration.model.repository, *listen, *span, *configuration.arguments)
+    # vLLM always has metrics.
+    metrics = ["--enable-metrics"] * (engine.engine == "sglang" and "--enable-metrics" not in configuration.arguments)
+    return (*named, "--served-model-name", configuration.model.repository, *listen, *metrics, *span, *configuration.arguments)
 
 
 def node_arguments(engine: EngineRecipe, node: Node) -> tuple[str, ...]:

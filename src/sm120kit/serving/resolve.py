@@ -34,7 +34,7 @@ NO_IMAGE = "IMAGE"
 
 
 @dataclass(frozen=True)
-class Location:
+class ServerLocation:
     """Where a server listens on this host, and the API key that requests must have.
 
     ``node`` is this host among those that the server spans, None for this one alone. ``gpus`` are the numbers of the GPUs to
@@ -61,7 +61,7 @@ class ResolvedLaunch:
     image: VerifiedImage | None
     host: Host
     gpus: tuple[Device, ...]
-    location: Location
+    location: ServerLocation
     source: Source
     published: PublishedImage | None = None
     devices: tuple[Device, ...] = ()
@@ -78,7 +78,7 @@ def resolve(
     configuration: Configuration,
     image: str,
     source: Source,
-    location: Location,
+    location: ServerLocation,
     workspace: Workspace,
     *,
     root: Path = HOST,

@@ -246,6 +246,8 @@ def test_two_servers_beside_each_other(host: Host) -> None:
         f"http://127.0.0.1:{ports[1]}": "0",
     }
     host.refused(83, "serve", "tiny.toml", "--port", str(free_port()), message="0 of 2 are free")
+    code, out, _ = host.run("metrics", f"sm120kit-tiny-{ports[0]}", "--seconds", "0.5", "--json")
+    assert code == 0 and json.loads(out)["healthy"] is True
     beside.send_signal(signal.SIGINT)
     _, err = beside.communicate(timeout=120)
     assert beside.returncode == 0 and "stopped after" in err, err
