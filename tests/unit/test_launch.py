@@ -38,6 +38,8 @@ from sm120kit.core.errors import (
     WrongImage,
 )
 from sm120kit.core.state import Workspace, write_record
+from sm120kit.hosts import doctor
+from sm120kit.hosts.facts import probe
 from sm120kit.images.index import FORMAT, PublishedIndex
 from sm120kit.images.local import LocalImages
 from sm120kit.images.published import Source
@@ -503,6 +505,26 @@ def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch:
     result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "0.0.0.0", "--api-key", "k"])
     assert result.exit_code == 0 and "--publish 0.0.0.0:8000:8000" in result.stdout, result.output
     assert CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "here"]).exit_code == 2
+
+
+def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the observed fact; what breaks the server as a warning. Neither prevents the start."""
+    root = synthetic_hosts.build("neglected", tmp_path / "host")
+    monkeypatch.chdir(root)  # without images.json, the default of --index
+    options = ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--print"]
+    result = CliRunner().invoke(app, ["serve", "qwen3.5-27b-fp8-1x-rtx-pro-6000", *options])
+    assert result.exit_code == 0 and result.stdout.startswith("docker run "), result.output
+    findings = doctor.diagnose(probe(root), doctor.checks_for(configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")))
+    text = " ".join(result.stderr.split())
+    shown = {impact: [each for each in findings if each.verdict.impact == impact] for impact in doctor.Impact}
+    for finding in shown[doctor.Impact.BREAKS]:
+        verdict = finding.verdict
+        assert " ".join(f"warning: doctor: {finding.check} breaks: {verdict.fact}; {verdict.consequence}".split()) in text
+    for finding in shown[doctor.Impact.SLOWS]:
+        assert " ".join(f"doctor {finding.check} slows: {finding.verdict.fact}".split()) in text
+    assert not any(f"doctor {finding.check} " in text for finding in shown[doctor.Impact.MINOR])
+    assert "config-driver" in {finding.check for finding in shown[doctor.Impact.BREAKS]} and shown[doctor.Impact.SLOWS]
+    assert "for remedies run sm120kit doctor qwen3.5-27b-fp8-1x-rtx-pro-6000" in text
 
 
 def test_chosen_gpus(options: list[str]) -> None:

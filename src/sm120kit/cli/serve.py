@@ -332,6 +332,8 @@ def serve_(
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
+    for other in launches[1:]:
+        _show_problems(other)
     if planned:
         planned.write(launches)
         if hint := launch.missing_image(prepared, workspace):
@@ -382,6 +384,21 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(f"         config.json claims {facts.claimed_vector_size} elements per scale, unlike the tensors")
     for line in prepared.fit.lines():
         console.info(line)
+    _show_problems(prepared)
+
+
+def _show_problems(prepared: PreparedLaunch) -> None:
+    """Show what doctor finds on the host: what breaks the server as warnings."""
+    from sm120kit.core import reporting
+    from sm120kit.hosts.doctor import Impact
+
+    node = prepared.service.node
+    host = f" on node {node.rank}" if node else ""
+    for finding in prepared.problems:
+        text = f"{finding.check}{host} {finding.verdict.impact}: {finding.verdict.fact}"
+        if finding.verdict.impact is Impact.BREAKS:
+            reporting.warn(f"doctor: {text}; {finding.verdict.consequence}")
+        else:
+            console.info(f"doctor   {text}")
     if prepared.problems:
-        name = prepared.configuration.name
-        console.info(f"doctor   {', '.join(prepared.problems)}: for remedies run sm120kit doctor {name}")
+        console.info(f"doctor   for remedies run sm120kit doctor {prepared.configuration.name}{host}")

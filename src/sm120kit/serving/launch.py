@@ -48,7 +48,7 @@ STARTS = "the start of a server"
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch that passed its checks. ``problems`` names doctor's findings that break or slow the server.
+    """A launch that passed its checks. ``problems`` are doctor's findings that break or slow the server.
 
     ``image`` is None if there is none, which only a launch that is not started can be. ``published`` is the entry in the index
     ``source``, None for an image that only this host has. ``devices`` are the host's GPUs that the server may use.
@@ -59,7 +59,7 @@ class PreparedLaunch:
     model: Checkpoint
     fit: Fit
     service: Service
-    problems: tuple[str, ...]
+    problems: tuple[doctor.Finding, ...]
     source: Source
     published: PublishedImage | None = None
     devices: tuple[Device, ...] = ()
@@ -98,7 +98,7 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
             reporting.warn(f"{configuration.name}: {risk}")
     findings = doctor.diagnose(host, doctor.checks_for(configuration))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
-    problems = tuple(finding.check for finding in findings if finding.verdict.impact in serious)
+    problems = tuple(finding for finding in findings if finding.verdict.impact in serious)
     return PreparedLaunch(
         configuration, resolved.image, facts, fit, service, problems, resolved.source, resolved.published, resolved.devices
     )
