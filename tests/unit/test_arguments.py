@@ -34,14 +34,7 @@ def test_every_configuration_is_accepted_by_its_engines_parser(name: str, tmp_pa
     known = recorded(configuration.engine)
     argv = COLLECT["command_line"](configuration, recipes.load_engine(configuration.engine), tmp_path)
     assert set(configuration.arguments) < set(argv) and "--served-model-name" in argv
-    if configuration.unreleased:
-        first = configuration.unreleased.arguments[0].split()
-        assert f"argument {first[0]}: invalid choice: '{first[1]}'" in known.answers[name]
-        for entry in configuration.unreleased.arguments:
-            assert rejection(known, entry.split()), f"{configuration.engine} has {entry}"
-        assert rejection(known, arguments.released_arguments(configuration)) == ""
-    else:
-        assert rejection(known, argv) == known.answers[name] == ""
+    assert rejection(known, argv) == known.answers[name] == ""
 
 
 @pytest.mark.parametrize("name", sorted({configurations.load(name).engine for name in configurations.names()}))
@@ -111,21 +104,6 @@ def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
     for option in ("--moe-backend", "--linear-backend"):
         fused = loading.model_copy(update={"engine": "vllm-0.20.0", "arguments": (option, "b12x")})
         assert arguments.missing_extras(fused) == ("b12x",)
-
-
-def test_unreleased_arguments_are_rejected_at_launch(tmp_path: Path) -> None:
-    unreleased = configurations.Unreleased(
-        arguments=("--fp4-gemm-backend b12x", "--moe-runner-backend b12x"), reason="no release of SGLang has the backend b12x"
-    )
-    configuration = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
-    arguments.require_released(configuration)
-    configuration = configuration.model_copy(update={"engine": "sglang-0.5.11", "unreleased": unreleased})
-    arguments.require_known(configuration)
-    with pytest.raises(BadRecipe, match="would reject --fp4-gemm-backend b12x, --moe-runner-backend b12x"):
-        arguments.require_released(configuration)
-    unreleased = unreleased.model_copy(update={"arguments": ("--page-size 64",)})
-    with pytest.raises(BadRecipe, match="'--page-size 64' is not in arguments"):
-        arguments.released_arguments(configuration.model_copy(update={"unreleased": unreleased}))
 
 
 def test_committed_records_are_in_written_form() -> None:

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import py_compile
-import shutil
 import struct
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.state import data_root
 from sm120kit.images import checks, delivery
 from sm120kit.images.records import Image
 
@@ -539,7 +537,6 @@ def run_engine(
         "env": {"ENGINE_SETTING": "1"},
         "serve": ["python", "-m", "sglang.launch_server"] if kind == "sglang" else ["python"],
         "arguments": {"a-configuration": ARGUMENTS[kind]},
-        "unreleased": {},
         "served": {"a-configuration": {"architecture": None}},
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
@@ -672,40 +669,15 @@ def test_arguments_check_is_not_run_without_a_configuration(load: Callable[[str]
         load("engine").accepts_configurations(argparse.ArgumentParser(), {"arguments": {}})
 
 
-def test_arguments_listed_as_unreleased_must_be_rejected(load: Callable[[str], Any]) -> None:
-    """Otherwise the configuration is outdated: a release has the argument."""
-    suite = load("engine")
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fp4", choices=["cutlass"])
-    expected = {"arguments": {"one": ["--fp4", "cutlass"], "two": []}, "unreleased": {"one": ["--fp4 b12x", "--moe b12x"]}}
-    assert suite.accepts_configurations(parser, expected) == {
-        "takes the arguments of": "one, two",
-        "refuses of one": "--fp4 b12x, --moe b12x",
-    }
-    parser.add_argument("--moe")
-    with pytest.raises(AssertionError, match=r"^one lists --moe b12x as unreleased, and the parser accepts it$"):
-        suite.accepts_configurations(parser, expected)
-
-
-def test_expected_image_of_a_recipe_separates_unreleased_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for directory in ("patches", "cutlass_overrides"):
-        (tmp_path / directory).symlink_to(data_root() / directory)
-    shutil.copytree(data_root() / "recipes", tmp_path / "recipes")
-    file = tmp_path / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
-    unreleased = (
-        '[unreleased]\narguments = ["--fp4-gemm-backend b12x", "--moe-runner-backend b12x"]\nreason = "in no release"\n'
-    )
-    file.write_text(file.read_text().replace("sglang-0.5.11-b12x", "sglang-0.5.11") + unreleased)
-    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() -> None:
     name = {"context": "4" * 64, "reference": f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"}
-    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11"} | name
+    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11-b12x"} | name
     labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.5.11"}
     expected = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
-    assert expected.overridden == ("nvidia-cutlass-dsl",) and expected.serve[0] == "python" and len(expected.arguments) == 3
-    (configuration,) = expected.unreleased
-    assert expected.unreleased[configuration] == ("--fp4-gemm-backend b12x", "--moe-runner-backend b12x")
-    assert "b12x" not in expected.arguments[configuration] and "--speculative-eagle-topk" in expected.arguments[configuration]
-    assert expected.arguments[configuration][:2] == ("--model-path", "/model")
+    assert "nvidia-cutlass-dsl" in expected.overridden and expected.serve[0] == "python"
+    (arguments,) = expected.arguments.values()
+    assert arguments[:2] == ("--model-path", "/model")
+    assert "b12x" in arguments and "--speculative-eagle-topk" in arguments
 
 
 def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(load: Callable[[str], Any]) -> None:

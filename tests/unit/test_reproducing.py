@@ -462,13 +462,10 @@ def test_reasons_of_the_host_and_caveats() -> None:
 
     slow = problem(Impact.SLOWS, "translates", cause="", consequence="decode halves", fix="iommu=pt")
     minor = problem(Impact.MINOR, "old", cause="", consequence="", fix="x")
-    unreleased = configurations.Unreleased(arguments=("--fp4-gemm-backend b12x",), reason="in no release")
-    listed = A.model_copy(update={"unreleased": unreleased})
-    report = reproduce.judge(listed, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
+    report = reproduce.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
     assert any(line.startswith("ours, not published: engine") for line in report.caveats)
-    assert any(line.startswith("no released engine accepts --fp4-gemm-backend b12x") for line in report.caveats)
 
 
 # ---- what is run

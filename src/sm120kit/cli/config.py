@@ -59,8 +59,6 @@ def show(name: ConfigName, json: Json = False) -> None:
     ]
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
-    if refused := config.unreleased:
-        rows.append((f"refused by {config.engine}", f"{', '.join(refused.arguments)}: {refused.reason}"))
     rows += [("changed", f"{change.field}: {change.reason}") for change in config.ours]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
@@ -88,8 +86,7 @@ def check(
     for name in names or configurations.names():
         config = configurations.load(name)
         arguments.require_known(config)
-        refused = f"; {config.engine} refuses {', '.join(config.unreleased.arguments)}" if config.unreleased else ""
-        console.data(f"ok {config.name}{refused}")
+        console.data(f"ok {config.name}")
 
 
 def _container(container: Container) -> str:

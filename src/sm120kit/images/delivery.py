@@ -342,9 +342,8 @@ def expected(image: Image) -> checks.ExpectedImage:
         overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
         env=dict(engine.env) if engine else {},
         serve=engine.serve if engine else (),
-        arguments={configuration.name: _released(configuration, engine) for configuration in of_engine if engine},
-        unreleased={
-            configuration.name: configuration.unreleased.arguments for configuration in of_engine if configuration.unreleased
+        arguments={
+            configuration.name: arguments.serve_arguments(configuration, engine) for configuration in of_engine if engine
         },
         served={configuration.name: _served(configuration) for configuration in of_engine},
     )
@@ -358,12 +357,6 @@ def _served(configuration: configurations.Configuration) -> dict[str, Any]:
         "quantization": configuration.model.quantization,
         "architecture": listed[0].model_dump(mode="json", exclude={"source", "checkpoint"}) if listed else None,
     }
-
-
-def _released(configuration: configurations.Configuration, engine: recipes.EngineRecipe) -> tuple[str, ...]:
-    """The arguments of a configuration after ``serve``, without those that no release of the engine accepts."""
-    released = configuration.model_copy(update={"arguments": arguments.released_arguments(configuration)})
-    return arguments.serve_arguments(released, engine)
 
 
 def _configurations(engine: recipes.EngineRecipe) -> list[configurations.Configuration]:

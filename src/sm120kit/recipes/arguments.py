@@ -137,7 +137,7 @@ def _option(table: dict[str, Any]) -> Option:
 
 
 def require_known(configuration: Configuration) -> None:
-    """Reject a configuration whose arguments its engine's parser rejects; its ``unreleased`` arguments are not checked.
+    """Reject a configuration whose arguments its engine's parser rejects.
 
     A configuration passes if there is no record of its engine's options.
 
@@ -151,7 +151,7 @@ def require_known(configuration: Configuration) -> None:
             f"add it to environment.requires of the recipe and run `sm120kit recipe lock {engine}`; or omit the argument",
         )
     known = load(configuration.engine)
-    reason = rejection(known, released_arguments(configuration)) if known else ""
+    reason = rejection(known, configuration.arguments) if known else ""
     if reason:
         raise BadRecipe(
             f"{configuration.name}: the argument parser of {configuration.engine} rejects: {reason}",
@@ -219,40 +219,6 @@ def node_environment(engine: EngineRecipe, node: Node) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": node.interface,
         HOST_ADDRESS[engine.engine]: node.address,
     }
-
-
-def require_released(configuration: Configuration) -> None:
-    """Reject a configuration that its engine cannot start with.
-
-    Raises:
-        BadRecipe: as :func:`require_known`, or the configuration has unreleased arguments.
-    """
-    require_known(configuration)
-    if configuration.unreleased:
-        rejected = ", ".join(configuration.unreleased.arguments)
-        raise BadRecipe(
-            f"{configuration.engine} would reject {rejected} of {configuration.name}: {configuration.unreleased.reason}",
-            "copy the configuration to a file, replace these arguments there and remove [unreleased];"
-            " its published figures were measured with them",
-        )
-
-
-def released_arguments(configuration: Configuration) -> tuple[str, ...]:
-    """The arguments of a configuration without the unreleased ones.
-
-    Raises:
-        BadRecipe: an entry of ``unreleased.arguments`` is not in ``arguments``.
-    """
-    remaining = list(configuration.arguments)
-    for entry in configuration.unreleased.arguments if configuration.unreleased else ():
-        part = entry.split()
-        start = next((i for i in range(len(remaining)) if remaining[i : i + len(part)] == part), None)
-        if start is None:
-            raise BadRecipe(
-                f"{configuration.name}: unreleased.arguments: {entry!r} is not in arguments", "write it as in arguments"
-            )
-        del remaining[start : start + len(part)]
-    return tuple(remaining)
 
 
 def rejection(known: Arguments, argv: Sequence[str]) -> str:

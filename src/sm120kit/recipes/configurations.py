@@ -74,13 +74,6 @@ class OwnChoice(Strict):
     reason: Text
 
 
-class Unreleased(Strict):
-    """Published arguments that the released engine rejects, written as in ``arguments``, and the reason."""
-
-    arguments: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
-    reason: Text
-
-
 class Speculation(Strict):
     """Speculative decoding: ``draft_tokens`` is the most tokens that are drafted in a step."""
 
@@ -125,7 +118,6 @@ class Configuration(Strict):
 
     ``engine`` is the name of an engine recipe and ``original`` what the publication ran. ``arguments`` are those of the
     engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
-    A configuration with ``unreleased`` is only a record of the publication: the released engine does not start with it.
     """
 
     edition: Literal[1]
@@ -144,7 +136,6 @@ class Configuration(Strict):
     container: Container
     host: Strings = ()
     ours: Annotated[tuple[OwnChoice, ...], Field(strict=False)]
-    unreleased: Unreleased | None = None
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
 

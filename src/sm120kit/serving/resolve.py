@@ -104,7 +104,7 @@ def resolve(
         NotAttested, RolledBack: see :func:`published.select`.
     """
     engine = recipes.load_engine(configuration.engine)
-    arguments.require_released(configuration)
+    arguments.require_known(configuration)
     nodes.require_span(configuration, engine, location.node)
     if not (ip_address(location.listen).is_loopback or location.key or serving.api_key(configuration)):
         raise NoApiKey(

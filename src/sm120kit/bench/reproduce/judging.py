@@ -384,7 +384,5 @@ def _caveats(configuration: Configuration) -> Iterator[str]:
     yield f"originally: {configuration.original}"
     if configuration.model.why_unpinned:
         yield f"the model's revision is not pinned: {configuration.model.why_unpinned}"
-    if configuration.unreleased:
-        yield f"no released engine accepts {', '.join(configuration.unreleased.arguments)}: {configuration.unreleased.reason}"
     for ours in configuration.ours:
         yield f"ours, not published: {ours.field}: {ours.reason}"

@@ -46,8 +46,8 @@ class ExpectedImage:
     the recipe sets against the requirements of others.
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
-    each configuration after ``serve``, without those that it lists as ``unreleased``; ``served`` its environment,
-    quantization, and the architecture of its model, which is None if it is not recorded.
+    each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
+    None if it is not recorded.
     """
 
     kind: str
@@ -68,7 +68,6 @@ class ExpectedImage:
     env: dict[str, str] = field(default_factory=dict)
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    unreleased: dict[str, tuple[str, ...]] = field(default_factory=dict)
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
