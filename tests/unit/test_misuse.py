@@ -72,6 +72,7 @@ BASE = {
     "recipe requirements": ["flashinfer"],
     "verify image": ["image"],
     "verify kernels": ["--offline"],
+    "verify run": ["true"],
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 

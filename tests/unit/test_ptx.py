@@ -16,8 +16,8 @@ from sm120kit.cli import app
 from sm120kit.core.errors import BadPtx, NoGpu
 from sm120kit.core.state import data_root
 from sm120kit.kernels.gpu_tests import gpu
-from sm120kit.kernels.ptx import forms, library, model, selftest
-from sm120kit.kernels.ptx.rewrite import RewrittenPtx, rewrite
+from sm120kit.kernels.ptx import forms, interposed, library, model, selftest
+from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
 from sm120kit.kernels.ptx.syntax import instructions
 
 HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
@@ -140,6 +140,52 @@ def test_block_scaled_mma_becomes_a_call() -> None:
             ],
         ),
         (
+            "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1+16], [%d1, {%r2, %r3}], [%d2];",
+            [
+                "@!sm120$u cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes"
+                " [%r1+16], [%d1, {sm120$c, %r3}], [%d2];",
+                "@!sm120$u bra sm120$done;",
+                "mov.b32 sm120$p0, %r1;",
+                "add.s32 sm120$p0, sm120$p0, 16;",
+                "cvt.u32.u64 sm120$p1, %d2;",
+                "st.param.b64 [sm120$a0], %d1;",
+                "st.param.b32 [sm120$a3], %r2;",
+                "st.param.b32 [sm120$a7], 0;",
+                "sm120$done:",
+            ],
+        ),
+        (
+            "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%d1, {0}],"
+            " [%r2], %r3;",
+            ["@!sm120$u bra sm120$done;", "trap;", "sm120$done:"],
+        ),
+        (
+            "tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r1], 0, %r2;",
+            [
+                "ld.volatile.shared.b64 sm120$m, [%r1+120];",
+                "@sm120$q shr.u32 sm120$c, sm120$c, 1;",
+                "@!sm120$u tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r1], 0, sm120$c;",
+                "@sm120$u st.volatile.shared.b32 [%r1+56], sm120$c;",
+            ],
+        ),
+        (
+            "tensormap.replace.tile.global_stride.global.b1024.b64 [%d1+128], 2, %d2;",
+            [
+                "ld.volatile.global.b64 sm120$m, [%d1+248];",
+                "@!sm120$u tensormap.replace.tile.global_stride.global.b1024.b64 [%d1+128], 2, sm120$c;",
+                "@sm120$u st.volatile.global.b64 [%d1+168], sm120$c;",
+            ],
+        ),
+        ("prefetch.tensormap [%d1];", ["ld.b64 sm120$m, [%d1+120];", "@!sm120$u prefetch.tensormap [%d1];"]),
+        (
+            "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 [%r1],"
+            " [%r2];",
+            [
+                "st.param.b32 [sm120$a1], sm120$p1;",
+                "call (sm120$r), sm120_refuse_cancel_in_cluster, (sm120$a0, sm120$a1);",
+            ],
+        ),
+        (
             "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, _}, q;",
             ["mov.b128 {sm120$w0, sm120$w1}, q;", "mov.b64 {%r1, %r2}, sm120$w0;", "mov.b64 {%r3, _}, sm120$w1;"],
         ),
@@ -150,6 +196,19 @@ def test_other_families(instruction: str, code: list[str]) -> None:
     assert len(module.replacements) == 1
     lines = module.text.splitlines()
     assert [line for line in lines if line in code] == code
+
+
+def test_operands_with_line_breaks_are_one_comment() -> None:
+    module = rewritten("fma.rn.f32x2 %d1,\n%d2, %d3,\n  %d4;")
+    assert "// fma.rn.f32x2 %d1, %d2, %d3, %d4;" in module.text.splitlines()
+
+
+def test_preloaded_driver_and_functions_agree_with_the_rewriter() -> None:
+    """Marks and layout of tensor maps, in three languages."""
+    shim, functions = interposed.SHIM.read_text(), library.SOURCE.read_text()
+    assert f"MARK_PACKED {TENSOR_MAP_MARK:#x}u" in shim and f"MARK_UNPACKING {UNPACKING_MARK:#x}u" in shim
+    fields = "unused[2], address, stride[4];", "dim[5], box[5], swizzle_128, bits;"
+    assert all(line in text for line in fields for text in (shim, functions))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +228,8 @@ def test_other_families(instruction: str, code: list[str]) -> None:
         "ld.global.v8.b32 {a,b,c,d,e,f,g,h}, [%d1];",
         "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r1], {%r2};",
         "add.rn.f32.bf16 %f1, %h1, %f2;",
+        "tensormap.replace.tile.elemtype.global.b1024.b32 [%d1], 13;",
+        "tensormap.replace.tile.global_dim.global.b1024.b32 [%d1], %r1, %r2;",
         "tcgen05.wait::ld.sync.aligned;",
     ],
 )
@@ -408,6 +469,9 @@ def run(*arguments: str) -> object:
 def test_command_requires_a_file_or_the_self_test(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert run().exit_code == 2
     assert run(str(tmp_path / "a.ptx"), "--receipt", str(tmp_path / "r.json")).exit_code == 2
+    for option in (("--capture", str(tmp_path)), ("--only", "x"), ("--kernels", "quick")):
+        assert run(str(tmp_path / "a.ptx"), *option).exit_code == 2
+    assert run("flashinfer", "--instructions").exit_code == 2 == run("flashinfer", "--ptx", str(tmp_path / "b.ptx")).exit_code
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x7fELF\xff", b"text"], ids=["missing", "empty", "cubin", "text"])
@@ -431,7 +495,7 @@ def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_receipt_is_of_this_rewriter_and_complete() -> None:
     """`sm120kit verify ptx --instructions --receipt FILE` on a Hopper GPU writes it again."""
-    receipt = json.loads((data_root() / "patches" / "evidence" / "ptx-instructions-nvidia-h100-80gb-hbm3.json").read_text())
+    receipt = json.loads((data_root() / "patches" / "evidence" / "ptx-instructions-nvidia-h200.json").read_text())
     assert receipt["rewriter"] == library.rewriter_digest(), "the rewriter has changed: run the self-test again"
     assert receipt["passed"] and not receipt["verified_on_sm120"]
     assert [(row["instruction"], row["verdict"]) for row in receipt["instructions"]] == [(form.name, "PASS") for form in EVERY]

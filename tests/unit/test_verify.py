@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from sm120kit.kernels.gpu_tests.gpu import Backend, CudaDevice
 from sm120kit.kernels.gpu_tests.matrix import KernelConfiguration, VerificationScope
 from sm120kit.kernels.gpu_tests.programs import Compiler, EngineTree, Program
 from sm120kit.kernels.gpu_tests.running import GemmRun, RunArguments, RunOutcome
+from sm120kit.kernels.ptx import interposed
 from sm120kit.kernels.records import Tile, TileFacts
 
 RECORDED = Path(__file__).with_name("data") / "verify"
@@ -211,7 +213,13 @@ class Bench:
 
     def run(self, *several: KernelConfiguration) -> verification.VerificationReport:
         return verification.verify(
-            matrix.Matrix(several or (GROUPED,)), [self.stock], TREE, self.compiler, Backend.EMULATE, quick=True
+            matrix.Matrix(several or (GROUPED,)),
+            [self.stock],
+            TREE,
+            self.compiler,
+            Backend.EMULATE,
+            quick=True,
+            launcher=verification.Launcher(),
         )
 
 
@@ -446,7 +454,7 @@ def written(bench: Bench, path: Path, *, only: str = "") -> Path:
 def test_fresh_receipt_is_not_stale(bench: Bench, tmp_path: Path) -> None:
     path = written(bench, tmp_path / "r.json")
     assert receipt.stale(path, TREE.tree) == []
-    assert receipt.receipt_name("flashinfer-0.6.6", H200) == "verify-flashinfer-0.6.6-nvidia-h200.json"
+    assert receipt.receipt_name("flashinfer-0.6.6", H200, Backend.EMULATE) == "verify-flashinfer-0.6.6-nvidia-h200.json"
     record = json.loads(path.read_text())
     assert record["verified_on_sm120"] is False and record["cannot_show"]
     assert record["gpu"] == {"name": "NVIDIA H200", "capability": "9.0", "driver": "580.159.03", "cuda": "13.0"}
@@ -538,8 +546,44 @@ def test_docs_list_every_seeded_fault() -> None:
 
 def test_docs_table_equals_receipts() -> None:
     for path in receipts():
-        seeded = json.loads(path.read_text())["planted"]
+        record = json.loads(path.read_text())
         rows = sorted(
-            (fault["kind"], fault["name"], fault["what"], ", ".join(sorted(set(fault["seen"].values())))) for fault in seeded
+            (fault["kind"], fault["name"], fault["what"], ", ".join(sorted(set(fault["seen"].values()))))
+            for fault in record["planted"]
         )
-        assert rows == ROWS, "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        expected = [row for row in ROWS if record["device"] == "emulate" or row[0] != faults.RACE]
+        assert rows == expected, "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def test_rewritten_kernels_have_their_ptx_in_the_receipt() -> None:
+    """`sm120kit verify kernels flashinfer-0.6.6 --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
+    path = data_root() / "patches" / "evidence" / "verify-flashinfer-0.6.6-rewritten-nvidia-h200.json"
+    record = json.loads(path.read_text())
+    assert record | interposed.digests() == record, "the rewriter has changed: run the kernels again"
+    passed = [row for row in record["configurations"] if row["verdict"] == RunOutcome.PASS]
+    assert all(row["ptx"] for row in passed)
+    shipped = [row for row in passed if any(line.startswith("captured") for line in row["ptx"])]
+    assert len(shipped) == 40 and all(row["generated"] for row in shipped)
+
+
+def test_programs_of_a_verification_run_with_the_preloaded_driver(bench: Bench, tmp_path: Path) -> None:
+    """Programs with a seeded fault get no captured kernels, which would hide the fault."""
+
+    class Recorder(verification.Launcher):
+        started: ClassVar[dict[str, bool]] = {}
+
+        def launched(self, name: str, program: Path, shipped: bool) -> Path:
+            self.started[name] = shipped
+            return program
+
+        def ptx(self, name: str) -> tuple[str, ...]:
+            return (f"captured {name}",)
+
+    bench.put(verification.INSTRUCTIONS, f"#!/bin/sh\necho '{INSTRUCTION.replace('software', 'hardware')}'\n")
+    kernels = matrix.Matrix((GROUPED,))
+    report = verification.verify(
+        kernels, [bench.stock], TREE, bench.compiler, Backend.REWRITTEN, quick=True, launcher=Recorder()
+    )
+    assert Recorder.started == {GROUPED.name: True, bench.stock.program.name: False, "instructions": False}
+    assert [row.ptx for row in report.rows] == [(f"captured {GROUPED.name}",)]
+    assert [row.compared for row in report.instructions] == ["rewritten PTX with model"]

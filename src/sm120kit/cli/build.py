@@ -147,7 +147,7 @@ def build(
 
         image_request = delivery.prepare(image.request(), target.recipe, target.closure, options)
     started = time.monotonic()
-    with _watcher() as watch:
+    with watcher() as watch:
         result = pipeline.build(target, request, watch)
     seconds = time.monotonic() - started
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
@@ -206,7 +206,7 @@ def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
 
 
 @contextmanager
-def _watcher() -> Iterator[Callable[[Progress], None]]:
+def watcher() -> Iterator[Callable[[Progress], None]]:
     """Print a line for each compiled unit with its cost; on a terminal also show running units, time left and memory."""
     printed = 0
     with console.status() as show:

@@ -105,6 +105,7 @@ COMMANDS = Branch(
                     "verify_kernels:verify_kernels", "Compare kernels on a GPU with an integer reference, bit for bit"
                 ),
                 "ptx": Leaf("verify_ptx:verify_ptx", "Rewrite PTX for SM120 so that a Hopper GPU can run it"),
+                "run": Leaf("verify_run:verify_run", "Run a program for SM120 on a Hopper GPU"),
             },
         ),
     },

@@ -24,12 +24,21 @@ class KernelSelection:
         typer.Option(
             "--device",
             metavar="DEVICE",
-            help="emulate: a Hopper GPU, with missing instructions in software; native: an SM12x GPU.",
+            help="emulate: a Hopper GPU, with missing instructions in software; rewritten: a Hopper GPU, with rewritten PTX;"
+            " native: an SM12x GPU.",
         ),
     ] = "emulate"
     only: Annotated[
         str, typer.Option("--only", metavar="PATTERN", help="Kernels whose name contains this text or matches this glob.")
     ] = ""
+    ptx: Annotated[
+        Path | None,
+        typer.Option(
+            "--ptx",
+            metavar="DIR",
+            help="For --device rewritten: run the kernels of a build, captured with `verify ptx RECIPE --capture DIR`.",
+        ),
+    ] = None
     quick: Annotated[bool, typer.Option("--quick", help="Only 128x128 tiles without variants, and fewer runs.")] = False
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
@@ -73,11 +82,13 @@ def verify_kernels(
     scope = VerificationScope(device, selection.only, selection.quick)
     if (output.receipt or output.write) and (selection.compile_only or not scope.complete):
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
+    if selection.ptx and device is not Backend.REWRITTEN:
+        raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
         _compile_only(session.compile_verification(target, scope), as_json)
         return
-    report, record, name = session.verify_kernels(target, scope)
+    report, record, name = session.verify_kernels(target, scope, selection.ptx)
     if as_json:
         console.json_data(record)
     else:
@@ -148,6 +159,9 @@ def _show(report: VerificationReport, record: dict[str, Any]) -> None:
             for row in report.instructions
         ),
     )
+    shipped = sum(any(line.startswith("captured") for line in row.ptx) for row in report.rows)
+    if shipped:
+        console.data(f"{shipped} of {len(report.rows)} kernels are those of the build, from its PTX")
     reasons: dict[str, list[str]] = {}
     for left in report.left_out:
         reasons.setdefault(left.reason, []).append(left.what)

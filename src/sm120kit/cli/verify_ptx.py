@@ -8,11 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Json
+from sm120kit.cli.build import KernelOptions
+from sm120kit.cli.options import Json, Limits, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.kernels.ptx.session import PtxReport
+    from collections.abc import Sequence
+
+    from sm120kit.kernels.ptx.session import PtxReport, UnitReport
+    from sm120kit.sources.context import Options as RunOptions
+    from sm120kit.wheels.records import BuildRequest
+
+
+@dataclass(frozen=True)
+class PtxSelection:
+    """What is rewritten: a file or the units of a build; or the comparison of instructions."""
+
+    instructions: Annotated[
+        bool,
+        typer.Option(
+            "--instructions", help="Compare the replacements (TMA excepted) with the model on a Hopper GPU, bit for bit."
+        ),
+    ] = False
+    only: Annotated[
+        str, typer.Option("--only", metavar="PATTERN", help="Units whose module/file contains this text or matches this glob.")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -21,42 +41,57 @@ class PtxOutput:
 
     ptx: Annotated[Path | None, typer.Option("--ptx", metavar="FILE", help="Write the rewritten PTX to this file.")] = None
     cubin: Annotated[Path | None, typer.Option("--cubin", metavar="FILE", help="Write the machine code to this file.")] = None
+    capture: Annotated[
+        Path | None, typer.Option("--capture", metavar="DIR", help="Write the PTX of a build's units, for SM120, here.")
+    ] = None
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of --instructions to this file.")
     ] = None
 
 
 def verify_ptx(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="PTX for sm_120a or sm_120f.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(metavar="FILE|RECIPE", help="PTX for sm_120a or sm_120f, or a FlashInfer recipe.")
+    ] = None,
     *,
-    instructions: Annotated[
-        bool,
-        typer.Option(
-            "--instructions", help="Compare the replacements (TMA excepted) with the model on a Hopper GPU, bit for bit."
-        ),
-    ] = False,
+    selection: PtxSelection,
+    kernels: KernelOptions,
     output: PtxOutput,
+    limits: Limits,
+    sources: Sources,
     as_json: Json = False,
 ) -> None:
     """Rewrite PTX for SM120 so that a Hopper GPU can run it.
 
     Replaces each instruction that Hopper lacks by a call of a software function, assembles the result for sm_90a, and lists the
-    replacements; no GPU is needed. Exit code 55: an instruction has no replacement; the message names it. With --instructions,
-    1: an instruction differs from the model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not detected.
+    replacements; no GPU is needed. Of a recipe, the PTX is that of the units that `build` compiles, by the same commands. Exit
+    code 55: an instruction has no replacement; the message names it. With --instructions, 1: an instruction differs from the
+    model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not detected.
     """
     from sm120kit.core.errors import ControlMissed
     from sm120kit.core.state import write_record
     from sm120kit.kernels.ptx import session
 
-    if file is None and not instructions:
-        raise typer.BadParameter("name a PTX file, or use --instructions")
-    if output.receipt and not instructions:
+    if source is None and not selection.instructions:
+        raise typer.BadParameter("name a PTX file or a recipe, or use --instructions")
+    if output.receipt and not selection.instructions:
         raise typer.BadParameter("a receipt requires --instructions", param_hint="--receipt")
+    recipe = source if source is not None and _is_recipe(source) else None
+    file = Path(source) if source is not None and recipe is None else None
     if file is None and (output.ptx or output.cubin):
         raise typer.BadParameter("--ptx and --cubin require a PTX file")
+    if recipe is None and (output.capture or selection.only or kernels != KernelOptions()):
+        raise typer.BadParameter("--capture, --only, --arch and --kernels require a recipe")
+    if recipe is not None and selection.instructions:
+        raise typer.BadParameter("--instructions and a recipe are two runs")
+    if recipe is not None:
+        _verify_build(
+            recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json
+        )
+        return
     report = session.rewrite_file(file, output.ptx, output.cubin) if file else None
     record: dict[str, Any] | None = None
-    if instructions:
+    if selection.instructions:
         missed, record = session.verify_instructions()
     if as_json:
         console.json_data({"module": session.data(report) if report else None, "instructions": record})
@@ -75,6 +110,69 @@ def verify_ptx(
         write_record(output.receipt, record)
         console.info(f"receipt: {output.receipt}")
     raise typer.Exit(0 if record["passed"] else 1)
+
+
+def _is_recipe(source: str) -> bool:
+    """Whether an argument names a recipe: a TOML file, or a name that is no file and has no suffix of PTX."""
+    path = Path(source)
+    return path.suffix == ".toml" or not (path.exists() or path.suffix == ".ptx" or path.is_absolute() or "/" in source)
+
+
+def _verify_build(
+    name: str, request: BuildRequest, pattern: str, capture: Path | None, options: RunOptions, as_json: bool
+) -> None:
+    """Rewrite the PTX of a build's units."""
+    from sm120kit.cli.build import watcher
+    from sm120kit.core.errors import BadPtx
+    from sm120kit.kernels.ptx import session
+    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.wheels import flashinfer
+
+    target = resolve_flashinfer(name, options)
+    with watcher() as watch:
+        texts = flashinfer.unit_ptx(target, request, pattern, watch)
+    units = session.rewrite_units(texts, capture)
+    if as_json:
+        console.json_data({"recipe": target.recipe.name, "tree": target.tree.tree, "units": session.units_data(units)})
+    else:
+        _show_units(units)
+    refused = [unit for unit in units if unit.refused]
+    if refused:
+        raise BadPtx(
+            f"{len(refused)} of {len(units)} units have an instruction without a replacement\n"
+            + "\n".join(f"  {unit.refused}" for unit in refused),
+            "the other units were rewritten; --only leaves units out",
+        )
+
+
+def _show_units(units: Sequence[UnitReport]) -> None:
+    met: dict[str, tuple[int, int]] = {}
+    for unit in units:
+        for opcode, count in (unit.report.module.counts if unit.report else {}).items():
+            total, where = met.get(opcode, (0, 0))
+            met[opcode] = (total + count, where + 1)
+    console.table(
+        ("replaced instruction", "count", "units"),
+        ((opcode, *counts) for opcode, counts in sorted(met.items(), key=lambda item: -item[1][0])),
+    )
+    console.table(
+        ("unit", "kernels", "instructions", "replaced", "registers", "spilled bytes"),
+        (
+            (
+                unit.name,
+                len(unit.report.kernels),
+                f"{unit.report.module.instruction_count:,}",
+                f"{len(unit.report.module.replacements):,}",
+                max((row.registers for row in unit.report.kernels), default=0),
+                max((row.spill_bytes for row in unit.report.kernels), default=0),
+            )
+            if unit.report
+            else (unit.name, "refused", "", "", "", "")
+            for unit in units
+        ),
+    )
+    kernels = sum(len(unit.report.kernels) for unit in units if unit.report)
+    console.data(f"{len(units)} units with {kernels} kernels rewritten and assembled for sm_90a; they were not run")
 
 
 def _show_module(report: PtxReport) -> None:

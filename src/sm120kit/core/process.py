@@ -116,6 +116,21 @@ def run_lines(
     _require_success(_completed(argv, child, "\n".join(lines).encode(), b""), f"command: {shell_line(argv, env)}")
 
 
+def run_attached(argv: Sequence[str | Path], *, env: Environment | None = None) -> int:
+    """Run a program to its end with the input and output of this process, and return its exit code: 128 + N after signal N.
+
+    Raises:
+        ToolchainMissing: the program does not exist or cannot be run.
+    """
+    child = _spawn(argv, env=env, stdin=0, stdout=1, stderr=2, tied=True)
+    try:
+        code = child.wait()
+    except BaseException:
+        _end_group(child)
+        raise
+    return code if code >= 0 else 128 - code
+
+
 def run_until(
     argv: Sequence[str | Path], stop: threading.Event | None, *, env: Environment | None = None, tied: bool = False
 ) -> Completed:

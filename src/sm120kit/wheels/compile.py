@@ -6,10 +6,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, NotEnoughMemory
@@ -86,6 +86,50 @@ def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, s
         done = process.run([*ninja, *libraries], cwd=work, env=env, logfile=work / LOG, check=False, tied=True)
     if done.returncode != 0:
         raise compile_error(done.stdout, finished, work / LOG)
+
+
+def compile_ptx(
+    units: Sequence[Unit], generated: Sequence[Generated], work: Path, settings: CompileSettings
+) -> tuple[str, ...]:
+    """Write the PTX of units with ninja, by the commands that compile them; returns the files, in order.
+
+    Raises:
+        NotEnoughMemory: the largest unit needs more than the budget.
+        NotEnoughDisk: the file system is too small.
+        CompileFailed: the compiler rejected a unit.
+    """
+    targets = {unit.output: replace(unit, output=_ptx_file(unit.output)) for unit in units}
+    modules = [_ptx_rules(module, targets) for module in generated]
+    ordered = longest_first(targets.values())
+    for name, text in ninja_files([module for module in modules if module.units], ordered).items():
+        write_atomic(work / name, text.encode())
+    ninja = [ninja_program(), "-f", "build.ninja", "-j", str(settings.parallel), *(unit.output for unit in ordered)]
+    stale = _stale_units(ninja[: -len(ordered)], work, ordered)
+    gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
+    done, finished = run_gated(ninja, work, stale, ordered, settings, env=gate)
+    if done.returncode != 0:
+        raise compile_error(done.stdout, finished, work / LOG)
+    return tuple(_ptx_file(unit.output) for unit in units)
+
+
+def _ptx_file(output: str) -> str:
+    return str(PurePosixPath(output).with_suffix("").with_suffix(".ptx"))
+
+
+def _ptx_rules(module: Generated, units: Mapping[str, Unit]) -> Generated:
+    """A module whose chosen units are compiled to PTX and that has no other targets."""
+    compile_, to_ptx = " -c $in -o $out", " -ptx $in -o $out"
+    rules, *rest = re.split(r"^(?=build |default )", module.ninja, flags=re.MULTILINE)
+    if rules.count(compile_) == 0:
+        raise CompileFailed(f"{module.name}: its ninja file has no rule with{compile_}", "report this version of the engine")
+    chosen = [(source, output) for source, output in module.units if output in units]
+    statements = []
+    for statement in rest:
+        output = statement.removeprefix("build ").split(":")[0]
+        if output in units:
+            statements.append(statement.replace(output, _ptx_file(output), 1))
+    kept = tuple((source, _ptx_file(output)) for source, output in chosen)
+    return replace(module, units=kept, ninja="".join([rules.replace(compile_, to_ptx), *statements]))
 
 
 def longest_first(units: Iterable[Unit]) -> list[Unit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
+from sm120kit.core.errors import UnknownName
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import (
@@ -65,17 +67,8 @@ def build(
     tree = target.tree
     if stage is Stage.PATCH:
         return WheelBuild(recipe, tree)
-    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
-    lock = _verified_lock(target)
-    tools, ffi = toolchain.compilers(target, selection.archs), toolchain.tvm_ffi(target)
-    for line in toolchain.toolchain_differences(lock, tools) if lock else ():
-        reporting.info(f"not the locked toolchain: {line}")
-    work, costs = workspace.work(selection.directory), Costs(workspace.cache / "costs.json")
-    generated = _generate(selection, tree, (tools, ffi), workspace)
-    environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
-    tiled = any(generates_tiles(recipe.modules[module.name].generator) for module in generated.modules)
-    tiles = tile_table(recipe, tree, tools, workspace) if tiled else ()
-    plan = plans.plan_flashinfer(selection, tree, generated.modules, environment, tiles)
+    prepared = _prepare(target, request)
+    selection, plan, work = prepared.selection, prepared.plan, workspace.work(prepared.selection.directory)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:
         return planned
@@ -85,8 +78,9 @@ def build(
     with workspace.exclusive(selection.directory):
         if artifacts := published(plan, directory):  # by a process that this one waited for
             return replace(planned, artifacts=artifacts, directory=directory)
-        _generate_files(selection, tree, (tools, ffi), workspace)
-        _compile(plan, generated.modules, work, target.options, watch)
+        _generate_files(selection, tree, prepared.tools, workspace)
+        _compile(plan, prepared.generated, work, target.options, watch)
+        ffi = prepared.tools[1]
         if stage is Stage.COMPILE:
             from sm120kit.wheels.check import check_modules, tvm_ffi_loader
 
@@ -94,6 +88,63 @@ def build(
             return planned
         artifacts = _check_and_pack(plan, tree, ffi, work, directory)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+
+
+def unit_ptx(
+    target: FlashInferTarget, request: BuildRequest, pattern: str, watch: Callable[[Progress], None] = lambda progress: None
+) -> dict[str, str]:
+    """The PTX of the units of a build whose ``module/file`` contains ``pattern`` or matches it, by ``module/file``.
+
+    The commands are those of the build with -ptx instead of -c: ptxas gets this text in a build.
+
+    Raises:
+        UnknownName: the recipe has no such kernel group, or no unit matches.
+        CompileFailed, NotEnoughMemory, NotEnoughDisk: a unit does not compile.
+    """
+    from sm120kit.wheels import compile as compiling
+
+    workspace = target.options.workspace
+    prepared = _prepare(target, request)
+    units = [unit for module in prepared.plan.modules for unit in module.units if unit.source.endswith(".cu")]
+    chosen = [unit for unit in units if pattern in unit.name or fnmatch.fnmatch(unit.name, pattern)]
+    if not chosen:
+        raise UnknownName(
+            f"no unit of {prepared.plan.recipe} matches {pattern!r}", f"units: {', '.join(u.name for u in units)}"
+        )
+    work = workspace.work(prepared.selection.directory)
+    with workspace.exclusive(prepared.selection.directory):
+        _generate_files(prepared.selection, target.tree, prepared.tools, workspace)
+        reporting.info(f"compiling {len(chosen)} units to PTX")
+        settings = compiling.CompileSettings.of(target.options, watch)
+        outputs = compiling.compile_ptx(chosen, prepared.generated, work, settings)
+        return {unit.name: (work / output).read_text() for unit, output in zip(chosen, outputs, strict=True)}
+
+
+@dataclass(frozen=True)
+class _PreparedBuild:
+    """What a build compiles, and with which compilers."""
+
+    selection: plans.Selection
+    tools: tuple[Toolchain, TvmFfi]
+    generated: tuple[Generated, ...]
+    plan: BuildPlan
+
+
+def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
+    """Find the compilers, run the generators and plan the build."""
+    recipe, workspace, tree = target.recipe, target.options.workspace, target.tree
+    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
+    lock = _verified_lock(target)
+    tools, ffi = toolchain.compilers(target, selection.archs), toolchain.tvm_ffi(target)
+    for line in toolchain.toolchain_differences(lock, tools) if lock else ():
+        reporting.info(f"not the locked toolchain: {line}")
+    costs = Costs(workspace.cache / "costs.json")
+    generated = _generate(selection, tree, (tools, ffi), workspace).modules
+    environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
+    tiled = any(generates_tiles(recipe.modules[module.name].generator) for module in generated)
+    tiles = tile_table(recipe, tree, tools, workspace) if tiled else ()
+    plan = plans.plan_flashinfer(selection, tree, generated, environment, tiles)
+    return _PreparedBuild(selection, (tools, ffi), generated, plan)
 
 
 def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:

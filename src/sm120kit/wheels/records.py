@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.patches.records import AppliedPatch, PatchedTree
@@ -45,6 +45,11 @@ class Unit:
     output: str
     estimate_bytes: int
     estimate_seconds: float
+
+    @property
+    def name(self) -> str:
+        """Module and file: ``fp4_gemm_cutlass_sm120/fp4_gemm_cutlass_128x128x128.cu``."""
+        return f"{self.module}/{PurePosixPath(self.source).name}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""ptxas accepts every instruction form for SM120, and its rewritten form for Hopper."""
+"""ptxas accepts every instruction form for SM120, and its rewritten form for Hopper; PTX of a build's units."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from sm120kit.core.errors import BadPtx
 from sm120kit.core.records import Toolchain
 from sm120kit.kernels.ptx import forms, library
 from sm120kit.kernels.ptx.rewrite import rewrite
+from sm120kit.wheels.compile import ninja_program
 
 EVERY = forms.all_forms()
 
@@ -39,3 +44,33 @@ def test_every_rewritten_form_is_assembled_for_hopper(tools: Toolchain, tmp_path
     assert len(module.replacements) == len(EVERY) + 2  # that of cluster launch control has three
     kernels = library.assemble(module.text, tmp_path / "hopper.cubin", tools)
     assert [kernel.spill_bytes for kernel in kernels] == [0] * len(EVERY)
+
+
+def test_captured_ptx_is_what_the_build_assembles(tmp_path: Path) -> None:
+    """The unit's own compile command, with the PTX kept, gives the same text."""
+    state = tmp_path / "state"
+    command = [sys.executable, "-m", "sm120kit", "verify", "ptx", "flashinfer-0.6.6", "--state", state]
+    words = [*command, "--only", "quantization.cu", "--capture", tmp_path / "captured", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (unit,) = json.loads(done.stdout)["units"]
+    assert unit["unit"] == "fp4_quantization_120f/quantization.cu" and not unit["refused"]
+    assert unit["module"]["source_target"] == "sm_120f" and len(unit["module"]["kernels"]) >= 20
+    captured = (tmp_path / "captured" / "fp4_quantization_120f.quantization.ptx").read_text()
+
+    (work,) = (state / "work").iterdir()
+    argv = [ninja_program(), "-f", "build.ninja", "-t", "commands"]
+    line = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=True).stdout.strip()
+    words = [word for word in shlex.split(line.replace("$SM120KIT_GATE", "")) if word != "-ptx"]
+    words[words.index("-o") + 1] = str(tmp_path / "unit.o")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    subprocess.run([*words, "-c", "--keep", "--keep-dir", kept], cwd=work, check=True)
+    (text,) = (path.read_text() for path in kept.glob("*.ptx"))
+    assert text == captured
+
+
+def test_unknown_unit_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sm120kit", "verify", "ptx", "flashinfer-0.6.6", "--only", "x.cu", "--state", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 10 and "fp4_quantization_120f/quantization.cu" in done.stderr

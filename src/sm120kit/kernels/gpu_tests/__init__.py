@@ -1,7 +1,8 @@
 """Run the kernels of a patched tree on a GPU and compare them with integers, bit for bit.
 
 ``verify`` compiles the SM120 collectives unchanged: for an SM12x GPU, or for a Hopper GPU with the instructions that it lacks
-in software. Every tile runs with adversarial data, shapes and timing. Faults are seeded, and each must be detected.
+in software, by a header or by rewritten PTX. Every tile runs with adversarial data, shapes and timing. Faults are seeded, and
+each must be detected.
 """
 
 from sm120kit.kernels.gpu_tests.faults import SeededFault, mutants, stock_fault
@@ -10,7 +11,7 @@ from sm120kit.kernels.gpu_tests.matrix import Matrix, VerificationScope, matrix_
 from sm120kit.kernels.gpu_tests.programs import HEADERS, Compiler, EngineTree, sources_digest
 from sm120kit.kernels.gpu_tests.receipt import receipt_name, record, stale
 from sm120kit.kernels.gpu_tests.running import RunOutcome
-from sm120kit.kernels.gpu_tests.verification import VerificationReport, compile_only, verify
+from sm120kit.kernels.gpu_tests.verification import Launcher, VerificationReport, compile_only, verify
 
 __all__ = [
     "HEADERS",
@@ -18,6 +19,7 @@ __all__ = [
     "Compiler",
     "CudaDevice",
     "EngineTree",
+    "Launcher",
     "Matrix",
     "RunOutcome",
     "SeededFault",

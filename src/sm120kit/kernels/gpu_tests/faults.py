@@ -50,14 +50,14 @@ def stock_fault(stock: EngineTree) -> SeededFault:
 def mutants(tree: EngineTree, directory: Path, backend: Backend) -> list[SeededFault]:
     """The faults of ``mutants.json``, each with a program of its own. The edited files are written below ``directory``.
 
-    A missing barrier is a race whose effect depends on timing. Only the emulation controls timing, so ``native`` leaves it out.
+    A missing barrier is a race whose effect depends on timing. Only the emulation controls timing, so others leave it out.
 
     Raises:
         ExpectationFailed: the text of an edit does not occur exactly once in the tree.
     """
     faults = []
     for mutant in json.loads(MUTANTS.read_text()):
-        if backend is Backend.NATIVE and mutant["class"] == RACE:
+        if backend is not Backend.EMULATE and mutant["class"] == RACE:
             continue
         edited = _edited(mutant, tree, directory)
         program = Program(f"mutant-{mutant['name']}", "gemm.cu", _configuration(mutant["config"]).definitions(), edited)

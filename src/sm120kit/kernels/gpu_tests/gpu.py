@@ -12,13 +12,16 @@ WITHOUT_GPU = "without a GPU, `sm120kit tiles RECIPE --emulate` runs the mainloo
 
 
 class Backend(StrEnum):
-    """Where kernels run: on Hopper with the missing instructions in software, or natively on SM12x."""
+    """Where kernels run: on Hopper, compiled with a header that replaces the missing instructions, or as PTX for SM120 that is
+    rewritten; or natively on SM12x."""
 
     EMULATE = "emulate"
+    REWRITTEN = "rewritten"
     NATIVE = "native"
 
 
-REQUIRED_GPU = {Backend.EMULATE: "a GPU of compute capability 9.0 (Hopper: H100, H200, GH200)", Backend.NATIVE: "an SM12x GPU"}
+_HOPPER = "a GPU of compute capability 9.0 (Hopper: H100, H200, GH200)"
+REQUIRED_GPU = {Backend.EMULATE: _HOPPER, Backend.REWRITTEN: _HOPPER, Backend.NATIVE: "an SM12x GPU"}
 """Emulation needs Hopper: only it has TMA, mbarriers and setmaxnreg in the form of SM12x, and no TMEM."""
 
 
@@ -81,7 +84,7 @@ def require(gpu: CudaDevice | None, backend: Backend, command: str = "", without
     if gpu is None:
         raise NoGpu(f"{needs}; CUDA programs see no GPU here", without_gpu)
     major, minor = gpu.capability
-    if (major, minor) == (9, 0) if backend is Backend.EMULATE else major == 12:
+    if major == 12 if backend is Backend.NATIVE else (major, minor) == (9, 0):
         return gpu
     other = Backend.NATIVE if major == 12 else Backend.EMULATE if (major, minor) == (9, 0) else None
     hint = f"use --device {other}" if other and not command else f"choose another GPU with CUDA_VISIBLE_DEVICES; {without_gpu}"
@@ -89,7 +92,9 @@ def require(gpu: CudaDevice | None, backend: Backend, command: str = "", without
 
 
 def arch(backend: Backend, gpu: CudaDevice | None) -> str:
-    """The nvcc target for ``backend``, such as ``sm_90a``; without a GPU, ``native`` compiles for ``sm_120a``."""
+    """The nvcc target for ``backend``: machine code such as ``sm_90a``, or PTX; without a GPU, ``native`` is ``sm_120a``."""
     if backend is Backend.EMULATE:
         return "sm_90a"
+    if backend is Backend.REWRITTEN:
+        return "compute_120a"
     return f"sm_12{gpu.capability[1]}a" if gpu else "sm_120a"

@@ -94,7 +94,10 @@ class Program:
 
 
 class Compiler:
-    """nvcc for one arch. ``budget_bytes`` limits the memory of all compiles that run at a time."""
+    """nvcc for one arch; ``compute_120a`` is PTX without machine code.
+
+    ``budget_bytes`` limits the memory of all compiles that run at a time.
+    """
 
     def __init__(
         self, arch: str, emulated: bool, toolchain: Toolchain, cache: Path, *, jobs: int | None, budget_bytes: int | None
@@ -111,9 +114,9 @@ class Compiler:
 
     def command(self, program: Program, output: Path) -> list[str]:
         """The nvcc command line."""
-        home, number = self.toolchain.cuda_home, self.arch.removeprefix("sm_")
+        home, number = self.toolchain.cuda_home, self.arch.rpartition("_")[2]
         words = [str(home / "bin" / "nvcc"), "-ccbin", self.toolchain.host_compiler, *FLAGS]
-        words += ["-gencode", f"arch=compute_{number},code=sm_{number}", f"-I{SOURCES}"]
+        words += ["-gencode", f"arch=compute_{number},code={self.arch}", f"-I{SOURCES}"]
         if program.tree:
             words += ["-include", str(SOURCES / PRELUDE)] if self.emulated else []
             words += [f"-I{path}" for path in (*program.tree.before, *map(program.tree.root.joinpath, program.tree.names()))]

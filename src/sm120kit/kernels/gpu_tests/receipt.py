@@ -28,12 +28,22 @@ EMULATION_CANNOT_SHOW = (
     "code that only an SM120 target enables, such as the hardware's conversion to FP4",
 )
 
+REWRITTEN_CANNOT_SHOW = (
+    "the instructions in silicon: they are software functions, after the PTX ISA's text",
+    "speed, occupancy, clocks; races, whose effect depends on timing",
+    "the machine code that ptxas generates for sm_120: the PTX is rewritten and assembled for sm_90a",
+    "cluster launch control that grants a request: every request is refused, and each CTA computes one tile",
+    "the driver's rules for tensor maps of 4-bit elements: packed elements are expressed in bytes",
+    "TMA copies that unpack 4-bit and 6-bit elements: one thread does them in software",
+)
+
 
 def record(
     report: VerificationReport, scope: VerificationScope, *, engine: str, tree: str, gpu: CudaDevice, compiler: Compiler
 ) -> dict[str, Any]:
     """A report as JSON-serialisable data, with engine, git tree id, GPU, toolchain and scope."""
     native = scope.backend is Backend.NATIVE
+    rewritten = scope.backend is Backend.REWRITTEN
     return {
         "format": FORMAT,
         "engine": engine,
@@ -47,7 +57,7 @@ def record(
         "quick": scope.quick,
         "passed": report.passed,
         "verified_on_sm120": native,
-        "cannot_show": [] if native else list(EMULATION_CANNOT_SHOW),
+        "cannot_show": [] if native else list(REWRITTEN_CANNOT_SHOW if rewritten else EMULATION_CANNOT_SHOW),
         "configurations": [asdict(row) for row in report.rows],
         "planted": [asdict(fault) for fault in report.faults],
         "instructions": [asdict(instruction) for instruction in report.instructions],
@@ -57,9 +67,10 @@ def record(
     }
 
 
-def receipt_name(engine: str, gpu: CudaDevice) -> str:
+def receipt_name(engine: str, gpu: CudaDevice, backend: Backend) -> str:
     """The file name of an engine's receipt from one GPU."""
-    return f"verify-{engine}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
+    kind = "-rewritten" if backend is Backend.REWRITTEN else ""
+    return f"verify-{engine}{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
 
 
 def stale(path: Path, tree: str) -> list[str]:

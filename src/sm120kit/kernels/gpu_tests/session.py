@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed
-from sm120kit.core.records import Arch
+from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels import gpu_tests
 from sm120kit.kernels.gpu_tests.matrix import VerificationScope
+from sm120kit.kernels.ptx import interposed
 from sm120kit.kernels.tables import export_tree, tile_table
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.recipes.toolchain import compilers
 
 
 def verify_kernels(
-    target: FlashInferTarget, scope: VerificationScope
+    target: FlashInferTarget, scope: VerificationScope, captured: Path | None = None
 ) -> tuple[gpu_tests.VerificationReport, dict[str, Any], str]:
     """Run a recipe's kernels on this machine's GPU; returns the report, the receipt, and the receipt's file name.
 
+    ``captured`` is a directory with the PTX of the recipe's build, for a backend that rewrites PTX.
+
     Raises:
+        BadPtx: ``captured`` has no PTX files.
         NoGpu: CUDA programs see no GPU.
         WrongGpu: the GPU cannot run ``scope.backend``.
     """
@@ -27,9 +34,23 @@ def verify_kernels(
     gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
     compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
     reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
-    report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick)
+    with _launcher(target, scope.backend, captured, compiler.toolchain) as launcher:
+        report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick, launcher=launcher)
     receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
-    return report, receipt, gpu_tests.receipt_name(recipe.name, gpu)
+    if scope.backend is gpu_tests.Backend.REWRITTEN:
+        receipt |= interposed.digests()
+    return report, receipt, gpu_tests.receipt_name(recipe.name, gpu, scope.backend)
+
+
+@contextmanager
+def _launcher(
+    target: FlashInferTarget, backend: gpu_tests.Backend, captured: Path | None, tools: Toolchain
+) -> Iterator[gpu_tests.Launcher]:
+    if backend is not gpu_tests.Backend.REWRITTEN:
+        yield gpu_tests.Launcher()
+        return
+    with interposed.prepared(captured, target.options.workspace, tools) as interposition:
+        yield interposed.RewritingLauncher(interposition)
 
 
 def compile_verification(target: FlashInferTarget, scope: VerificationScope) -> list[tuple[str, CompileFailed | None]]:
@@ -44,8 +65,8 @@ def _programs(
     """The compiler, the patched tree, the kernels to run, and the seeded faults with programs of their own."""
     recipe, options = target.recipe, target.options
     workspace = options.workspace
-    native = scope.backend is gpu_tests.Backend.NATIVE
-    tools = compilers(target, [Arch(arch)] if native else [], gpu_tests.HEADERS)
+    emulated = scope.backend is gpu_tests.Backend.EMULATE
+    tools = compilers(target, [] if emulated else [Arch(arch.replace("compute", "sm"))], gpu_tests.HEADERS)
     patched = target.tree
     (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
     tree, stock = (
@@ -56,7 +77,5 @@ def _programs(
     seeded = [gpu_tests.stock_fault(stock)]
     if scope.complete:
         seeded += gpu_tests.mutants(tree, workspace.cache / "verify" / "mutants", scope.backend)
-    compiler = gpu_tests.Compiler(
-        arch, not native, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes
-    )
+    compiler = gpu_tests.Compiler(arch, emulated, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes)
     return compiler, tree, matrix, seeded

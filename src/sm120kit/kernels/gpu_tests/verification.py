@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -35,7 +35,8 @@ INSTRUCTIONS = Program("instructions", "instructions.cu")
 class KernelResult:
     """The result of one configuration. Errors are the largest of set inexact, see :class:`running.GemmRun`.
 
-    ``excused`` kernels cannot run on SM120 for a known reason, and no build contains them. ``runs`` counts runs by set.
+    ``excused`` kernels cannot run on SM120 for a known reason, and no build contains them. ``runs`` counts runs by set. ``ptx``
+    are origin and digest of the modules that were rewritten for it.
     """
 
     name: str
@@ -52,6 +53,19 @@ class KernelResult:
     smem_bytes: int = 0
     milliseconds: float = 0.0
     seconds: float = 0.0
+    ptx: tuple[str, ...] = ()
+
+
+class Launcher:
+    """What starts the programs of a verification: nothing but themselves."""
+
+    def launched(self, name: str, program: Path, shipped: bool) -> Path:
+        """The file to run for program ``name``. With ``shipped``, its kernels are those of a build, if they were captured."""
+        return program
+
+    def ptx(self, name: str) -> tuple[str, ...]:
+        """Origin and digest of the PTX that program ``name`` ran; empty for machine code of nvcc."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,7 @@ def verify(
     backend: Backend,
     *,
     quick: bool,
+    launcher: Launcher,
 ) -> VerificationReport:
     """Compile and run all programs, a few at a time; each runs as soon as it is compiled."""
     started = time.monotonic()
@@ -128,13 +143,20 @@ def verify(
     stop = threading.Event()
 
     def run_program(program: Program, built: Path | CompileFailed) -> _ProgramResult:
+        if isinstance(built, Path):
+            built = launcher.launched(program.name, built, program in configurations)
         if program is INSTRUCTIONS:
             instructions = _instructions(built, stop)
+            if backend is Backend.REWRITTEN:  # the program takes what it is compiled to for the hardware's
+                instructions = [
+                    replace(row, compared=row.compared.replace("hardware", "rewritten PTX")) for row in instructions
+                ]
             return ", ".join(sorted({row.verdict for row in instructions})), [], [], instructions
         if program in seeded_by_program:
             fault = faults.in_program(seeded_by_program[program], built, stop)
             return faults.summary(fault), [], [fault], []
         row, detected = _row(configurations[program], built, backend, quick, stop)
+        row = replace(row, ptx=launcher.ptx(program.name))
         return f"{row.verdict}: {row.why}" if row.why else row.verdict, [row], detected, []
 
     with compiler.compile_all(programs) as compiled, ThreadPoolExecutor(RUNS_AT_ONCE) as pool:

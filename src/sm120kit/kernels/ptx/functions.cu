@@ -16,6 +16,8 @@
 
 #include <cstdint>
 
+#include "../gpu_tests/cpp/block_scaled_mma.cuh"
+
 namespace {
 
 constexpr unsigned warp = 0xffffffff;
@@ -84,15 +86,7 @@ __device__ __forceinline__ Scales scales_of(uint32_t sfa, uint32_t byte_a, uint3
   return s;
 }
 
-/// Four e2m1 codes, in the low 16 bits, as four signed bytes of twice their value.
-__device__ __forceinline__ uint32_t e2m1_bytes(uint32_t codes) {
-  uint32_t const select = codes & 0x7777;
-  uint32_t const positive = __byte_perm(0x03020100, 0x0c080604, select);
-  uint32_t const negative = __byte_perm(0xfdfeff00, 0xf4f8fafc, select);
-  uint32_t const sign = (codes & 0x8) >> 3 | (codes & 0x80) << 1 | (codes & 0x800) << 5 | (codes & 0x8000) << 9;
-  uint32_t const mask = sign * 0xff;
-  return (positive & ~mask) | (negative & mask);
-}
+using sm120_on_sm90::detail::e2m1_bytes;
 
 /// m16n8k64 of e2m1; Vectors scales along k.
 template <int Vectors, bool Ue4m3>
@@ -279,4 +273,71 @@ FUNCTION uint4 sm120_ldmatrix_m8n16(uint32_t address, uint32_t count, uint32_t b
     for (uint32_t j = 0; j < 4; ++j) registers[i] |= (packed >> (bits * j) & ((1u << bits) - 1)) << (8 * j);
   }
   return {registers[0], registers[1], registers[2], registers[3]};
+}
+
+/// clusterlaunchcontrol.try_cancel with .multicast::cluster::all: the refusal arrives in each CTA of the cluster.
+FUNCTION uint32_t sm120_refuse_cancel_in_cluster(uint32_t response, uint32_t barrier) {
+  uint32_t count;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    uint32_t there, its_barrier;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(response), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_barrier) : "r"(barrier), "r"(rank));
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(there), "r"(0) : "memory");
+    asm volatile("fence.acq_rel.cluster;" ::: "memory");
+    asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], 16;" ::"r"(its_barrier) : "memory");
+  }
+  return 0;
+}
+
+/// A tensor map of a type that unpacks, in the 128 bytes of the driver's. driver_shim.c writes it, tensormap.replace changes it.
+/// The first words are unused: CUTLASS 4.5 clears a bit of what it takes for the driver's second word.
+struct UnpackingMap {
+  uint64_t unused[2], address, stride[4];  // strides in bytes, of dimensions 1 to 4
+  uint32_t dim[5], box[5], swizzle_128, bits;
+};
+
+/// One thread does what the bulk tensor copy would: 16 elements go into each slot of 16 bytes, elements outside the tensor as
+/// zeros. The packed bytes count for the barrier.
+FUNCTION uint32_t sm120_unpacking_copy(uint64_t where, uint32_t destination, uint32_t barrier, int32_t c0, int32_t c1, int32_t c2,
+                                       int32_t c3, int32_t c4) {
+  union {
+    UnpackingMap map;
+    uint32_t words[sizeof(UnpackingMap) / 4];
+  };
+  uint32_t parameter;  // kernel parameters allow plain loads only; maps in other memory change while a kernel runs
+  asm("{ .reg .pred p; isspacep.param p, %1; selp.u32 %0, 1, 0, p; }" : "=r"(parameter) : "l"(where));
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(UnpackingMap) / 4; ++i) {
+    if (parameter)
+      words[i] = ((uint32_t const*)where)[i];
+    else
+      words[i] = ((uint32_t const volatile*)where)[i];
+  }
+  uint32_t row = 0;
+  for (uint32_t i4 = 0; i4 < map.box[4]; ++i4)
+    for (uint32_t i3 = 0; i3 < map.box[3]; ++i3)
+      for (uint32_t i2 = 0; i2 < map.box[2]; ++i2)
+        for (uint32_t i1 = 0; i1 < map.box[1]; ++i1, ++row) {
+          bool const inside = c1 + i1 < map.dim[1] && c2 + i2 < map.dim[2] && c3 + i3 < map.dim[3] && c4 + i4 < map.dim[4];
+          uint64_t const source = map.address + (c1 + i1) * map.stride[0] + (c2 + i2) * map.stride[1] +
+                                  (c3 + i3) * map.stride[2] + (c4 + i4) * map.stride[3];
+          for (uint32_t k = 0; k < map.box[0]; k += 16) {
+            uint32_t slot[3] = {};
+            uint32_t const column = c0 + k;
+            if (inside && column < map.dim[0]) {
+              uint32_t const volatile* packed = (uint32_t const volatile*)(source + (uint64_t)column * map.bits / 8);
+              slot[0] = packed[0], slot[1] = packed[1];
+              if (map.bits == 6) slot[2] = packed[2];
+            }
+            uint32_t address = destination + map.box[0] * row + k;
+            if (map.swizzle_128) address ^= (address >> 3) & 0x70;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(slot[0]), "r"(slot[1]), "r"(slot[2]), "r"(0)
+                         : "memory");
+          }
+        }
+  __threadfence_block();
+  asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(row * map.box[0] * map.bits / 8)
+               : "memory");
+  return 0;
 }

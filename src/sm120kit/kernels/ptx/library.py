@@ -16,7 +16,16 @@ SOURCE = Path(__file__).with_name("functions.cu")
 FLAGS = ("-ptx", "-rdc=true", "-O3", "-fmad=false", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a")
 """-rdc=true keeps functions that nothing calls; -fmad=false keeps the order of roundings that functions.cu states."""
 
-REWRITER = ("functions.cu", "forms.py", "library.py", "model.py", "rewrite.py", "selftest.py", "syntax.py")
+REWRITER = (
+    "../gpu_tests/cpp/block_scaled_mma.cuh",  # has a function that functions.cu uses
+    "functions.cu",
+    "forms.py",
+    "library.py",
+    "model.py",
+    "rewrite.py",
+    "selftest.py",
+    "syntax.py",
+)
 """The files that determine the result of a self-test."""
 
 _FUNCTION = re.compile(r"^\.visible (\.func .*?\b(sm120_\w+)\(.*?^\})", re.MULTILINE | re.DOTALL)
@@ -41,11 +50,20 @@ class AssembledKernel:
 
 def rewriter_digest() -> str:
     """The sha256 of the rewriter's sources, its model and its forms."""
-    return digest_of([[name, file_sha256(SOURCE.with_name(name))] for name in REWRITER])
+    return digest_of([[name, file_sha256(SOURCE.parent / name)] for name in REWRITER])
 
 
 def compile_functions(toolchain: Toolchain) -> SoftwareFunctions:
     """Compile functions.cu to PTX for sm_90a; about a second.
+
+    Raises:
+        CompileFailed: nvcc rejects it.
+    """
+    return read_functions(functions_ptx(toolchain))
+
+
+def functions_ptx(toolchain: Toolchain) -> str:
+    """The PTX of functions.cu, a module.
 
     Raises:
         CompileFailed: nvcc rejects it.
@@ -56,7 +74,11 @@ def compile_functions(toolchain: Toolchain) -> SoftwareFunctions:
         done = process.run([nvcc, "-ccbin", toolchain.host_compiler, *FLAGS, str(SOURCE), "-o", str(output)], check=False)
         if done.returncode:
             raise CompileFailed(f"nvcc rejects {SOURCE.name}: {done.stderr.strip()[-300:]}", "use CUDA 12.9 or newer")
-        text = output.read_text()
+        return output.read_text()
+
+
+def read_functions(text: str) -> SoftwareFunctions:
+    """The software functions in the PTX of functions.cu."""
     version = re.search(r"^\.version (\S+)", text, re.MULTILINE)
     assert version
     return SoftwareFunctions({match[2]: match[1] for match in _FUNCTION.finditer(text)}, version[1])

@@ -27,8 +27,12 @@ UNSUPPORTED = (
 )
 """Opcodes that Hopper lacks, or treats otherwise, and that have no replacement."""
 
-TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET = 0x34753631303231, 120
-"""The last word of a tensor map of bytes that stands for one of packed 4-bit elements, which Hopper's driver rejects."""
+TENSOR_MAP_MARK, UNPACKING_MARK, TENSOR_MAP_MARK_OFFSET = 0x34753631303231, 0x64656B6361706E75, 120
+"""The last word of a tensor map of a type that Hopper's driver rejects: a map of bytes that stands for one of packed 4-bit
+elements, and a map of our own (functions.cu) for one that unpacks 4- or 6-bit elements. driver_shim.c writes both."""
+
+UNPACKING_FIELDS = {"global_address": 16, "global_stride": 24, "global_dim": 56, "box_dim": 76}
+"""Offsets of the fields of a map of our own that ``tensormap.replace`` changes."""
 
 _REMEDY = "sm120kit verify ptx cannot run this kernel on Hopper; `sm120kit verify kernels --device native` needs an SM12x GPU"
 _TARGET = re.compile(r"^[ \t]*\.target\s+([^\n/]+)", re.MULTILINE)
@@ -124,9 +128,13 @@ def _replacement(
     if "f32x2" in changed.modifiers:
         return "", _f32x2(changed)
     if changed.modifiers[0] == "clusterlaunchcontrol":
-        return "", _launch_control(changed)
+        return _launch_control(changed, types)
     if changed.modifiers[0] == "cp":
-        return "", _tensor_copy(changed)
+        return _tensor_copy(changed, types)
+    if changed.modifiers[0] == "tensormap":
+        return "", _tensor_map_change(changed)
+    if changed.modifiers[0] == "prefetch":
+        return "", _tensor_map_prefetch(changed)
     family = {"mma": _mma, "cvt": _cvt, "ldmatrix": _ldmatrix}[changed.modifiers[0]]
     call = family(changed, types)
     return call.function, _code(call)
@@ -146,6 +154,10 @@ def _lacking(instruction: PtxInstruction) -> bool:
             return True
         case "cp":
             return rest[:3] == ["async", "bulk", "tensor"]
+        case "tensormap":
+            return bool({*UNPACKING_FIELDS} & {*rest})
+        case "prefetch":
+            return "tensormap" in rest
         case _:
             return "f32x2" in rest
 
@@ -161,7 +173,8 @@ def _guarded(instruction: PtxInstruction, code: Sequence[str], number: int, muta
     if predicate:
         opposite = predicate[1:] if predicate.startswith("!") else f"!{predicate}"
         block = [f"@{opposite} bra $sm120_skip_{number};", *block, f"$sm120_skip_{number}:"]
-    return "\n".join([f"// {instruction}", *block])
+    comment = " ".join(str(instruction).split())  # operands may have line breaks
+    return "\n".join([f"// {comment}", *block])
 
 
 def _code(call: _Call) -> list[str]:
@@ -171,7 +184,7 @@ def _code(call: _Call) -> list[str]:
     kind = ".b32 sm120$r" if size == 4 else f".align {size} .b8 sm120$r[{size}]"
     lines = [*call.before, f".param {kind};"]
     for name, (kind, operand) in zip(names, call.arguments, strict=True):
-        lines += [f".param .b32 {name};", f"st.param.{kind} [{name}], {operand};"]
+        lines += [f".param .b{kind[1:]} {name};", f"st.param.{kind} [{name}], {operand};"]
     lines.append(f"call (sm120$r), {call.function}, ({', '.join(names)});")
     lines += [
         f"ld.param.b32 {register}, [sm120$r+{4 * index}];" for index, register in enumerate(call.results) if register != "_"
@@ -301,14 +314,22 @@ def _ldmatrix(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
     return _Call("sm120_ldmatrix_m8n16", (("b32", "sm120$p"), ("b32", str(count)), ("b32", bits)), results, tuple(before))
 
 
-def _launch_control(instruction: PtxInstruction) -> list[str]:
+def _launch_control(instruction: PtxInstruction, types: dict[str, set[str]]) -> tuple[str, list[str]]:
     """Cluster launch control: every request to cancel a CTA fails, which the ISA permits; each CTA then computes its own tile.
 
-    A response of zeros is such a failure. It arrives as the ISA says: 16 bytes that complete a transaction of the mbarrier.
+    A response of zeros is such a failure. It arrives as the PTX ISA defines: 16 bytes that complete a transaction of the
+    mbarrier; with ``.multicast::cluster::all``, in each CTA of the cluster.
     """
     parts, operands = instruction.modifiers, instruction.operands
+    if parts[1] == "try_cancel" and "multicast::cluster::all" in parts and len(operands) == 2:
+        before, registers = _shared_addresses(operands, types)
+        if "shared::cta" not in parts or not registers:
+            raise _unsupported(instruction)
+        arguments = tuple(("b32", register) for register in registers)
+        call = _Call("sm120_refuse_cancel_in_cluster", arguments, ("_",), tuple(before))
+        return call.function, _code(call)
     if parts[1] == "try_cancel" and "shared::cta" in parts and len(operands) == 2:
-        return [
+        return "", [
             ".reg .b32 sm120$z;",
             "mov.b32 sm120$z, 0;",
             f"st.shared.v4.b32 {operands[0]}, {{sm120$z, sm120$z, sm120$z, sm120$z}};",
@@ -317,29 +338,101 @@ def _launch_control(instruction: PtxInstruction) -> list[str]:
         ]
     words = [".reg .b64 sm120$w<2>;", f"mov.b128 {{sm120$w0, sm120$w1}}, {operands[-1]};"]
     if parts[1:3] == ("query_cancel", "is_canceled"):
-        return [*words, f"setp.ne.b64 {operands[0]}, sm120$w1, 0;"]
+        return "", [*words, f"setp.ne.b64 {operands[0]}, sm120$w1, 0;"]
     if parts[1:3] == ("query_cancel", "get_first_ctaid") and len(registers := elements(operands[0])) == 4:
         x, y, z, _ = registers
-        return [*words, f"mov.b64 {{{x}, {y}}}, sm120$w0;", f"mov.b64 {{{z}, _}}, sm120$w1;"]
+        return "", [*words, f"mov.b64 {{{x}, {y}}}, sm120$w0;", f"mov.b64 {{{z}, _}}, sm120$w1;"]
     raise _unsupported(instruction)
 
 
-def _tensor_copy(instruction: PtxInstruction) -> list[str]:
-    """cp.async.bulk.tensor: with a marked tensor map, the first coordinate counts pairs of 4-bit elements, which are bytes."""
+def _address(operand: str) -> tuple[str, int] | None:
+    """Register and offset of an address ``[register+offset]``; None for other addresses."""
+    match = re.fullmatch(r"\[\s*([%$\w]*[%$A-Za-z_][%$\w]*)\s*(?:\+\s*(-?\d+)\s*)?\]", operand)
+    return (match[1], int(match[2] or 0)) if match else None
+
+
+def _shared_addresses(operands: Sequence[str], types: dict[str, set[str]]) -> tuple[list[str], list[str]]:
+    """Code that moves addresses of shared memory into registers of 32 bits, and these; none if a type is unknown."""
+    code, registers = [f".reg .b32 sm120$p<{len(operands)}>;"], []
+    for index, operand in enumerate(operands):
+        address = _address(operand)
+        widths = address and (types.get(address[0]) or types.get(re.sub(r"\d+$", "", address[0])))
+        if not address or not widths or len(widths) != 1:
+            return [], []
+        convert = "cvt.u32.u64" if next(iter(widths)).endswith("64") else "mov.b32"
+        registers.append(f"sm120$p{index}")
+        code += [f"{convert} sm120$p{index}, {address[0]};", f"add.s32 sm120$p{index}, sm120$p{index}, {address[1]};"]
+    return code, registers
+
+
+def _read_mark(register: str, offset: int = 0, space: str = "") -> list[str]:
+    """Read the mark of a tensor map: predicate ``sm120$q`` of a packed map, ``sm120$u`` of an unpacking one."""
+    return [
+        ".reg .b64 sm120$m; .reg .pred sm120$q, sm120$u;",
+        f"ld{space}.b64 sm120$m, [{register}+{offset + TENSOR_MAP_MARK_OFFSET}];",
+        f"setp.eq.b64 sm120$q, sm120$m, {TENSOR_MAP_MARK};",
+        f"setp.eq.b64 sm120$u, sm120$m, {UNPACKING_MARK};",
+    ]
+
+
+def _tensor_copy(instruction: PtxInstruction, types: dict[str, set[str]]) -> tuple[str, list[str]]:
+    """cp.async.bulk.tensor: with a packed map, the first coordinate counts pairs of 4-bit elements, which are bytes.
+
+    With an unpacking map, the issuing thread copies the box itself; such a copy to several CTAs traps.
+    """
     index = next((at for at, operand in enumerate(instruction.operands) if "{" in operand), -1)
     match = re.fullmatch(r"\[\s*([%$\w]+)\s*,\s*\{\s*([^,}]+?)\s*((?:,[^}]*)?)\}\s*\]", instruction.operands[index])
     if not match or "im2col" in instruction.opcode or "tile::" in instruction.opcode:
         raise _unsupported(instruction)
     tensor_map, first, others = match.groups()
     copy = instruction.with_operand(index, f"[{tensor_map}, {{sm120$c{others}}}]")
-    return [
-        ".reg .b64 sm120$m; .reg .b32 sm120$c; .reg .pred sm120$q;",
-        f"ld.b64 sm120$m, [{tensor_map}+{TENSOR_MAP_MARK_OFFSET}];",
-        f"setp.eq.b64 sm120$q, sm120$m, {TENSOR_MAP_MARK};",
+    line = f"{copy.opcode} {', '.join(copy.operands)};"
+    code = [
+        *_read_mark(tensor_map),
+        ".reg .b32 sm120$c;",
         f"mov.b32 sm120$c, {first};",
         "@sm120$q shr.s32 sm120$c, sm120$c, 1;",
-        f"{copy.opcode} {', '.join(copy.operands)};",
     ]
+    if index == 0:  # a store
+        return "", [*code, line]
+    code += [f"@!sm120$u {line}", "@!sm120$u bra sm120$done;"]
+    before, registers = _shared_addresses((instruction.operands[0], instruction.operands[2]), types)
+    if "multicast::cluster" in instruction.modifiers or not registers:
+        return "", [*code, "trap;", "sm120$done:"]
+    coordinates = [first, *(part.strip() for part in others.split(",")[1:])]
+    coordinates += ["0"] * (5 - len(coordinates))
+    arguments = [("b64", tensor_map), *(("b32", operand) for operand in (*registers, *coordinates))]
+    call = _Call("sm120_unpacking_copy", tuple(arguments), ("_",), tuple(before))
+    return call.function, [*code, *_code(call), "sm120$done:"]
+
+
+def _tensor_map_change(instruction: PtxInstruction) -> list[str]:
+    """tensormap.replace: in a packed map, the first extent counts bytes; in a map of our own, the field is a word in memory."""
+    field = next(part for part in instruction.modifiers if part in UNPACKING_FIELDS)
+    address, *ordinal, value = instruction.operands
+    base, size = _address(address), 64 if instruction.modifiers[-1] == "b64" else 32
+    if not base or (field == "global_address") == bool(ordinal) or not all(number.isdigit() for number in ordinal):
+        raise _unsupported(instruction)
+    space = ".shared" if "shared::cta" in instruction.modifiers else ".global" if "global" in instruction.modifiers else ""
+    number = int(ordinal[0]) if ordinal else 0
+    at = UNPACKING_FIELDS[field] + number * size // 8
+    halved = ["@sm120$q shr.u32 sm120$c, sm120$c, 1;"] if field in ("global_dim", "box_dim") and number == 0 else []
+    return [
+        *_read_mark(*base, f".volatile{space}"),
+        f".reg .b{size} sm120$c;",
+        f"mov.b{size} sm120$c, {value};",
+        *halved,
+        f"@!sm120$u {instruction.opcode} {', '.join([address, *ordinal, 'sm120$c'])};",
+        f"@sm120$u st.volatile{space}.b{size} [{base[0]}+{base[1] + at}], sm120$c;",
+    ]
+
+
+def _tensor_map_prefetch(instruction: PtxInstruction) -> list[str]:
+    """prefetch.tensormap: not of a map of our own, which is none of the hardware's."""
+    base = _address(instruction.operands[0])
+    if not base or len(instruction.modifiers) != 2:
+        raise _unsupported(instruction)
+    return [*_read_mark(*base), f"@!sm120$u {instruction.opcode} {instruction.operands[0]};"]
 
 
 def _f32x2(instruction: PtxInstruction) -> list[str]:

@@ -1,15 +1,18 @@
-"""Rewrite a file, and run the self-test: what ``sm120kit verify ptx`` does."""
+"""Rewrite a file or the units of a build, and run the self-test: what ``sm120kit verify ptx`` does."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core import toolchain
+from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadPtx
+from sm120kit.core.records import Toolchain
 from sm120kit.core.state import file_problem, write_atomic
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.ptx import library, selftest
@@ -45,19 +48,72 @@ def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None)
         raise BadPtx(
             f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
         ) from error
-    tools = functools.cache(toolchain.find)  # after the module has been parsed, which needs none
-    try:
-        module = rewrite(text, lambda: library.compile_functions(tools()))
-        with tempfile.TemporaryDirectory() as directory:
-            output = Path(directory) / "module.cubin"
-            kernels = library.assemble(module.text, output, tools())
-            content = output.read_bytes()
-    except BadPtx as error:
-        raise BadPtx(f"{path}: {error.message}", error.hint) from error
-    for target, data in ((ptx, module.text.encode()), (cubin, content)):
+    report, content = _rewrite(str(path), text, Assembler())
+    for target, data in ((ptx, report.module.text.encode()), (cubin, content)):
         if target:
             write_atomic(target, data)
-    return PtxReport(module, tuple(kernels))
+    return report
+
+
+class Assembler:
+    """The CUDA compiler and the software functions, found and compiled when the first module needs them."""
+
+    @functools.cached_property
+    def tools(self) -> Toolchain:
+        return toolchain.find()
+
+    @functools.cached_property
+    def functions(self) -> library.SoftwareFunctions:
+        return library.compile_functions(self.tools)
+
+
+def _rewrite(name: str, text: str, assembler: Assembler) -> tuple[PtxReport, bytes]:
+    try:
+        module = rewrite(text, lambda: assembler.functions)
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory) / "module.cubin"
+            kernels = library.assemble(module.text, output, assembler.tools)
+            return PtxReport(module, tuple(kernels)), output.read_bytes()
+    except BadPtx as error:
+        raise BadPtx(f"{name}: {error.message}", error.hint) from error
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """A unit of a build: the digest of its PTX, and its rewritten module, or why it was refused."""
+
+    name: str
+    ptx: str
+    report: PtxReport | None
+    refused: str = ""
+
+
+def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list[UnitReport]:
+    """Rewrite and assemble the PTX of a build's units, by name; write it unchanged to ``capture``, a directory.
+
+    Raises:
+        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+    """
+    assembler, reports = Assembler(), []
+    for name, text in units.items():
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if capture:
+            capture.mkdir(parents=True, exist_ok=True)
+            write_atomic(capture / f"{name.replace('/', '.').removesuffix('.cu')}.ptx", text.encode())
+        try:
+            reports.append(UnitReport(name, digest, _rewrite(name, text, assembler)[0]))
+        except BadPtx as error:
+            reports.append(UnitReport(name, digest, None, error.message))
+        reporting.info(f"{name}: {'refused' if reports[-1].refused else 'rewritten and assembled for sm_90a'}")
+    return reports
+
+
+def units_data(reports: Sequence[UnitReport]) -> list[dict[str, Any]]:
+    """Reports of units as JSON-serialisable data."""
+    return [
+        {"unit": row.name, "ptx": row.ptx, "refused": row.refused, "module": data(row.report) if row.report else None}
+        for row in reports
+    ]
 
 
 def data(report: PtxReport) -> dict[str, Any]:

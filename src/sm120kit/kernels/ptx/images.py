@@ -1,0 +1,163 @@
+"""Rewrite a module that a running program loads: the program that the preloaded driver (driver_shim.c) runs for each of them.
+
+``python -m sm120kit.kernels.ptx.images IMAGE CUBIN`` reads the module in IMAGE (PTX, a fatbin or a cubin for SM12x), and writes
+the module for Hopper to CUBIN. The directory of the run is ``SM120KIT_PTX_RUN``; it gets the module's record. The arguments may
+also be those with which Triton runs ptxas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sm120kit.core import toolchain
+from sm120kit.core.errors import BadPtx, Sm120kitError
+from sm120kit.core.state import write_atomic
+from sm120kit.kernels.cubin import device, fatbin
+from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
+from sm120kit.kernels.ptx import library
+from sm120kit.kernels.ptx.library import AssembledKernel
+from sm120kit.kernels.ptx.rewrite import rewrite
+
+RUN_DIRECTORY = "SM120KIT_PTX_RUN"
+FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
+"""Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
+
+RECORD = ".module.json"
+"""Suffix of the record of a rewritten module."""
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+_SM12X = re.compile(r"(sm|compute)_12\d[af]?")
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text."""
+
+    origin: str
+    ptx: str
+    instructions: int = 0
+    replaced: Mapping[str, int] = field(default_factory=dict)
+    kernels: tuple[AssembledKernel, ...] = ()
+    seconds: float = 0.0
+
+
+def captured_kernels(directory: Path) -> dict[str, Path]:
+    """The PTX file of each kernel in a directory, by the kernel's name; the first file that has it."""
+    files: dict[str, Path] = {}
+    for path in sorted(directory.glob("*.ptx")):
+        for name in _ENTRY.findall(path.read_text(encoding="ascii")):
+            files.setdefault(name, path.resolve())
+    return files
+
+
+def read_captured(run: Path) -> dict[str, Path]:
+    """The list of captured kernels in a run's directory."""
+    lines = (line.split(" ", 1) for line in (run / CAPTURED).read_text().splitlines())
+    return {name: Path(file) for name, file in lines}
+
+
+def module_ptx(image: memoryview, captured: Mapping[str, Path]) -> tuple[str, str]:
+    """The PTX of a module and its origin. That of a module of machine code may be empty if all its kernels were captured.
+
+    Raises:
+        BadPtx: the module has machine code only, and a kernel was not captured.
+        BadArtifact: the image is damaged.
+    """
+    names: set[str] = set()
+    if bytes(image[:4]) == fatbin.MAGIC:
+        for part in fatbin.images(image):
+            if _SM12X.fullmatch(part.arch) and not part.is_cubin:
+                return _text(part.unpacked()), f"{part.arch} in a fatbin"
+            names |= _kernels(part.unpacked()) if _SM12X.fullmatch(part.arch) else set()
+    elif bytes(image[:4]) == ELF_MAGIC:
+        names = _kernels(image)
+    else:
+        text = _text(image)
+        for path in {captured[name] for name in _ENTRY.findall(text) if name in captured}:
+            if path.read_text(encoding="ascii") == text:
+                return text, f"captured {path.name}"
+        return text, "PTX"
+    missing = sorted(names - captured.keys())
+    if not missing:  # whoever looks a kernel up gets the captured one
+        return _EMPTY, "machine code whose kernels were captured" if names else "no kernels"
+    raise BadPtx(
+        f"a module for SM12x has machine code only, and no PTX was captured for {len(missing)} of its {len(names)} kernels: "
+        f"{missing[0][:160]}",
+        "capture it: sm120kit verify ptx RECIPE --capture DIR, then sm120kit verify run --ptx DIR; or compile it with PTX",
+    )
+
+
+_EMPTY = ".version 8.8\n.target sm_120a\n.address_size 64\n"
+
+
+def _kernels(cubin: memoryview) -> set[str]:
+    elf = device.cubin(cubin)
+    return {kernel.name for kernel in device.kernels(elf, device.arch(elf))}
+
+
+def _text(image: memoryview) -> str:
+    try:
+        return bytes(image).rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BadPtx(f"the PTX of a module is not text: byte {error.start}", "the module is damaged") from error
+
+
+def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
+    """Rewrite a module for Hopper and write its machine code to ``cubin``.
+
+    Raises:
+        BadPtx, BadArtifact: see :func:`module_ptx`; or an instruction has no replacement.
+    """
+    started = time.monotonic()
+    text, origin = module_ptx(memoryview(image), read_captured(run))
+    module = rewrite(text, lambda: library.read_functions((run / FUNCTIONS).read_text()))
+    output = cubin.with_suffix(f".{os.getpid()}")
+    try:
+        kernels = library.assemble(module.text, output, toolchain.find())
+        write_atomic(cubin, output.read_bytes())
+    finally:
+        output.unlink(missing_ok=True)
+    return LoadedModule(
+        origin,
+        hashlib.sha256(text.encode()).hexdigest(),
+        module.instruction_count,
+        module.counts,
+        tuple(kernels),
+        round(time.monotonic() - started, 1),
+    )
+
+
+def main() -> int:
+    """Rewrite the module named by the arguments; an error is printed, and its code returned."""
+    run = Path(os.environ[RUN_DIRECTORY])
+    image, cubin = _files(sys.argv[1:])
+    content = image.read_bytes()
+    try:
+        module = rewrite_image(content, cubin, run)
+    except Sm120kitError as error:
+        print(f"sm120kit verify run: {error.message}\n  {error.hint}", file=sys.stderr)
+        return error.exit_code
+    write_atomic(run / f"{hashlib.sha256(content).hexdigest()}{RECORD}", json.dumps(asdict(module)).encode())
+    return 0
+
+
+def _files(arguments: Sequence[str]) -> tuple[Path, Path]:
+    """Input and output: two files, or ``OPTIONS INPUT -o OUTPUT`` as ptxas takes them."""
+    if "-o" not in arguments:
+        image, cubin = arguments
+        return Path(image), Path(cubin)
+    at = arguments.index("-o")
+    (image,) = (word for word in (*arguments[:at], *arguments[at + 2 :]) if not word.startswith("-"))
+    return Path(image), Path(arguments[at + 1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

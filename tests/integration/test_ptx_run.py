@@ -1,0 +1,298 @@
+"""``verify run`` without a GPU: the preloaded driver and the rewriter are real; the driver below them records its arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sm120kit.core import process, toolchain
+from sm120kit.core.state import Workspace
+from sm120kit.kernels import cubin
+from sm120kit.kernels.ptx import images, interposed
+from sm120kit.kernels.ptx.interposed import Interposition
+from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+CODE = r"""
+extern "C" __global__ void kernel(unsigned short* out, float2 in) {
+  unsigned short code;
+  asm("{ .reg .b8 c; cvt.rn.satfinite.e2m1x2.f32 c, %1, %2; cvt.u16.u8 %0, c; }" : "=h"(code) : "f"(in.x), "f"(in.y));
+  *out = code;
+}
+"""
+
+PROGRAM = """
+import ctypes, pathlib, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+module = ctypes.c_void_p()
+code = pathlib.Path(sys.argv[1]).read_bytes() + b"\\0"
+sys.exit(getattr(cuda, sys.argv[2])(ctypes.byref(module), code, *[None] * 6))
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a libcuda.so.1."""
+    directory = tmp_path_factory.mktemp("driver")
+    compiler, _ = toolchain.host_compiler()
+    library = directory / "libcuda.so.1"
+    process.run([compiler, "-x", "c", SUPPORT / "cuda_stub.c", "-shared", "-fPIC", "-w", "-o", library])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One kernel as PTX, as a fatbin with and without PTX, and for Hopper too."""
+    directory, tools = tmp_path_factory.mktemp("modules"), toolchain.find()
+    source = directory / "kernel.cu"
+    source.write_text(CODE)
+    nvcc = [tools.cuda_home / "bin" / "nvcc", "-ccbin", tools.host_compiler, source]
+    sm120 = "arch=compute_120f,code="
+    process.run([*nvcc, "-ptx", "-gencode", f"{sm120}sm_120f", "-o", directory / "kernel.ptx"])
+    process.run([*nvcc, "-fatbin", "-gencode", f"{sm120}[sm_120f,compute_120f]", "-o", directory / "both.fatbin"])
+    process.run([*nvcc, "-fatbin", "-gencode", f"{sm120}sm_120f", "-o", directory / "machine-code.fatbin"])
+    process.run([*nvcc, "-cubin", "-gencode", f"{sm120}sm_120f", "-o", directory / "kernel.cubin"])
+    source.write_text('extern "C" __global__ void kernel(unsigned short* out) { *out = 1; }')
+    process.run([*nvcc, "-fatbin", "-arch=sm_90", "-o", directory / "hopper.fatbin"])
+    captured = directory / "captured"
+    captured.mkdir()
+    (captured / "unit.ptx").write_text((directory / "kernel.ptx").read_text())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def interposition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interposition]:
+    workspace = Workspace.open(tmp_path_factory.mktemp("state"))
+    with interposed.prepared(None, workspace, toolchain.find()) as interposition:
+        yield interposition
+
+
+@dataclass
+class Runner:
+    """Python programs on the driver that records below the preloaded one, or on ``verify run`` as a whole."""
+
+    driver: Path
+    records: Path
+    interposition: Interposition
+
+    def python(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return self._run([], self.interposition.environment(), program, arguments)
+
+    def command(self, program: str, *arguments: object, options: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "sm120kit", "verify", "run", "--state", self.records / "state", *options, "--"]
+        return self._run(words, {}, program, arguments)
+
+    def _run(
+        self, words: Sequence[object], env: Mapping[str, str], program: str, arguments: Sequence[object]
+    ) -> subprocess.CompletedProcess[str]:
+        argv = [str(word) for word in (*words, sys.executable, "-c", program, *arguments)]
+        env = {**os.environ, "LD_LIBRARY_PATH": str(self.driver), "STUB_RECORDS": str(self.records), **env}
+        return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def runner(driver: Path, tmp_path: Path, interposition: Interposition) -> Runner:
+    records = tmp_path / "records"
+    records.mkdir()
+    return Runner(driver, records, interposition.part(tmp_path.name, captured=False))
+
+
+@pytest.mark.parametrize("function", ["cuModuleLoadData", "cuModuleLoadFatBinary", "cuLibraryLoadData"])
+def test_modules_for_sm120_are_loaded_as_code_for_hopper(runner: Runner, modules: Path, function: str) -> None:
+    file = modules / ("both.fatbin" if "Fat" in function else "kernel.ptx")
+    done = runner.python(PROGRAM, file, function)
+    assert done.returncode == 0, done.stderr
+    loaded = cubin.read(runner.records / "module")
+    assert [(kernel.name, kernel.arch) for kernel in loaded[0].kernels] == [("kernel", "sm_90a")]
+    (module,) = runner.interposition.modules()
+    assert module["replaced"] == {"cvt.rn.satfinite.e2m1x2.f32": 1}
+    assert runner.python(PROGRAM, file, function).returncode == 0  # the second time from the first result
+    assert len(list(runner.interposition.directory.glob("*.cubin"))) == 1
+
+
+def test_machine_code_is_refused(runner: Runner, modules: Path) -> None:
+    for name in ("machine-code.fatbin", "kernel.cubin"):
+        refused = runner.python(PROGRAM, modules / name, "cuModuleLoadData")
+        assert refused.returncode == 209, refused.stderr  # CUDA_ERROR_NO_BINARY_FOR_GPU
+        assert "no PTX was captured for 1 of its 1 kernels: kernel" in refused.stderr
+        assert not (runner.records / "module").exists()
+
+
+@pytest.mark.parametrize("function", ["cuLibraryGetKernel", "cuModuleGetFunction"])
+@pytest.mark.parametrize("file", ["both.fatbin", "kernel.cubin"])
+def test_captured_kernel_takes_the_place_of_another(runner: Runner, modules: Path, function: str, file: str) -> None:
+    look_up = f"cuda.{function}(ctypes.byref(module), module, b'kernel')"
+    program = PROGRAM.replace("sys.exit(", "print(") + f"print({look_up})\n"
+    part = runner.interposition
+    (part.directory / images.CAPTURED).write_text(f"kernel {modules / 'captured' / 'unit.ptx'}\n")
+    done = runner.python(program, modules / file, "cuModuleLoadData")
+    assert (done.returncode, done.stdout) == (0, "0\n0\n"), done.stderr
+    origins = sorted(module["origin"] for module in part.modules())
+    other = "compute_120f in a fatbin" if file == "both.fatbin" else "machine code whose kernels were captured"
+    assert origins == ["captured unit.ptx", other]
+    assert cubin.read(runner.records / "module")[0].kernels[0].arch == "sm_90a"
+    assert (runner.records / "kernel").read_text() == "kernel"
+
+
+def test_program_sees_sm120(runner: Runner) -> None:
+    """By symbol, by look-up, and by a look-up of the look-up."""
+    program = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+value, function = ctypes.c_int(), ctypes.c_void_p()
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+look_up = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
+def attribute(get, number):
+    assert get(ctypes.byref(value), number, 0) == 0
+    return value.value
+print([attribute(cuda.cuDeviceGetAttribute, number) for number in (75, 76, 97, 16)])
+assert cuda.cuGetProcAddress_v2(b"cuGetProcAddress", ctypes.byref(function), 12000, ctypes.c_uint64(0), None) == 0
+assert look_up(function.value)(b"cuDeviceGetAttribute", ctypes.byref(function), 12000, 0, None) == 0
+print(attribute(kind(function.value), 75))
+print([cuda.cuFuncSetAttribute(None, 8, size) for size in (101376 - 1024, 101376 - 1023)])
+assert not hasattr(cuda, "cuLibraryLoadFromFile")  # the driver has none
+"""
+    done = runner.python(program)
+    assert (done.returncode, done.stdout) == (0, "[12, 0, 101376, 7]\n12\n[0, 1]\n"), done.stderr
+    assert struct.unpack("2i", (runner.records / "shared").read_bytes()) == (8, 101376 - 1024)
+
+
+def test_library_of_nvidia_sees_the_gpu_as_it_is(runner: Runner, tmp_path: Path) -> None:
+    source = "int cuDeviceGetAttribute(int *, int, int); int major(void) { int x; return cuDeviceGetAttribute(&x, 75, 0), x; }"
+    compiler, _ = toolchain.host_compiler()
+    for name in ("libcublasLt.so.13", "libother.so"):
+        words = [compiler, "-x", "c", "-", "-shared", "-fPIC", "-o", tmp_path / name]
+        process.run([*words, f"-L{runner.driver}", "-l:libcuda.so.1"], stdin=source.encode())
+    program = (
+        f"import ctypes; print(*[ctypes.CDLL('{tmp_path}/' + name).major() for name in ('libcublasLt.so.13', 'libother.so')])"
+    )
+    done = runner.python(program)
+    assert done.stdout == "9 12\n", done.stderr
+
+
+def test_next_library_is_that_after_the_caller(runner: Runner, tmp_path: Path) -> None:
+    """RTLD_NEXT depends on where dlsym returns to."""
+    source = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int number(void) { return NUMBER; }
+int next(void) { int (*other)(void) = dlsym(RTLD_NEXT, "number"); return other ? other() : 0; }
+"""
+    compiler, _ = toolchain.host_compiler()
+    second, first = tmp_path / "libsecond.so", tmp_path / "libfirst.so"
+    for output, linked in ((second, []), (first, ["-Wl,--no-as-needed", second])):
+        words = [compiler, "-x", "c", "-", f"-DNUMBER={1 + len(linked)}", "-O2", "-shared", "-fPIC", "-w", "-o", output]
+        process.run([*words, "-x", "none", *linked], stdin=source.encode())
+    done = runner.python(f"import ctypes; print(ctypes.CDLL('{first}').next())")
+    assert done.stdout == "1\n", done.stderr
+
+
+MAPS = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+kind, width, columns, address = map(int, sys.argv[1:])
+tensor_map = ctypes.create_string_buffer(128)
+dim, stride = (ctypes.c_uint64 * 2)(columns, 64), (ctypes.c_uint64 * 1)(4096)
+box, steps = (ctypes.c_uint32 * 2)(width, 8), (ctypes.c_uint32 * 2)(1, 1)
+print(cuda.cuTensorMapEncodeTiled(tensor_map, kind, 2, ctypes.c_void_p(address - 64), dim, stride, box, steps, 0, 3, 0, 0))
+cuda.cuTensorMapReplaceAddress(tensor_map, ctypes.c_void_p(address))
+print(tensor_map.raw.hex())
+"""
+
+
+def encoded(runner: Runner, *arguments: int) -> tuple[int, bytes, str]:
+    """The driver's status, the tensor map, and messages."""
+    done = runner.python(MAPS, *arguments)
+    status, content = done.stdout.split()
+    return int(status), bytes.fromhex(content), done.stderr
+
+
+def test_packed_tensor_map_is_one_of_bytes_with_a_mark(runner: Runner) -> None:
+    status, content, _ = encoded(runner, 13, 128, 4096, 0x1040)
+    assert status == 0 and content[:120] == b"\xab" * 120
+    assert int.from_bytes(content[TENSOR_MAP_MARK_OFFSET:], "little") == TENSOR_MAP_MARK
+    assert struct.unpack("8Q", (runner.records / "map").read_bytes()) == (0, 2, 0x1000, 2048, 64, 4096, 64, 8)
+    assert (runner.records / "address").read_bytes() == (0x1040).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(14, 4), (15, 6)])
+def test_unpacking_tensor_map_is_our_own(runner: Runner, kind: int, bits: int) -> None:
+    status, content, _ = encoded(runner, kind, 128, 4096, 0x1040)
+    assert status == 0 and not (runner.records / "map").exists() and not (runner.records / "address").exists()
+    assert int.from_bytes(content[TENSOR_MAP_MARK_OFFSET:], "little") == UNPACKING_MARK
+    at = UNPACKING_FIELDS
+    assert struct.unpack_from("Q", content, at["global_address"]) == (0x1040,)
+    assert struct.unpack_from("4Q", content, at["global_stride"]) == (4096, 0, 0, 0)
+    assert struct.unpack_from("5I", content, at["global_dim"]) == (4096, 64, 1, 1, 1)
+    assert struct.unpack_from("7I", content, at["box_dim"]) == (128, 8, 1, 1, 1, 1, bits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ((14, 64, 4096, 0x1000), "boxDim[0] must be 128, is 64"),
+        ((14, 128, 4096, 0x1010), "the address must be a multiple of 32"),
+        ((15, 128, 4000, 0x1000), "globalDim[0] must be a multiple of 128"),
+        ((13, 128, 4095, 0x1000), "must be even, is 4095"),
+    ],
+)
+def test_tensor_map_that_the_driver_of_sm120_rejects(runner: Runner, arguments: tuple[int, ...], rule: str) -> None:
+    status, _, messages = encoded(runner, *arguments)
+    assert status == 1 and rule in messages
+
+
+def test_triton_assembles_with_the_rewriter(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """Its arguments are those of Triton 3.6."""
+    variables = runner.interposition.environment()
+    ptxas, output = variables["TRITON_PTXAS_PATH"], tmp_path / "kernel.cubin"
+    env = {**os.environ, **{name: value for name, value in variables.items() if name != "LD_PRELOAD"}}
+    assert "release" in subprocess.run([ptxas, "--version"], env=env, capture_output=True, text=True, check=True).stdout
+    arguments = ["-lineinfo", "-v", "--gpu-name=sm_120a", str(modules / "kernel.ptx"), "-o", str(output)]
+    subprocess.run([ptxas, *arguments], env=env, check=True)
+    assert cubin.read(output)[0].arch == "sm_90a"
+    assert [module["origin"] for module in runner.interposition.modules()] == ["PTX"]
+
+
+# ---- the command
+
+
+def test_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    receipt = tmp_path / "receipt.json"
+    done = runner.command(PROGRAM, modules / "kernel.ptx", "cuModuleLoadData", options=("--receipt", receipt))
+    assert done.returncode == 0, done.stderr
+    assert "1 modules for SM12x with 1 kernels rewritten, 0 refused" in done.stderr
+    record = json.loads(receipt.read_text())
+    assert record["gpu"]["capability"] == "9.0" and record["verified_on_sm120"] is False
+    assert record["replaced"] == {"cvt.rn.satfinite.e2m1x2.f32": 1}
+    assert record | interposed.digests() == record
+
+
+def test_module_for_hopper_is_left_alone(runner: Runner, modules: Path) -> None:
+    done = runner.command(PROGRAM, modules / "hopper.fatbin", "cuModuleLoadData")
+    assert done.returncode == 54 and "nothing was verified" in done.stderr
+    assert (runner.records / "module").read_bytes() == (modules / "hopper.fatbin").read_bytes()[:64]
+
+
+def test_refused_module_fails_a_program_that_succeeds(runner: Runner, modules: Path) -> None:
+    program = PROGRAM.replace("sys.exit(", "print(")
+    done = runner.command(program, modules / "kernel.cubin", "cuModuleLoadData")
+    assert (done.returncode, done.stdout) == (55, "209\n")
+    assert "1 modules for SM12x were refused" in done.stderr
+
+
+def test_errors_of_the_command(runner: Runner, tmp_path: Path) -> None:
+    assert runner.command("import os; os.kill(os.getpid(), 9)").returncode == 137
+    done = runner.command("", options=("--ptx", tmp_path))
+    assert done.returncode == 55 and "has no PTX files with kernels" in done.stderr
+    runner.driver = tmp_path
+    done = runner.command("")
+    assert done.returncode == 45 and "verify run needs a GPU of compute capability 9.0" in done.stderr

@@ -1,0 +1,64 @@
+// A driver of a Hopper GPU that runs nothing: it records in the directory STUB_RECORDS what a program passes to it.
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void record(char const *name, void const *data, size_t size) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s", getenv("STUB_RECORDS"), name);
+  FILE *file = fopen(path, "wb");
+  if (!file || fwrite(data, 1, size, file) != size || fclose(file)) abort();
+}
+
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, 0; }
+int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "A Card") < 0 || device; }
+int cuDriverGetVersion(int *version) { return *version = 13010, 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 7;
+  return device;
+}
+
+/// A cubin, whose size is in its header, or the first bytes of anything else.
+static void record_module(void const *code) {
+  unsigned char const *data = code;
+  uint64_t sections;
+  uint16_t counts[2];
+  memcpy(&sections, data + 40, 8), memcpy(counts, data + 58, 4);
+  int const cubin = !memcmp(data, "\177ELF", 4);
+  record("module", data, cubin ? sections + (uint64_t)counts[0] * counts[1] : 64);
+}
+int cuModuleLoadData(void **module, void const *code) { return record_module(code), *module = (void *)code, 0; }
+int cuModuleLoadFatBinary(void **module, void const *code) { return record_module(code), *module = (void *)code, 0; }
+int cuLibraryLoadData(void **library, void const *code) { return record_module(code), *library = (void *)code, 0; }
+
+int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
+  return record("kernel", name, strlen(name)), *kernel = library, 0;
+}
+int cuKernelGetFunction(void **function, void *kernel) { return *function = kernel, 0; }
+int cuModuleGetFunction(void **function, void *module, char const *name) { return *function = module, 0; }
+
+int cuFuncGetAttribute(int *value, int attribute, void *function) { return *value = attribute == 1 ? 1024 : 0, function != 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+  int const arguments[] = {attribute, value};
+  return record("shared", arguments, sizeof arguments), function != 0;
+}
+
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *dim, uint64_t const *stride,
+                           uint32_t const *box) {
+  uint64_t const arguments[] = {type, rank, (uintptr_t)address, dim[0], dim[1], stride[0], box[0], box[1]};
+  record("map", arguments, sizeof arguments);
+  return memset(map, 0xab, 128), 0;
+}
+
+int cuTensorMapReplaceAddress(void *map, void *address) { return record("address", &address, sizeof address), map == 0; }
+
+int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t flags, void *status) {
+  *function = !strcmp(name, "cuDeviceGetAttribute") ? (void *)cuDeviceGetAttribute
+              : !strcmp(name, "cuModuleLoadData")   ? (void *)cuModuleLoadData
+              : !strcmp(name, "cuGetProcAddress")   ? (void *)cuGetProcAddress_v2
+                                                    : 0;
+  (void)version, (void)flags, (void)status;
+  return *function ? 0 : 500;
+}
