@@ -2,16 +2,21 @@
 
 Without an NVIDIA driver the engines end in a traceback when they are imported, even for their help. Then ``--help`` and
 ``--version`` are answered here, from the options recorded with the recipe, and anything else ends with the reason.
+
+Kernels of b12x that were compiled with the image are added to b12x's cache, which is a volume or memory: what the image has in
+its place is hidden.
 """
 
 import ctypes
 import os
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
 
 ENGINES = ("vllm", "sglang")
 HELP = Path(__file__).with_name("help.txt")
+B12X_ENTRIES = Path(__file__).parent / "b12x" / "entries"
 
 
 def has_driver():
@@ -21,6 +26,33 @@ def has_driver():
     except OSError:
         return False
     return True
+
+
+def b12x_cache():
+    """The directory of b12x's cache, as ``_cute_compile_cache_dir`` of b12x 0.8.3 selects it (``cute/runtime_patches.py``)."""
+    for variable, below in (
+        ("B12X_CUTE_COMPILE_CACHE_DIR", ""),
+        ("CUTE_DSL_CACHE_DIR", "b12x_object_cache"),
+        ("XDG_CACHE_HOME", "b12x/cute_compile"),
+    ):
+        if os.environ.get(variable):
+            return Path(os.environ[variable], below)
+    return Path.home() / ".cache" / "b12x" / "cute_compile"
+
+
+def add_b12x_entries():
+    """Copy the entries that b12x's cache lacks. Servers that start at once may share it: each file appears whole."""
+    directory = b12x_cache()
+    try:
+        for entry in sorted(B12X_ENTRIES.glob("*/*.o")):
+            target = directory / entry.relative_to(B12X_ENTRIES)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+                shutil.copyfile(entry, partial)
+                partial.replace(target)
+    except OSError as error:
+        print(f"warning: {directory}: {error.strerror}: b12x compiles its kernels at first use", file=sys.stderr)
 
 
 def answer(argv):
@@ -39,4 +71,5 @@ def answer(argv):
 if __name__ == "__main__":
     if not has_driver():
         sys.exit(answer(sys.argv[1:]))
+    add_b12x_entries()
     os.execvp(sys.argv[1], sys.argv[1:])  # the server is this process, with its signals and its exit code

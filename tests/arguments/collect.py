@@ -22,6 +22,7 @@ from uv import find_uv_bin
 
 from sm120kit import recipes, serving
 from sm120kit.core.state import Workspace
+from sm120kit.images import context
 from sm120kit.images.records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
@@ -98,6 +99,9 @@ def environment(scratch: Path, requirements: list[str]) -> Path:
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, scratch / "venv"], check=True, env=env)
     install = [uv, "pip", "install", "-q", "--python", python, *links]
     subprocess.run([*install, "--no-deps", "-r", scratch / "requirements"], check=True, env=env)
+    # It requires the other libraries of the DSL and replaces files of them: in images it is installed last.
+    if last := [line for line in requirements if line.startswith("nvidia-cutlass-dsl-libs-cu13")]:
+        subprocess.run([*install, "--no-deps", "--reinstall", *last], check=True, env=env)
     subprocess.run([*install, TORCH], check=True, env=env)
     return python
 
@@ -112,7 +116,9 @@ def command_line(configuration: configurations.Configuration, engine: recipes.En
     node = Node(len(addresses) - 1, addresses, "eth0") if len(addresses) > 1 else None
     placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=node)
     service = serving.make_service(configuration, engine, image, image.id, model, placement)
-    return list(service.argv[len(engine.serve) :])
+    program = tuple(context.entrypoint(engine.serve) if engine.b12x else engine.serve)
+    assert service.argv[: len(program)] == program
+    return list(service.argv[len(program) :])
 
 
 def record_text(name: str, wheel: dict[str, str], parsed: dict[str, Any]) -> str:

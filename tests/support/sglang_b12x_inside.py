@@ -98,6 +98,7 @@ def stand_in_runtime(quant: Any) -> None:
     quant.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
     quant.get_tp_group = quant.is_allocation_symmetric = lambda: None
     torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(stream_id=0, device=device)
 
 
 def layer_of(quant: Any, checkpoint: Experts) -> Any:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from sm120kit.cli.inspect import inspect_
 from sm120kit.core.errors import BadArtifact
 from sm120kit.kernels import cubin
-from sm120kit.kernels.cubin import fatbin
+from sm120kit.kernels.cubin import elf, fatbin
 from sm120kit.kernels.cubin.records import Kernel
 
 DATA = Path(__file__).parent / "data" / "cubin"
@@ -46,6 +46,16 @@ def test_read_kernels_of_a_cubin() -> None:
     )
     assert (histogram.name, histogram.registers, histogram.shared_bytes, histogram.stack_bytes) == (HISTOGRAM, 12, 0, 256)
     assert reverse.text_sha256.startswith("a44966f6b1f6")
+
+
+def test_fp4_instructions_are_counted(tmp_path: Path) -> None:
+    """An instruction of a kernel of b12x, as nvdisasm 12.8 lists it: OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R4, R56, ..."""
+    omma = struct.pack("<QQ", 0x7080003C3804747F, 0x01EFE20000043E04)
+    data = (DATA / "sm_120a.cubin").read_bytes()
+    text = bytes(elf.Elf(memoryview(data)).bytes_of(f".text.{REVERSE}"))
+    (tmp_path / "fp4.cubin").write_bytes(data.replace(text, 3 * omma + text[3 * len(omma) :]))
+    (image,) = cubin.read(tmp_path / "fp4.cubin")
+    assert {kernel.name: kernel.fp4_mma for kernel in image.kernels} == {REVERSE: 3, HISTOGRAM: 0}
 
 
 def test_stack_of_a_linked_kernel_includes_its_callees() -> None:
@@ -267,7 +277,7 @@ def command() -> typer.Typer:
 def test_inspect_lists_kernels() -> None:
     done = CliRunner().invoke(command(), [str(DATA / "zstd.so"), "--no-demangle"])
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["zstd.so#2", "sm_121a", REVERSE, "10", "128", "0", "512", "a44966f6b1f6"] in rows
+    assert ["zstd.so#2", "sm_121a", REVERSE, "10", "128", "0", "0", "512", "a44966f6b1f6"] in rows
     assert "images: 2 (sm_120a, sm_121a); kernels: 4; with a stack (spills): 2" in done.stdout
 
 

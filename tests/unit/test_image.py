@@ -17,12 +17,25 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, BadIndex, HashMismatch, NoSuchImage, NotVerified, UnknownName
+from sm120kit import recipes
+from sm120kit.core.errors import (
+    ArtifactChanged,
+    BadArtifact,
+    BadIndex,
+    HashMismatch,
+    NoSuchImage,
+    NotVerified,
+    ToolchainUnsuitable,
+    UnknownName,
+)
 from sm120kit.core.state import Workspace, data_root, file_sha256, write_record
-from sm120kit.images import checks, context, registry
+from sm120kit.images import checks, context, delivery, registry
+from sm120kit.images.delivery import Builder, ImageRequest
 from sm120kit.images.docker import builders
 from sm120kit.images.index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
+from sm120kit.recipes.records import Closure
+from sm120kit.sources.context import Options
 from sm120kit.sources.records import LockedWheel
 
 BASE = f"debian@sha256:{'a' * 64}"
@@ -376,3 +389,14 @@ def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.M
     assert [image["digest"] for image in json.loads(listed.stdout)] == [entry.digest]
     absent = CliRunner().invoke(app, ["image", "list", "--remote", "--index", str(tmp_path / "absent")])
     assert isinstance(absent.exception, BadIndex)
+
+
+@pytest.mark.parametrize("image_request", [ImageRequest(builder=Builder.DOCKER), ImageRequest(context_only=True)])
+def test_dockerfile_of_a_recipe_with_kernels_to_compile_is_refused(image_request: ImageRequest, tmp_path: Path) -> None:
+    recipe = recipes.load_engine("sglang-0.5.11-b12x")
+    with pytest.raises(
+        ToolchainUnsuitable, match="compiles kernels of b12x into its image, which only the builder layers does"
+    ):
+        delivery.prepare(
+            image_request, recipe, Closure("manylinux_2_35_x86_64", "3.11", (), ""), Options(Workspace.open(tmp_path))
+        )

@@ -710,3 +710,22 @@ def test_modules_are_looked_up_only_in_the_version_whose_functions_are_called(
     expected = {"distributions": {"vllm": version}, "served": {"one": {"architecture": None}}}
     with pytest.raises(NotRun, match=reason):
         load("engine").require_served(expected, "vllm", "0.19.1")
+
+
+def test_version_of_sglang_is_that_of_the_wheel_that_was_packed_again(load: Callable[[str], Any], capsys: Any) -> None:
+    load("engine")
+    suite = load("sglang")
+    answers = {"version": "sglang version: 0.5.11 | git revision: N/A", "--help": "--model-path"}
+    suite.run = lambda argv: SimpleNamespace(returncode=0, stdout=answers[argv[-1]], stderr="")
+    expected = {"distributions": {"sglang": "0.5.11+sm120kit.ec101745e4ed"}, "serve": ["python", "-m", "sglang.launch_server"]}
+    assert suite.check_command(expected) == {"sglang version": "0.5.11"}
+    with pytest.raises(AssertionError, match=r"not 0\.5\.12"):
+        suite.check_command(expected | {"distributions": {"sglang": "0.5.12"}})
+
+
+def test_kernels_of_b12x_are_not_looked_up_without_a_table(load: Callable[[str], Any]) -> None:
+    load("engine")
+    suite = load("sglang")
+    with pytest.raises(NotRun, match="compiles no kernels of b12x"):
+        suite.check_b12x_kernels({"b12x": {}})
+    assert suite.group([("experts", 1), ("GEMM", 2), ("experts", 3)]) == {"experts": [1, 3], "GEMM": [2]}

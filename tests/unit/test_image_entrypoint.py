@@ -33,7 +33,12 @@ def start(image: Path, *argv: str, driver: bytes = b"") -> subprocess.Popen[str]
         (image / "libcuda.so.1").write_bytes(driver)
     return subprocess.Popen(
         [sys.executable, image / "serve.py", *argv],
-        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(image), "PYTHONPATH": str(image / "site")},
+        env={
+            "HOME": str(image / "home"),
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(image),
+            "PYTHONPATH": str(image / "site"),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,6 +81,33 @@ def test_with_a_driver_the_process_becomes_the_serve_command(image: Path, driver
     child = start(image, sys.executable, "-c", program, "/model", "--help", driver=driver)
     out, err = child.communicate()
     assert (out, err, child.returncode) == (f"{child.pid} ['/model', '--help']\n", "", 7)
+
+
+def test_kernels_of_the_image_are_added_to_the_cache(image: Path, driver: bytes) -> None:
+    key = "ab" + 62 * "0"
+    for name in ("ab/" + key, "cd/cd" + 62 * "1"):
+        entry = image / "b12x" / "entries" / f"{name}.o"
+        entry.parent.mkdir(parents=True)
+        entry.write_bytes(name.encode())
+    cache = image / "home" / ".cache" / "b12x" / "cute_compile"
+    (cache / "ab").mkdir(parents=True)
+    (cache / "ab" / f"{key}.o").write_bytes(b"compiled before")
+    program = "import os; print(sorted(os.listdir(os.environ['HOME'] + '/.cache/b12x/cute_compile')))"
+    child = start(image, sys.executable, "-c", program, driver=driver)
+    out, err = child.communicate()
+    assert (out, err, child.returncode) == ("['ab', 'cd']\n", "", 0)
+    assert (cache / "ab" / f"{key}.o").read_bytes() == b"compiled before"
+    assert [path.name for path in (cache / "cd").iterdir()] == ["cd" + 62 * "1" + ".o"]
+
+
+def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> None:
+    entry = image / "b12x" / "entries" / "ab" / "ab.o"
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    (image / "home").write_text("no directory")
+    child = start(image, sys.executable, "-c", "print('serving')", driver=driver)
+    out, err = child.communicate()
+    assert out == "serving\n" and err.startswith("warning: ") and "b12x compiles its kernels at first use" in err
 
 
 def test_help_of_a_recipe_without_recorded_options() -> None:

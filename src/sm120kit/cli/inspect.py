@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sm120kit.kernels.cubin.records import Kernel
 
 HEAD, TAIL = 120, 40
 
@@ -19,9 +22,9 @@ def inspect_(
 ) -> None:
     """List the device code in a file.
 
-    Prints archs, kernels, registers, shared memory, stack and digests. Shared memory is the static part: a launch adds the
-    dynamic part. Stack is local memory per thread: spilled registers, and arrays indexed at run time. Long names are printed
-    without their middle; --json prints them in full.
+    Prints archs, kernels, registers, shared memory, stack, FP4 tensor core instructions of SM12x (OMMA) and digests. Shared
+    memory is the static part: a launch adds the dynamic part. Stack is local memory per thread: spilled registers, and arrays
+    indexed at run time. Long names are printed without their middle; --json prints them in full.
     """
     from dataclasses import asdict
 
@@ -36,15 +39,17 @@ def inspect_(
     names = [kernel.name for _, kernel in kernels]
     shown = cubin.demangle(names) if demangle else names
     console.table(
-        ("where", "arch", "kernel", "registers", "shared B", "stack B", "text B", "text sha256"),
-        (
-            (where, k.arch, _short(name), k.registers, k.shared_bytes, k.stack_bytes, k.text_bytes, k.text_sha256[:12])
-            for (where, k), name in zip(kernels, shown, strict=True)
-        ),
+        ("where", "arch", "kernel", "registers", "shared B", "stack B", "FP4 MMA", "text B", "text sha256"),
+        ((where, k.arch, _short(name), *_figures(k)) for (where, k), name in zip(kernels, shown, strict=True)),
     )
     archs = ", ".join(sorted({image.arch for image in images}))
     with_stack = sum(kernel.stack_bytes > 0 for _, kernel in kernels)
     console.data(f"images: {len(images)} ({archs}); kernels: {len(kernels)}; with a stack (spills): {with_stack}")
+
+
+def _figures(kernel: Kernel) -> tuple[int | str, ...]:
+    sizes = (kernel.registers, kernel.shared_bytes, kernel.stack_bytes, kernel.fp4_mma, kernel.text_bytes)
+    return (*sizes, kernel.text_sha256[:12])
 
 
 def _short(name: str) -> str:

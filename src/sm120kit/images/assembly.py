@@ -18,7 +18,7 @@ from typing import Any
 from sm120kit.core import archives, process, reporting
 from sm120kit.core.errors import BadArtifact, BadRecord, ImageBuildFailed
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, read_record, require_disk, write_record
-from sm120kit.images import cuda_home, wheels
+from sm120kit.images import b12x, cuda_home, wheels
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
 from sm120kit.images.context import NVIDIA
 from sm120kit.images.dockerfile import image_settings
@@ -131,7 +131,11 @@ class _Inputs:
         self, description: str, inputs: object, size: int, write: Callable[[LayerWriter, BytecodeCompiler], None]
     ) -> _Layer:
         """A layer that follows from ``inputs``, the Python and the time."""
-        return _Layer(description, digest_of([FORMAT, vars(self.python), self.epoch, inputs]), size, write)
+        return _Layer(description, self.digest(inputs), size, write)
+
+    def digest(self, inputs: object) -> str:
+        """The key of a layer that follows from ``inputs``, the Python and the time."""
+        return digest_of([FORMAT, vars(self.python), self.epoch, inputs])
 
 
 def assemble(
@@ -197,15 +201,34 @@ def _assemble(
         inputs = _Inputs(context, base, bytecode.python, epoch, files, contents)
         planned = list(_plan(inputs, scripts))
         layers = _write(planned, inputs, bytecode, layout, workspace)
+    descriptions = [layer.description for layer in planned]
     created = context.labels["org.opencontainers.image.created"]
-    history = [{"created": created, "created_by": f"sm120kit: {layer.description}"} for layer in planned]
-    config: dict[str, Any] = {
-        **{key: base.config[key] for key in ("architecture", "os", "variant") if key in base.config},
-        "created": created,
-        "config": settings,
-        "history": [*base.config.get("history", ()), *history],
-    }
-    manifest = layout.add_image((*base.layers, *layers), (*base.diff_ids, *(layer.digest for layer in layers)), config)
+
+    def add_image() -> Descriptor:
+        history = [{"created": created, "created_by": f"sm120kit: {description}"} for description in descriptions]
+        config: dict[str, Any] = {
+            **{key: base.config[key] for key in ("architecture", "os", "variant") if key in base.config},
+            "created": created,
+            "config": settings,
+            "history": [*base.config.get("history", ()), *history],
+        }
+        return layout.add_image((*base.layers, *layers), (*base.diff_ids, *(layer.digest for layer in layers)), config)
+
+    manifest = add_image()
+    if b12x.REQUEST in scripts:
+        key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], context.locked])
+        record = workspace.cache / "layers" / f"{key}.json"
+        kernels = _written(record, layout)
+        if kernels is None:
+            with layout.writer() as blob:
+                layer = LayerWriter(blob, epoch)
+                b12x.write_kernels(layer, manifest.digest, workspace)
+                kernels = layer.finish()
+            write_record(record, kernels)
+        layers.append(kernels)
+        descriptions.append("kernels of b12x")
+        without, manifest = manifest, add_image()
+        layout.remove(without.digest)
     return layout.image(manifest.digest)
 
 

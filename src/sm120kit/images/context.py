@@ -11,7 +11,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from sm120kit.core.state import (
     require_disk,
     write_record,
 )
+from sm120kit.images import b12x
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import BuiltWheel, Image, ImageContext, image_name
 from sm120kit.recipes import bases
@@ -69,7 +70,8 @@ NVIDIA = "nvidia-"
 class ImageSetup:
     """Kind, recipe and environment of an image, and for an engine its start command ``serve`` and its ``usage``.
 
-    ``labels`` are added to those that follow from the wheels. The default ``version`` is that of our FlashInfer.
+    ``labels`` are added to those that follow from the wheels. The default ``version`` is that of our FlashInfer. ``b12x`` is
+    the recipe's table of kernels to compile, or empty.
     """
 
     kind: str
@@ -79,6 +81,7 @@ class ImageSetup:
     version: str = ""
     serve: Sequence[str] = ()
     usage: str = ""
+    b12x: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_context(
@@ -242,6 +245,9 @@ def _dockerfile(setup: ImageSetup) -> tuple[str, dict[str, str]]:
         text += "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in setup.env.items()) + "\n"
     if engine:
         scripts[f"engine/{USAGE}"] = setup.usage
+        if setup.b12x:
+            scripts[b12x.PROGRAM] = (dockerfiles / b12x.PROGRAM).read_text()
+            scripts[b12x.REQUEST] = json.dumps(setup.b12x, sort_keys=True)
         text += f"ENTRYPOINT {json.dumps(entrypoint(setup.serve))}\n"
     return text, scripts
 

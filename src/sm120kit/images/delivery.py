@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit import recipes, sources
 from sm120kit.core import archives, reporting
-from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified
+from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified, ToolchainUnsuitable
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
 from sm120kit.images import assembly, checks
 from sm120kit.images import base as base_layers
@@ -119,7 +119,8 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
         NamespacesMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
-        ToolchainUnsuitable: the image is for another machine, or an image as base lacks what the wheels need.
+        ToolchainUnsuitable: the image is for another machine, or an image as base lacks what the wheels need, or the builder
+            does not compile the kernels of the recipe.
         FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
     """
     base = request.base
@@ -136,6 +137,11 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
             f"no base: neither {recipe.name} nor --base names one",
             f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
             f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
+        )
+    if builder is Builder.DOCKER and isinstance(recipe, recipes.EngineRecipe) and recipe.b12x:
+        raise ToolchainUnsuitable(
+            f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
+            "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
         )
     if builder is Builder.LAYERS:
         _prepare_layers(base, closure, options, compiles=isinstance(recipe, recipes.EngineRecipe))
@@ -238,6 +244,7 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
         env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
+        b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
     )
     return _build(setup, build.wheels, closure, request, options)
 
@@ -346,6 +353,7 @@ def expected(image: Image) -> checks.ExpectedImage:
             configuration.name: arguments.serve_arguments(configuration, engine) for configuration in of_engine if engine
         },
         served={configuration.name: _served(configuration) for configuration in of_engine},
+        b12x=engine.b12x.model_dump(mode="json") if engine and engine.b12x else {},
     )
 
 

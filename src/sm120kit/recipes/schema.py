@@ -315,6 +315,36 @@ class FlashInferRecipe(Strict):
         )
 
 
+Size = Annotated[int, Field(ge=1)]
+Sizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=1)]
+
+
+class B12xExperts(Strict):
+    """The experts of a layer on one GPU, as ``b12x_moe_fp4`` gets them, and the numbers of tokens of calls."""
+
+    experts: Size
+    hidden: Size
+    inner: Size
+    top_k: Size
+    tokens: Sizes
+
+
+class B12xGemm(Strict):
+    """A linear layer on one GPU, ``n`` outputs from ``k`` inputs, and the numbers of rows of calls."""
+
+    n: Size
+    k: Size
+    rows: Sizes
+
+
+class B12xTable(Strict):
+    """Kernels of b12x that are compiled into the image, for a GPU with ``sm_count`` SMs, as entries of b12x's cache."""
+
+    sm_count: Size
+    moe: Annotated[tuple[B12xExperts, ...], Field(strict=False)] = ()
+    gemm: Annotated[tuple[B12xGemm, ...], Field(strict=False)] = ()
+
+
 class EngineRecipe(Strict):
     """A version of vLLM or SGLang: locked official wheels, with our patched FlashInfer wheel instead of the official one.
 
@@ -323,6 +353,7 @@ class EngineRecipe(Strict):
     no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
+    ``b12x`` are kernels of b12x that are compiled into the image.
     """
 
     edition: Literal[1]
@@ -343,6 +374,7 @@ class EngineRecipe(Strict):
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     source: WheelSource | None = None
     from_source: FromSourceTable | None = None
+    b12x: B12xTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
 
     def inputs(self) -> dict[str, Any]:
@@ -352,7 +384,7 @@ class EngineRecipe(Strict):
             "environment": {"overrides": {"__all__": {"reason"}}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        absent = dict.fromkeys((key for key in ("base", "source", "from_source") if getattr(self, key) is None), True)
+        absent = dict.fromkeys((key for key in ("base", "source", "from_source", "b12x") if getattr(self, key) is None), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 
     @property

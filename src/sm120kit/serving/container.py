@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sm120kit.core.errors import NoModel
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
+from sm120kit.images.context import entrypoint
 from sm120kit.images.records import Image
 from sm120kit.recipes import EngineRecipe
 from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, Node, node_environment, serve_arguments
@@ -154,6 +155,8 @@ def make_service(
         with disk_errors(source):
             source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user differs from this one; the parent directory is closed to everybody else
+    # The entrypoint adds the compiled kernels of b12x to its cache, which is a mount.
+    program = entrypoint(engine.serve) if engine.b12x else engine.serve
     scratch = (Scratch("/tmp", TEMPORARY_GIB), Scratch(home, HOME_GIB))
     node = placement.node
     # On the host's network the server must listen where the port would be published; only the first node serves.
@@ -162,7 +165,7 @@ def make_service(
     return Service(
         name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
         image=image_name,
-        argv=(*engine.serve, *serve_arguments(configuration, engine, path_in_container, address, node)),
+        argv=(*program, *serve_arguments(configuration, engine, path_in_container, address, node)),
         environment=configuration.environment | (node_environment(engine, node) if node else {}),
         mounts=tuple(mounts),
         gpus=tuple(number for number, _ in placement.gpus),

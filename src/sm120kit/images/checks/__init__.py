@@ -18,6 +18,7 @@ from typing import Any
 from sm120kit.core import reporting
 from sm120kit.core.errors import NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
+from sm120kit.images import b12x
 from sm120kit.images.records import Check, CheckResult, Image, ImageStore, VerifiedImage
 from sm120kit.kernels.cubin import matching, read
 
@@ -47,7 +48,7 @@ class ExpectedImage:
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
-    None if it is not recorded.
+    None if it is not recorded; ``b12x`` the kernels of b12x that are compiled into the image.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class ExpectedImage:
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
+    b12x: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,9 @@ def _outside(
     site = store.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
     with workspace.scratch() as directory:
         yield from _device_code(image, site, expected, store, directory)
+    if expected.b12x:
+        with workspace.scratch() as directory:
+            yield _b12x_code(image, store, directory)
     with workspace.scratch() as directory:
         yield from _rebuilt(image, site, expected, store, directory)
     if expected.serve:
@@ -247,6 +252,31 @@ def _device_code(
         Check("flashinfer", "device_code", CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems)),
         {"archs": ", ".join(sorted(archs)), "kernels": str(count)},
     )
+
+
+def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check, Mapping[str, str]]:
+    """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions."""
+    problems: list[str] = []
+    store.fetch(image.id, b12x.DIRECTORY, directory)
+    entries = {str(path.relative_to(directory / "b12x" / "entries")): path for path in directory.rglob("*.o")}
+    try:
+        recorded = b12x.read_record((directory / "b12x" / "kernels.json").read_text())
+    except (OSError, ValueError, KeyError) as error:
+        recorded = {}
+        problems.append(f"{b12x.DIRECTORY}/kernels.json: {error}")
+    if {*entries} != {*recorded}:
+        problems.append(f"{len({*entries} ^ {*recorded})} entries are not those of {b12x.DIRECTORY}/kernels.json")
+    count = 0
+    for path, entry in sorted(entries.items()):
+        kernels = [kernel for cubin in read(entry) for kernel in cubin.kernels]
+        count += len(kernels)
+        if file_sha256(entry) != recorded.get(path):
+            problems.append(f"{path} is not the file that was compiled")
+        if not kernels or any(kernel.arch != b12x.ARCH or not kernel.fp4_mma for kernel in kernels):
+            problems.append(f"{path} has a kernel for another arch than {b12x.ARCH}, or without FP4 instructions")
+    verdict = CheckResult.FAILED if problems else CheckResult.PASSED
+    facts = {"b12x kernels": f"{count} for {b12x.ARCH}, all with FP4 tensor core instructions"} if not problems else {}
+    return Check("engine", "b12x_code", verdict, "; ".join(problems[:5])), facts
 
 
 def _rebuilt(

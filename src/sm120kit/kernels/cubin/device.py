@@ -23,6 +23,8 @@ _FRAME_SIZE, _MIN_STACK_SIZE, _REGISTER_COUNT = 0x11, 0x12, 0x2F
 _ACCELERATOR_TARGET = 0x09
 _EXECUTABLE, _FUNCTION, _ENTRY = 2, 2, 0x10
 _PER_SYMBOL = struct.Struct("<II")
+_INSTRUCTION_BYTES, _OPCODE, _OMMA = 16, 0xFFF, 0x47F
+"""SM12x: nvdisasm 12.8 prints ``OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X`` for instructions whose lowest 12 bits are 47f."""
 
 
 def cubin(data: memoryview) -> Elf:
@@ -90,9 +92,15 @@ def kernels(elf: Elf, arch: str) -> tuple[Kernel, ...]:
                 stack_bytes=stack,
                 text_bytes=len(text),
                 text_sha256=hashlib.sha256(text).hexdigest(),
+                fp4_mma=_fp4_instructions(text) if arch.startswith("sm_12") else 0,
             )
         )
     return tuple(sorted(result, key=lambda kernel: kernel.name))
+
+
+def _fp4_instructions(text: memoryview) -> int:
+    low = (int.from_bytes(text[offset : offset + 2], "little") for offset in range(0, len(text), _INSTRUCTION_BYTES))
+    return sum(word & _OPCODE == _OMMA for word in low)
 
 
 def _attributes(elf: Elf, section: str) -> Iterator[tuple[int, memoryview]]:

@@ -10,7 +10,8 @@ class Kernel:
     """A kernel in a cubin, according to the cubin.
 
     ``stack_bytes`` is the local memory per thread, including spills; ``shared_bytes`` is static shared memory only, because
-    dynamic shared memory is chosen at launch and is not in a cubin.
+    dynamic shared memory is chosen at launch and is not in a cubin. ``fp4_mma`` is the number of FP4 tensor core
+    instructions of SM12x (``OMMA``) in the code.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Kernel:
     stack_bytes: int
     text_bytes: int
     text_sha256: str
+    fp4_mma: int = 0
 
 
 @dataclass(frozen=True)

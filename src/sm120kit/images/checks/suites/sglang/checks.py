@@ -1,11 +1,14 @@
 """Checks of SGLang: extensions, FP4 compilation, its FlashInfer, its command, and the arguments of our configurations."""
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
+import runpy
 import sys
 import tempfile
+from functools import partial
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -36,6 +39,15 @@ suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in (
 print(json.dumps(suites[-1].look_up(json.load(open(sys.argv[2])))))
 """
 """Program that looks up the modules: SGLang decides when it is imported whether there is a GPU."""
+
+B12X_LOOK_UP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import run
+suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
+print(json.dumps(suites[-1].look_up_b12x(json.load(open(sys.argv[2]))["b12x"])))
+"""
+"""Program that looks up kernels of b12x, after the entrypoint's function that adds those of the image to b12x's cache."""
 
 
 def check_extensions(expected):
@@ -84,7 +96,7 @@ def check_uses_our_flashinfer(expected):
 def check_command(expected):
     """``sglang version`` prints the locked version, and the server's ``--help`` works."""
     version = run([str(Path(sys.prefix, "bin", "sglang")), "version"])
-    locked = expected["distributions"]["sglang"]
+    locked = expected["distributions"]["sglang"].partition("+")[0]  # a wheel that is packed again has the official version.py
     assert version.returncode == 0 and locked in version.stdout.split(), f"not {locked}: {output_tail(version)}"
     help_text = run([*expected["serve"], "--help"])
     assert help_text.returncode == 0 and "--model-path" in help_text.stdout, output_tail(help_text)
@@ -116,6 +128,115 @@ def check_modules_ahead(expected):
     choices, modules = json.loads(result.stdout.splitlines()[-1])
     requests = {name: {use: Requested(*module) for use, module in uses.items()} for name, uses in modules.items()}
     return report_requests(expected, requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
+
+
+def check_b12x_kernels(expected):
+    """b12x finds the kernels of the recipe's table in its cache when SGLang calls it, and compiles none.
+
+    Only launches and queries of the GPU are replaced. The environment is that of the container, and the cache is in its home.
+    """
+    if not expected["b12x"]:
+        raise NotRun("the recipe compiles no kernels of b12x")  # noqa: F821 - the runner provides it
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(expected, file)
+        file.flush()
+        result = run([sys.executable, "-B", "-c", B12X_LOOK_UP, str(Path(__file__).parents[1]), file.name])
+    assert result.returncode == 0, output_tail(result)
+    hits, misses = json.loads(result.stdout.splitlines()[-1])
+    assert hits and not misses, f"{len(misses)} kernels are not in b12x's cache, {len(hits)} are: {'; '.join(misses[:3])}"
+    kinds = ", ".join(f"{len({*paths})} {kind}" for kind, paths in sorted(group(hits).items()))
+    return {
+        "b12x finds": f"{len({path for _, path in hits})} kernels: {kinds}",
+        "b12x cache": str(b12x_entrypoint()["b12x_cache"]()),
+    }
+
+
+def b12x_entrypoint():
+    """The names that the entrypoint defines."""
+    return runpy.run_path("/opt/sm120kit/serve.py")
+
+
+def group(pairs):
+    """Values by the first of each pair."""
+    groups = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def look_up_b12x(table):
+    """Kernels that b12x finds in its cache, as kind and key, and descriptions of the calls for which it finds none.
+
+    For a process of its own.
+    """
+    b12x_entrypoint()["add_b12x_entries"]()
+    import cuda.bindings.driver as driver
+    import torch
+
+    stream = SimpleNamespace(stream_id=0, cuda_stream=0)
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.current_stream = lambda device=None: stream
+    torch.cuda.is_current_stream_capturing = lambda: False
+    import sglang.srt.layers.quantization.modelopt_quant as quant
+    from b12x.cute import runtime_patches
+    from b12x.gemm import dense
+    from b12x.integration import tp_moe
+
+    quant.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
+    quant.get_tp_group = quant.is_allocation_symmetric = lambda: None
+    for module in (dense, tp_moe):
+        module.get_num_sm = lambda device: table["sm_count"]
+        module.get_max_active_clusters = lambda size: table["sm_count"]
+        module.current_cuda_stream = lambda: driver.CUstream(0)
+    tp_moe.triton_compact_topk_ids = lambda *operands: None
+    find, kind, hits, misses = runtime_patches._load_cute_compile_from_disk, "", [], []
+
+    def found(key):
+        if find(key) is None:
+            raise LookupError(key)
+        hits.append((kind, key))
+        return lambda *operands: None
+
+    runtime_patches._load_cute_compile_from_disk = found
+    for name, call in _b12x_calls(table, quant):
+        kind = name.partition(":")[0]
+        try:
+            call()
+        except LookupError:
+            misses.append(name)
+    return hits, misses
+
+
+def _b12x_calls(table, quant):
+    """SGLang's calls of b12x for the layers of a table, with their descriptions. Weights are reserved and never touched."""
+    import torch
+
+    def reserve(*shape):
+        return torch.empty(*shape, dtype=torch.uint8)
+
+    for layer in table["moe"]:
+        experts, hidden, inner, top_k = (layer[key] for key in ("experts", "hidden", "inner", "top_k"))
+        weights = SimpleNamespace(
+            w13_weight=reserve(experts, 2 * inner, hidden // 2),
+            w13_blockscale_swizzled=reserve(experts, 2 * inner, hidden // 16),
+            w2_weight=reserve(experts, hidden, inner // 2),
+            w2_blockscale_swizzled=reserve(experts, hidden, inner // 16),
+            **{
+                name: torch.ones(experts)
+                for name in ("w13_input_scale_quant", "w2_input_scale_quant", "g1_alphas", "g2_alphas")
+            },
+        )
+        for tokens in layer["tokens"]:
+            x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
+            ids = torch.zeros(tokens, top_k, dtype=torch.int32)
+            chosen = SimpleNamespace(topk_weights=torch.zeros(tokens, top_k), topk_ids=ids)
+            yield f"experts: {tokens} tokens", partial(quant.b12x_moe, weights, x, chosen)
+    for layer in table["gemm"]:
+        n, k = layer["n"], layer["k"]
+        for rows in layer["rows"]:
+            scales = (reserve(-(-count // 128) * 128, k // 16) for count in (rows, n))
+            operands = (reserve(rows, k // 2), reserve(n, k // 2), *scales, torch.ones(1), torch.bfloat16)
+            yield f"GEMM: {rows} x {n} x {k}", partial(quant.b12x_fp4_gemm, *operands)
 
 
 def look_up(expected):

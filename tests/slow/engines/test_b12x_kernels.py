@@ -1,0 +1,112 @@
+"""Kernels of b12x, compiled without a GPU by ``dockerfiles/engine/b12x/compile.py``: what b12x finds in its cache.
+
+The environment has the locked b12x, its DSL and Triton, and a torch for the CPU: 1.2 GB.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "arguments"))
+import collect
+
+from sm120kit.core.state import Workspace, data_root
+from sm120kit.kernels import cubin
+from sm120kit.recipes import target as targets
+from sm120kit.sources.context import Options
+from sm120kit.wheels.overlay import locked_wheels
+
+RECIPE = "sglang-0.5.11-b12x"
+LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
+ENGINE = data_root() / "dockerfiles" / "engine"
+LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
+"""The experts of configuration A on one of two GPUs: kernels dynamic, static twice, and micro."""
+REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "rows": [8]}]}
+
+
+class Library:
+    """b12x in a Python of its own, and the kernels that it compiled."""
+
+    def __init__(self, scratch: Path) -> None:
+        target = targets.resolve(RECIPE, Options(Workspace.open(None)))
+        assert isinstance(target, targets.EngineTarget)
+        names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+        self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
+        self.python = collect.environment(scratch, [f"{wheel.name}=={wheel.version}" for wheel in names])
+        self.request = scratch / "request.json"
+        self.request.write_text(json.dumps(REQUEST))
+        self.first, self.second = self.compile(), self.compile(scratch / "again")
+
+    def compile(self, *cache: Path) -> Any:
+        argv = [self.python, ENGINE / "b12x" / "compile.py", self.request, *cache]
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("b12x"))
+
+
+@pytest.fixture(scope="module")
+def entries(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an image with its entrypoint and the entries."""
+    directory = tmp_path_factory.mktemp("image")
+    (directory / "serve.py").write_bytes((ENGINE / "serve.py").read_bytes())
+    for path, content in library.first["entries"].items():
+        entry = directory / "b12x" / "entries" / path
+        entry.parent.mkdir(parents=True)
+        entry.write_bytes(base64.b64decode(content))
+    return directory
+
+
+def test_kernels_are_compiled_once_each_with_the_same_bytes(library: Library) -> None:
+    assert [kernel["hit"] for kernel in library.first["kernels"]] == [False] * 5
+    assert len(library.first["entries"]) == 5
+    assert library.first["entries"] == library.second["entries"]
+
+
+def test_b12x_finds_the_entries_that_the_entrypoint_adds(library: Library, entries: Path, tmp_path: Path) -> None:
+    program = "import runpy; runpy.run_path('serve.py')['add_b12x_entries']()"
+    environment = library.environment | {"B12X_CUTE_COMPILE_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([library.python, "-c", program], cwd=entries, env=environment, check=True)
+    again = library.compile(tmp_path / "cache")
+    assert [kernel["hit"] for kernel in again["kernels"]] == [True] * 5
+    assert {kernel["path"] for kernel in again["kernels"]} == {*library.first["entries"]}
+
+
+def test_another_number_of_sms_has_other_kernels(library: Library, entries: Path, tmp_path: Path) -> None:
+    library.request.write_text(json.dumps(REQUEST | {"sm_count": 170, "moe": [LAYER | {"tokens": [192]}]}))
+    other = library.compile(tmp_path)
+    assert not {kernel["path"] for kernel in other["kernels"]} & {*library.first["entries"]}
+
+
+def test_kernels_are_for_sm120_and_use_fp4_tensor_cores(library: Library, entries: Path) -> None:
+    (disassembler,) = library.python.parents[1].glob("lib/python*/site-packages/triton/backends/nvidia/bin/nvdisasm")
+    for entry in entries.rglob("*.o"):
+        (image,) = cubin.read(entry)
+        (kernel,) = image.kernels
+        assert image.arch == "sm_120a" and kernel.fp4_mma > 0, entry
+        code = entry.read_bytes()
+        start = code.find(b"\x7fELF", 1)
+        entry.with_suffix(".cubin").write_bytes(code[start : start + image.bytes])
+        listing = subprocess.run([disassembler, "-c", entry.with_suffix(".cubin")], capture_output=True, text=True, check=True)
+        assert listing.stdout.count(" OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X ") == kernel.fp4_mma
+
+
+def test_host_code_runs_on_every_cpu(entries: Path) -> None:
+    """The DSL compiles for the CPU of this machine otherwise: with AVX-512 where it has that."""
+    for entry in entries.rglob("*.o"):
+        listing = subprocess.run(["objdump", "-d", entry], capture_output=True, text=True, check=True).stdout
+        instructions = re.findall(r"^ +[0-9a-f]+:\t[^\t]*\t(\w+)", listing, re.MULTILINE)
+        assert len(instructions) > 100 and not [name for name in instructions if name.startswith("v")], entry

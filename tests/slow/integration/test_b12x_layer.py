@@ -1,0 +1,108 @@
+"""The layer with kernels of b12x: a program in the image of the other layers writes its entries. Here that program is small."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from python_base import add_python_image
+from small_assembly import SmallImage
+
+from sm120kit.core.errors import ImageBuildFailed
+from sm120kit.images import b12x, checks, context, existing_base
+from sm120kit.images.local import LocalImages
+from sm120kit.images.records import CheckResult, Image
+
+PROGRAM = """
+import base64, json, os, sys
+request = json.load(open(sys.argv[1]))
+paths = [f"ab/ab{rows:062x}.o" for rows in request["gemm"][0]["rows"]]
+kernels = [{"path": path, "call": os.environ["A"], "seconds": 1.5, "hit": False} for path in paths]
+print(json.dumps({"kernels": kernels, "entries": {path: base64.b64encode(b"code").decode() for path in paths}, "mib": 1}))
+"""
+
+
+class KernelImage(SmallImage):
+    """A small image with a table of kernels."""
+
+    def with_kernels(self, rows: list[int], program: str = PROGRAM, ours: bytes = b"patched = 1\n") -> Image:
+        store = LocalImages(self.workspace)
+        manifest = add_python_image(self.layout)
+        table: Mapping[str, Any] = {"sm_count": 188, "moe": [], "gemm": [{"n": 1, "k": 2, "rows": rows}]}
+
+        def describe(setup: context.ImageSetup, *inputs: Any) -> Any:
+            described, text, scripts = original(replace(setup, b12x=table), *inputs)
+            return described, text, scripts | {b12x.PROGRAM: program}
+
+        original, context.describe = context.describe, describe
+        try:
+            with existing_base.image_base(manifest.digest, store) as base:
+                return self.assemble(ours, base)[0]
+        finally:
+            context.describe = original
+
+    def last_layer(self, image: Image) -> dict[str, bytes]:
+        with tarfile.open(self.layout.path(image.layers[-1])) as archive:
+            files = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+            return {name: file.read() for name, file in files.items() if file}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> KernelImage:
+    return KernelImage(tmp_path)
+
+
+def test_entries_are_a_layer_of_the_image(small: KernelImage) -> None:
+    image = small.with_kernels([8, 16])
+    paths = [f"ab/ab{rows:062x}.o" for rows in (8, 16)]
+    files = small.last_layer(image)
+    assert {name: content for name, content in files.items() if name.endswith(".o")} == {
+        f"{b12x.DIRECTORY}/entries/{path}": b"code" for path in paths
+    }
+    record = json.loads(files[f"{b12x.DIRECTORY}/kernels.json"])
+    assert [record[path]["call"] for path in paths] == ['two "words" and $3'] * 2, "the environment is that of the image"
+    assert [listed.id for listed, _ in LocalImages(small.workspace).images("sm120kit.kind")] == [image.id]
+    assert json.loads(LocalImages(small.workspace).read(image.id, "opt/sm120kit/b12x/request.json"))["sm_count"] == 188
+
+
+def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> None:
+    fails = "raise SystemExit('compiled again')"
+    image = small.with_kernels([8])
+    assert small.with_kernels([8], ours=b"patched = 2\n").layers[-1] == image.layers[-1]
+    assert small.with_kernels([8], ours=b"patched = 3\n").layers[-1] == image.layers[-1]
+    with pytest.raises(ImageBuildFailed, match="exit code 1: compiled again"):
+        small.with_kernels([8], fails, ours=b"patched = 4\n")
+    assert small.with_kernels([8, 16]).layers[-1] != image.layers[-1]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "{}",
+        '{"kernels": [], "entries": {}, "mib": 1}',
+        '{"kernels": [{"path": "../x.o", "call": "", "seconds": 1}], "entries": {"../x.o": ""}, "mib": 1}',
+    ],
+)
+def test_output_of_another_form_is_refused(small: KernelImage, output: str) -> None:
+    with pytest.raises(ImageBuildFailed, match="could not be compiled in the image: exit code 0"):
+        small.with_kernels([8], f"print('''{output}''')")
+
+
+def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
+    cubin = Path(__file__).parents[2] / "unit" / "data" / "cubin" / "sm_120a.cubin"  # without FP4 instructions
+    image = small.with_kernels([8], PROGRAM.replace('b"code"', repr(cubin.read_bytes())))
+    (tmp_path / "files").mkdir()
+    check, facts = checks._b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
+    assert check.verdict is CheckResult.FAILED and "or without FP4 instructions" in check.detail and not facts
+
+
+def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
+    with existing_base.image_base(add_python_image(small.layout).digest, LocalImages(small.workspace)) as base:
+        image, _ = small.assemble(base=base)
+    check, _ = checks._b12x_code(image, LocalImages(small.workspace), tmp_path)
+    assert check.verdict is CheckResult.FAILED and "kernels.json" in check.detail
