@@ -13,7 +13,7 @@ import pytest
 import synthetic_hosts
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from model_folders import NVFP4, folder
+from model_folders import HYBRID, MTP, NVFP4, folder
 from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
@@ -26,7 +26,7 @@ from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes.arguments import Node
 from sm120kit.serving import nodes
 
-SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
+SPARKS, WORKSTATION = "minimax-m2.7-nvfp4-2x-dgx-spark", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000"
 TEXT = (data_root() / "recipes" / "configurations" / f"{SPARKS}.toml").read_text()
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 MODEL: dict[str, Any] = {
@@ -138,6 +138,32 @@ def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> 
         head = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
         assert argv == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{head}:29501")
         assert arguments.node_environment(engine, Node(1, addresses, "eth0"))["SGLANG_HOST_IP"] == addresses[1]
+
+
+def test_sglang_on_two_workstations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration for two GPUs of one machine, copied and changed to one of each of two machines."""
+    published = data_root() / "recipes" / "configurations" / f"{WORKSTATION}.toml"
+    file = tmp_path / published.name
+    file.write_text(published.read_text().replace("gpus = 2\n", "gpus = 2\nnodes = 2\n"))
+    root = synthetic_hosts.build("turin-8", tmp_path / "host")
+    monkeypatch.chdir(root)  # without images.json, the default of --index
+    model = folder(tmp_path / "model", HYBRID, NVFP4, MTP)
+    options = ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "eno1,eno2"]
+    words = ["--listen", "0.0.0.0", "--port", "8123", "--api-key", "hunter2", "--gpus", "3"]
+    result = serve(str(file), *options, "--nodes", ",".join(ADDRESSES), *words, "--print")
+    assert result.exit_code == 0, result.output
+    engine = recipes.load_engine(configurations.load(str(file)).engine)
+    known = arguments.load(engine.name)
+    assert known
+    for rank, (doctor, *_, argv) in enumerate(scripts(result.stdout)):
+        assert doctor == ["sm120kit", "doctor", str(file)], "not the published configuration of this name"
+        assert variables(argv)["SGLANG_HOST_IP"] == ADDRESSES[rank]
+        assert variables(argv)["GLOO_SOCKET_IFNAME"] == f"eno{rank + 1}"
+        assert value(argv, "--gpus") == '"device=3"' and value(argv, "--dist-init-addr") == f"{ADDRESSES[0]}:29501"
+        assert (value(argv, "--host"), value(argv, "--port")) == ("0.0.0.0" if rank == 0 else "127.0.0.1", "8123")
+        assert ("SM120KIT_API_KEY=hunter2" in argv) == (rank == 0), "only the first machine serves"
+        command = argv[argv.index("--model-path") :]
+        assert arguments.rejection(known, command) == "" and value(command, "--node-rank") == str(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

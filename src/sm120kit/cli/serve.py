@@ -182,21 +182,20 @@ class PlannedOutput:
             raise typer.BadParameter(f"{len(given)} recordings for {count} hosts", param_hint="--root")
         return tuple(given * count if len(given) == 1 else given)
 
-    def write(self, prepared: Sequence[PreparedLaunch]) -> None:
-        """Write the selected forms of the container, or of those of several nodes."""
+    def write(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
+        """Write the selected forms of the container, or of those of several nodes. ``config`` is as the user named it."""
         if prepared[0].service.node:
-            self._write_nodes(prepared)
+            self._write_nodes(prepared, config)
         else:
             self._write_container(*prepared)
         console.info("unverified on SM120")
 
-    def _write_nodes(self, prepared: Sequence[PreparedLaunch]) -> None:
+    def _write_nodes(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
         from sm120kit.serving import nodes
 
-        name = prepared[0].configuration.name
         if self.print_only:
-            console.data("\n\n".join(nodes.script(each.service, name) for each in prepared), credentials=True)
-        files = [nodes.compose_file(each.service, name) for each in prepared] if self.compose else []
+            console.data("\n\n".join(nodes.script(each.service, config) for each in prepared), credentials=True)
+        files = [nodes.compose_file(each.service, config) for each in prepared] if self.compose else []
         if self.compose == "-":
             console.data("---\n".join(files).rstrip("\n"), credentials=True)
         else:
@@ -332,10 +331,10 @@ def serve_(
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
-    for other in launches[1:]:
-        _show_problems(other)
+    for each in launches:
+        _show_problems(each, config)
     if planned:
-        planned.write(launches)
+        planned.write(launches, config)
         if hint := launch.missing_image(prepared, workspace):
             console.info(hint)
         if len(nodes) > 1:
@@ -384,10 +383,9 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(f"         config.json claims {facts.claimed_vector_size} elements per scale, unlike the tensors")
     for line in prepared.fit.lines():
         console.info(line)
-    _show_problems(prepared)
 
 
-def _show_problems(prepared: PreparedLaunch) -> None:
+def _show_problems(prepared: PreparedLaunch, config: str) -> None:
     """Show what doctor finds on the host: what breaks the server as warnings."""
     from sm120kit.core import reporting
     from sm120kit.hosts.doctor import Impact
@@ -401,4 +399,4 @@ def _show_problems(prepared: PreparedLaunch) -> None:
         else:
             console.info(f"doctor   {text}")
     if prepared.problems:
-        console.info(f"doctor   for remedies run sm120kit doctor {prepared.configuration.name}{host}")
+        console.info(f"doctor   for remedies run sm120kit doctor {config}{host}")

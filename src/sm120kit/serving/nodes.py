@@ -61,28 +61,28 @@ def differences(hosts: Sequence[Host]) -> tuple[str, ...]:
     )
 
 
-def preparation(service: Service, configuration: str) -> tuple[str, ...]:
+def preparation(service: Service, config: str) -> tuple[str, ...]:
     """What a machine needs before its container starts, as command lines: doctor's checks, and the caches' directories.
 
-    The container's user differs from the one that starts it, so that everybody may write in the directories; the one above
-    them is closed to everybody else.
+    ``config`` is the name or file of the configuration. The container's user differs from the one that starts it, so that
+    everybody may write in the directories; the one above them is closed to everybody else.
     """
     caches = [str(mount.source) for mount in service.mounts if not mount.read_only]
-    lines = [f"sm120kit doctor {shlex.quote(configuration)}"]
+    lines = [f"sm120kit doctor {shlex.quote(config)}"]
     if caches:
         parent = next(mount.source for mount in service.mounts if not mount.read_only).parents[1]
         lines += [shlex.join(("install", "-d", "-m", "700", str(parent))), shlex.join(("install", "-d", "-m", "777", *caches))]
     return tuple(lines)
 
 
-def script(service: Service, configuration: str) -> str:
+def script(service: Service, config: str) -> str:
     """The command lines of a machine, in their order."""
-    return "\n".join((_title(service), *preparation(service, configuration), shlex.join(docker_run(service))))
+    return "\n".join((_title(service), *preparation(service, config), shlex.join(docker_run(service))))
 
 
-def compose_file(service: Service, configuration: str) -> str:
+def compose_file(service: Service, config: str) -> str:
     """The compose file of a machine, with what it needs before as comments."""
-    before = (f"# before: {line}" for line in preparation(service, configuration))
+    before = (f"# before: {line}" for line in preparation(service, config))
     return "\n".join((_title(service), *before, compose(service)))
 
 
