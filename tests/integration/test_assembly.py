@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from small_engine import make_wheel
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, CommandFailed, ImageBuildFailed, UnsafeArchive
 from sm120kit.core.state import Workspace, data_root, file_sha256
 from sm120kit.images import context, cuda_home, wheels
-from sm120kit.images.bytecode import BytecodeCache, compiler
+from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
@@ -181,6 +182,19 @@ def test_file_that_differs_from_record_is_refused(small: SmallImage, tmp_path: P
         pytest.raises(BadArtifact, match=r"engine\.py does not have the sha256 of its RECORD"),
     ):
         wheels.install(wheel, path, LayerWriter(blob, 0), bytecode)
+
+
+@pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])
+def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> None:
+    info = "engine-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "engine-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: engine\nVersion: 1.0\n")
+        archive.writestr(f"{info}/RECORD", f"{info}/WHEEL,{entry},1\n")
+    path = tmp_path / "engine-1.0-py3-none-any.whl"
+    wheel = LockedWheel("engine", "1.0", path.name, file_sha256(path))
+    with pytest.raises(BadArtifact, match="cannot be installed"):
+        wheels.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
 
 
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:

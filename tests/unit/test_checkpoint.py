@@ -139,6 +139,10 @@ def test_kv_elements_per_token(config: dict[str, Any], elements: int | None, why
     assert why in facts.why_not_plain and bool(facts.why_not_plain) == (elements is None)
 
 
+def write_weight_map(model: Path, name: object) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+
 def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
@@ -150,6 +154,11 @@ def cut(path: Path, size: int) -> None:
         (lambda model: (model / "config.json").write_text("{"), NotACheckpoint, "not JSON"),
         (lambda model: (model / "config.json").write_text("[]"), NotACheckpoint, "not a JSON object"),
         (lambda model: (model / "model.safetensors.index.json").write_text("{}"), NotACheckpoint, "weight_map"),
+        (lambda model: write_weight_map(model, 1), NotACheckpoint, "names 1, which is no file name"),
+        (lambda model: write_weight_map(model, []), NotACheckpoint, "names [], which is no file name"),
+        (lambda model: write_weight_map(model, "a" * 300), ShardMissing, "1 of 1 shards are missing"),
+        (lambda model: (model / "config.json").write_text('{"text_config": [1]}'), NotACheckpoint, "not of the form"),
+        (lambda model: (model / "hf_quant_config.json").write_text('{"quantization": "a"}'), NotACheckpoint, "not of the form"),
         (lambda model: (model / LAST).unlink(), ShardMissing, "1 of 2 shards are missing: " + LAST),
         (
             lambda model: shard(model / LAST, {"mtp.fc.weight": MTP["mtp.fc.weight"]}),

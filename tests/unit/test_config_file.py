@@ -108,7 +108,7 @@ def test_invalid_value_names_the_file(file: Path, text: str) -> None:
     assert str(file) in message and "'jobs' for `sm120kit build`" in message
 
 
-@pytest.mark.parametrize("content", [b"jobs = \n", b'mirror = "\xff"\n'])
+@pytest.mark.parametrize("content", [b"jobs = \n", b'mirror = "\xff"\n', b"jobs = " + b"9" * 5000, b"jobs = " + b"[" * 5000])
 def test_file_is_not_toml(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(BadConfigFile, match=f"{file} is not TOML"):

@@ -152,6 +152,7 @@ HOSTILE: dict[str, tuple[Members, str]] = {
     "path above": ([member("./../x")], "outside its directory"),
     "path above in the middle": ([member("./usr/../../x")], "outside its directory"),
     "path of two lines": ([member("./etc/a\nb")], "outside its directory"),
+    "name too long": ([member(f"./etc/{'a' * 300}", b"1")], "name too long"),
     "device": ([member("./dev/sda", kind="device")], "no file, directory or link"),
     "hard link out": ([member("./etc/x", kind="hardlink", target="/etc/passwd")], "which is no file"),
     "hard link above": ([member("./etc/x", kind="hardlink", target="../../etc/passwd")], "which is no file"),
@@ -205,6 +206,7 @@ def _truncated(deb: bytes) -> bytes:
         (lambda deb: deb.replace(b"data.tar.xz", b"other      "), "no data.tar"),
         (lambda deb: ar({"debian-binary": b"2.0\n", "control.tar": tar([]), "data.tar": tar([])}), "no control file"),
         (lambda deb: deb[:-40] + bytes(40), "not a Debian package"),
+        (lambda deb: deb[:116] + b"9999999999" + deb[126:], "truncated"),  # a member of 10 GB
     ],
 )
 def test_damaged_packages(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:

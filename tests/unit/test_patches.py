@@ -250,6 +250,7 @@ MALFORMED = [
     (b"Date: Mon, ", b"Date: ", "not in normal form"),
     (b"Date: ", b"Date: some ", "Date is"),
     (b"Jo Doe <jo@example.invalid>", b"nobody", "From is"),
+    (b"Jo Doe <jo@example.invalid>", b"a:" * 5000, "From is"),
     (b"\nWhy", b"X-Mailer: me\n\nWhy", "unexpected header"),
     (b" line 13\n", b" line 13\n-- \n2.39.5\n", "not in normal form"),
 ]

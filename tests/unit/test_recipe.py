@@ -82,6 +82,8 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         ('name = "flashinfer-0.6.6"', 'name = "flashinfer-0.6.5"', "is not the file's name"),
         ('archs = ["sm_120f"]', 'archs = ["sm_100a"]', "archs.0"),
         ("edition = 1", "edition = = 1", "not TOML"),
+        ("edition = 1", f"edition = {'9' * 5000}", "not TOML"),
+        ('default_group = "quick"', "default_group = {}", "default_group: input should be a valid string"),
         (r"LAUNCHER\(\w+", r"LAUNCHER(\w+", "fp4_gemm_cutlass_sm120.regroup.0.instantiation: is no regular expression"),
     ],
 )

@@ -51,6 +51,8 @@ def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -
         ([("a", b"", {}), ("a/b", b"", {})], "is not a directory"),
         ([("a/b", b"", {}), ("a", b"", {})], "is a directory and a file"),
         ([("./", b"", {})], "is not a directory"),
+        ([("a" * 300, b"", {})], "name too long"),
+        ([("a", b"", {"type": b"2", "linkname": ""})], "the layer is damaged"),
     ],
 )
 def test_layer_cannot_write_outside(tmp_path: Path, members: list[layers.Member], problem: str) -> None:

@@ -69,8 +69,9 @@ def _content() -> dict[str, Any]:
         return {}
     except OSError as error:
         raise BadConfigFile(f"cannot read {file}: {error.strerror}", f"{VARIABLE} names another file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfigFile(f"{file} is not TOML: {error}", HINT) from error
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadConfigFile(f"{file} is not TOML: {why}", HINT) from error
 
 
 def _problems(table: Mapping[str, Any], group: Group, path: tuple[str, ...]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,9 @@ SOURCE_DATE_EPOCH = 315532800
 
 Commits, wheels and images that have no date of their own get it, so that their content does not depend on when they are made.
 """
+
+UNFIT = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.EINVAL, errno.EILSEQ)
+"""Error numbers of the file system for a member whose path or link cannot be created."""
 
 _CHUNK = 2**20
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

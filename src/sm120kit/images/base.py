@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from sm120kit.core import reporting
-from sm120kit.core.archives import SOURCE_DATE_EPOCH, max_unpacked_bytes
+from sm120kit.core.archives import SOURCE_DATE_EPOCH, UNFIT, max_unpacked_bytes
 from sm120kit.core.errors import BadRecord, UnsafeArchive
 from sm120kit.core.state import (
     digest_of,
@@ -394,6 +394,10 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
         raise UnsafeArchive(f"{deb.name} has {occupied}, which another package has, too", _HINT) from error
     except (ValueError, KeyError, EOFError, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile) as error:
         raise UnsafeArchive(f"{deb} is not a Debian package: {error}", _HINT) from error
+    except OSError as error:
+        if error.errno not in UNFIT:
+            raise
+        raise UnsafeArchive(f"{deb.name} has a path that cannot exist: {error}", _HINT) from error
     return UnpackedPackage(tuple(entries), tuple(paths), control, skipped)
 
 
@@ -405,7 +409,7 @@ def _parts(deb: Path) -> dict[str, bytes]:
             raise ValueError("it is no ar archive")
         while header := file.read(60):
             size = int(header[48:58])
-            content = file.read(size)
+            content = file.read(min(size, deb.stat().st_size))
             if len(content) != size or header[58:] != b"`\n":
                 raise ValueError("it is truncated")
             parts[header[:16].decode("ascii").rstrip(" /")] = content

@@ -5,12 +5,12 @@ Instructions and their effects: https://docs.docker.com/reference/dockerfile/. I
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sm120kit.core.errors import ImageBuildFailed
+from sm120kit.core.state import parse_json
 
 _NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _SKIPPED = {"ADD", "ARG", "COPY", "RUN", "STOPSIGNAL", "SHELL"}
@@ -74,7 +74,7 @@ def _healthcheck(config: dict[str, Any], rest: str) -> None:
         config["Healthcheck"] = {"Test": ["NONE"]}
         return
     options, command = _groups(r"((?:--\S+\s+)*)CMD\s+(\[.*\])", rest)
-    check: dict[str, Any] = {"Test": ["CMD", *json.loads(command)]}
+    check: dict[str, Any] = {"Test": ["CMD", *parse_json(command)]}
     for name, value in re.findall(r"--([a-z-]+)=(\S+)", options):
         key = "".join(word.capitalize() for word in name.split("-"))
         check[key] = int(value) if name == "retries" else _duration(value)
@@ -95,7 +95,7 @@ def _groups(pattern: str, text: str) -> tuple[str, ...]:
 
 def _command(key: str) -> Callable[[dict[str, Any], str], None]:
     def apply(config: dict[str, Any], rest: str) -> None:
-        command = json.loads(rest)
+        command = parse_json(rest)
         if not isinstance(command, list):
             raise ValueError("not a JSON array")
         config[key] = command

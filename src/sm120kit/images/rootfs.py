@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from sm120kit.core import reporting
+from sm120kit.core import archives, reporting
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
 from sm120kit.core.process import Stopped
 from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
@@ -122,12 +122,14 @@ def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
     """The tar stream of a layer, decompressed."""
     import gzip
 
+    damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, EOFError)
     compression = media_type.rpartition("+")[2] if "+" in media_type else "gzip" if media_type.endswith(".gzip") else ""
     try:
         with path.open("rb") as file:
             if compression == "zstd":
                 import zstandard
 
+                damage = (*damage, zstandard.ZstdError)
                 with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
                     yield cast(IO[bytes], stream)
             elif compression == "gzip":
@@ -139,7 +141,7 @@ def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
                 yield file
     except FileNotFoundError as error:
         raise ArtifactChanged(f"{path} is missing", "build or pull the image again") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except damage as error:
         raise ArtifactChanged(f"{path} is damaged: {error}", f"rm {path}, then build or pull the image again") from error
 
 
@@ -180,7 +182,9 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> LayerRecord:
             for member in archive:
                 unpacking.add(member, archive)
                 archive.members = []  # type: ignore[attr-defined]  # otherwise the archive keeps every header
-    except (tarfile.TarError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in archives.UNFIT:
+            raise
         raise UnsafeArchive(f"{origin}: the layer is damaged: {error}", _HINT) from error
     return unpacking.finish()
 

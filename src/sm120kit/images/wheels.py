@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import installer
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import RecordEntry
+from installer.records import InvalidRecordEntry, RecordEntry
 from installer.sources import WheelFile
 
 from sm120kit.core import archives
@@ -61,6 +61,7 @@ _DAMAGE = (
     NotImplementedError,
     zipfile.BadZipFile,
     InstallerError,
+    InvalidRecordEntry,
     zlib.error,
     csv.Error,
     configparser.Error,

@@ -244,7 +244,10 @@ def _headers(lines: list[str], report: _Report) -> tuple[dict[str, tuple[str, in
 
 def _author(headers: dict[str, tuple[str, int]], report: _Report) -> str:
     value, line = headers.get("From", ("", 1))
-    name, address = email.utils.parseaddr(value)
+    try:
+        name, address = email.utils.parseaddr(value)
+    except RecursionError:  # thousands of nested comments
+        name = address = ""
     if not name or "@" not in address or "=?" in name:
         report(line, f"From is {value!r}, not 'Name <address>' in plain UTF-8")
         return ""

@@ -40,7 +40,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRecipe(f"{path} cannot be read: {error.strerror}", "name a file that you may read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise BadRecipe(f"{path}: not TOML: {why}", hint) from error
 
@@ -91,7 +91,7 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
             if module not in table("modules"):
                 yield f"groups.{name}: no module {module!r}{did_you_mean(module, table('modules'))}"
     default = data.get("default_group")
-    if default is not None and default not in table("groups"):
+    if isinstance(default, str) and default not in table("groups"):
         yield f"default_group: no group {default!r}{did_you_mean(default, table('groups'))}"
 
 

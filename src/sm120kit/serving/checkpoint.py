@@ -152,31 +152,36 @@ def read_files(files: ModelFiles) -> Checkpoint:
         if missing:
             raise ShardMissing(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
         every |= shard
-    sizes: Counter[str] = Counter()
-    for tensor in every.values():
-        sizes[tensor.dtype] += tensor.bytes
-    modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
-    method, claimed, kv = _quantization(config, modelopt)
-    attention, why = _attention(text)
-    layers = text.get("num_hidden_layers")
-    return Checkpoint(
-        source=files.source,
-        architecture=", ".join(config.get("architectures") or ()) or str(config.get("model_type", "unknown")),
-        quantization=method,
-        vector_sizes=_vector_sizes(every),
-        claimed_vector_size=claimed,
-        kv_quantization=kv,
-        tensors=len(every),
-        weight_bytes=sum(sizes.values()),
-        bytes_by_dtype=dict(sizes.most_common()),
-        bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
-        mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
-        mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
-        outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
-        context=text.get("max_position_embeddings"),
-        attention=attention,
-        why_not_plain=why,
-    )
+    try:
+        sizes: Counter[str] = Counter()
+        for tensor in every.values():
+            sizes[tensor.dtype] += tensor.bytes
+        modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
+        method, claimed, kv = _quantization(config, modelopt)
+        attention, why = _attention(text)
+        layers = text.get("num_hidden_layers")
+        return Checkpoint(
+            source=files.source,
+            architecture=", ".join(config.get("architectures") or ()) or str(config.get("model_type", "unknown")),
+            quantization=method,
+            vector_sizes=_vector_sizes(every),
+            claimed_vector_size=claimed,
+            kv_quantization=kv,
+            tensors=len(every),
+            weight_bytes=sum(sizes.values()),
+            bytes_by_dtype=dict(sizes.most_common()),
+            bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
+            mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
+            mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
+            outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
+            context=text.get("max_position_embeddings"),
+            attention=attention,
+            why_not_plain=why,
+        )
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise NotACheckpoint(
+            f"{files.source}: a value in its JSON files is not of the form of a checkpoint: {error}", DOWNLOAD
+        ) from error
 
 
 def header(path: Path) -> dict[str, Tensor]:
@@ -231,6 +236,8 @@ def _shards(files: ModelFiles, present: frozenset[str]) -> tuple[list[str], dict
         listed = _json(files, INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:
             raise NotACheckpoint(f"{files.source}: {INDEX} has no weight_map", DOWNLOAD)
+        if odd := [name for name in listed.values() if not isinstance(name, str)]:
+            raise NotACheckpoint(f"{files.source}: weight_map of {INDEX} names {odd[0]!r}, which is no file name", DOWNLOAD)
         names = sorted(set(listed.values()))
         absent = [name for name in names if name not in present]
         if absent:

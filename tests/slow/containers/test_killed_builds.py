@@ -1,7 +1,7 @@
 """Builds of a small image that are killed with SIGKILL at random times: the same command completes them, with the same digests.
 
-A build pulls its base, fetches wheels, writes layers, runs checks, tags and pushes. ``SM120KIT_KILL_SEED`` repeats a run and
-``SM120KIT_KILLS`` is the number of kills, by default 50.
+A build pulls its base, fetches wheels, writes layers, runs checks, tags and pushes; another user pulls the image.
+``SM120KIT_KILL_SEED`` repeats a run and ``SM120KIT_KILLS`` is the number of kills, by default 50.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sm120kit import sources
 from sm120kit.core.state import Workspace, file_sha256, read_record
 from sm120kit.images import assembly, checks, context, existing_base, registry
 from sm120kit.images.distribution import RegistryClient
+from sm120kit.images.index import read_index
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import VerifiedImage
@@ -102,6 +103,13 @@ def build(inputs: Inputs, state: Path, repository: str) -> None:
     phase.write_text("push")
     index = state.with_suffix(".json")
     registry.publish(report.verified, repository, index, LayoutTransport(store.layout), lambda entry: entry.attested)
+    phase.write_text("pull")
+    registry.pull(read_index(index).images[0], LayoutTransport(LocalImages(Workspace.open(user_of(state))).layout))
+
+
+def user_of(state: Path) -> Path:
+    """The state directory of the user who pulls."""
+    return state.with_suffix(".user")
 
 
 def start(inputs: Inputs, state: Path, repository: str) -> int:
@@ -123,8 +131,12 @@ def start(inputs: Inputs, state: Path, repository: str) -> int:
 
 
 def require_nothing_half_done(state: Path, repository: str, digest: str, image: str) -> None:
-    """Every tag in the state directory and the registry is that of a complete image with the right digest."""
-    layout = Layout(state / "oci")
+    """Every tag in the state directories and the registry is that of a complete image with the right digest."""
+    pulled, layout = Layout(user_of(state) / "oci"), Layout(state / "oci")
+    for manifest, tags in pulled.images():
+        if tags:
+            pulled.verify(manifest.digest)
+            assert pulled.image(manifest.digest).id == image
     for manifest, tags in layout.images():
         if tags:
             layout.verify(manifest.digest)
@@ -151,6 +163,10 @@ def outcome(state: Path, repository: str) -> tuple[str, str, tuple[str, ...]]:
     layout.verify(manifest.digest)
     image = layout.image(manifest.digest)
     assert remote.content == image.content
+    pulled = Layout(user_of(state) / "oci")
+    ((manifest, (pulled_tag,)),) = pulled.images()
+    pulled.verify(manifest.digest)
+    assert (pulled_tag, pulled.image(manifest.digest)) == (tag, image)
     return digest, image.id, image.layers
 
 
@@ -182,5 +198,6 @@ def test_killed_builds_complete_with_the_same_digests(inputs: Inputs) -> None:
             require_nothing_half_done(state, repository, expected[0], expected[1])
         assert outcome(state, repository) == expected, f"seed {SEED}"
         shutil.rmtree(state)
+        shutil.rmtree(user_of(state))
     print(f"{kills.total()} kills in {number} builds: {dict(kills)}")
-    assert {*kills} >= {"base", "layers", "checks", "push"} or KILLS < 50
+    assert {*kills} >= {"base", "layers", "checks", "push", "pull"} or KILLS < 50
