@@ -109,6 +109,13 @@ def arguments(session: nox.Session) -> None:
 
 
 @nox.session
+def backends(session: nox.Session) -> None:
+    """Record the back-ends that engines select on SM12x for configurations: 10 GB of downloads each. Arguments name recipes."""
+    session.install("-e", ".")
+    session.run("python", "tests/arguments/backends.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
     session.install("-e", ".[cuda,torch,docker,dev]")

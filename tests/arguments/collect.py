@@ -88,8 +88,8 @@ def unpack_engine(name: str, directory: Path, *, patched: bool = True) -> dict[s
     return wheels
 
 
-def environment(scratch: Path, requirements: list[str]) -> Path:
-    """The Python of a new environment with exactly these distributions and torch."""
+def environment(scratch: Path, requirements: list[str], then: str = TORCH) -> Path:
+    """The Python of a new environment with exactly these distributions, and ``then`` another with its dependencies."""
     settings = read_settings()
     env = os.environ | ({"SSL_CERT_FILE": settings.certificates} if settings.certificates else {})
     python = scratch / "venv" / "bin" / "python"
@@ -97,12 +97,13 @@ def environment(scratch: Path, requirements: list[str]) -> Path:
     (scratch / "requirements").write_text("\n".join(requirements))
     uv = find_uv_bin()
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, scratch / "venv"], check=True, env=env)
-    install = [uv, "pip", "install", "-q", "--python", python, *links]
+    extra = [argument for index in settings.extra_index for argument in ("--extra-index-url", index)]
+    install = [uv, "pip", "install", "-q", "--python", python, "--index-strategy", "unsafe-best-match", *links, *extra]
     subprocess.run([*install, "--no-deps", "-r", scratch / "requirements"], check=True, env=env)
     # It requires the other libraries of the DSL and replaces files of them: in images it is installed last.
     if last := [line for line in requirements if line.startswith("nvidia-cutlass-dsl-libs-cu13")]:
         subprocess.run([*install, "--no-deps", "--reinstall", *last], check=True, env=env)
-    subprocess.run([*install, TORCH], check=True, env=env)
+    subprocess.run([*install, then], check=True, env=env)
     return python
 
 

@@ -1,0 +1,113 @@
+"""The recorded back-ends that engines select on SM12x, for every configuration."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm120kit.core.state import data_root
+from sm120kit.recipes import configurations, locate, lock_path, lockfile
+
+BACKENDS = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "backends.py"))
+PAGE = data_root() / "docs" / "measurements" / "backends.md"
+ENTRIES: dict[str, tuple[str, dict[str, Any]]] = BACKENDS["entries"]()
+CAPABLE: dict[str, Any] = BACKENDS["capable"]()
+NOT_RECORDED = {
+    "glm-5-nvfp4-8x-rtx-pro-6000",
+    "kimi-k2.5-8x-rtx-pro-6000",
+    "minimax-m2.5-nvfp4-2x-rtx-pro-6000",
+    "minimax-m2.7-nvfp4-2x-dgx-spark",
+    "qwen3.5-122b-nvfp4-2x-rtx-pro-6000",
+    "qwen3.5-27b-fp8-1x-rtx-pro-6000",
+    "qwen3.5-397b-nvfp4-4x-rtx-pro-6000",
+    "qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5",
+    "qwen3.5-397b-nvfp4-8x-rtx-pro-6000",
+}
+"""Configurations that have not been taken through the validation of their engine."""
+
+
+def incapable(engine: str, selected: dict[str, list[str]]) -> list[str]:
+    """The selected back-ends that the table does not list as running on SM12x."""
+    listed = CAPABLE[engine.partition("-")[0]]
+    uses = {use: names for use, names in selected.items() if use != "quantization"}
+    return [
+        f"{use}: {name}"
+        for use, names in uses.items()
+        for name in names
+        if not listed.get(use.removeprefix("draft: "), {}).get(name, {}).get("runs")
+    ]
+
+
+def test_every_configuration_is_recorded_but_those_listed() -> None:
+    missing = {*configurations.names()} - {*ENTRIES}
+    assert missing == NOT_RECORDED, "nox -s backends"
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_record_is_of_the_configuration_as_it_is(name: str) -> None:
+    configuration = configurations.load(name)
+    entry = ENTRIES[name][1]
+    recorded = {key: entry[key] for key in ("arguments", "environment", "gpu", "model")}
+    assert recorded == BACKENDS["inputs"](configuration), f"record again: nox -s backends -- {configuration.engine}"
+    assert bool(entry["model"]) == (not entry["not_validated"])
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if not ENTRIES[name][1]["not_validated"]])
+def test_engine_accepts_and_selects_what_sm12x_runs(name: str) -> None:
+    engine, entry = ENTRIES[name]
+    assert entry["refusal"] == ""
+    assert {"attention", "KV cache", "layers"} <= {*entry["selected"]}
+    assert incapable(engine, entry["selected"]) == []
+
+
+def test_changed_configuration_needs_a_new_record() -> None:
+    configuration = configurations.load("gpt-oss-20b-1x-rtx-pro-6000")
+    entry = ENTRIES[configuration.name][1]
+    changed = configuration.model_copy(update={"arguments": (*configuration.arguments, "--attention-backend", "FLASHINFER")})
+    assert BACKENDS["inputs"](changed)["arguments"] != entry["arguments"]
+    other = configuration.model_copy(update={"environment": {"VLLM_MXFP4_USE_MARLIN": "0"}})
+    assert BACKENDS["inputs"](other)["environment"] != entry["environment"]
+
+
+def test_back_end_without_an_entry_in_the_table_is_detected() -> None:
+    assert incapable("vllm-0.33.0", {"attention": ["FLASHMLA"], "quantization": ["mxfp4"]}) == ["attention: FLASHMLA"]
+
+
+def test_table_of_capable_back_ends_has_sources_and_nothing_unused() -> None:
+    used = {
+        (engine.partition("-")[0], use.removeprefix("draft: "), name)
+        for engine, entry in ENTRIES.values()
+        for use, names in entry["selected"].items()
+        for name in names
+    }
+    for engine, uses in CAPABLE.items():
+        for use, names in uses.items():
+            for name, row in names.items():
+                assert row["source"] and (engine, use, name) in used, f"{engine}: {use}: {name}"
+
+
+@pytest.mark.parametrize("engine", sorted({engine for engine, _ in ENTRIES.values()}))
+def test_records_are_of_the_locked_wheel_and_in_written_form(engine: str) -> None:
+    text = BACKENDS["record_path"](engine).read_text()
+    record = json.loads(text)
+    head = {key: record[key] for key in ("format", "recipe", "wheel")}
+    assert BACKENDS["record_text"](head, record["configurations"]) == text
+    closure = lockfile.read(lock_path(locate(engine))).closures[0]
+    (wheel,) = [wheel for wheel in closure.wheels if wheel.name == engine.partition("-")[0]]
+    assert record["recipe"] == engine and record["wheel"]["sha256"] == wheel.sha256
+
+
+def test_page_has_the_recorded_table() -> None:
+    assert BACKENDS["table"]() in PAGE.read_text(), "python tests/arguments/backends.py --table"
+
+
+def test_models_have_a_source_and_list_what_is_assumed() -> None:
+    served = {configurations.load(name).model.repository for name in configurations.names()}
+    for path in sorted((Path(__file__).parents[1] / "arguments" / "models").glob("*.json")):
+        model = json.loads(path.read_text())
+        assert set(model) == {"repository", "source", "assumed", "config"} and model["source"] and model["assumed"]
+        assert path.stem == model["repository"].replace("/", "--") and model["repository"] in served
