@@ -38,6 +38,14 @@ def new(
             help="Recipe to draft from; default: that of the nearest release.",
         ),
     ] = "",
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--override",
+            metavar="NAME==VERSION",
+            help="Version that replaces what others require, if the wheels do not resolve without it; repeatable.",
+        ),
+    ] = None,
     draft: Annotated[
         bool, typer.Option("--draft", help="Write the recipes only: not locked, not planned, whether patches fit or not.")
     ] = False,
@@ -57,7 +65,7 @@ def new(
     from sm120kit.wheels import new_recipe
 
     engine, version = new_recipe.parse_release(release)
-    request = new_recipe.NewRecipeRequest(engine, version, like, overwrite, draft)
+    request = new_recipe.NewRecipeRequest(engine, version, like, _overrides(override or []), overwrite, draft)
     options = sources.run_options()
     proofs: list[PatchProof] = []
     errors: dict[str, str] = {}
@@ -84,6 +92,20 @@ def new(
     for number, text in enumerate(decisions, 1):
         console.data(f"{number}. {text}")
     console.info("\n".join(["next:", *_next_steps(drafts[-1], draft=draft)]))
+
+
+def _overrides(texts: Sequence[str]) -> dict[str, str]:
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
+
+    versions = {}
+    for text in texts:
+        name, _, version = text.partition("==")
+        try:
+            versions[str(canonicalize_name(name, validate=True))] = str(Version(version))
+        except ValueError as error:  # InvalidName and InvalidVersion
+            raise typer.BadParameter(f"{text!r} is not NAME==VERSION", param_hint="--override") from error
+    return versions
 
 
 def _show_states(states: Sequence[PatchStatus], proofs: Sequence[PatchProof]) -> None:

@@ -51,7 +51,9 @@ class Draft:
 
     def toml(self) -> str:
         """The text of the recipe."""
-        return toml_text.write(self.data, self.head, toml_text.Comments(self.text, self.renamed))
+        not_inspected = f"The reasons are those of {self.template}: the wheels of this release were not inspected."
+        comments = toml_text.Comments(self.text, self.renamed, {"[[official]]": not_inspected})
+        return toml_text.write(self.data, self.head, comments)
 
 
 @dataclass(frozen=True)
@@ -314,14 +316,22 @@ def _keep_official(draft: Draft, modules: set[str], former: set[str], required: 
         else:
             kept.append(part)
     draft.data["official"] = kept
-    if kept:
-        draft.decisions.append(
+    new = sorted(modules - former)
+    if kept or new:
+        text = (
             f"official: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
         )
-    if new := sorted(modules - former):
-        draft.decisions.append(
-            f"extension modules that the wheel of {draft.template} lacks: {', '.join(new)}; add them to official"
-        )
+        draft.decisions.append(text + (f"; it also has the modules {', '.join(new)}" if new else ""))
+
+
+def add_overrides(draft: Draft, overrides: Mapping[str, str], required: Mapping[str, Requirement]) -> None:
+    """Add versions that a person has chosen to the overrides of an engine's draft, each with the reason."""
+    tables = draft.data["environment"].setdefault("overrides", {})
+    title = f"{TITLES[draft.data['engine']]} {draft.data['version']}"
+    for name, version in overrides.items():
+        requirement = required.get(name)
+        states = f"{title} requires {requirement.specifier}" if requirement else f"not required by {title} itself"
+        tables[name] = {"version": version, "reason": f"{states}; the wheels on the index in use do not resolve without it"}
 
 
 def require_pin_of_flashinfer(engine: str, version: str, required: Mapping[str, Requirement]) -> str:

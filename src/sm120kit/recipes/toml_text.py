@@ -18,10 +18,10 @@ class Comments:
     """The comments above the lines of a recipe, and those at their ends.
 
     Those that mention a version are left out: they are about the release that the recipe is for. ``renamed`` are texts of the
-    recipe with their replacements in the new one.
+    recipe with their replacements in the new one, ``above`` are comments above lines instead of those of the recipe.
     """
 
-    def __init__(self, text: str, renamed: Mapping[str, str]) -> None:
+    def __init__(self, text: str, renamed: Mapping[str, str], above: Mapping[str, str] = {}) -> None:
         self._above: dict[str, list[str]] = {}
         self._behind: dict[str, str] = {}
         block: list[str] = []
@@ -39,6 +39,7 @@ class Comments:
             if behind and not _VERSION.search(behind):
                 self._behind.setdefault(code, behind)
             block = []
+        self._above |= {line: [f"# {comment}"] for line, comment in above.items()}
 
     def above(self, line: str) -> list[str]:
         """The comment above a line of the new recipe, which the first such line gets."""

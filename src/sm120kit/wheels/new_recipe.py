@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -59,12 +59,14 @@ _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: Pa
 class NewRecipeRequest:
     """The release that a recipe is made for; ``like`` is the recipe that it is drafted from, by default the nearest one.
 
+    ``overrides`` are versions by name that replace what distributions require, where the wheels do not resolve without them.
     With ``unfinished``, only the TOML is written: not locked and not planned.
     """
 
     engine: str
     version: str
     like: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
     overwrite: bool = False
     unfinished: bool = False
 
@@ -311,11 +313,13 @@ class RecipeMaker:
         if path:
             kernels: Template | Draft = Template(path.stem, read_toml(path), path.read_text(encoding="utf-8"))
             draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), kernels, variant)
+            drafts.add_overrides(draft, self.request.overrides, required)
             return (self._locked_engine(draft, resolve_flashinfer(path.stem, self.options)),)
         of_flashinfer, _ = self._template("flashinfer", pinned)
         requiring = Draft("", {"engine": engine, "version": version}, "", "", "", {})
         staged = self._flashinfer(pinned, of_flashinfer, requiring, drafts.exact(required.get(FFI)))
         draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), staged.draft, variant)
+        drafts.add_overrides(draft, self.request.overrides, required)
         assert isinstance(staged.target, FlashInferTarget)
         return staged, self._locked_engine(draft, staged.target)
 
@@ -340,13 +344,15 @@ class RecipeMaker:
                     continue
                 dropped = [name for name in overrides if name not in kept]
                 tried.notes.extend(f"override of {name} is left out: it is not needed" for name in dropped)
-                tried.decisions.extend(f"override of {name}: is its reason that of this release?" for name in kept)
+                tried.notes.extend(f"override of {name} stays: the wheels do not resolve without it" for name in kept)
                 versions = {wheel.name: wheel.version for wheel in lock.closures[0].wheels}
                 cuda = [f"{name} {versions[name]}" for name in versions if name.startswith("nvidia-cuda-runtime")]
                 tried.notes.append(", ".join([f"torch {versions.get('torch', 'is not required')}", *cuda]))
                 return StagedRecipe(tried, target, states)
         assert failure is not None
-        raise failure
+        if "new flashinfer@" in failure.hint or 'write flashinfer = "' in failure.hint:
+            raise failure
+        raise ResolutionFailed(failure.message, "replace a version that does not exist with --override NAME==VERSION")
 
     def _write(self, draft: Draft, flashinfer: FlashInferTarget | None = None) -> Target:
         """Write a draft to the temporary directory; returns its target there."""

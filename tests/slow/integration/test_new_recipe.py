@@ -197,8 +197,11 @@ def test_release_gets_recipes_with_the_flashinfer_that_it_requires(index: Index)
     assert [part["what"] for part in engine["official"]] == ["vllm._C, vllm.gone", "helper"]  # type: ignore[union-attr,index]
 
     decisions = "\n".join(record["decisions"])
-    for part in ("module n is left out", "gen_more_sm120_module", "override of other", "no vllm.gone", "vllm._new", "as_of"):
+    for part in ("module n is left out", "gen_more_sm120_module", "no vllm.gone", "vllm._new", "as_of"):
         assert part in decisions, decisions
+    assert "override of helper is left out: it is not needed" in record["notes"]["vllm-9.1"]
+    text = (index.recipes / "vllm-9.1.toml").read_text()
+    assert "# The reasons are those of vllm-9.0: the wheels of this release were not inspected.\n[[official]]" in text
     index.run("recipe", "lock", "flashinfer-2.0", "vllm-9.1", "--check", "--offline")
 
 
@@ -235,6 +238,18 @@ def test_release_without_a_recipe_leaves_nothing(index: Index, release: str, cod
     before = index.files()
     assert message in index.run("recipe", "new", release, code=code).stderr
     assert index.files() == before
+
+
+def test_version_that_does_not_exist_is_overridden_on_request(index: Index) -> None:
+    index.vllm("9.1", "flashinfer-python==1.0", "absent==2")
+    make_wheel(index.mirror, "absent", "1.0")
+    index.run("recipe", "lock", "flashinfer-1.0")
+    assert "--override NAME==VERSION" in index.run("recipe", "new", "vllm@9.1", code=24).stderr
+    assert "is not NAME==VERSION" in index.run("recipe", "new", "vllm@9.1", "--override", "absent=1", code=2).stderr
+    index.run("recipe", "new", "vllm@9.1", "--override", "absent==1.0", "--override", "helper==1.0")
+    overrides = index.recipe("vllm-9.1")["environment"]["overrides"]  # type: ignore[index]
+    assert list(overrides) == ["absent"], "helper is not required"
+    assert "vLLM 9.1 requires ==2;" in overrides["absent"]["reason"]
 
 
 def test_patch_that_does_not_fit_stops_and_a_draft_is_written_on_request(index: Index) -> None:
