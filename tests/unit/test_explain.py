@@ -413,6 +413,11 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         "Determined top_k from config: 8",
         "Valid configuration: NUM_MMA_Q=1 NUM_MMA_KV=2",
         "NVRM: Xid (PCI:0000:01:00): none since boot",
+        "INFO backend_selector: prefill needs another backend than decode, please use `--attention-backend auto` for both",
+        "WARNING could not pickle the graph, fallback to no cache",
+        "WARNING Could not load this library: libtorchcodec.so, video input is off",
+        "Process 8812 terminated with exit code 0",
+        "mode is supported for GDN_ATTN",
     ],
 )
 def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
