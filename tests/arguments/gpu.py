@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
@@ -124,3 +128,19 @@ def gpu_from(table: dict[str, Any]) -> Gpu:
     """A GPU from its JSON form."""
     values = {field.name: table[field.name] for field in fields(Gpu) if field.name in table}
     return Gpu(**values | {"capability": tuple(table["capability"])})
+
+
+def forked(answer: Callable[[dict[str, Any]], dict[str, Any]], case: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a case from a process of its own, as settings and process groups of engines are global."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writing, "w") as pipe:
+            json.dump(answer(case), pipe)
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(text)) if text else {"refusal": "the process ended without an answer", "selected": {}}

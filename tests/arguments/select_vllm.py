@@ -188,23 +188,8 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         prepare()
         for name, case in cases.items():
-            answers[name] = forked(case)
+            answers[name] = gpu.forked(answer, case)
     json.dump(answers, sys.stdout)
-
-
-def forked(case: dict[str, Any]) -> dict[str, Any]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(answer(case), pipe)
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return dict(json.loads(text)) if text else {"refusal": "the process ended without an answer", "selected": {}}
 
 
 if __name__ == "__main__":

@@ -18,13 +18,8 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = BACKENDS["entries"]()
 CAPABLE: dict[str, Any] = BACKENDS["capable"]()
 NOT_RECORDED = {
     "glm-5-nvfp4-8x-rtx-pro-6000",
-    "kimi-k2.5-8x-rtx-pro-6000",
-    "minimax-m2.5-nvfp4-2x-rtx-pro-6000",
     "minimax-m2.7-nvfp4-2x-dgx-spark",
     "qwen3.5-122b-nvfp4-2x-rtx-pro-6000",
-    "qwen3.5-27b-fp8-1x-rtx-pro-6000",
-    "qwen3.5-397b-nvfp4-4x-rtx-pro-6000",
-    "qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5",
     "qwen3.5-397b-nvfp4-8x-rtx-pro-6000",
 }
 """Configurations that have not been taken through the validation of their engine."""
