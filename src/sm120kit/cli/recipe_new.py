@@ -84,7 +84,8 @@ def new(
         data = {"files": [str(path) for path in files], "states": states, "decisions": decisions}
         console.json_data(data | {"notes": {each.name: each.notes for each in drafts}})
         return
-    _show_states(states, proofs)
+    if states:
+        _show_states(states, proofs)
     _show_notes(drafts)
     for path in files:
         console.data(f"wrote {path}")

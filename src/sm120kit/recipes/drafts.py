@@ -28,6 +28,9 @@ TITLES = {"flashinfer": "FlashInfer", "vllm": "vLLM", "sglang": "SGLang"}
 DISTRIBUTIONS = {"flashinfer": FLASHINFER, "vllm": "vllm", "sglang": "sglang"}
 """The distribution of each engine on the package index."""
 
+CUBIN_CHECK = "FLASHINFER_DISABLE_VERSION_CHECK"
+"""Variable without which FlashInfer refuses a flashinfer-cubin whose version is not its own."""
+
 _NAMED_IN_HEAD = ("torch", FLASHINFER, "flashinfer-cubin", FFI, "nvidia-cutlass-dsl", "sglang-kernel", "b12x")
 """Requirements of an engine that the comment at the start of its recipe lists."""
 
@@ -313,6 +316,8 @@ def _keep_official(draft: Draft, modules: set[str], former: set[str], required: 
             kept.append(part)
         elif not names and canonicalize_name(part["what"]) == "flashinfer-cubin" and "flashinfer-cubin" not in required:
             draft.notes.append("official flashinfer-cubin is left out: the engine does not require it")
+            if draft.data.get("env", {}).pop(CUBIN_CHECK, None):
+                draft.notes.append(f"{CUBIN_CHECK} is left out: it is for flashinfer-cubin")
         else:
             kept.append(part)
     draft.data["official"] = kept

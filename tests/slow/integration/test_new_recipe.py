@@ -103,6 +103,8 @@ path = "3rdparty/cutlass"
 version = "4.5.0"
 """
 ENGINE_EXTRA = """\
+[env]
+FLASHINFER_DISABLE_VERSION_CHECK = "1"
 [environment.overrides.helper]
 version = "1.0"
 reason = "vLLM 9.0 requires one that does not exist"
@@ -113,6 +115,7 @@ reason = "vLLM requires one that does not exist"
 OFFICIAL = """\
 official = [
   { what = "vllm._C, vllm.gone", reason = "r" }, { what = "vllm._old", reason = "r" }, { what = "helper", reason = "r" },
+  { what = "flashinfer-cubin", reason = "r" },
 ]
 """
 
@@ -195,6 +198,8 @@ def test_release_gets_recipes_with_the_flashinfer_that_it_requires(index: Index)
     assert engine["environment"]["requires"] == ["vllm==9.1"]  # type: ignore[index]
     assert list(engine["environment"]["overrides"]) == ["other"], "helper is resolved without"  # type: ignore[index]
     assert [part["what"] for part in engine["official"]] == ["vllm._C, vllm.gone", "helper"]  # type: ignore[union-attr,index]
+
+    assert "env" not in engine, "the variable is for flashinfer-cubin"
 
     decisions = "\n".join(record["decisions"])
     for part in ("module n is left out", "gen_more_sm120_module", "no vllm.gone", "vllm._new", "as_of"):
