@@ -418,6 +418,8 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         "WARNING Could not load this library: libtorchcodec.so, video input is off",
         "Process 8812 terminated with exit code 0",
         "mode is supported for GDN_ATTN",
+        "libcufft.dylib, libcufft_static.a, libcufftw.dylib,",
+        "    raise LocalEntryNotFoundError(",
     ],
 )
 def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
@@ -428,6 +430,7 @@ def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
     ("line", "found"),
     [
         ("Worker died with exit code -11 (SIGSEGV)", "class-signal"),
+        ("error: kernels.json: [Errno 2] No such file or directory: '/tmp/b12x/kernels.json'", "class-file-missing"),
         ("exit code: 139 Segmentation fault", "class-signal"),
         ("RuntimeError: FP8 KV cache requires Blackwell, got sm_90", "class-architecture"),
         ("RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)", "class-nccl-text"),
