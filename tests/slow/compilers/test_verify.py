@@ -61,7 +61,7 @@ def test_no_gpu_exits_with_45(tmp_path: Path) -> None:
 def test_bad_arguments(tmp_path: Path) -> None:
     state = ("--state", tmp_path / "state")
     refused(sm120kit("flashinferr", *state), 10, "flashinferr")
-    refused(sm120kit(RECIPE, "--device", "tpu", *state), 10, "unknown device 'tpu'", "emulate, native")
+    refused(sm120kit(RECIPE, "--device", "tpu", *state), 10, "unknown device 'tpu'", "emulate, rewritten, native")
     for partial in (("--quick",), ("--only", "x"), ("--compile-only",)):
         refused(sm120kit(RECIPE, "--receipt", tmp_path / "r", *partial, *state), 2, "a receipt requires a complete run")
     assert not (tmp_path / "r").exists()
