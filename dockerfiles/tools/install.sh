@@ -16,5 +16,8 @@ if [ -s /tmp/again.txt ]; then
     install_wheels "/context/$1" /tmp/again.txt
 fi
 rm /tmp/again.txt
+if [ -f /context/tools/leave_out.txt ]; then
+    /opt/venv/bin/python /context/tools/leave_out.py /overlay/opt/venv/lib/python3*/site-packages /context/tools/leave_out.txt
+fi
 /opt/venv/bin/python -m compileall -qq -j 0 -s /overlay -p / --invalidation-mode unchecked-hash /overlay/opt/venv/lib || :
 find /overlay -exec touch --no-dereference --date="@${SOURCE_DATE_EPOCH}" {} +

@@ -5,24 +5,28 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from small_assembly import CUDA_H, SmallImage
 from small_engine import make_wheel
 
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, CommandFailed, ImageBuildFailed, UnsafeArchive
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, BadRecipe, CommandFailed, ImageBuildFailed, UnsafeArchive
 from sm120kit.core.state import Workspace, data_root, file_sha256
-from sm120kit.images import context, cuda_home, wheels
+from sm120kit.images import assembly, context, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
+from sm120kit.images.records import ImageContext
 from sm120kit.sources.records import LockedWheel
 
 SITE = f"opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -120,6 +124,24 @@ def test_nothing_is_read_or_written_twice(small: SmallImage) -> None:
     assert "nvidia-cublas" not in other.read and len({*second.layers} & {*image.layers}) == len(image.layers) - 1
 
 
+def test_disk_space_is_required_for_layers_that_are_not_written_or_not_unpacked(small: SmallImage) -> None:
+    official = small.wheels()
+    size = sum(len(content) for files in small.files.values() for content in files.values())
+
+    def required(locked: Sequence[LockedWheel]) -> int:
+        described = ImageContext(small.directory, "", "", "", "", {}, {}, None, tuple(locked), (), "layers")
+        return assembly.required_bytes(described, small.base(), official.__getitem__, small.layout, small.workspace)
+
+    missing = required([*official])
+    assert missing >= 2 * size
+    image, _ = small.assemble()
+    written = required([*official])
+    assert written == missing / 2
+    rootfs.layers(small.layout, small.layout.find(image.id).digest, small.workspace)
+    assert required([*official]) == 0
+    assert required([wheel for wheel in official if wheel.name != "zlast"]) > 0  # another layer of small wheels
+
+
 def test_removed_layer_is_written_again_and_a_changed_one_is_detected(small: SmallImage) -> None:
     image, _ = small.assemble()
     small.layout.path(image.layers[2]).unlink()
@@ -167,7 +189,10 @@ def test_hostile_wheel_is_refused(small: SmallImage, files: dict[str, bytes], ex
     assert small.layout.images() == [] and [*(small.layout.directory / "partial").iterdir()] == []
 
 
-def test_file_that_differs_from_record_is_refused(small: SmallImage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wrong_record", "refused"), [((), True), (("other/*",), True), (("engine.*",), False)])
+def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
+    small: SmallImage, tmp_path: Path, wrong_record: tuple[str, ...], refused: bool
+) -> None:
     make_wheel(tmp_path, "engine", "1.0", files={"engine.py": b"original\n"})
     path = tmp_path / "engine-1.0-py3-none-any.whl"
     changed = path.read_bytes().replace(b"original", b"replaced")
@@ -179,9 +204,9 @@ def test_file_that_differs_from_record_is_refused(small: SmallImage, tmp_path: P
     with (
         compiler([sys.executable], tmp_path / "cache", 1) as bytecode,
         small.layout.writer() as blob,
-        pytest.raises(BadArtifact, match=r"engine\.py does not have the sha256 of its RECORD"),
+        pytest.raises(BadArtifact, match=r"engine\.py does not have the sha256 of its RECORD") if refused else nullcontext(),
     ):
-        wheels.install(wheel, path, LayerWriter(blob, 0), bytecode)
+        wheels.install(wheel, path, LayerWriter(blob, 0), bytecode, wheels.Exceptions(wrong_record=wrong_record))
 
 
 @pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])
@@ -298,6 +323,44 @@ def test_scripts_of_the_dockerfile_make_the_same_files(small: SmallImage) -> Non
         assert {"etc/passwd", "etc/group", "home/sm120kit"} <= {*(found(root / "overlay"))}
         added = (root / "overlay" / "etc" / "passwd").read_text().splitlines()[-1]
         assert content(small.layout, image.layers, "etc/passwd").decode().splitlines()[-1] == added
+
+
+def test_files_left_out_are_those_that_the_dockerfile_removes(small: SmallImage) -> None:
+    small.files["other"] |= {"other/cubins/a/x.cubin": b"x", "other/y.cubin": b"y", "other/cubins/keep.h": b"k"}
+    complete = small.assemble()[0]
+    small.labels = {context.LEFT_OUT: "other:other/cubins/*.cubin"}
+    image, ran = small.assemble()
+    entries, rest = ({*tree(small.layout, layers)} for layers in (complete.layers, image.layers))
+    assert ran and entries - rest == {f"{SITE}/other/cubins/a", f"{SITE}/other/cubins/a/x.cubin"} and rest < entries
+    assert len({*complete.layers} - {*image.layers}) == 1  # that of the wheel; all others are shared
+
+    root = small.directory / "unpacked"
+    for layer in complete.layers:
+        with tarfile.open(small.layout.path(layer)) as archive:
+            archive.extractall(root, [member for member in archive if member.name.startswith(SITE)])
+    listed = small.directory / "leave_out.txt"
+    listed.write_text("other:other/cubins/*.cubin\n")
+    script = data_root() / "dockerfiles" / "tools" / "leave_out.py"
+    subprocess.run([sys.executable, script, root / SITE, listed], check=True)
+    assert {str(path.relative_to(root)) for path in (root / SITE).rglob("*")} == {
+        path for path in rest if path.startswith(f"{SITE}/")
+    }
+
+
+def test_library_left_out_has_no_link_in_the_cuda_home(small: SmallImage) -> None:
+    small.labels = {context.LEFT_OUT: "nvidia-cublas:nvidia/cu13/lib/libcublas.so.13"}
+    entries = tree(small.layout, small.assemble()[0].layers)
+    assert "opt/cuda/lib64/libcudart.so.13" in entries and not [path for path in entries if "libcublas" in path]
+
+
+def test_pattern_of_a_file_left_out_must_match(small: SmallImage) -> None:
+    for entry in ("other:other/*.cubin", "absent:*"):
+        small.labels = {context.LEFT_OUT: entry}
+        name, pattern = entry.split(":")
+        with pytest.raises(
+            BadRecipe, match=re.escape(f"vllm-1.0: leave_out of {name}: no file of its wheel matches {pattern}")
+        ):
+            small.assemble()
 
 
 def test_settings_of_a_dockerfile() -> None:

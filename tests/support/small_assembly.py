@@ -61,6 +61,7 @@ class SmallImage:
     state: str = "state"
     read: list[str] = field(default_factory=list)
     python: tuple[str, ...] = (sys.executable,)
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -108,9 +109,8 @@ class SmallImage:
 
     def assemble(self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None) -> tuple[Image, bool]:
         wheels, patched = self.wheels(), self.ours(ours)
-        setup = context.ImageSetup(
-            "vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve")
-        )
+        labels = {"sm120kit.build-id": "f" * 64, **self.labels}
+        setup = context.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
         name = f"debian-12@sha256:{'a' * 64}"
         described, text, scripts = context.describe(setup, name, {patched: file_sha256(patched)}, [*wheels], self.workspace)
         files = assembly.wheel_files({described.ours[0].wheel: patched}, [*wheels], lambda _: [*wheels.values()])

@@ -38,6 +38,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
         module.__dict__["NotRun"] = NotRun
+        if path.name == "checks.py":
+            module.__dict__["is_left_out"] = load("run").is_left_out
         spec.loader.exec_module(module)
         return module
 
@@ -49,6 +51,15 @@ class NotRun(Exception):
 
 
 # The stub of the driver's library.
+
+
+def elf(strings: bytes) -> bytes:
+    """A file with one dynamic section and its string table."""
+    sections = struct.pack("<IIQQQQIIQQ", 0, 6, 0, 0, 0, 0, 1, 0, 0, 0) + struct.pack(
+        "<IIQQQQIIQQ", 0, 3, 0, 0, 192, len(strings), 0, 0, 0, 0
+    )
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 0, 64, 0, 64, 56, 0, 64, 2, 0)
+    return head + sections + strings
 
 
 def test_driver_stub_functions_return_no_device(load: Callable[[str], Any], tmp_path: Path) -> None:
@@ -87,19 +98,22 @@ def test_driver_stub_names_are_imports_of_libraries_that_need_the_driver(load: C
         (tmp_path / name).write_bytes(content)
     assert [driver_stub.dynamic_strings(path) for path in sorted(tmp_path.iterdir())] == [b"", b"", b""]
 
-    def elf(strings: bytes) -> bytes:
-        """A file with one dynamic section and its string table."""
-        sections = struct.pack("<IIQQQQIIQQ", 0, 6, 0, 0, 0, 0, 1, 0, 0, 0) + struct.pack(
-            "<IIQQQQIIQQ", 0, 3, 0, 0, 192, len(strings), 0, 0, 0, 0
-        )
-        head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 0, 64, 0, 64, 56, 0, 64, 2, 0)
-        return head + sections + strings
-
     linked = tmp_path / "linked.so"
     linked.write_bytes(elf(b"\0libcuda.so.1\0cuMemAlloc_v2\0cudaMalloc\0cuLaunchKernel\0"))
     other = tmp_path / "other.so"
     other.write_bytes(elf(b"\0libcufile.so\0cuFileRead\0"))
     assert driver_stub.imported_names([linked, other, python]) == ["cuInit", "cuLaunchKernel", "cuMemAlloc_v2"]
+
+
+def test_names_of_wheels_in_the_history_are_no_secrets() -> None:
+    wheels = {"tokenspeed-triton": "3.9", "tokenizers": "1.0"}
+    labels = {"sm120kit.wheels": "tokenizers==1.0"}
+    image = Image("sha256:1", "c", "linux/amd64", (), labels, "1000:1000", 0)
+    expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), (), (), wheels)
+    steps = ["sm120kit: tokenspeed-triton 3.9", "#(nop) LABEL sm120kit.wheels=tokenizers==1.0", "sm120kit: 12 wheels"]
+    assert checks.suspect_steps(steps, image, expected) == []
+    leaks = ["sm120kit: tokenspeed-triton 3.9 token=1", "RUN pip install --index-url=https://a:b@host", "LABEL token=x"]
+    assert checks.suspect_steps([*steps, *leaks], image, expected) == leaks
 
 
 # The runner.
@@ -145,6 +159,20 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
     assert lines["unknown_warning"]["verdict"] == "failed" and "used again" in lines["unknown_warning"]["detail"]
     # The host treats any line on stderr as a failure.
     assert done.stderr == "small/unknown_message: oops\n"
+
+
+def test_runner_runs_static_checks_only_in_an_image_for_another_machine(tmp_path: Path) -> None:
+    for name in ("run.py", "driver_stub.py"):
+        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    (tmp_path / "small").mkdir()
+    suite = "import sys\nSTATIC = ('prefix',)\ndef check_prefix(expected): return {'prefix': sys.prefix}\n"
+    (tmp_path / "small" / "checks.py").write_text(suite + "def check_code(expected): sys.exit(1)\n")
+    (tmp_path / "expected.json").write_text(json.dumps({"foreign": "linux/arm64"}))
+    argv = [sys.executable, "-B", "run.py", "expected.json", "small"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    prefix, code = map(json.loads, done.stdout.splitlines())
+    assert (prefix["verdict"], prefix["facts"]) == ("passed", {"prefix": "/opt/venv"}), done.stderr
+    assert (code["verdict"], code["detail"]) == ("not run", "runs code of the image, which is for linux/arm64")
 
 
 # base
@@ -199,6 +227,47 @@ def test_base_files_must_be_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     (site / "one.py").unlink()
     with pytest.raises(AssertionError, match=r"one\.py: No such file"):
         base.check_files({})
+
+
+def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    record = site / "one-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + f"\none/big.a,sha256={'A' * 43},100\none/lib/libone.so.2,,20\n")
+    expected: dict[str, Any] = {"leave_out": {"one": ["one/*.a", "one/lib/libone.so.2"]}}
+    with pytest.raises(AssertionError, match=r"big\.a"):
+        base.check_files({})
+    base.check_files(expected)
+    assert base.check_left_out(expected) == {"files left out": "one: 2 files, 120 bytes", "bytes left out": "120"}
+    assert base.check_left_out({}) == {"files left out": "none", "bytes left out": "0"}
+    for distribution, pattern, message in (("one", "absent/*", "one: no file matches"), ("two", "*", "not installed: two")):
+        with pytest.raises(AssertionError, match=message):
+            base.check_left_out({"leave_out": {distribution: [pattern]}})
+    modules = ("json", "base64")
+    assert base.check_left_out(expected | {"imports": modules})["imported without them"] == "json, base64"
+    with pytest.raises(AssertionError, match=r"cannot import json, absent_module: .*No module named 'absent_module'"):
+        base.check_left_out(expected | {"imports": ("json", "absent_module")})
+    (site / "one").mkdir()
+    (site / "one" / "big.a").write_text("")
+    with pytest.raises(AssertionError, match=r"one: one/big\.a"):
+        base.check_left_out(expected)
+    (site / "one" / "big.a").unlink()
+    (site / "user.so").write_bytes(elf(b"\0libone.so.2\0libc.so.6\0"))
+    with pytest.raises(AssertionError, match=r"user\.so needs libone\.so\.2"):
+        base.check_left_out(expected)
+    (site / "libone.so.2").write_bytes(b"")  # of another toolkit
+    base.check_left_out(expected)
+
+
+def test_base_file_of_which_the_wheels_record_is_wrong_is_reported(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    (site / "one.py").write_text("ONE = 3\n")
+    for patterns in ([], ["two.py"]):
+        with pytest.raises(AssertionError, match=r"one\.py is not the file of One 1\.0"):
+            base.check_files({"wrong_record": {"one": patterns}})
+    assert base.check_files({"wrong_record": {"one": ["one.*"]}})["not as in their RECORD"] == "one.py"
+    (site / "one.py").unlink()
+    with pytest.raises(AssertionError, match=r"one\.py: No such file"):
+        base.check_files({"wrong_record": {"one": ["one.*"]}})
 
 
 def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
@@ -595,6 +664,16 @@ def test_vllm_with_a_fault_for_every_check_fails_all(engine: RunEngine, tmp_path
     ):
         assert part in failed[name], failed[name]
     assert "vllm/fp4_support: WARNING: cuda" in stderr.splitlines()
+
+
+def test_vllm_with_its_argument_parser_in_another_module(engine: RunEngine, tmp_path: Path) -> None:
+    files = [VLLM[f"vllm/entrypoints/openai/{name}.py"] for name in ("cli_args", "api_server")]
+    moved = {
+        "vllm/entrypoints/common/cli_args.py": "\n".join(files),
+        "vllm/entrypoints/openai/cli_args.py": "raise ImportError",
+    }
+    lines, _ = engine(tmp_path, "vllm", moved)
+    assert lines["arguments"]["verdict"] == "passed", lines["arguments"]
 
 
 def test_vllm_unknown_tool_call_parser_fails(engine: RunEngine, tmp_path: Path) -> None:

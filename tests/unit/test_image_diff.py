@@ -132,6 +132,17 @@ def test_cause_of_a_changed_wheel_of_ours(labels: dict[str, str], cause: Cause, 
     assert (difference.cause, difference.detail) == (cause, detail)
 
 
+def test_left_out_file_of_a_wheel_has_that_cause() -> None:
+    path = f"{SITE}/idna/core.py"
+    left = {"sm120kit.context": "2", "sm120kit.left-out": "idna:idna/c*.py,other:idna/x.py"}
+    diff = compare(contents(), changed(contents(left), path, None))
+    assert causes(diff)[path] == (DifferenceKind.REMOVED, Cause.LEFT_OUT)
+    labels = {entry.path: entry.cause for entry in diff.differences if entry.path.startswith("label ")}
+    assert labels["label sm120kit.left-out"] is Cause.LEFT_OUT
+    other = left | {"sm120kit.left-out": "other:idna/c*.py"}
+    assert causes(compare(contents(), changed(contents(other), path, None)))[path][1] is Cause.UNEXPLAINED
+
+
 def test_changed_base_explains_only_its_own_files() -> None:
     base = {"usr/bin/sh": entry("sh"), "etc/passwd": entry("base 1")}
     first = contents(base=base)

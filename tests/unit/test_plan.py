@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import ExpectationFailed, ToolchainUnsuitable, UnknownName
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.records import Checkout
-from sm120kit.wheels import plan
-from sm120kit.wheels.records import BuildPlan, Generated
+from sm120kit.wheels import engines, plan
+from sm120kit.wheels.records import BuildPlan, BuildRequest, Generated, Stage
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(RECIPE.pin, Path("/repository"), "c" * 40, "d" * 40), RECIPE.inside, "a" * 40, "b" * 40, ())
@@ -59,6 +62,29 @@ def test_generators_are_limited_to_samples_of_unpacked_modules() -> None:
     assert requests["fused_moe_120"]["only"] == ["cutlass_kernel_file_gemm_grouped_sm120_M128_BS_group0*"]
     assert requests["fused_moe_120"]["leave_out"] == ["cutlass_kernel_file_gemm_sm90_*"]
     assert list(plan.generator_requests(plan.Selection(RECIPE, (Arch.SM_120F,), "fused-moe"))) == ["fused_moe_120"]
+
+
+def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -> None:
+    selection = plan.Selection(RECIPE, (Arch.SM_120F,), recipes.NO_KERNELS)
+    assert plan.generator_requests(selection) == {} and selection.directory == "flashinfer-0.6.6-none"
+    made = plan.plan_flashinfer(selection, TREE, (), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {}), ())
+    assert made.modules == () and {entry.what for entry in made.left_out} == {*RECIPE.modules}
+    assert {entry.reason for entry in made.left_out} == {"not in kernel group none"}
+    with pytest.raises(UnknownName, match="no kernel group 'nine'") as unknown:
+        recipes.group(RECIPE, "nine")
+    assert unknown.value.hint is not None and unknown.value.hint.endswith("; none")
+
+
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can compile them")
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [({}, True), ({"group": "quick"}, True), ({"group": "none"}, False), ({"group": "none", "from_source": True}, True)],
+)
+def test_kernels_are_compiled_on_machines_of_their_architecture(change: dict[str, Any], refused: bool) -> None:
+    recipe = recipes.load_engine("vllm-0.33.0-spark")
+    request = BuildRequest(**{"stage": Stage.PACK, **change})
+    with pytest.raises(ToolchainUnsuitable, match="compiled natively on aarch64") if refused else nullcontext():
+        engines.require_native(recipe, request)
 
 
 def test_left_out_entries_have_reasons() -> None:

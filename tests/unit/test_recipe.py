@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,26 @@ def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, n
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(BadRecipe, match=re.escape(message)):
         recipes.load(str(path))
+
+
+def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Path) -> None:
+    text = (recipes.directory() / "vllm-0.33.0.toml").read_text()
+    path = tmp_path / "vllm-0.33.0.toml"
+
+    def inputs(text: str) -> Any:
+        path.write_text(text)
+        read = recipes.load(str(path)).inputs()
+        return read.get("leave_out"), read.get("wrong_record")
+
+    without = text[: text.index("[[leave_out]]")]
+    assert inputs(without) == (None, None)
+    left, wrong = inputs(text)
+    assert {"distribution": "vllm", "files": ["vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]} in left
+    assert wrong == [{"distribution": "pynvvideocodec", "files": ["PyNvVideoCodec/PyNvVideoCodec_*.so"]}]
+    assert inputs(text.replace("code for sm_90a only", "others")) == (left, wrong)
+    for pattern in ("../x.so", "/x.so", "a b.so", "a,b.so", "a:b.so"):
+        with pytest.raises(BadRecipe, match=r"leave_out\.1\.files\.0: .* is not a path below site-packages"):
+            inputs(text.replace("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", pattern))
 
 
 def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def build(
     target = pipeline.resolve(engine, options)
     delivers = isinstance(target, EngineTarget) and not steps.to and not steps.dry_run
     _require_applicable(kernels, steps, image, engine=isinstance(target, EngineTarget), delivers=delivers)
-    pipeline.require_memory(target, request)
+    pipeline.require_machine(target, request)
     image_request = None
     if delivers and isinstance(target, EngineTarget):
         from sm120kit.images import delivery

@@ -94,6 +94,11 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     )
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
     console.table(("stays official", "reason"), ((part.what, part.reason) for part in recipe.official))
+    if recipe.leave_out:
+        console.table(
+            ("left out of the image", "files", "reason"),
+            ((entry.distribution, " ".join(entry.files), entry.reason) for entry in recipe.leave_out),
+        )
     if recipe.environment.overrides:
         console.table(
             ("overridden", "version", "reason"),

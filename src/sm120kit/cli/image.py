@@ -51,7 +51,7 @@ def image_(
     """
     from sm120kit.images import delivery
     from sm120kit.recipes.target import EngineTarget, resolve
-    from sm120kit.wheels import engines, flashinfer
+    from sm120kit.wheels import engines, flashinfer, pipeline
 
     started = time.monotonic()
     options = sources.run_options()
@@ -59,6 +59,7 @@ def image_(
     if isinstance(target, EngineTarget):
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
+        pipeline.require_machine(target, build_request)
         request = delivery.prepare(image.request(), target.recipe, target.closure, options)
         result = delivery.engine_image(engines.build(target, build_request), request, options)
     elif closure is None:
@@ -122,6 +123,14 @@ def show_report(report: CheckReport, *, json: bool) -> None:
         )
         console.table(("fact", "value"), report.facts.items())
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
+    if not failed and report.verified is None:
+        console.info(
+            f"not tagged: the image is for {report.image.platform}, and the checks that run its programs were not run here;"
+            f" export it, and run `sm120kit verify image` on a machine for {report.image.platform}"
+        )
+        if not json:
+            console.data(report.image.id)
+        return
     if failed or report.verified is None:
         count = f"{len(failed)} of {len(report.checks)} checks failed"
         console.error(f"{count}; the image is not tagged", "correct it and build again")

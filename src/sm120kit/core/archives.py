@@ -59,16 +59,6 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
         yield wheel
 
 
-def unpacked_bytes(wheel: Path) -> int:
-    """Bytes of all files of a wheel.
-
-    Raises:
-        BadArtifact, OSError, zipfile.BadZipFile: see :func:`open_wheel`.
-    """
-    with open_wheel(wheel) as archive:
-        return sum(member.file_size for member in archive.infolist())
-
-
 def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterator[bytes]:
     """A member's bytes in chunks of 1 MiB: it may be larger than its header states."""
     with wheel.open(member) as file:

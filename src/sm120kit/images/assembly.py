@@ -12,20 +12,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core import archives, process, reporting
-from sm120kit.core.errors import BadArtifact, BadRecord, ImageBuildFailed
+from sm120kit.core.errors import BadArtifact, BadRecipe, BadRecord, ImageBuildFailed
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, read_record, require_disk, write_record
-from sm120kit.images import b12x, cuda_home, wheels
+from sm120kit.images import b12x, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
-from sm120kit.images.context import NVIDIA
+from sm120kit.images.context import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import Image, ImageContext
-from sm120kit.images.wheels import VENV, WheelContents
+from sm120kit.images.wheels import VENV, Exceptions, WheelContents
 from sm120kit.sources.records import LockedWheel
 
 FORMAT = 2
@@ -170,6 +171,25 @@ def assemble(
     return image, True
 
 
+def required_bytes(
+    context: ImageContext, base: ImageBase, files: Callable[[LockedWheel], Path], layout: Layout, workspace: Workspace
+) -> int:
+    """The disk space that :func:`assemble` and the checks still need for the wheels of ``context``.
+
+    That is each layer that ``layout`` lacks, and each that is not unpacked for the checks.
+    """
+    with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
+        contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in context.locked}
+        inputs = _Inputs(context, base, bytecode.python, archives.SOURCE_DATE_EPOCH, files, contents)
+        planned = list(_plan(inputs, {}))
+    size = 0
+    for layer in planned:
+        written = _written(workspace.cache / "layers" / f"{layer.inputs}.json", layout)
+        size += 0 if written else layer.size
+        size += 0 if written and rootfs.is_unpacked(written.digest, workspace) else layer.size
+    return size
+
+
 def _recorded(record: Path, layout: Layout) -> Image | None:
     """The image of a record, if the layout has it with all layers."""
     try:
@@ -258,10 +278,12 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     groups = _groups(of_nvidia, others, inputs.contents)
     stages = (of_nvidia, others, ours)
     without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, inputs.contents), inputs.contents)
+    absent = _left_out(inputs)
+    without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
         yield _wheel_layer(inputs, group, without)
     if "engine/cuda_home.sh" in scripts:
-        yield _cuda_layer(inputs, of_nvidia)
+        yield _cuda_layer(inputs, of_nvidia, frozenset().union(*absent.values()))
     for wheel in ours:
         yield _wheel_layer(inputs, [wheel], without)
     files = {f"etc/{name}": inputs.base.accounts[name] + added for name, added in _USER.items()}
@@ -308,10 +330,33 @@ def _shadowed(
     return {wheel: frozenset(paths) for wheel, paths in without.items()}
 
 
+def _left_out(inputs: _Inputs) -> dict[LockedWheel, frozenset[str]]:
+    """The files that the recipe leaves out, as paths in the image.
+
+    Raises:
+        BadRecipe: a pattern matches no file.
+    """
+    site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
+    by_name = {wheel.name: wheel for wheel in inputs.contents}
+    absent = {}
+    for name, listed in patterns(inputs.context.labels, LEFT_OUT).items():
+        files = inputs.contents[by_name[name]].files if name in by_name else {}
+        matches = {pattern: [path for path in files if fnmatchcase(path.removeprefix(site), pattern)] for pattern in listed}
+        if unmatched := [pattern for pattern, paths in matches.items() if not paths]:
+            raise BadRecipe(
+                f"{inputs.context.labels[f'{LABEL}recipe']}: leave_out of {name}: no file of its wheel matches {unmatched[0]}",
+                "correct or remove the pattern, then lock the recipe again",
+            )
+        absent[by_name[name]] = frozenset(path for paths in matches.values() for path in paths)
+    return absent
+
+
 def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping[LockedWheel, frozenset[str]]) -> _Layer:
+    wrong = patterns(inputs.context.labels, WRONG_RECORD)
+
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         for wheel in group:
-            wheels.install(wheel, inputs.files(wheel), layer, compiler, without[wheel])
+            wheels.install(wheel, inputs.files(wheel), layer, compiler, Exceptions(without[wheel], wrong.get(wheel.name, ())))
 
     names = [wheel.name for wheel in group]
     description = f"{len(names)} wheels" if len(names) > 1 else f"{names[0]} {group[0].version}"
@@ -319,9 +364,10 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
     return inputs.layer(description, key, sum(inputs.contents[wheel].size for wheel in group), write)
 
 
-def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel]) -> _Layer:
+def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: frozenset[str]) -> _Layer:
     directory = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/{_CUDA}"
-    owners = {path: wheel for wheel in of_nvidia for path in inputs.contents[wheel].files if path.startswith(directory)}
+    files = [(path, wheel) for wheel in of_nvidia for path in inputs.contents[wheel].files if path not in absent]
+    owners = {path: wheel for path, wheel in files if path.startswith(directory)}
     header = f"{directory}/include/cuda.h"
     if header not in owners:
         raise ImageBuildFailed(

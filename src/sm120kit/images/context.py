@@ -59,6 +59,12 @@ LABEL = "sm120kit."
 WHEELS = f"{LABEL}wheels"
 """The label that lists the locked wheels."""
 
+LEFT_OUT = f"{LABEL}left-out"
+"""The label that lists the files of wheels that an image does not contain, see :func:`patterns`."""
+
+WRONG_RECORD = f"{LABEL}wrong-record"
+"""The label that lists the files of wheels that RECORD describes wrongly, see :func:`patterns`."""
+
 USAGE = "help.txt"
 """The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
 
@@ -177,6 +183,15 @@ def listed_wheels(locked: Sequence[LockedWheel]) -> str:
     return ",".join(f"{wheel.name}=={wheel.version}" for wheel in locked)
 
 
+def patterns(labels: Mapping[str, str], label: str) -> dict[str, tuple[str, ...]]:
+    """Shell-style patterns of files of wheels, relative to site-packages, in a label: by distribution."""
+    listed: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, labels.get(label, "").split(",")):
+        name, _, pattern = entry.partition(":")
+        listed[name] = (*listed.get(name, ()), pattern)
+    return listed
+
+
 def _labels(
     setup: ImageSetup, base: str, version: str, built: Sequence[BuiltWheel], locked: Sequence[LockedWheel]
 ) -> dict[str, str]:
@@ -240,6 +255,8 @@ def _dockerfile(setup: ImageSetup) -> tuple[str, dict[str, str]]:
     subdirectories = ("tools", "engine") if engine else ("tools",)
     paths = {f"{name}/{path.name}": path for name in subdirectories for path in sorted((dockerfiles / name).iterdir())}
     scripts = {name: path.read_text() for name, path in paths.items() if path.is_file()}  # pip adds __pycache__
+    if absent := setup.labels.get(LEFT_OUT):
+        scripts["tools/leave_out.txt"] = absent.replace(",", "\n") + "\n"
     text = (dockerfiles / "wheels.Dockerfile").read_text() + last.read_text()
     if setup.env:
         text += "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in setup.env.items()) + "\n"

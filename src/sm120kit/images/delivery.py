@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm120kit import recipes, sources
-from sm120kit.core import archives, reporting
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified, ToolchainUnsuitable
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
 from sm120kit.images import assembly, checks
@@ -25,7 +25,7 @@ from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
-from sm120kit.wheels import engines
+from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.wheels.engines import EngineBuild
 from sm120kit.wheels.records import WheelBuild
 
@@ -110,8 +110,8 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
     """Complete a request, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
     Returns the request with a base and a builder. Base and wheels are fetched. For the builder ``layers``, the base is
-    assembled, programs can run in it, and there is disk space for the image; for ``docker``, the daemon has the base, which is
-    pulled if it is named by digest, unless only the context is requested.
+    assembled, programs can run in that for this machine, and there is disk space for the image; for ``docker``, the daemon has
+    the base, which is pulled if it is named by digest, unless only the context is requested.
 
     Raises:
         NoSuchImage: neither the recipe nor the request names a base, or it is a tag, or neither daemon nor registry has it.
@@ -119,19 +119,23 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
         NamespacesMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
-        ToolchainUnsuitable: the image is for another machine, or an image as base lacks what the wheels need, or the builder
-            does not compile the kernels of the recipe.
+        ToolchainUnsuitable: the image is for another machine and not built by ``layers`` on a base of ``recipes/bases/``, or an
+            image as base lacks what the wheels need, or the builder does not compile the kernels of the recipe.
         FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
     """
     base = request.base
     if isinstance(recipe, recipes.EngineRecipe):
-        engines.require_native(recipe)
         base = base or recipe.base_image or recipe.base or ""
     if base and base not in bases.names():
         contexts.require_pinned(base)
     is_local = base.startswith("sha256:")  # an id that only the daemon has
     of_docker = is_local or request.context_only or request.network != ImageRequest.network
     builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
+    if _machine(closure) != platform.machine() and (builder is Builder.DOCKER or base not in bases.names()):
+        raise ToolchainUnsuitable(
+            f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
+            f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
+        )
     if not base:
         raise NoSuchImage(
             f"no base: neither {recipe.name} nor --base names one",
@@ -144,30 +148,37 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
             "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
         )
     if builder is Builder.LAYERS:
-        _prepare_layers(base, closure, options, compiles=isinstance(recipe, recipes.EngineRecipe))
+        _prepare_layers(base, closure, options, recipe)
     else:
         base = _prepare_docker(base, request, options)
     return replace(request, base=base, builder=builder)
 
 
-def _prepare_layers(base: str, closure: Closure, options: Options, *, compiles: bool) -> None:
+def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
+    engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
+    labels = {f"{contexts.LABEL}recipe": recipe.name, **(_exceptions(engine) if engine else {})}
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
     if base in bases.names():
-        store.require_runtime(_debian_base(base, options)[1].partition("@")[2])
+        # Programs of an image for another machine do not run here; its checks run with this machine's base.
+        _debian_base(base, _machine(closure), options)
+        store.require_runtime(_debian_base(base, platform.machine(), options)[1].partition("@")[2])
     else:
         from sm120kit.images import existing_base
 
         programs = existing_base.inspect(existing_base.fetch(base, store.layout), store)
-        existing_base.require_suitable(base, programs, closure, compiles=compiles)
+        existing_base.require_suitable(base, programs, closure, compiles=engine is not None)
     missing = sources.unfetched(wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
     listed = contexts.listed_wheels(wheels)
     if any(image.labels[contexts.WHEELS] == listed for image, _ in store.images(contexts.WHEELS)):
         return  # their layers were written before
-    paths = [workspace.downloads / wheel.sha256 / wheel.filename for wheel in wheels]
-    # Once in layers, once more as the files in which the checks run.
-    require_disk(workspace.root, 2 * sum(map(archives.unpacked_bytes, paths)), "the layers of the image and its checks")
+    context = ImageContext(workspace.root, "", "", base, "", {}, labels, None, wheels, (), Builder.LAYERS)
+    with _opened_base(base, _machine(closure), options) as (image_base, _):
+        needed = assembly.required_bytes(
+            context, image_base, lambda wheel: workspace.downloads / wheel.sha256 / wheel.filename, store.layout, workspace
+        )
+    require_disk(workspace.root, needed, "the layers of the image and its checks")
 
 
 def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
@@ -182,26 +193,32 @@ def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
             "start it, or set DOCKER_HOST to its socket; --builder layers needs none; --context-only writes the build context",
         ) from error
     if base in bases.names():
-        layout, manifest = LocalImages(options.workspace).layout, _debian_base(base, options)[1].partition("@")[2]
+        machine = platform.machine()
+        layout, manifest = LocalImages(options.workspace).layout, _debian_base(base, machine, options)[1].partition("@")[2]
         return loading.load(layout, manifest, daemon).id if daemon else layout.image(manifest).id
     if daemon:
         contexts.require_base(base, daemon, reporting.info)
     return base
 
 
-def _debian_base(name: str, options: Options) -> tuple[assembly.ImageBase, str]:
-    """A base of ``recipes/bases/`` for this machine as an image in the state directory, and ``name@digest`` of that image."""
+def _machine(closure: Closure) -> str:
+    """The machine of a closure's wheels: ``x86_64``, ``aarch64``."""
+    return next((machine for machine in ARCHITECTURES if closure.platform.endswith(f"_{machine}")), platform.machine())
+
+
+def _debian_base(name: str, machine: str, options: Options) -> tuple[assembly.ImageBase, str]:
+    """A base of ``recipes/bases/`` for a machine as an image in the state directory, and ``name@digest`` of that image."""
     layout = LocalImages(options.workspace).layout
-    base = base_layers.image_base(bases.load(name), platform.machine(), layout, options)
+    base = base_layers.image_base(bases.load(name), machine, layout, options)
     manifest = layout.add_image(base.layers, base.diff_ids, base.config)
     return base, f"{name}@{manifest.digest}"
 
 
 @contextmanager
-def _opened_base(name: str, options: Options) -> Iterator[tuple[assembly.ImageBase, str]]:
+def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[assembly.ImageBase, str]]:
     """A base as :func:`sm120kit.images.assembly.assemble` takes it, and its reference, while the block runs."""
     if name in bases.names():
-        yield _debian_base(name, options)
+        yield _debian_base(name, machine, options)
         return
     from sm120kit.images import existing_base
 
@@ -240,13 +257,23 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
         kind=recipe.engine,
         recipe=recipe.name,
         version=recipe.version,
-        labels={"sm120kit.build-id": build.build_id, "sm120kit.python": closure.python},
+        labels={"sm120kit.build-id": build.build_id, "sm120kit.python": closure.python, **_exceptions(recipe)},
         env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
     )
     return _build(setup, build.wheels, closure, request, options)
+
+
+def _exceptions(recipe: recipes.EngineRecipe) -> dict[str, str]:
+    """Labels of the files of wheels that are not installed as they are, or not compared with RECORD."""
+    tables = ((contexts.LEFT_OUT, recipe.leave_out), (contexts.WRONG_RECORD, recipe.wrong_record))
+    return {
+        label: ",".join(f"{entry.distribution}:{files}" for entry in entries for files in entry.files)
+        for label, entries in tables
+        if entries
+    }
 
 
 def _build(
@@ -270,7 +297,7 @@ def _assemble(
 ) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon."""
     workspace = options.workspace
-    with _opened_base(base_name, options) as (base, reference):
+    with _opened_base(base_name, _machine(closure), options) as (base, reference):
         context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
         ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
         files = assembly.wheel_files(
@@ -299,7 +326,26 @@ def verify(reference: str, workspace: Workspace, report: Callable[[str], None] =
     """
     store = EveryStore(workspace)
     image = store.find(reference)
-    return checks.verify(image, image.canonical_name, expected(image), store, workspace, report)
+    requirements = expected(image)
+    native = _native_checks(image, workspace) if requirements.foreign else None
+    return checks.verify(image, image.canonical_name, requirements, store, workspace, report, native)
+
+
+def _native_checks(image: Image, workspace: Workspace) -> checks.RunChecks:
+    """What runs the checks of an image for another machine: the Python of the same base for this machine.
+
+    Raises:
+        ToolchainUnsuitable: the image is not in the state directory, or its base is none of ``recipes/bases/``.
+        FetchFailed and others: the base cannot be fetched.
+    """
+    store, name = LocalImages(workspace), image.labels.get("org.opencontainers.image.base.name", "")
+    if store.inspect(image.id) is None or name not in bases.names():
+        raise ToolchainUnsuitable(
+            f"{image.id} is for {image.platform}, and this machine, {platform.machine()}, does not run its checks",
+            f"verify it on a machine for {image.platform}",
+        )
+    base = _debian_base(name, platform.machine(), Options(workspace))[1].partition("@")[2]
+    return lambda argv, files: store.run_native(image.id, base, argv, files)
 
 
 def expected(image: Image) -> checks.ExpectedImage:
@@ -331,6 +377,8 @@ def expected(image: Image) -> checks.ExpectedImage:
     built = [name for name in modules if name in flashinfer.modules]
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     of_engine = _configurations(engine) if engine else []
+    architecture = image.platform.split("/")[1]
+    machine = next((key for key, value in ARCHITECTURES.items() if value == architecture), architecture)
     return checks.ExpectedImage(
         kind=labels["kind"],
         recipe=flashinfer.name,
@@ -347,6 +395,9 @@ def expected(image: Image) -> checks.ExpectedImage:
         complete={*built} >= {*flashinfer.groups["all"].modules} if "all" in flashinfer.groups else False,
         left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
         overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
+        leave_out=contexts.patterns(image.labels, contexts.LEFT_OUT),
+        wrong_record=contexts.patterns(image.labels, contexts.WRONG_RECORD),
+        imports=tuple(module for entry in engine.leave_out for module in entry.imports) if engine else (),
         env=dict(engine.env) if engine else {},
         serve=engine.serve if engine else (),
         arguments={
@@ -354,6 +405,8 @@ def expected(image: Image) -> checks.ExpectedImage:
         },
         served={configuration.name: _served(configuration) for configuration in of_engine},
         b12x=engine.b12x.model_dump(mode="json") if engine and engine.b12x else {},
+        foreign="" if machine == platform.machine() else image.platform,
+        machine=machine,
     )
 
 

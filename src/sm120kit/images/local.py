@@ -34,6 +34,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """``PATH`` of a container whose image sets none, as Docker has it."""
 
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_NATIVE = "/native"
+"""Where a base for this machine is in the containers of images for another machine."""
 _MOUNT_OPTIONS_LIMIT = 4000
 """Characters of overlayfs's list of layers: the options of mount(2) are a page."""
 
@@ -45,6 +47,7 @@ class _Container:
     layers: tuple[UnpackedLayer, ...]
     directory: Path
     writable: dict[str, Path]
+    readable: dict[str, Path]
     uid: int
     gid: int
     env: dict[str, str]
@@ -109,6 +112,26 @@ class LocalImages:
             runtime, command = _isolated(container, argv)
             variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
             done = process.run(command, env=variables, check=False, tied=True)
+        return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
+
+    def run_native(self, image: str, native: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
+        """Run a Python program as by :meth:`run` in an image for another machine; ``argv`` are the arguments of Python.
+
+        It is the Python of ``native``, the image of a base for this machine. Programs of ``image`` cannot be run.
+
+        Raises:
+            NamespacesMissing, BadArtifact: as for :meth:`run`.
+        """
+        tree = self._layers(native)[0].tree
+        loader = next((tree / "usr/lib").glob("*-linux-gnu/ld-linux-*.so.*")).relative_to(tree)
+        interpreter = f"{_NATIVE}/usr/bin/{(tree / 'usr/bin/python3').readlink().name}"
+        command = [f"{_NATIVE}/{loader}", "--library-path", f"{_NATIVE}/{loader.parent}", interpreter, *argv]
+        with self._container(image, files) as made:
+            (made.layers[-1].tree / _NATIVE[1:]).mkdir()
+            env = {**made.env, "PYTHONHOME": f"{_NATIVE}/usr"}
+            runtime, isolated = _isolated(replace(made, readable={_NATIVE: tree}, env=env), command)
+            variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
+            done = process.run(isolated, env=variables, check=False, tied=True)
         return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
 
     def require_runtime(self, image: str) -> None:
@@ -221,7 +244,7 @@ class LocalImages:
                 rootfs.combine(home.below, directory / "home", home.path, link=False)
             points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
             cwd = settings.get("WorkingDir") or "/"
-            yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd)
+            yield _Container((*layers, points), directory, writable, {}, user["uid"], user["gid"], env, cwd)
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
@@ -240,7 +263,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
                 return runtime, _command(container, runtime, mounts, argv)
             reasons.append(f"{runtime} with overlayfs: {reason}")
         points = {"copy": str(container.layers[-1].tree)}
-        reason = _failure(_command(replace(container, writable={}), runtime, points, []))
+        reason = _failure(_command(replace(container, writable={}, readable={}), runtime, points, []))
         if not reason:
             return runtime, _command(container, runtime, {"copy": str(_copy(container))}, argv)
         reasons.append(f"{runtime} with hard links: {reason}")
@@ -293,6 +316,7 @@ def _command(container: _Container, runtime: str, mounts: Mapping[str, Any], arg
         **mounts,
         "root": str(container.directory / "root"),
         "writable": {path: str(source) for path, source in container.writable.items()},
+        "readable": {path: str(source) for path, source in container.readable.items()},
         "uid": container.uid,
         "gid": container.gid,
         "user_namespace": runtime != "chroot",
@@ -310,6 +334,8 @@ def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:
     if root != Path("/"):
         for path, source in container.writable.items():
             argv += ["--bind", source, path]
+        for path, source in container.readable.items():
+            argv += ["--ro-bind", source, path]
         argv += ["--clearenv", "--hostname", "sm120kit", "--chdir", container.cwd]
         for name, value in container.env.items():
             argv += ["--setenv", name, value]

@@ -8,6 +8,7 @@ a JSON object with the keys
 ``copy``                    instead of ``layers``: a directory with the combined files, mounted read-only
 ``root``                    an empty directory, the mount point
 ``writable``                directories to mount writable, by their absolute paths in the root file system
+``readable``                directories to mount read-only, by their paths as well
 ``uid``, ``gid``            ids of the program
 ``user_namespace``          whether this process becomes ``uid`` in a user namespace, where its files appear as those of
                             ``uid``. Without, root drops its rights, and files keep their owners
@@ -115,6 +116,9 @@ def _mount_root(request: dict[str, Any]) -> None:
     for path, source in request["writable"].items():
         _mount(source, root + path, None, _BIND)
         _restrict(root + path, _NOSUID | _NODEV)
+    for path, source in request["readable"].items():
+        _mount(source, root + path, None, _BIND)
+        _restrict(root + path, _RDONLY | _NOSUID | _NODEV)
 
 
 def _restrict(path: str, flags: int) -> None:

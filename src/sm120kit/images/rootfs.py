@@ -88,6 +88,11 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
     return tuple(_unpacked(_target(parent, diff_id)) for diff_id in reversed(last))
 
 
+def is_unpacked(diff_id: str, workspace: Workspace) -> bool:
+    """Whether the files of a layer are in ``<state>/oci-unpacked``."""
+    return _target(workspace.root / "oci-unpacked", diff_id).is_dir()
+
+
 def _target(parent: Path, diff_id: str) -> Path:
     return parent / diff_id.removeprefix("sha256:")
 

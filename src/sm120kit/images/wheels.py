@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ _DAMAGE = (
 )
 """What zipfile and installer raise for damaged wheels."""
 _HINT = "the wheel is damaged or hostile: report it to its project, and lock another version"
+_RECORD_HINT = (
+    "report it to its project, and lock another version; or, if the wheel has the sha256 of its lock and was published so, list"
+    " the file in the recipe's [[wrong_record]]"
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,17 @@ class WheelContents:
     files: dict[str, str]
     size: int
     requires: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exceptions:
+    """Files of a wheel that are not installed as they are: paths in the image of those that are not written.
+
+    ``wrong_record`` are patterns of those that are not compared with RECORD, by their paths in the wheel.
+    """
+
+    without: frozenset[str] = frozenset()
+    wrong_record: Sequence[str] = ()
 
 
 def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelContents:
@@ -98,17 +114,15 @@ def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelC
     return WheelContents(listing.files, size, tuple(names))
 
 
-def install(
-    wheel: LockedWheel, path: Path, layer: LayerWriter, compiler: BytecodeCompiler, without: frozenset[str] = frozenset()
-) -> None:
-    """Write the files of a wheel into a layer, except paths of ``without``. Contents are compared with the wheel's RECORD.
+def install(wheel: LockedWheel, path: Path, layer: LayerWriter, compiler: BytecodeCompiler, exceptions: Exceptions) -> None:
+    """Write the files of a wheel into a layer, with ``exceptions``. Contents are compared with the wheel's RECORD.
 
     Raises:
         BadArtifact: it is damaged, its layout is not that of a wheel, or a file does not have the sha256 of its RECORD.
         UnsafeArchive: a path leads out of the environment, or exists in the layer.
     """
-    with _open(wheel, path) as source:
-        destination = _LayerDestination(wheel, layer, compiler, without)
+    with _open(wheel, path, exceptions.wrong_record) as source:
+        destination = _LayerDestination(wheel, layer, compiler, exceptions.without)
         destination.install(source)
         destination.write_bytecode()
 
@@ -120,11 +134,11 @@ def read_file(wheel: LockedWheel, path: Path, member: str) -> bytes:
 
 
 @contextmanager
-def _open(wheel: LockedWheel, path: Path) -> Iterator[_Wheel]:
+def _open(wheel: LockedWheel, path: Path, wrong_record: Sequence[str] = ()) -> Iterator[_Wheel]:
     """Open a wheel. Errors name it."""
     try:
         with archives.open_wheel(path) as archive:
-            yield _Wheel(archive)
+            yield _Wheel(archive, wrong_record)
     except Sm120kitError:
         raise
     except _DAMAGE as error:
@@ -133,10 +147,10 @@ def _open(wheel: LockedWheel, path: Path) -> Iterator[_Wheel]:
 
 
 class _Member(io.RawIOBase):
-    """A file of a wheel, opened when it is first read, and compared with RECORD at its end."""
+    """A file of a wheel, opened when it is first read, and if ``compared``, compared with RECORD at its end."""
 
-    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, record: tuple[str, str, str]) -> None:
-        self._archive, self.info = archive, info
+    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, record: tuple[str, str, str], compared: bool) -> None:
+        self._archive, self.info, self._compared = archive, info, compared
         self.path, self.recorded = record[0], record[1]
 
     def chunks(self) -> Iterator[bytes]:
@@ -146,14 +160,16 @@ class _Member(io.RawIOBase):
             BadArtifact: they do not have the hash of RECORD.
         """
         algorithm, _, expected = self.recorded.partition("=")
-        digest = hashlib.new(algorithm) if expected else None
+        digest = hashlib.new(algorithm) if expected and self._compared else None
         with self._archive.open(self.info) as file:
             while chunk := file.read(_CHUNK):
                 if digest is not None:
                     digest.update(chunk)
                 yield chunk
         if digest is not None and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != expected:
-            raise BadArtifact(f"{self._archive.filename}: {self.path} does not have the {algorithm} of its RECORD", _HINT)
+            raise BadArtifact(
+                f"{self._archive.filename}: {self.path} does not have the {algorithm} of its RECORD", _RECORD_HINT
+            )
 
     def content(self) -> bytes:
         """All contents; see :meth:`chunks`."""
@@ -162,6 +178,10 @@ class _Member(io.RawIOBase):
 
 class _Wheel(WheelFile):
     """A wheel whose files are read when they are written. Files that pip writes itself are skipped, as pip does."""
+
+    def __init__(self, archive: zipfile.ZipFile, wrong_record: Sequence[str]) -> None:
+        super().__init__(archive)
+        self._wrong_record = wrong_record
 
     def members(self) -> list[zipfile.ZipInfo]:
         """All files."""
@@ -184,7 +204,8 @@ class _Wheel(WheelFile):
             executable = bool(stat.S_ISREG(mode) and mode & 0o111)
             if member.filename not in written | wrappers:
                 record = records.get(member.filename, (member.filename, "", ""))
-                yield record, _Member(self._zipfile, member, record), executable
+                compared = not any(fnmatchcase(member.filename, pattern) for pattern in self._wrong_record)
+                yield record, _Member(self._zipfile, member, record, compared), executable
 
     def _entry_points(self) -> list[str]:
         if "entry_points.txt" not in self.dist_info_filenames:

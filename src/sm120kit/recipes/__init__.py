@@ -206,17 +206,23 @@ def load_engine(name: str) -> EngineRecipe:
     return recipe
 
 
+NO_KERNELS = "none"
+"""The kernel group without modules, which every recipe has. It needs no compiler, and can be packed for other machines."""
+
+
 def group(recipe: FlashInferRecipe, name: str | None) -> GroupTable:
-    """A kernel group of a recipe; its default group when ``name`` is None.
+    """A kernel group of a recipe, or :data:`NO_KERNELS`; its default group when ``name`` is None.
 
     Raises:
         UnknownName: no such group; the hint lists the groups.
     """
     name = name or recipe.default_group
+    if name == NO_KERNELS:
+        return GroupTable(summary="no module: FlashInfer compiles each at first use", modules=())
     if name not in recipe.groups:
         raise UnknownName(
             f"recipe {recipe.name} has no kernel group {name!r}{did_you_mean(name, recipe.groups)}",
-            "groups: " + "; ".join(f"{key} ({table.summary})" for key, table in recipe.groups.items()),
+            "groups: " + "; ".join(f"{key} ({table.summary})" for key, table in recipe.groups.items()) + f"; {NO_KERNELS}",
         )
     return recipe.groups[name]
 

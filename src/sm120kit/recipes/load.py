@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.core.errors import BadRecipe
-from sm120kit.recipes.schema import DAY, KINDS, PINNED, PLATFORM, VARIABLE, EngineRecipe, FlashInferRecipe, Recipe
+from sm120kit.recipes.schema import DAY, FILES, KINDS, PINNED, PLATFORM, VARIABLE, EngineRecipe, FlashInferRecipe, Recipe
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -165,6 +165,7 @@ _PATTERN_TEXTS = {
     r"^[\w.]+:[\w.]+$": "is not python.module:function",
     PINNED: "is not pinned: write name==version",
     DAY: "is not a day: write YYYY-MM-DD",
+    FILES: "is not a path below site-packages, or a shell-style pattern of such paths",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
     VARIABLE: "is not the name of a variable: capital letters, digits and _",
 }

@@ -15,6 +15,7 @@ PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
 PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
 VARIABLE = r"^[A-Z][A-Z0-9_]*$"
+FILES = r"^[A-Za-z0-9_][A-Za-z0-9_.*?/+-]*$"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
@@ -39,6 +40,7 @@ def _shareable(url: str) -> str:
 RelativePath = Annotated[str, AfterValidator(_below)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Archs = Annotated[tuple[Annotated[Arch, Field(strict=False)], ...], Field(strict=False, min_length=1)]
+FilePattern = Annotated[str, StringConstraints(pattern=FILES)]
 PinnedText = Annotated[str, StringConstraints(pattern=PINNED)]
 Platform = Annotated[str, StringConstraints(pattern=PLATFORM)]
 
@@ -206,6 +208,30 @@ class KnownBad(Strict):
     reason: str
 
 
+class FilesLeftOut(Strict):
+    """Files of a distribution that the image does not contain, because nothing in it uses them on SM12x.
+
+    ``files`` are shell-style patterns of paths below site-packages, as RECORD has them; ``*`` also matches ``/``. ``imports``
+    are Python modules that could miss them: the checks of the image import them.
+    """
+
+    distribution: Name
+    files: Annotated[tuple[FilePattern, ...], Field(strict=False, min_length=1)]
+    imports: Strings
+    reason: str
+
+
+class WrongRecord(Strict):
+    """Files of a distribution of which RECORD in its official wheel has another hash, as of a file that was changed later.
+
+    The sha256 of the wheel covers them. ``files`` are patterns as in :class:`FilesLeftOut`.
+    """
+
+    distribution: Name
+    files: Annotated[tuple[FilePattern, ...], Field(strict=False, min_length=1)]
+    reason: str
+
+
 class EnginePart(Strict):
     """A part of an engine, and the reason why it is built from source or taken from the official wheel."""
 
@@ -353,7 +379,8 @@ class EngineRecipe(Strict):
     no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
-    ``b12x`` are kernels of b12x that are compiled into the image.
+    ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
+    not contain, ``wrong_record`` files that are not compared with RECORD.
     """
 
     edition: Literal[1]
@@ -376,15 +403,20 @@ class EngineRecipe(Strict):
     from_source: FromSourceTable | None = None
     b12x: B12xTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
+    leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
+    wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
 
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""
         prose: dict[str, Any] = {
             **dict.fromkeys(("summary", "state", "built", "official", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
+            "leave_out": {"__all__": {"reason", "imports"}},
+            "wrong_record": {"__all__": {"reason"}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        absent = dict.fromkeys((key for key in ("base", "source", "from_source", "b12x") if getattr(self, key) is None), True)
+        optional = ("base", "source", "from_source", "b12x", "leave_out", "wrong_record")
+        absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 
     @property

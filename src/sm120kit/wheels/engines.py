@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import ToolchainUnsuitable
 from sm120kit.core.state import digest_of
-from sm120kit.recipes import EngineRecipe, toolchain
+from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
@@ -56,17 +56,18 @@ class EngineBuild:
         return self.flashinfer.wheels | ({self.engine.wheel: own.wheel.sha256} if self.engine and own else {})
 
 
-def require_native(recipe: EngineRecipe) -> None:
-    """Require that this machine has the architecture of a recipe's image.
+def require_native(recipe: EngineRecipe, request: BuildRequest) -> None:
+    """Require that this machine has the architecture of a recipe's image, unless nothing is compiled.
 
     Raises:
         ToolchainUnsuitable: it has another.
     """
     machine = recipe.environment.platforms[0].split("_", 3)[3]
-    if machine != platform.machine():
+    compiles = request.from_source or (request.group or recipe.kernels) != NO_KERNELS
+    if compiles and machine != platform.machine():
         raise ToolchainUnsuitable(
-            f"{recipe.name} is built natively on {machine}; this machine is {platform.machine()}",
-            "--dry-run plans it on any machine",
+            f"the kernels of {recipe.name} are compiled natively on {machine}; this machine is {platform.machine()}",
+            f"--kernels {NO_KERNELS} builds its image without compiled kernels; --dry-run plans it on any machine",
         )
 
 
@@ -85,8 +86,9 @@ def build(
     """
     recipe, lock = target.recipe, target.lock
     if request.stage in (Stage.COMPILE, Stage.PACK):
-        require_native(recipe)
-        toolchain.require_locked(target.flashinfer)
+        require_native(recipe, request)
+        if (request.group or recipe.kernels) != NO_KERNELS:
+            toolchain.require_locked(target.flashinfer)
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)
     else:

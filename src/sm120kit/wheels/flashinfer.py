@@ -67,6 +67,8 @@ def build(
     tree = target.tree
     if stage is Stage.PATCH:
         return WheelBuild(recipe, tree)
+    if request.group == recipes.NO_KERNELS:
+        return _build_without_kernels(target, request)
     prepared = _prepare(target, request)
     selection, plan, work = prepared.selection, prepared.plan, workspace.work(prepared.selection.directory)
     planned = WheelBuild(recipe, tree, plan)
@@ -147,6 +149,24 @@ def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     return _PreparedBuild(selection, (tools, ffi), generated, plan)
 
 
+def _build_without_kernels(target: FlashInferTarget, request: BuildRequest) -> WheelBuild:
+    """Build the wheel of a patched tree without a compiled module."""
+    workspace, tree, stage = target.options.workspace, target.tree, request.stage
+    selection = plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group)
+    _verified_lock(target)
+    plan = plans.plan_flashinfer(selection, tree, (), plans.BuildEnvironment(plans.NO_TOOLCHAIN, {}), ())
+    planned = WheelBuild(target.recipe, tree, plan)
+    directory = workspace.build(target.recipe.engine, plan.digest)
+    artifacts = None if stage is Stage.PLAN else published(plan, directory)
+    ran = stage is Stage.PACK and artifacts is None
+    if ran:
+        with workspace.exclusive(selection.directory):
+            work = workspace.work(selection.directory)
+            patches.materialise(tree, work / "tree")
+            artifacts = published(plan, directory) or _check_and_pack(plan, tree, None, work, directory)
+    return replace(planned, artifacts=artifacts, directory=directory, ran=ran) if artifacts else planned
+
+
 def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     """Require the memory for the largest unit, by the recipe's estimates, before anything is fetched.
 
@@ -159,7 +179,8 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     from sm120kit.wheels import compile as compiling
 
     recipe, workspace = target.recipe, target.options.workspace
-    recipes.group(recipe, request.group)
+    if not recipes.group(recipe, request.group).modules:
+        return
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     log = workspace.work(selection.directory) / compiling.LOG
     compiled = log.is_file() or workspace.build(recipe.engine, "").is_dir()
@@ -228,13 +249,16 @@ def _compile(
     compile_units(plan, generated, work, CompileSettings.of(options, watch))
 
 
-def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi, work: Path, directory: Path) -> Artifacts:
-    """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all."""
+def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work: Path, directory: Path) -> Artifacts:
+    """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all.
+
+    ``ffi`` loads the modules; None without any.
+    """
     from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
     from sm120kit.wheels.pack import pack_wheel
 
     reporting.info("checking the modules and packing the wheel")
-    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work))
+    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work) if ffi else lambda module: ())
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import sys
@@ -66,13 +67,11 @@ def pack_wheel(plan: BuildPlan, tree: Path, libraries: Mapping[str, Path], out: 
         (directory / f"{name}.so").chmod(0o755)
     (info,) = unpacked.glob("*.dist-info")
     (info / "sm120kit.json").write_bytes(record)
-    header = info / "WHEEL"
-    platform = "linux_x86_64"
-    header.write_text(
-        re.sub(r"^Tag: .*$", f"Tag: py3-none-{platform}", header.read_text(), flags=re.MULTILINE).replace(
-            "Root-Is-Purelib: true", "Root-Is-Purelib: false"
-        )
-    )
+    if libraries:  # otherwise it stays a wheel for any machine
+        header = info / "WHEEL"
+        tag = f"Tag: py3-none-linux_{platform.machine()}"
+        text = re.sub(r"^Tag: .*$", tag, header.read_text(), flags=re.MULTILINE)
+        header.write_text(text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false"))
     process.run(
         [sys.executable, "-m", "wheel", "pack", "--dest-dir", out, unpacked], env=env, logfile=scratch / "pack.log", tied=True
     )

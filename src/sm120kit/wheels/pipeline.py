@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget
 from sm120kit.sources.context import Options
-from sm120kit.wheels.records import BuildRequest, WheelBuild
+from sm120kit.wheels.records import BuildRequest, Stage, WheelBuild
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress
@@ -34,16 +34,19 @@ def resolve(argument: str, options: Options) -> FlashInferTarget | EngineTarget 
     return targets.resolve(argument, options)
 
 
-def require_memory(target: FlashInferTarget | EngineTarget | KernelWheelTarget, request: BuildRequest) -> None:
-    """Require the memory for the largest unit, as far as it follows from the recipe. Nothing is fetched for that.
+def require_machine(target: FlashInferTarget | EngineTarget | KernelWheelTarget, request: BuildRequest) -> None:
+    """Require the architecture and the memory that a build needs, as far as they follow from the recipe. Nothing is fetched.
 
     Raises:
-        NotEnoughMemory: it does not fit.
+        ToolchainUnsuitable: an engine's kernels are compiled on machines of another architecture.
+        NotEnoughMemory: the largest unit does not fit.
     """
-    from sm120kit.wheels import flashinfer
+    from sm120kit.wheels import engines, flashinfer
 
     if isinstance(target, EngineTarget):
         recipe = target.recipe
+        if request.stage in (Stage.COMPILE, Stage.PACK):
+            engines.require_native(recipe, request)
         request = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
         flashinfer.require_memory(target.flashinfer, request)
     elif not isinstance(target, KernelWheelTarget):

@@ -13,7 +13,7 @@ from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.core.state import digest_of
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, TileFacts
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
+from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.records import BuildPlan, Generated, Module, Unit
 
@@ -43,7 +43,9 @@ class Selection:
 
     @property
     def directory(self) -> str:
-        """Name of the work directory, which builds of all groups share."""
+        """Name of the work directory, which builds of all groups share that compile something."""
+        if self.group == NO_KERNELS:
+            return f"{self.recipe.name}-{NO_KERNELS}"
         return f"{self.recipe.name}-{'-'.join(sorted(self.archs))}"
 
     @property

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_flashinfer
@@ -21,18 +23,19 @@ from sm120kit.sources.context import Options
 pytestmark = pytest.mark.containers
 
 
-def test_assembled_image_passes_its_checks_but_for_the_compiler_of_its_base(tmp_path: Path) -> None:
-    workspace = Workspace.open(tmp_path / "state")
+def verify(base_name: str, machine: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Assemble an image of the small FlashInfer for a machine, and run its checks: the command, and its report."""
+    workspace = Workspace.open(directory / "state")
     layout = Layout(workspace.root / "oci")
     try:
-        image_base = base.image_base(bases.load("debian-12"), "x86_64", layout, Options(workspace))
+        image_base = base.image_base(bases.load(base_name), machine, layout, Options(workspace))
     except NoPackageArchive as error:
         pytest.skip(error.message)
-    wheels = small_flashinfer.wheels(workspace, tmp_path)
+    wheels = small_flashinfer.wheels(workspace, directory)
     locked = dict(wheels.locked)
     described, text, scripts = context.describe(
         small_flashinfer.SETUP,
-        f"debian-12@{image_base.diff_ids[0]}",
+        f"{base_name}@{image_base.diff_ids[0]}",
         {wheels.ours: file_sha256(wheels.ours)},
         [*locked],
         workspace,
@@ -41,13 +44,30 @@ def test_assembled_image_passes_its_checks_but_for_the_compiler_of_its_base(tmp_
     image, _ = assembly.assemble(described, (text, scripts), image_base, files.__getitem__, layout, workspace)
     done = subprocess.run(
         [sys.executable, "-m", "sm120kit", "verify", "image", image.id, "--json", "--state", workspace.root],
-        env=os.environ | {"DOCKER_HOST": f"unix://{tmp_path}/absent"},
+        env=os.environ | {"DOCKER_HOST": f"unix://{directory}/absent"},
         capture_output=True,
         text=True,
     )
-    report = json.loads(done.stdout)
+    return done, json.loads(done.stdout)
+
+
+def test_assembled_image_passes_its_checks_but_for_the_compiler_of_its_base(tmp_path: Path) -> None:
+    done, report = verify("debian-12", "x86_64", tmp_path)
     failed = {check["name"]: check["detail"] for check in report["checks"] if check["verdict"] == "failed"}
     assert failed.keys() == {"no_toolchain"} and "/usr/bin/" in failed["no_toolchain"], report["checks"]
     assert done.returncode == 1 and report["facts"]["runtime"] in ("chroot", "unshare", "bubblewrap")
     verdicts = {f"{check['suite']}/{check['name']}": check["verdict"] for check in report["checks"]}
     assert verdicts["base/base"] == verdicts["base/owners"] == verdicts["base/user"] == verdicts["base/files"] == "passed"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="requires another machine than that of the image")
+def test_image_for_another_machine_passes_the_checks_that_run_none_of_its_code(tmp_path: Path) -> None:
+    done, report = verify("debian-12-python", "aarch64", tmp_path)
+    verdicts = {f"{check['suite']}/{check['name']}": check["verdict"] for check in report["checks"]}
+    assert {*verdicts.values()} == {"passed", "not run"}, [check for check in report["checks"] if check["verdict"] == "failed"]
+    assert done.returncode == 0 and "not tagged: the image is for linux/arm64" in done.stderr, done.stderr
+    passed = {name for name, verdict in verdicts.items() if verdict == "passed"}
+    static = ("user", "owners", "versions", "files", "bytecode", "requirements", "no_toolchain", "no_secrets", "base", "size")
+    assert passed >= {f"base/{name}" for name in static} and "flashinfer/patched" in passed
+    assert verdicts["flashinfer/import"] == "not run"
+    assert report["verified"] is None and report["facts"]["runtime"] in ("chroot", "unshare", "bubblewrap")

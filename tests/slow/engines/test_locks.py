@@ -41,7 +41,7 @@ def test_engine_for_another_architecture_is_not_built(data_copy: tuple[Path, Pat
     argv = [sys.executable, "-m", "sm120kit", "build", "sglang@0.5.23-spark"]
     refused = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert refused.returncode == 41, refused.stderr
-    assert "sglang-0.5.23-spark is built natively on aarch64" in refused.stderr and "--dry-run" in refused.stderr
+    assert "sglang-0.5.23-spark are compiled natively on aarch64" in refused.stderr and "--kernels none" in refused.stderr
 
 
 def test_engine_resolves_again_to_the_bytes_of_its_lockfile(data_copy: tuple[Path, Path]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images import b12x
-from sm120kit.images.records import Check, CheckResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.records import Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
 
 PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
@@ -44,11 +45,16 @@ class ExpectedImage:
     ``generators`` are the calls of FlashInfer's generators of the compiled modules; ``kernels`` the patterns of
     ``expect_kernels`` with the minimum count per module; ``complete`` whether the modules are those of the kernel group
     ``all``; ``left_out`` distributions that are required by others and deliberately absent; ``overridden`` those whose version
-    the recipe sets against the requirements of others.
+    the recipe sets against the requirements of others; ``leave_out`` patterns of the files that are absent, by
+    distribution, and ``imports`` the Python modules that must be importable without them; ``wrong_record`` patterns of
+    files of which RECORD has another hash, as in their official wheel.
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
     None if it is not recorded; ``b12x`` the kernels of b12x that are compiled into the image.
+
+    ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
+    code; ``machine`` is the image's, as in markers of requirements.
     """
 
     kind: str
@@ -66,21 +72,33 @@ class ExpectedImage:
     complete: bool = False
     left_out: tuple[str, ...] = ()
     overridden: tuple[str, ...] = ()
+    leave_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    wrong_record: dict[str, tuple[str, ...]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
+    foreign: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Results of the checks of an image; ``facts`` are what they reported, by name. ``verified`` is set if none failed."""
+    """Results of the checks of an image; ``facts`` are what they reported, by name.
+
+    ``verified`` is set if none failed, and the image is for this machine: otherwise those that run its code were not run.
+    """
 
     image: Image
     checks: tuple[Check, ...]
     facts: dict[str, str]
     verified: VerifiedImage | None
+
+
+RunChecks = Callable[[Sequence[str], Mapping[str, bytes]], ContainerResult]
+"""Runs a Python program in an image: arguments of Python, and files below ``/tmp``."""
 
 
 def suites(kind: str) -> tuple[str, ...]:
@@ -115,17 +133,22 @@ def verify(
     store: ImageStore,
     workspace: Workspace,
     report: Callable[[str], None] = lambda line: None,
+    native: RunChecks | None = None,
 ) -> CheckReport:
-    """Run the checks of an image. If none fails, write its record, then tag it as ``reference``."""
+    """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
+
+    ``native`` runs those of an image for another machine; such an image gets neither record nor tag.
+    """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
     checks: list[Check] = []
     facts: dict[str, str] = {}
-    for check, reported in [*_inside(image, names, expected, store), *_outside(image, expected, store, workspace)]:
+    for check, reported in [*_inside(image, names, expected, store, native), *_outside(image, expected, store, workspace)]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
         facts |= reported
     verified = None
-    if not any(check.verdict is CheckResult.FAILED for check in checks):
+    failed = any(check.verdict is CheckResult.FAILED for check in checks)
+    if not failed and not expected.foreign:
         verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
         write_record(record_path(workspace, image), verified)
         store.tag(image.id, reference)
@@ -157,13 +180,14 @@ def require_verified(reference: str, store: ImageStore, workspace: Workspace) ->
 
 
 def _inside(
-    image: Image, names: tuple[str, ...], expected: ExpectedImage, store: ImageStore
+    image: Image, names: tuple[str, ...], expected: ExpectedImage, store: ImageStore, native: RunChecks | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks inside a container. Yields each with the facts that it reported."""
     files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
     files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
+    argv = ["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names]
     with reporting.step(f"checking {image.canonical_name or image.id}"):
-        result = store.run(image.id, ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+        result = native(argv, files) if native else store.run(image.id, ["python3", *argv], files)
     for text in result.stdout.splitlines():
         try:
             line: dict[str, Any] = parse_json(text)
@@ -185,8 +209,7 @@ def _outside(
     limit = SIZE_LIMIT_BYTES.get(expected.kind, 0)
     size = f"{image.bytes / 2**20:.0f} MiB"
     yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
-    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"  # names of wheels such as tokenizers match _SECRET
-    leaks = [step for step in store.history(image.id) if _SECRET.search(step) and not step.endswith(wheels)]
+    leaks = suspect_steps(store.history(image.id), image, expected)
     yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
     base = store.base_of(image)
     digest = image.labels.get("org.opencontainers.image.base.digest", "")
@@ -196,7 +219,11 @@ def _outside(
     else:
         same = image.layers[: len(layers)] == layers
         yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
-    site = store.run(image.id, ["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], {}).stdout.strip()
+    if expected.foreign:
+        site = f"/{VENV}/lib/python{image.labels['sm120kit.python']}/site-packages"
+    else:
+        program = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = store.run(image.id, ["python3", "-c", program], {}).stdout.strip()
     with workspace.scratch() as directory:
         yield from _device_code(image, site, expected, store, directory)
     if expected.b12x:
@@ -211,12 +238,22 @@ def _outside(
             yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 
 
+def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
+    """The steps in the history of an image that show a setting or a secret. Names of wheels such as tokenizers do not."""
+    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"
+    layers = {f"sm120kit: {name} {version}" for name, version in expected.distributions.items()}
+    return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
+
+
 def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tuple[Check, Mapping[str, str]]:
     """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
     problems: list[str] = []
     argv = list(store.settings(image.id).get("Entrypoint") or ())
     if argv[-len(expected.serve) :] != list(expected.serve):
         problems.append(f"it is {argv}, the recipe serves with {' '.join(expected.serve)}")
+    if expected.foreign and not problems:
+        reason = f"the command is the recipe's; it was not run: the image is for {expected.foreign}"
+        return Check("engine", "entrypoint", CheckResult.NOT_RUN, reason), {}
     version = expected.distributions.get(expected.kind, "")
     for option, text in (("--help", expected.serve[0]), ("--version", version)):
         result = store.run(image.id, [*argv, option], {}) if argv else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
+from sm120kit.images.context import LEFT_OUT, patterns
 from sm120kit.images.diff.contents import Contents, FileEntry
 from sm120kit.images.records import Image
 
@@ -22,6 +24,7 @@ class Cause(StrEnum):
     BASE = "base"
     WHEELS = "wheels"
     OUR_WHEEL = "our wheel"
+    LEFT_OUT = "left out"
     PATCH = "patch"
     DOCKERFILE = "Dockerfile"
     TIME = "time"
@@ -34,6 +37,7 @@ _CAUSE_OF_LABEL = {
     "org.opencontainers.image.created": Cause.TIME,
     f"{LABEL}wheels": Cause.WHEELS,
     f"{LABEL}python": Cause.WHEELS,
+    f"{LABEL}left-out": Cause.LEFT_OUT,
     f"{LABEL}patches": Cause.PATCH,
     f"{LABEL}dockerfile": Cause.DOCKERFILE,
     f"{LABEL}kind": Cause.DOCKERFILE,
@@ -116,16 +120,21 @@ class CauseFinder:
 
     def _of_wheel(self, path: str) -> tuple[Cause, str]:
         """The cause why a wheel's file differs: its wheel differs, and each side has the file of its own wheel."""
-        names, versions = set(), []
+        names, versions, left = set(), [], False
         for side in self.sides:
             owner = side.recorded.get(path)
             entry = side.entries.get(path)
             versions.append(owner.version if owner else "")
             names |= {owner.name} if owner else set()
+            if owner and entry is None and _is_left_out(path, owner.name, side.image):
+                left = True
+                continue
             if owner and owner.sha256 and (entry is None or entry.content != owner.sha256):
                 return Cause.UNEXPLAINED, f"not the file of {owner.name} {owner.version} in {side.image.id}"
             if not owner and entry is not None:
                 return Cause.UNEXPLAINED, f"belongs to no wheel in {side.image.id}"
+        if left:
+            return Cause.LEFT_OUT, f"of {'/'.join(sorted(names))}"
         if len(names) == 1 and versions[0] == versions[1]:
             return Cause.UNEXPLAINED, f"{'/'.join(names)} {versions[0]} is in both"
         change = f"{'/'.join(sorted(names))} {versions[0] or 'none'} -> {versions[1] or 'none'}"
@@ -139,6 +148,12 @@ class CauseFinder:
     @staticmethod
     def _patches(side: Contents) -> set[str]:
         return {*filter(None, label_of(side.image, f"{LABEL}patches").split(","))}
+
+
+def _is_left_out(path: str, name: str, image: Image) -> bool:
+    """Whether an image leaves out the file ``path`` of the distribution ``name``."""
+    listed = patterns(image.labels, LEFT_OUT).get(re.sub(r"[-_.]+", "-", name).lower(), ())
+    return any(fnmatchcase(path, f"*/site-packages/{pattern}") for pattern in listed)
 
 
 def _same(first: FileEntry | None, second: FileEntry | None) -> bool:

@@ -5,11 +5,14 @@ and returns the facts that it established, as a mapping of texts. It fails by ra
 well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason, which is
 reported as a fact.
 
-Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``.
+Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
+the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
+which run no code of the image.
 """
 
 import contextlib
 import ctypes
+import fnmatch
 import importlib.util
 import json
 import os
@@ -32,12 +35,17 @@ class NotRun(Exception):
     """Raised by a check that cannot be run in this container, with the reason."""
 
 
+def is_left_out(expected, name, file, key="leave_out"):
+    """Whether the recipe leaves out a file of a distribution, or has another ``key`` for it; ``file`` as in RECORD."""
+    return any(fnmatch.fnmatchcase(file, pattern) for pattern in expected.get(key, {}).get(name, ()))
+
+
 def load_suite(path):
     """Load a suite's module from its file. Later suites can import it as ``checks_<name>``."""
     name = f"checks_{path.parent.name}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    module.NotRun = NotRun
+    module.NotRun, module.is_left_out = NotRun, is_left_out
     spec.loader.exec_module(module)
     return module
 
@@ -84,6 +92,12 @@ def split_messages(lines, exemptions):
     return unexpected, exempt
 
 
+def require_native(name, suite, expected):
+    """Raise NotRun for a check that runs code of an image for another machine."""
+    if expected.get("foreign") and name not in getattr(suite, "STATIC", ()):
+        raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
+
+
 def run(suite, check, expected):
     """Run a check. Returns its JSON line and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
@@ -92,6 +106,7 @@ def run(suite, check, expected):
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
+                require_native(line["name"], sys.modules[check.__module__], expected)
                 line["facts"] = check(expected) or {}
         except NotRun as reason:
             line["verdict"], line["detail"] = "not run", str(reason)
@@ -135,9 +150,14 @@ def require_driver():
 
 def main():
     """Run all checks of the suites in the arguments, parents first."""
-    require_driver()
-    expected = json.loads(Path(sys.argv[1]).read_text())
-    directories = [Path(__file__).parent / name for name in sys.argv[2:]]
+    _, path, *names = sys.argv
+    expected = json.loads(Path(path).read_text())
+    if expected.get("foreign"):
+        sys.prefix = "/opt/venv"
+        sys.path += map(str, Path(sys.prefix).glob("lib/python*/site-packages"))
+    else:
+        require_driver()
+    directories = [Path(__file__).parent / name for name in names]
     expected["allowed"] = load_exemptions(directories)
     for directory in directories:
         module = load_suite(directory / "checks.py")

@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import stat
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,20 @@ SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credenti
 SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
 COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
 VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
+
+
+STATIC = (
+    "user",
+    "owners",
+    "versions",
+    "left_out",
+    "files",
+    "bytecode",
+    "requirements",
+    "no_toolchain",
+    "no_secrets",
+)
+"""Checks that run no code of the image."""
 
 
 def normal(name):
@@ -77,17 +92,64 @@ def recorded(distribution):
         yield path, (algorithm, value) if value else None
 
 
+def check_left_out(expected):
+    """The files that the recipe leaves out are absent, and nothing misses them.
+
+    No library of the image is linked with one of them, and the modules that the recipe lists can be imported.
+    """
+    from driver_stub import dynamic_strings
+
+    left, names = {}, set()
+    for distribution in metadata.distributions(path=[str(SITE)]):
+        name = normal(distribution.metadata["Name"])
+        if name not in expected.get("leave_out", {}):
+            continue
+        rows = csv.reader(distribution.read_text("RECORD").splitlines())
+        absent = [(file, int(size or 0)) for file, _, size in rows if is_left_out(expected, name, file)]  # noqa: F821 - the runner provides it
+        present = [file for file, _ in absent if os.path.lexists(SITE / file)]
+        assert absent and not present, f"{name}: {', '.join(present[:5]) or 'no file matches'}"
+        left[name] = (len(absent), sum(size for _, size in absent))
+        names |= {Path(file).name for file, _ in absent if ".so" in Path(file).name}
+    unknown = {*expected.get("leave_out", {})} - {*left}
+    assert not unknown, f"not installed: {', '.join(sorted(unknown))}"
+    libraries = sorted(PREFIX.rglob("*.so*")) if names else []
+    names -= {path.name for path in libraries}  # another toolkit's library of the same name
+    needed = [
+        f"{path} needs {name}"
+        for path in (libraries if names else ())
+        if path.is_file() and (strings := dynamic_strings(path))
+        for name in sorted(names)
+        if f"\0{name}\0".encode() in strings
+    ]
+    assert not needed, "; ".join(needed[:5])
+    modules = expected.get("imports", ()) if left and not expected.get("foreign") else ()
+    if modules:
+        program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+        done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"cannot import {', '.join(modules)}: {done.stderr.strip().splitlines()[-1:]}"
+    listed = [f"{name}: {count} files, {size} bytes" for name, (count, size) in sorted(left.items())]
+    total = sum(size for _, size in left.values())
+    facts = {"files left out": "; ".join(listed) or "none", "bytes left out": str(total)}
+    return facts | {"imported without them": ", ".join(modules)} if modules else facts
+
+
 def check_files(expected):
-    """Every installed file has the hash in the RECORD of its wheel, and every file belongs to a wheel.
+    """Every file in the RECORD of a wheel has its hash there or is left out, and every installed file belongs to a wheel.
 
     If unrelated wheels contain the same path, the file must be that of one of them and is reported. If a wheel requires
     another, the file must be that of the wheel that requires.
     """
-    claims, needs = {}, {}
+    claims, needs, wrong = {}, {}, []
     for distribution in metadata.distributions(path=[str(SITE)]):
         always = [text for text in distribution.requires or () if "extra ==" not in text]
-        needs[normal(distribution.metadata["Name"])] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
+        name = normal(distribution.metadata["Name"])
+        needs[name] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
         for file, hash_ in recorded(distribution):
+            if is_left_out(expected, name, file):  # noqa: F821 - the runner provides it
+                continue
+            if is_left_out(expected, name, file, "wrong_record"):  # noqa: F821
+                wrong.append(file)
+                hash_ = None
             claims.setdefault(Path(os.path.normpath(SITE / file)), []).append((distribution, hash_))
     problems, shared = [], []
     for path, wheels in claims.items():
@@ -95,6 +157,9 @@ def check_files(expected):
         wheels = [(wheel, hash_) for wheel, hash_ in wheels if normal(wheel.metadata["Name"]) not in required] or wheels
         # The build compiles bytecode again, also that of a wheel; check_bytecode compares it with its source instead.
         hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "__pycache__" not in path.parts]
+        if not hashes and not os.path.lexists(path):
+            problems.append(f"{path}: No such file")
+            continue
         owners = " and ".join(f"{wheel.metadata['Name']} {wheel.version}" for wheel, _ in wheels)
         try:
             digests = [hashlib.new(algorithm, path.read_bytes()).digest() for algorithm, _ in hashes]
@@ -114,7 +179,8 @@ def check_files(expected):
             if path not in claims and not VENV_FILES.match(str(path.relative_to(PREFIX))):
                 problems.append(f"{path} belongs to no wheel")
     assert not problems, f"{len(problems)}: " + "; ".join(problems[:5])
-    return {"checked files": str(len(claims)), "several wheels bring": "; ".join(shared) or "nothing"}
+    facts = {"checked files": str(len(claims)), "several wheels bring": "; ".join(shared) or "nothing"}
+    return facts | {"not as in their RECORD": ", ".join(wrong)} if wrong else facts
 
 
 def check_bytecode(expected):
@@ -136,6 +202,7 @@ def check_requirements(expected):
     """Every requirement of every distribution is satisfied, except those that the recipe leaves out or overrides."""
     from packaging.requirements import Requirement
 
+    environment = {"extra": "", **({"platform_machine": expected["machine"]} if expected.get("foreign") else {})}
     problems = []
     left_out = {normal(name) for name in expected["left_out"]}
     overridden = {normal(name) for name in expected["overridden"]}
@@ -143,7 +210,7 @@ def check_requirements(expected):
         for text in distribution.requires or ():
             requirement = Requirement(text)
             name, marker = normal(requirement.name), requirement.marker
-            if name in left_out or (marker and not marker.evaluate({"extra": ""})):
+            if name in left_out or (marker and not marker.evaluate(environment)):
                 continue
             try:
                 version = metadata.version(requirement.name)

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+STATIC = ("environment", "serve_command")
+"""Checks that run no code of the image."""
+
 PROBE = """
 #include <cuda_runtime.h>
 #include <tvm/ffi/function.h>
