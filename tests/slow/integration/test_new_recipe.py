@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
 
+ROOT = Path(__file__).parents[3]
 TAG = "cp38-abi3-manylinux_2_28_x86_64"
 VERSION_H = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR 5\n#define CUTLASS_PATCH 0\n"
 GENERATORS = """\
@@ -310,3 +311,34 @@ def test_hint_names_the_flashinfer_recipe_that_an_engine_requires(index: Index) 
     index.run("recipe", "new", "flashinfer@2.0")
     error = index.run("recipe", "lock", "vllm-9.1", code=24).stderr
     assert 'write flashinfer = "flashinfer-2.0"' in " ".join(error.split())
+
+
+def test_script_of_the_workflow_makes_recipes_and_the_text_of_a_pull_request(index: Index, tmp_path: Path) -> None:
+    index.vllm("9.1", "flashinfer-python==2.0")
+    make_wheel(index.mirror, "sglang", "1.0")
+    index.run("recipe", "lock", "flashinfer-1.0")
+    before, out = set(index.files()), tmp_path / "out"
+    environment = {**index.environment(), "SM120KIT_MIRROR": str(index.mirror), "DRY_RUN": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+
+    def script(action: str) -> str:
+        argv = [ROOT / "ci" / "update.sh", action, out]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        return done.stdout
+
+    assert "nothing to propose" in script("propose")
+    script("make")
+    assert {path.name for path in (out / "engines").iterdir()} == set(index.files()) - before
+    body = (out / "body.md").read_text()
+    for part in (
+        "## flashinfer 2.0",
+        "to decide:",
+        "there is no recipe of sglang",
+        "flashinfer/shout",
+        "ok vllm-9.1: build id",
+    ):
+        assert part in body, body
+    proposed = script("propose")
+    assert "+ gh pr create --head recipes/flashinfer-2.0+vllm-9.1" in proposed and "add flashinfer-2.0, vllm-9.1" in proposed
+    assert not list((ROOT / "recipes" / "engines").glob("*-9.1*"))
