@@ -222,6 +222,11 @@ def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> 
         wheels.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
 
 
+def test_deeply_nested_command_is_refused() -> None:
+    with pytest.raises(ImageBuildFailed, match="nested too deeply"):
+        image_settings("ENTRYPOINT " + "[" * 5000, {})
+
+
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:
     del small.files["nvidia-cuda-runtime"]["nvidia/cu13/include/cuda.h"]
     with pytest.raises(ImageBuildFailed, match=r"no wheel .* has nvidia/cu13/include/cuda\.h"):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import saturation
 from sm120kit.bench.export import ring_knee
-from sm120kit.bench.receipt import MeasuredCell, Receipt, require_writable, summary
+from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
 from sm120kit.core.errors import ToolchainMissing
-from sm120kit.core.state import write_atomic
+from sm120kit.core.state import require_writable, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.energy import Energy
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
-from sm120kit.core.errors import BadReceipt, StateUnwritable
+from sm120kit.core.errors import BadReceipt
 from sm120kit.core.state import parse_json, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
@@ -167,23 +166,6 @@ def schema() -> dict[str, Any]:
 def write(path: Path, receipt: Receipt) -> None:
     """Write a receipt atomically."""
     write_record(path, receipt)
-
-
-def require_writable(path: Path, option: str = "--output") -> None:
-    """Check before a measurement that a file can be written.
-
-    Raises:
-        StateUnwritable: the path is a directory, or its parent is missing or not writable.
-    """
-    reason = "is a directory" if path.is_dir() else ""
-    if not reason:
-        try:
-            with tempfile.TemporaryFile(dir=path.parent):  # permission bits are not enough: root, read-only disks, /proc
-                pass
-        except OSError as error:
-            reason = f"{path.parent}: {error.strerror}"
-    if reason:
-        raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
 
 
 def read(path: Path) -> Receipt:

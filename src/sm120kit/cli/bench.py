@@ -81,6 +81,7 @@ def run_(
     from sm120kit.bench import client, receipt, resume, workload
     from sm120kit.bench import launched as launched_servers
     from sm120kit.core.errors import NothingMeasured
+    from sm120kit.core.state import require_writable
     from sm120kit.core.urls import is_url
     from sm120kit.recipes import configurations
 
@@ -92,7 +93,7 @@ def run_(
     stated = given_values(given or [])
     named = choice.load()
     earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
-    receipt.require_writable(results.output)
+    require_writable(results.output)
     receipts.require_plot(results.plot)
     total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
     printed = 0 if earlier is None else len(earlier.cells)

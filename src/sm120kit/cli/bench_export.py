@@ -26,12 +26,12 @@ def export(
     """
     from sm120kit.bench import export as exports
     from sm120kit.bench import receipt, saturation
-    from sm120kit.core.state import write_atomic
+    from sm120kit.core.state import require_writable, write_atomic
 
     writers = {".csv": exports.as_csv, ".md": exports.as_markdown, ".html": exports.as_html}
     if output.suffix not in writers:
         raise typer.BadParameter(f"{output}: a file ends in {', '.join(writers)}", param_hint="--output")
-    receipt.require_writable(output)
+    require_writable(output)
     objectives = saturation.parse_objectives(slo or [])
     named = [(path.stem, receipt.read(path)) for path in receipts]
     write_atomic(output, writers[output.suffix](named, objectives).encode())

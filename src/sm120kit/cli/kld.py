@@ -171,7 +171,7 @@ def kld(
     lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
     run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
-    from sm120kit.bench.receipt import require_writable
+    from sm120kit.core.state import require_writable
     from sm120kit.kld import SavedReference, split_windows
 
     if bool(save) == bool(test):

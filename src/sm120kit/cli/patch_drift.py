@@ -59,7 +59,7 @@ def drift(
     if since:
         _require_version(since)
     if svg:
-        from sm120kit.bench.receipt import require_writable
+        from sm120kit.core.state import require_writable
 
         require_writable(svg, "--svg")
     selected = [name for name in known if name in (projects or known)]

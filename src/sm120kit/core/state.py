@@ -358,6 +358,23 @@ def require_disk(path: Path, needed_bytes: int, work: str) -> None:
         )
 
 
+def require_writable(path: Path, option: str = "--output") -> None:
+    """Require, before work of minutes, that a file can be written.
+
+    Raises:
+        StateUnwritable: the path is a directory, or its parent is missing or not writable.
+    """
+    reason = "is a directory" if path.is_dir() else ""
+    if not reason:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):  # permission bits are not enough: root, read-only disks, /proc
+                pass
+        except OSError as error:
+            reason = f"{path.parent}: {error.strerror}"
+    if reason:
+        raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
+
+
 def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent

@@ -109,7 +109,7 @@ def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
             raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
     repository = Repository.init(directory / ".git")
     base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
-    repository.git("fetch", "--quiet", "--", tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
+    repository.fetch(tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
     repository.git("update-ref", BASE, base)
     repository.git("symbolic-ref", "HEAD", SERIES)
     repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
@@ -147,8 +147,7 @@ def export_edits(
         # The configuration of the edited repository may name programs to run, so git works on a copy.
         repository = Repository.init(Path(scratch) / "repository")
         record = EditRecord.read(repository, edited / "config")
-        fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--"]
-        result = repository.git(*fetch, edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
+        result = repository.fetch(edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
             raise EditMismatch(
@@ -210,8 +209,7 @@ def _recorded_tip(repository: Repository, edited: Path, record: EditRecord) -> s
     """The last commit of a directory when it was made or exported, fetched from it; its base if that is gone."""
     tip = record.commits[-1] if record.commits else BASE
     if re.fullmatch("[0-9a-f]{40}", tip):
-        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--", edited, f"{tip}:{_RECORDED}")
-        return _RECORDED if repository.git(*fetch, check=False).returncode == 0 else BASE
+        return _RECORDED if repository.fetch(edited, f"{tip}:{_RECORDED}", check=False).returncode == 0 else BASE
     return BASE
 
 

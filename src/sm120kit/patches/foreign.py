@@ -125,16 +125,10 @@ def read_commit(directory: Path, revision: str) -> ForeignPatch:
         where = f"--git-dir={git_directory.absolute()}"
         parsed = repository.git(where, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", check=False)
         commit = parsed.stdout.strip()
-        fetch: list[str | Path] = [
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--depth=2",
-            "--",
-            git_directory.absolute(),
-        ]
-        result = repository.git(*fetch, f"{commit}:refs/heads/imported", check=False) if parsed.returncode == 0 else parsed
+        result = parsed
+        if parsed.returncode == 0:
+            source = git_directory.absolute()
+            result = repository.fetch(source, f"{commit}:refs/heads/imported", options=("--depth=2",), check=False)
         if result.returncode != 0:
             reason = next(iter(result.stderr.strip().splitlines()), "no such revision").removeprefix("fatal: ")
             raise BadPatch(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")

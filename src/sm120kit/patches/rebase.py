@@ -142,12 +142,11 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
         Repository.init(gitdir)
         with opened(new) as repository:
             old, onto = move.old, move.onto
-            fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--"]
-            repository.git(*fetch, old.checkout.repository, f"{REFS}/{old.commit}:{_OLD}")
+            repository.fetch(old.checkout.repository, f"{REFS}/{old.commit}:{_OLD}")
             source = Repository(onto.checkout.repository)
             base, tree = base_commit(source, onto.checkout, onto.inside, move.overrides)
             source.set_ref(f"{REFS}/{base}", base)
-            repository.git(*fetch, source.path, f"{REFS}/{base}:{BASE}")
+            repository.fetch(source.path, f"{REFS}/{base}:{BASE}")
             record = RebaseRecord(move.recipes, move.pins, move.series, base, base, tree, tuple(_todo(move)))
             variants = [PatchMove(name, MoveState.HAS_VARIANT, detail) for name, detail in _variants(move)]
             record = _advance(repository, move, replace(record, moves=tuple(variants)))

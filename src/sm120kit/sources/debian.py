@@ -97,12 +97,8 @@ def fetch(packages: Sequence[DebianPackage], workspace: Workspace, origin: Origi
 
 
 def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Origin) -> dict[DebianPackage, Path]:
-    if not origin.reachable:
-        listed = ", ".join(package.name for package in absent[:3]) + (", ..." if len(absent) > 3 else "")
-        raise OfflineMiss(
-            f"{len(absent)} Debian packages are not cached and --offline is given: {listed}",
-            f"name a directory that holds them with --mirror, or copy each to {workspace.downloads}/<sha256>/",
-        )
+    names = [package.name for package in absent]
+    origin.require_reachable(f"{len(absent)} Debian packages", names, workspace.downloads)
     from sm120kit.sources.client import connect
 
     roots = [origin.mirror] if origin.mirror else _archives(origin)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +145,13 @@ class Repository:
         """
         self._reset_configuration()
         return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
+
+    def fetch(
+        self, source: str | Path, *refspecs: str, options: Sequence[str] = (), check: bool = True, network: bool = False
+    ) -> Completed:
+        """Fetch refs of another repository into this one, without its tags. See :meth:`git`; ``options`` are git fetch's."""
+        quiet = ("--quiet", "--no-tags", "--no-write-fetch-head")
+        return self.git("fetch", *quiet, *options, "--", source, *refspecs, check=check, network=network, tied=network)
 
     def start(self, *args: str | Path) -> RunningProgram:
         """Start git in this repository as :meth:`git` runs it, see :func:`sm120kit.core.process.start`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core.errors import BadUrl
+from sm120kit.core.errors import BadUrl, OfflineMiss
 from sm120kit.sources.index import local_directory
 from sm120kit.sources.records import APT_SOURCES, DebianArchives
 from sm120kit.sources.settings import Settings, read_settings
@@ -35,6 +36,19 @@ class Origin:
     def reachable(self) -> bool:
         """Whether a file that is not cached may be fetched."""
         return not self.offline or self.directory is not None
+
+    def require_reachable(self, what: str, absent: Sequence[str], downloads: Path) -> None:
+        """Require that ``what``, files that are not cached, may be fetched; ``absent`` are their names.
+
+        Raises:
+            OfflineMiss: they may not.
+        """
+        if not self.reachable:
+            listed = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+            raise OfflineMiss(
+                f"{what} are not cached and --offline is given: {listed}",
+                f"name a directory that holds them with --mirror, or copy each to {downloads}/<sha256>/",
+            )
 
     @property
     def links(self) -> tuple[str, ...]:

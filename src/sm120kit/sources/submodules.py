@@ -106,12 +106,12 @@ def _fetch(repository: Repository, url: str, commit: str, version: str = "") -> 
         FetchFailed: the repository cannot be read, sends too much, or does not have the commit.
     """
     ref = f"refs/upstream/{commit}"
-    options = ["--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance"]
-    single = repository.git("fetch", *options, "--depth=1", "--", url, f"+{commit}:{ref}", check=False, network=True, tied=True)
+    options = ("--no-recurse-submodules", "--no-auto-maintenance")
+    single = repository.fetch(url, f"+{commit}:{ref}", options=(*options, "--depth=1"), check=False, network=True)
     _require_below_limit(single, url)
     if single.returncode != 0 and "not our ref" not in single.stderr:
         heads_and_tags = [f"+refs/{kind}/*:refs/other/{commit}/{kind}/*" for kind in ("heads", "tags")]
-        full = repository.git("fetch", *options, "--", url, *heads_and_tags, check=False, network=True, tied=True)
+        full = repository.fetch(url, *heads_and_tags, options=options, check=False, network=True)
         _require_below_limit(full, url)
         if full.returncode != 0:
             raise FetchFailed(

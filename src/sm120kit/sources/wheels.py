@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core import process, reporting
-from sm120kit.core.errors import OfflineMiss
 from sm120kit.core.state import Workspace, publish_directory, read_record, require_disk, write_record
 from sm120kit.sources import download, index
 from sm120kit.sources.origin import DEFAULT, Origin
@@ -98,12 +97,8 @@ def _look_up(
 
 def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, origin: Origin) -> dict[LockedWheel, Path]:
     """Fetch ``absent`` of ``count`` wheels, the largest first."""
-    if not origin.reachable:
-        listed = ", ".join(wheel.filename for wheel in absent[:3]) + (", ..." if len(absent) > 3 else "")
-        raise OfflineMiss(
-            f"{len(absent)} of {count} wheels are not cached and --offline is given: {listed}",
-            f"name a directory that holds them with --mirror, or copy each to {workspace.downloads}/<sha256>/",
-        )
+    names = [wheel.filename for wheel in absent]
+    origin.require_reachable(f"{len(absent)} of {count} wheels", names, workspace.downloads)
     with _client(origin) as client:
         locations, stated = _look_up(absent, origin, client, workspace), _stated(workspace)
         total, what = sum(stated.get(wheel.sha256, 0) for wheel in absent), f"fetching {len(absent)} of {count} wheels"

@@ -23,6 +23,7 @@ from sm120kit.bench.reproduce.judging import (
 )
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.state import require_writable
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding
 from sm120kit.hosts.facts import probe
@@ -117,7 +118,7 @@ def measurements(
     """
     paths = [receipt_path(directory, configuration, named) for named in workloads]
     for path in paths:
-        receipt.require_writable(path, "--receipts")
+        require_writable(path, "--receipts")
 
     def writer(path: Path) -> Callable[[Receipt], None]:
         return lambda result: receipt.write(path, result)
