@@ -25,7 +25,10 @@ END
     return
   fi
   before=$(ls "$data/recipes/engines")
-  echo "Recipes of upstream releases, made by \`ci/update.sh\`. Nothing has run on a GPU." > "$directory/body.md"
+  cat > "$directory/body.md" << 'END'
+Recipes of upstream releases, made by `ci/update.sh`. Nothing has run on a GPU. Before merging: record the options of the parser
+(`nox -s arguments -- RECIPE`), and add a recipe of vLLM or SGLang to the matrix of `.github/workflows/images.yml`.
+END
   while read -r engine version _; do
     printf '\n## %s %s\n\n```\n' "$engine" "$version" >> "$directory/body.md"
     if sm120kit recipe new "$engine@$version" >> "$directory/body.md" 2> "$scratch/errors"; then
