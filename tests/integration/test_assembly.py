@@ -358,6 +358,14 @@ def test_library_left_out_has_no_link_in_the_cuda_home(small: SmallImage) -> Non
     assert "opt/cuda/lib64/libcudart.so.13" in entries and not [path for path in entries if "libcublas" in path]
 
 
+def test_file_left_out_replaces_no_file_of_another_wheel(small: SmallImage) -> None:
+    name = f"{SITE}/shared/common.py"
+    assert content(small.layout, small.assemble()[0].layers, name) == b"shared = 1\n"  # of other, which pip installs last
+    small.labels = {context.LEFT_OUT: "other:shared/common.py"}
+    image, _ = small.assemble()
+    assert content(small.layout, image.layers, name) == b"shared = 'of zlast'\n"
+
+
 def test_pattern_of_a_file_left_out_must_match(small: SmallImage) -> None:
     for entry in ("other:other/*.cubin", "absent:*"):
         small.labels = {context.LEFT_OUT: entry}

@@ -258,6 +258,17 @@ def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[An
     base.check_left_out(expected)
 
 
+def test_base_left_out_file_may_be_that_of_another_distribution(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    other = site / "two-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: Two\nVersion: 1.0\n")
+    (other / "RECORD").write_text("one.py,,9\n")
+    assert base.check_left_out({"leave_out": {"two": ["one.py"]}})["files left out"] == "two: 1 files, 9 bytes"
+    with pytest.raises(AssertionError, match=r"two: one\.py"):
+        base.check_left_out({"leave_out": {"two": ["one.py"], "one": ["one.py"]}})
+
+
 def test_base_file_of_which_the_wheels_record_is_wrong_is_reported(tree: tuple[Any, Path]) -> None:
     base, site = tree
     (site / "one.py").write_text("ONE = 3\n")

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,9 @@ def required_bytes(
 
     That is each layer that ``layout`` lacks, and each that is not unpacked for the checks.
     """
+    names = {wheel.name for wheel in context.locked}
+    listed = [entry for entry in context.labels.get(LEFT_OUT, "").split(",") if entry.partition(":")[0] in names]
+    context = replace(context, labels={**context.labels, LEFT_OUT: ",".join(listed)})
     with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
         contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in context.locked}
         inputs = _Inputs(context, base, bytecode.python, archives.SOURCE_DATE_EPOCH, files, contents)
@@ -277,8 +280,9 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     yield inputs.layer("environment", key, 0, lambda layer, _: _write_venv(layer, inputs))
     groups = _groups(of_nvidia, others, inputs.contents)
     stages = (of_nvidia, others, ours)
-    without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, inputs.contents), inputs.contents)
     absent = _left_out(inputs)
+    contents = {wheel: _except(found, absent.get(wheel, frozenset())) for wheel, found in inputs.contents.items()}
+    without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, contents), contents)
     without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
         yield _wheel_layer(inputs, group, without)
@@ -328,6 +332,11 @@ def _shadowed(
                 else:
                     owner[path] = wheel
     return {wheel: frozenset(paths) for wheel, paths in without.items()}
+
+
+def _except(contents: WheelContents, paths: frozenset[str]) -> WheelContents:
+    """Contents without some files, so that these replace no file of another wheel."""
+    return replace(contents, files={path: digest for path, digest in contents.files.items() if path not in paths})
 
 
 def _left_out(inputs: _Inputs) -> dict[LockedWheel, frozenset[str]]:
