@@ -44,6 +44,8 @@ TOKENS = ("<unk>", "<think>", "</think>", "<|im_end|>", "<|endoftext|>", "<tool_
 """Tokens of the tokenizer beside ``config.json``: vLLM reads those that delimit reasoning, and nothing else of it."""
 LEFT_OUT = ("opencv-python-headless", "decord2")
 """Locked distributions that no selection imports."""
+NEEDED = {"qwen3.5-122b-nvfp4-2x-rtx-pro-6000": "--mamba-scheduler-strategy"}
+"""Options, each with its value, without which an engine refuses a configuration: that it does is recorded too."""
 USES = ("attention", "linear attention", "KV cache", "experts", "layers")
 """Columns of the table."""
 
@@ -67,7 +69,7 @@ def record(name: str, scratch: Path) -> None:
     flashinfer = recipes.load_flashinfer(engine.flashinfer).pin.version
     locked = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if wheel.name not in LEFT_OUT]
     # As in the image, FlashInfer is installed last: it replaces files of b12x.
-    python = collect.environment(scratch, locked, f"flashinfer-python=={flashinfer}")
+    python = collect.environment(scratch, locked, ("--no-deps", f"flashinfer-python=={flashinfer}"))
     wheel = wheels[engine.engine]
     if target.engine_tree:
         (packed,) = wheelhouse([wheel], target.options.workspace)
@@ -90,6 +92,11 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
             directory = write_model(model, scratch / "models")
             argv = arguments.serve_arguments(configuration, engine, str(directory))
             cases[configuration.name] = {"argv": argv, "environment": {**configuration.environment}, "gpu": gpu(configuration)}
+    for key, option in NEEDED.items():
+        if key in cases:
+            argv = list(cases[key]["argv"])
+            del argv[argv.index(option) : argv.index(option) + 2]
+            cases[f"{key} without {option}"] = {**cases[key], "argv": argv}
     home = scratch / "home"
     home.mkdir(exist_ok=True)
     site = site_of(python)
@@ -109,6 +116,8 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
     done = subprocess.run([python, program], input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
     answers = json.loads(done.stdout)
     entries = {key: value | result(answers.get(key), scratch) for key, value in kept.items()}
+    for key in NEEDED.keys() & entries.keys():
+        entries[key]["refused_without"] = {NEEDED[key]: result(answers[f"{key} without {NEEDED[key]}"], scratch)["refusal"]}
     head = {"format": FORMAT, "recipe": name, "wheel": {"filename": wheel.filename, "sha256": wheel.sha256}}
     record_path(name).write_text(record_text(head, entries))
     for key, entry in entries.items():

@@ -88,8 +88,8 @@ def unpack_engine(name: str, directory: Path, *, patched: bool = True) -> dict[s
     return wheels
 
 
-def environment(scratch: Path, requirements: list[str], then: str = TORCH) -> Path:
-    """The Python of a new environment with exactly these distributions, and ``then`` another with its dependencies."""
+def environment(scratch: Path, requirements: list[str], then: tuple[str, ...] = (TORCH,)) -> Path:
+    """The Python of a new environment with exactly these distributions, after which ``then`` is installed."""
     settings = read_settings()
     env = os.environ | ({"SSL_CERT_FILE": settings.certificates} if settings.certificates else {})
     python = scratch / "venv" / "bin" / "python"
@@ -103,7 +103,7 @@ def environment(scratch: Path, requirements: list[str], then: str = TORCH) -> Pa
     # It requires the other libraries of the DSL and replaces files of them: in images it is installed last.
     if last := [line for line in requirements if line.startswith("nvidia-cutlass-dsl-libs-cu13")]:
         subprocess.run([*install, "--no-deps", "--reinstall", *last], check=True, env=env)
-    subprocess.run([*install, then], check=True, env=env)
+    subprocess.run([*install, *then], check=True, env=env)
     return python
 
 

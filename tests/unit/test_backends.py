@@ -16,12 +16,7 @@ BACKENDS = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "backend
 PAGE = data_root() / "docs" / "measurements" / "backends.md"
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = BACKENDS["entries"]()
 CAPABLE: dict[str, Any] = BACKENDS["capable"]()
-NOT_RECORDED = {
-    "glm-5-nvfp4-8x-rtx-pro-6000",
-    "minimax-m2.7-nvfp4-2x-dgx-spark",
-    "qwen3.5-122b-nvfp4-2x-rtx-pro-6000",
-    "qwen3.5-397b-nvfp4-8x-rtx-pro-6000",
-}
+NOT_RECORDED = {"minimax-m2.7-nvfp4-2x-dgx-spark"}
 """Configurations that have not been taken through the validation of their engine."""
 
 
@@ -33,7 +28,7 @@ def incapable(engine: str, selected: dict[str, list[str]]) -> list[str]:
         f"{use}: {name}"
         for use, names in uses.items()
         for name in names
-        if not listed.get(use.removeprefix("draft: "), {}).get(name, {}).get("runs")
+        if {"runs", "undecided"}.isdisjoint(listed.get(use.removeprefix("draft: "), {}).get(name, {}))
     ]
 
 
@@ -57,6 +52,11 @@ def test_engine_accepts_and_selects_what_sm12x_runs(name: str) -> None:
     assert entry["refusal"] == ""
     assert {"attention", "KV cache", "layers"} <= {*entry["selected"]}
     assert incapable(engine, entry["selected"]) == []
+
+
+def test_sglang_refuses_the_122b_configuration_without_extra_buffer() -> None:
+    refused = ENTRIES["qwen3.5-122b-nvfp4-2x-rtx-pro-6000"][1]["refused_without"]
+    assert "please use --mamba-scheduler-strategy extra_buffer" in refused["--mamba-scheduler-strategy"]
 
 
 def test_changed_configuration_needs_a_new_record() -> None:
