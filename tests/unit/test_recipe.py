@@ -196,6 +196,9 @@ def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypa
         path = directory / f"sglang-{version}.toml"
         path.write_text(path.read_text().replace('state = "resolved"', 'state = "verified"'))
     assert recipes.load_engine("sglang").version == "0.10.0"
+    variant = (directory / "sglang-0.10.0.toml").read_text().replace('name = "sglang-0.10.0"', 'name = "sglang-0.10.0-b12x"')
+    (directory / "sglang-0.10.0-b12x.toml").write_text(variant)
+    assert recipes.load_engine("sglang").name == "sglang-0.10.0", "a variant is named in full"
 
 
 def test_load_rejects_recipe_of_other_kind() -> None:

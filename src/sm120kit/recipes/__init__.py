@@ -87,7 +87,8 @@ def _split_name(name: str) -> tuple[str, str, str]:
 def locate(name: str) -> Path:
     """Find the file of a recipe by name (``flashinfer-0.6.6``), as ``engine@version``, by engine alone, or by path.
 
-    ``flashinfer`` alone is the recipe in ``DEFAULT_RECIPES``; any other engine alone is its newest verified recipe.
+    ``flashinfer`` alone is the recipe in ``DEFAULT_RECIPES``; any other engine alone is its newest verified recipe that is
+    no variant, such as ``sglang-0.5.11-b12x``.
 
     Raises:
         UnknownName: no such recipe; the hint lists the recipes.
@@ -120,7 +121,7 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
 
 
 def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
-    for name in reversed(of_engine):
+    for name in (name for name in reversed(of_engine) if not _split_name(name)[2]):
         path = directory() / f"{name}.toml"
         recipe = read(path)
         if not isinstance(recipe, EngineRecipe) or recipe.state == "verified":
