@@ -71,3 +71,12 @@ def test_read_member_returns_packed_content(tmp_path: Path) -> None:
         wheel.writestr("x", data)
     with archives.open_wheel(path) as wheel:
         assert archives.read_member(wheel, "x") == data
+
+
+def test_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("x", b"")
+    packed = (tmp_path / "a.whl").read_bytes().replace(b"x", b"\0")  # zipfile ends names at NUL
+    (tmp_path / "a.whl").write_bytes(packed)
+    with pytest.raises(BadArtifact, match="has a member without a name"), archives.open_wheel(tmp_path / "a.whl"):
+        pass

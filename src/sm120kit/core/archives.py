@@ -52,6 +52,8 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
             problem = f"has {len(members)} members; the limit is {MAX_MEMBERS}"
         elif total > limit:
             problem = f"unpacks to {total / 2**20:.0f} MiB; the limit for its size is {limit / 2**20:.0f} MiB"
+        elif not all(member.filename for member in members):
+            problem = "has a member without a name"
         elif unsupported := [member.filename for member in members if member.compress_type not in _COMPRESSIONS]:
             problem = f"has a member with a compression that wheels may not use: {unsupported[0]}"
         if problem:
