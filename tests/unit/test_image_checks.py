@@ -242,6 +242,11 @@ def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[An
     for distribution, pattern, message in (("one", "absent/*", "one: no file matches"), ("two", "*", "not installed: two")):
         with pytest.raises(AssertionError, match=message):
             base.check_left_out({"leave_out": {distribution: [pattern]}})
+    (site / "writes.py").write_text("from pathlib import Path; Path.home().joinpath('.written').touch()")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        base.check_left_out(expected | {"imports": ("writes",)})
+    assert not (Path.home() / ".written").exists()
     modules = ("json", "base64")
     assert base.check_left_out(expected | {"imports": modules})["imported without them"] == "json, base64"
     with pytest.raises(AssertionError, match=r"cannot import json, absent_module: .*No module named 'absent_module'"):

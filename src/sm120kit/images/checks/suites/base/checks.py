@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -127,7 +128,9 @@ def check_left_out(expected):
     modules = expected.get("imports", ()) if left and not expected.get("foreign") else ()
     if modules:
         program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-        done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as home:  # modules write caches there, which later checks would find
+            argv, environment = [sys.executable, "-c", program, *modules], {**os.environ, "HOME": home}
+            done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"cannot import {', '.join(modules)}: {done.stderr.strip().splitlines()[-1:]}"
     listed = [f"{name}: {count} files, {size} bytes" for name, (count, size) in sorted(left.items())]
     total = sum(size for _, size in left.values())
