@@ -81,7 +81,7 @@ def test_prefill_from_a_cache_is_refused(tmp_path: Path) -> None:
     prefill = {"8192": {"ttft_seconds": 0.454, "tok_per_sec": 21791.0}, "131072": {"ttft_seconds": 0.06, "tok_per_sec": 2.0e6}}
     decode, real, cached = figures([file(tmp_path, "a.json", sweep(cell(200.3), prefill=prefill))])
     assert (real.what, real.context_tokens, real.refused, decode.refused) == ("prefill", 8192, "", "")
-    assert cached.refused == "2,000,000 tok/s of prefill: the prefix cache answered"
+    assert cached.refused == "2,000,000 tok/s of prefill: a cache answered, or the request failed"
 
 
 def test_faster_with_context_beyond_the_spread_is_refused(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_faster_with_context_beyond_the_spread_is_refused(tmp_path: Path) -> Non
     rows = (mean(194.0, 2.8, 1, 0), mean(813.4, 1.5, 8, 0), mean(215.7, 33.1, 1, 16384), mean(935.3, 12.5, 8, 16384))
     read = figures([file(tmp_path, "mean.json", sweep(*rows))])
     assert [bool(figure.refused) for figure in read] == [False, False, False, True]
-    assert read[3].refused == "faster with 16,384 tokens of context than without (813.4): a cache answered"
+    assert read[3].refused.startswith("faster with 16,384 tokens of context than without (813.4): other text")
 
 
 def test_kv_pool_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_prefill_that_took_less_time_than_a_shorter_prompt_is_refused(tmp_path: 
         "131072": {"ttft_seconds": 40.1, "tok_per_sec": 3270.0},
     }
     _, *read = figures([file(tmp_path, "llama_cpp.json", sweep(cell(74.6), prefill=prefill))])
-    cached = "0.339 s, but 32,768 tokens took 12.827 s: the prefix cache answered"
+    cached = "0.339 s, but 32,768 tokens took 12.827 s: not both are times of prefill alone"
     assert [figure.refused for figure in read] == ["", "", "", cached, ""]
 
 
@@ -342,3 +342,143 @@ def test_aiperf(tmp_path: Path) -> None:
     partial, _ = figures([file(tmp_path, "stopped.json", stopped)])
     assert partial.refused == "the run is not complete: record stall" and "2 requests failed" in partial.notes
     assert figures([file(tmp_path, "c.json", content(was_cancelled=True))])[0].refused == "the run was cancelled"
+
+
+def test_quotient_of_tokens_and_wall_time_includes_the_prefill(tmp_path: Path) -> None:
+    """benchmark_sglang.py divides the tokens by the whole time where the server has no gauge of tokens per second."""
+
+    def row(tok_s: float, ttft: float, **more: Any) -> dict[str, Any]:
+        return cell(tok_s, total_tokens=int(30 * tok_s), wall_time=30.0, ttft_avg=ttft, **more)
+
+    waited, soon = row(180.0, 3.0), row(180.0, 0.1, users=2)
+    gauge = row(180.0, 3.0, users=4) | {"total_tokens": 4500}
+    window = row(180.0, 3.0, users=8, measurement_seconds=30.0)
+    read = figures([file(tmp_path, "a.json", sweep(waited, soon, gauge, window))])
+    assert [figure.what for figure in read] == ["output, prefill included", "decode", "decode", "decode"]
+
+    mean = {"concurrency": 1, "context_tokens": 32768, "aggregate_tps_mean": 73.0, "ttft_avg_mean": 2.1}
+    content = sweep(mean, mean | {"ttft_avg_mean": 0.1})
+    content["metadata"] |= {"max_tokens": 512, "duration_per_test": 30.0}
+    assert [figure.what for figure in figures([file(tmp_path, "m.json", content)])] == ["output, prefill included", "decode"]
+
+
+def test_faster_with_context_is_judged_between_rates_of_one_kind(tmp_path: Path) -> None:
+    waited = cell(100.0, total_tokens=3000, wall_time=30.0, ttft_avg=6.0)
+    deep = cell(110.0, context=16384, total_tokens=3300, wall_time=30.0, ttft_avg=0.1)
+    with_wait = cell(125.0, context=16384, total_tokens=3750, wall_time=30.0, ttft_avg=6.0)
+    within_the_spread = cell(105.0, context=16384, total_tokens=3150, wall_time=30.0, ttft_avg=6.0)
+    read = figures([file(tmp_path, "a.json", sweep(waited, deep, with_wait, within_the_spread))])
+    assert [bool(figure.refused) for figure in read] == [False, False, True, False]
+
+
+def test_cell_of_fewer_requests_than_users_is_refused(tmp_path: Path) -> None:
+    rows = (
+        cell(661.0, 128, avg_running_reqs=8.9, max_running_reqs=9),
+        cell(2901.0, 128, avg_running_reqs=117, max_running_reqs=117),
+        cell(215.6, 2, avg_running_reqs=1.3, max_running_reqs=2),
+        cell(105.0, avg_running_reqs=0.0, max_running_reqs=0),
+    )
+    few, queued, *full = figures([file(tmp_path, "queue.json", sweep(*rows))])
+    assert few.refused == "at most 9 requests ran for 128 users" and queued.refused == "at most 117 requests ran for 128 users"
+    assert not any(figure.refused for figure in full), "samples at the begin and end of a short cell are lower"
+
+
+def test_cell_that_could_not_be_stopped_is_refused(tmp_path: Path) -> None:
+    running = {"avg_running_reqs": 1.0, "max_running_reqs": 1}
+    hung, ended = cell(130.3, wall_time=94.1, **running), cell(147.5, wall_time=63.9, total_tokens=9400, **running)
+    prefilled = cell(130.3, wall_time=95.2, ttft_avg=22.5, ttft_p99=43.9, total_tokens=7000, **running)
+    abandoned = cell(354.5, 2, wall_time=90.2, ttft_avg=7.1, ttft_p99=12.3)
+    window = cell(661.0, 4, wall_time=180.0, measurement_seconds=60.0, total_tokens=39660)
+    content = sweep(hung, ended, prefilled, abandoned, window)
+    content["metadata"]["duration_per_test"] = 60.0
+    read = figures([file(tmp_path, "hung.json", content)])
+    assert [bool(figure.refused) for figure in read] == [True, False, False, True, False]
+    assert read[0].refused.startswith("a request had no event for 30 s after the end of the cell of 60 s")
+
+
+def test_more_users_that_are_no_faster_get_a_note(tmp_path: Path) -> None:
+    counted = {"avg_running_reqs": 8.0, "max_running_reqs": 8}
+    rows = (cell(151.0, 4), cell(147.0, 8), cell(300.0, 16), cell(149.0, 8, **counted), cell(90.0, 8, 16384))
+    read = figures([file(tmp_path, "slots.json", sweep(*rows))])
+    assert ["no faster" in figure.notes[-1] for figure in read] == [False, True, False, False, False]
+    assert not any(figure.refused for figure in read)
+
+
+def test_token_counts_of_stopped_requests_are_not_used(tmp_path: Path) -> None:
+    (figure,) = figures([file(tmp_path, "dense.json", sweep(cell(323.8, 8, total_tokens=188, wall_time=33.8)))])
+    assert (figure.tokens, figure.refused) == (None, "") and any("count as events" in note for note in figure.notes)
+
+
+def test_rate_that_is_missing_is_computed_from_tokens_and_time(tmp_path: Path) -> None:
+    missing = cell(0.0, total_tokens=3014, wall_time=30.16, ttft_avg=0.04)
+    failed = cell(0.0, 2, total_tokens=900, num_errors=1)
+    computed, refused = figures([file(tmp_path, "plx.json", sweep(missing, failed))])
+    assert (round(computed.tok_s, 1), computed.refused) == (99.9, "") and "quotient" in computed.notes[-1]
+    assert refused.refused == "0.0 tok/s: the cell failed"
+
+
+def test_prefill_of_a_measured_length_and_prefill_that_hung(tmp_path: Path) -> None:
+    prefill = {
+        "8192": {"ttft_seconds": 0.677, "tok_per_sec": 12782.0},
+        "16384": {"ttft_seconds": 300.1, "tok_per_sec": 55.0},
+        "32768": {"ttft_seconds": 2.19, "tok_per_sec": 14665.0, "prompt_tokens": 32120},
+    }
+    first, hung, exact = figures([file(tmp_path, "a.json", sweep(prefill=prefill))])
+    assert hung.refused == "300.1 s, but 8,192 tokens took 0.677 s: the request hung or waited"
+    assert (first.refused, exact.refused, exact.context_tokens) == ("", "", 32120)
+
+
+def test_single_requests_with_the_servers_counters(tmp_path: Path) -> None:
+    def counters(drafts: int, accepted: int, **more: int) -> dict[str, int]:
+        counts = {"drafts": drafts, "draft_tokens": 4 * drafts, "accepted_tokens": accepted}
+        return {f"vllm:spec_decode_num_{name}_total": count for name, count in counts.items()} | more
+
+    def request(tokens: int, **more: Any) -> dict[str, Any]:
+        usage = {"prompt_tokens": 30, "completion_tokens": tokens}
+        generated = counters(200, tokens - 200, **{"vllm:generation_tokens_total": tokens})
+        return {
+            "payload": {"model": "m"},
+            "usage": usage,
+            "decode_seconds": 2.0,
+            "output_tok_s": tokens / 2,
+            "counters": generated,
+            **more,
+        }
+
+    shared = request(600, counters=counters(200, 800, **{"vllm:generation_tokens_total": 1000}))
+    content = {"method": "one after another", "warmups": [request(9)], "samples": [request(800), shared]}
+    alone, other = figures([file(tmp_path, "sieve.json", content)])
+    assert (alone.model, alone.users, alone.context_tokens, alone.tok_s) == ("m", 1, 30, 400.0)
+    assert (alone.acceptance, alone.seconds, alone.refused) == (600 / 800, 2.0, "")
+    assert other.refused == "the server generated 1,000 tokens, the request 600: another client used it"
+
+    def sample(**more: Any) -> dict[str, Any]:
+        deltas = counters(100, 500)
+        return {"completion_tokens": 600, "gen_elapsed": 2.0, "generation_tok_s": 300.0, "spec_counter_deltas": deltas, **more}
+
+    samples = [sample(warmup=True), sample(ok=True), sample(ok=False), sample(spec_counter_deltas={})]
+    samples.append(sample(gpu_before=[{"gpu": 0, "memory_offset": 6000}]))
+    content = {"model": "m", "throughput_formula": "tokens / time", "samples": samples}
+    good, failed, unknown, overclocked = figures([file(tmp_path, "sieve5.json", content)])
+    assert (good.users, good.tok_s, good.tokens, good.refused) == (1, 300.0, 600, "")
+    assert failed.refused == "the request failed"
+    assert (unknown.users, unknown.refused) == (None, "how many requests ran at once is not in the file")
+    assert overclocked.notes[-1] == "the GPUs' memory was overclocked" and len(good.notes) == 1
+
+
+def test_prompts_with_the_servers_counters(tmp_path: Path) -> None:
+    def prompt(repeat: int, *, computed: int = 32768, processed: int = 32769) -> dict[str, Any]:
+        return {
+            "repeat": repeat,
+            "ttft_seconds": 1.6,
+            "tok_per_sec": 20480.0,
+            "prompt_sources": {"local_compute": computed, "local_cache_hit": 32768 - computed},
+            "engine_work": {"vllm:iteration_tokens_total_sum": processed},
+        }
+
+    samples = [prompt(-1), prompt(0), prompt(1, computed=16384), prompt(2, processed=65538)]
+    content = {"tokens": 32768, "median_tok_per_sec": 20480.0, "samples": samples}
+    real, cached, shared = figures([file(tmp_path, "prefill32k.json", content)])
+    assert (real.what, real.users, real.context_tokens, real.tok_s, real.refused) == ("prefill", 1, 32768, 20480.0, "")
+    assert cached.refused == "16,384 of 32,768 tokens came from a cache"
+    assert shared.refused == "the server processed 65,538 tokens, the prompt has 32,768: another client used it"

@@ -1,7 +1,9 @@
 """Formats of result files of other benchmarks: figures of each cell, as the file has them.
 
-Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` and ``llm_decode_bench.py`` and of
-the K=64 benchmarks (brandonmmusic-max/sm120-moe-bench, results/); llama-benchy 0.4.0 (``results.py``, BenchmarkReport),
+Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` (its text is in
+Visual-Synthesizer/rtx6kpro, benchmarks/inference-throughput/) and ``llm_decode_bench.py``, of the K=64 benchmarks
+(brandonmmusic-max/sm120-moe-bench, results/), single requests and prompts with the server's counters (rtx6kpro,
+models/deepseek-v4.1-flash/r38/, benchmarks/prepared-b12x-serving/); llama-benchy 0.4.0 (``results.py``, BenchmarkReport),
 guidellm 0.8.1 (``benchmark/schemas/report.py``, GenerativeBenchmarksReport), aiperf 0.13.0 (``common/models/export_models.py``,
 JsonExportData), ``vllm bench serve`` of 0.33.0 (``vllm/benchmarks/serve.py``) and ``sglang.bench_serving`` of 0.5.23
 (``sglang/benchmark/serving.py``).
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,6 +22,13 @@ from pydantic.dataclasses import dataclass
 
 Content = Any
 """A parsed JSON file."""
+
+OUTPUT = "output, prefill included"
+"""The quantity of a rate whose time has the prefill in it."""
+
+LABEL = "the model is a label; the tool did not query the server"
+QUEUED = "cells that are no faster than with fewer users: some may have waited, the file does not have how many ran"
+UNKNOWN_USERS = "how many requests ran at once is not in the file"
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -56,31 +66,129 @@ def reader(content: Content) -> Callable[[str, Content], Iterator[Figure]] | Non
 
 
 def _sweep(file: str, content: Content) -> Iterator[Figure]:
-    model = str(content["metadata"]["model"])
-    notes = ("the model is a label; the tool did not query the server",)
-    for row in content["results"]:
-        failed = f"all {row['num_errors']} requests failed" if row.get("num_errors") and not row.get("num_completed") else ""
-        if (running := row.get("avg_running_reqs") or 0) > 1.1 * row["concurrency"]:
-            failed = f"{running:g} requests ran on average for {row['concurrency']} users: another client used the server"
-        reason = row.get("failure_reason")  # such as a loop of repeated text; the rate is a negative number then
-        yield Figure(
-            file,
-            model,
-            "decode",
-            int(row["concurrency"]),
-            int(row["context_tokens"]),
-            float(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"]),
-            row.get("aggregate_tps_stdev"),
-            row.get("total_tokens"),
-            row.get("wall_time"),
-            _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean"))),
-            f"the cell failed: {reason}" if reason else failed,
-            notes,
-        )
+    metadata = content["metadata"]
+    model = str(metadata["model"])
+    cells = [_sweep_cell(file, model, metadata, row) for row in content["results"]]
+    for cell, row in zip(cells, content["results"], strict=True):
+        alike = [other for other in cells if other.context_tokens == cell.context_tokens]
+        as_fast = [other.users or 0 for other in alike if 0 < cell.tok_s < 1.05 * other.tok_s]
+        if "max_running_reqs" not in row and as_fast and min(as_fast) < row["concurrency"]:
+            cell = replace(cell, notes=(*cell.notes, QUEUED))
+        yield cell
     for context, row in (content.get("prefill") or {}).items():
-        yield Figure(
-            file, model, "prefill", 1, int(context), float(row["tok_per_sec"]), seconds=row["ttft_seconds"], notes=notes
+        tokens, seconds = int(row.get("prompt_tokens") or context), row["ttft_seconds"]
+        yield Figure(file, model, "prefill", 1, tokens, float(row["tok_per_sec"]), seconds=seconds, notes=(LABEL,))
+
+
+def _sweep_cell(file: str, model: str, metadata: Content, row: Content) -> Figure:
+    users, notes = int(row["concurrency"]), [LABEL]
+    tok_s = float(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"])
+    tokens, seconds = row.get("total_tokens"), row.get("measurement_seconds") or row.get("wall_time")
+    if tok_s == 0 and tokens and seconds and not row.get("num_errors"):
+        tok_s = tokens / seconds
+        notes.append("a rate that the file has as 0.0 is the quotient of its tokens and its time")
+    elif tokens and seconds and tok_s * seconds > 1.5 * tokens:
+        tokens = None
+        notes.append("token counts that are lower than the rate are not used: requests that were stopped count as events")
+    includes_prefill = _includes_prefill(metadata, row, tok_s)
+    if tokens and includes_prefill and seconds < 0.95 * (metadata.get("duration_per_test") or 0):
+        notes.append("the time of a cell whose answers ended early has steps of 0.5 s")
+    return Figure(
+        file,
+        model,
+        OUTPUT if includes_prefill and _waited(metadata, row, tok_s) > 0.05 else "decode",
+        users,
+        int(row["context_tokens"]),
+        tok_s,
+        row.get("aggregate_tps_stdev"),
+        tokens,
+        seconds,
+        _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean"))),
+        _failure(metadata, row),
+        tuple(notes),
+    )
+
+
+def _failure(metadata: Content, row: Content) -> str:
+    """The reason why a cell of a sweep is not one of as many users as it names, "" if there is none."""
+    users, most = row["concurrency"], row.get("max_running_reqs") or 0
+    if reason := row.get("failure_reason"):  # such as a loop of repeated text; the rate is a negative number then
+        return f"the cell failed: {reason}"
+    if row.get("num_errors") and not row.get("num_completed"):
+        return f"all {row['num_errors']} requests failed"
+    if (running := row.get("avg_running_reqs") or 0) > 1.1 * users:
+        return f"{running:g} requests ran on average for {users} users: another client used the server"
+    if 0 < most < users:
+        return f"at most {most} requests ran for {users} users"
+    if "measurement_seconds" not in row and (duration := metadata.get("duration_per_test")):
+        # Requests stop at their next event after the cell and are abandoned after 30 s. Versions that count running requests
+        # begin when all of them run.
+        waited = row.get("ttft_p99", row.get("ttft_avg")) or 0 if "avg_running_reqs" in row else 0
+        if (row.get("wall_time") or 0) >= duration + 30 + waited:
+            return f"a request had no event for 30 s after the end of the cell of {duration:g} s: the server hung, or it waited"
+    return ""
+
+
+def _includes_prefill(metadata: Content, row: Content, tok_s: float) -> bool:
+    """Whether a rate is the quotient of tokens and wall time: that of the first versions, for servers other than SGLang.
+
+    Means of runs have neither; they are of these versions.
+    """
+    if "aggregate_tps_mean" in row:
+        return "version" not in metadata
+    tokens, wall = row.get("total_tokens"), row.get("wall_time")
+    return bool(tokens and wall and "measurement_seconds" not in row and abs(tok_s * wall - tokens) <= 0.003 * tokens)
+
+
+def _waited(metadata: Content, row: Content, tok_s: float) -> float:
+    """The mean share of a cell's time before the first token."""
+    ttft = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0
+    wall = row.get("wall_time")
+    if not wall and tok_s > 0 and metadata.get("max_tokens"):  # until all answers or the time end
+        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * row["concurrency"] / tok_s)
+    return float(ttft / wall) if wall else 0.0
+
+
+def _counted_requests(file: str, content: Content) -> Iterator[Figure]:
+    """Single requests with the server's counters around each: nothing else ran if these have no further tokens."""
+    for row in content["samples"]:
+        if row.get("warmup"):
+            continue
+        model = str(content["model"] if "model" in content else row["payload"]["model"])
+        usage = row.get("usage") or row
+        tokens, context = int(usage["completion_tokens"]), int(usage.get("prompt_tokens") or 0)
+        seconds = float(row["decode_seconds"] if "decode_seconds" in row else row["gen_elapsed"])
+        tok_s = float(row["output_tok_s"] if "output_tok_s" in row else row["generation_tok_s"])
+        counters = row.get("counters") or row.get("spec_counter_deltas") or {}
+        drafts, drafted, accepted = (
+            counters.get(f"vllm:spec_decode_num_{name}_total") or 0 for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
+        generated = counters.get("vllm:generation_tokens_total", drafts + accepted)
+        notes = ["tokens of the first event are in the rate of a single request, its wait is not"]
+        if any(gpu.get("memory_offset") for gpu in row.get("gpu_before") or []):
+            notes.append("the GPUs' memory was overclocked")
+        refused = "" if counters else UNKNOWN_USERS
+        if row.get("ok") is False:
+            refused = "the request failed"
+        elif counters and abs(generated - tokens) > 0.02 * tokens:
+            refused = f"the server generated {generated:,.0f} tokens, the request {tokens:,}: another client used it"
+        acceptance = accepted / drafted if drafted else None
+        measured = partial(Figure, file, model, "decode", None if refused else 1, context, tok_s)
+        yield measured(tokens=tokens, seconds=seconds, acceptance=acceptance, refused=refused, notes=tuple(notes))
+
+
+def _prefill_samples(file: str, content: Content) -> Iterator[Figure]:
+    """Repeated prompts of one length, each with the server's count of computed and cached tokens."""
+    tokens = int(content["tokens"])
+    for row in content["samples"]:
+        if row["repeat"] < 0:  # a warm-up
+            continue
+        computed, processed = row["prompt_sources"]["local_compute"], row["engine_work"]["vllm:iteration_tokens_total_sum"]
+        refused = f"{tokens - computed:,} of {tokens:,} tokens came from a cache" if computed < tokens else ""
+        if processed > 1.01 * tokens:
+            refused = f"the server processed {processed:,.0f} tokens, the prompt has {tokens:,}: another client used it"
+        tok_s, seconds = float(row["tok_per_sec"]), float(row["ttft_seconds"])
+        yield Figure(file, "", "prefill", 1, tokens, tok_s, seconds=seconds, refused=refused)
 
 
 def _share(value: float | None) -> float | None:
@@ -159,7 +267,7 @@ def _guidellm(file: str, content: Content) -> Iterator[Figure]:
         cell = partial(Figure, file, model, refused=refused, notes=tuple(notes))
         if gap:
             yield cell("decode", users, context, users * 1000 / gap)
-        yield cell("output, prefill included", users, context, total or 0.0)
+        yield cell(OUTPUT, users, context, total or 0.0)
 
 
 def _mean(distribution: dict[str, Any] | None) -> float | None:
@@ -193,7 +301,7 @@ def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     if per_user and users:
         yield cell("decode", users, context, users * float(per_user["avg"]))
     total = float(content["output_token_throughput"]["avg"])
-    yield cell("output, prefill included", users, context, total)
+    yield cell(OUTPUT, users, context, total)
 
 
 def _serving(file: str, content: Content) -> Iterator[Figure]:
@@ -204,7 +312,7 @@ def _serving(file: str, content: Content) -> Iterator[Figure]:
     notes = [] if limit else ["users are the mean number of concurrent requests"]
     if content.get("failed"):
         notes.append(f"{content['failed']} of {requests} requests failed")
-    refused = "" if users else "how many requests ran at once is not in the file"
+    refused = "" if users else UNKNOWN_USERS
     if not completed:
         refused = "no request was successful"
     tokens, seconds = int(content["total_output_tokens"]), float(content["duration"])
@@ -212,7 +320,7 @@ def _serving(file: str, content: Content) -> Iterator[Figure]:
     cell = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
     if content["mean_tpot_ms"] and users:
         yield cell("decode", users, context, users * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
-    yield cell("output, prefill included", users, context, float(content["output_throughput"]), notes=tuple(notes))
+    yield cell(OUTPUT, users, context, float(content["output_throughput"]), notes=tuple(notes))
 
 
 OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (
@@ -221,6 +329,9 @@ OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...]
     ({"metadata", "config", "benchmarks"}, _guidellm),
     ({"output_token_throughput", "input_config"}, _aiperf),
     ({"output_throughput", "mean_tpot_ms", "completed"}, _serving),
+    ({"warmups", "samples", "method"}, _counted_requests),
+    ({"throughput_formula", "samples", "model"}, _counted_requests),
+    ({"tokens", "samples", "median_tok_per_sec"}, _prefill_samples),
 )
 """Keys of a file -> its reader. More specific sets precede others."""
 
@@ -234,5 +345,6 @@ LISTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] =
 
 KNOWN = (
     "llm_decode_bench and benchmark_sglang (metadata, results), lists of system_tps or tok_s, "
+    "requests or prompts with the server's counters (samples), "
     "JSON of llama-benchy, guidellm, aiperf, vllm bench serve and sglang.bench_serving"
 )
