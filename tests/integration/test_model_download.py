@@ -225,7 +225,9 @@ def test_model_that_cannot_be_served_is_refused_before_the_download(
         assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 74
     else:
         assert result.exit_code == 0 and message in result.stdout and "2 MTP tensors" in result.stderr, result.output
-        assert str(download.cache_folder(hub.repository, COMMIT).parents[1]) in result.stdout
+        cache = download.cache_folder(hub.repository, COMMIT).parents[1]
+        for mount in (f"source={cache},target=/model", f"source={cache.parent / 'blobs'},target=/blobs"):
+            assert mount in result.stdout
     assert not {name for name in hub.sent if name.endswith(".safetensors")}
 
 
@@ -247,5 +249,7 @@ def test_shared_blobs_of_the_download_cache_are_mounted(tmp_path: Path) -> None:
     (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
     mounts = (Mount(hub / "models--a--b", "/model", True), Mount(hub / "blobs", "/blobs", True))
     assert _model_mounts(snapshot) == mounts
-    assert _model_mounts(snapshot.with_name("f" * 40)) == mounts, "a model that is downloaded later"
+    assert _model_mounts(snapshot.with_name("f" * 40), planned=True) == mounts, "a model that is downloaded later"
+    (snapshot / "model.safetensors").unlink()
+    assert _model_mounts(snapshot, planned=True) == mounts, "of which only small files are there"
     assert os.path.normpath(Path("/model/blobs") / (blobs / "etag").readlink()) == "/blobs/ab/abcd"

@@ -139,13 +139,17 @@ def make_service(
     image_name: str,
     model: Path,
     placement: Placement,
+    *,
+    planned: bool = False,
 ) -> Service:
     """The container of a configuration. Creates its cache directories on the host.
+
+    With ``planned``, the model is not yet, or not completely, where a download cache has it.
 
     Raises:
         NoModel: files in the model folder are links to directories outside what can be mounted.
     """
-    mounts = list(_model_mounts(model))
+    mounts = list(_model_mounts(model, planned=planned))
     path_in_container = "/".join((MODEL_DIRECTORY, *model.resolve().relative_to(mounts[0].source).parts))
     cache = cache_directory(configuration, image, [name for _, name in placement.gpus], placement.workspace)
     home = ROOT_HOME if image.user.partition(":")[0] in ("", "0", "root") else HOME
@@ -235,14 +239,15 @@ def _cache_targets(configuration: Configuration, home: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(targets))
 
 
-def _model_mounts(model: Path) -> tuple[Mount, ...]:
+def _model_mounts(model: Path, *, planned: bool = False) -> tuple[Mount, ...]:
     """The directory of the model, and the one that its files are in.
 
     A download cache has links: ``models--A--B/snapshots/COMMIT/FILE`` to ``../../blobs/DIGEST``, which can be a link to the
-    blobs that all models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``.
+    blobs that all models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``. Small files are not
+    shared, so that those of a ``planned`` model do not show where its shards will be.
     """
     folder = model.resolve()
-    if not folder.exists():  # planned: where a download cache has it
+    if planned:
         return (Mount(folder.parents[1], MODEL_DIRECTORY, True), Mount(folder.parents[2] / "blobs", "/blobs", True))
     files = sorted(folder.iterdir())
     targets = {Path(os.path.normpath(path.parent / path.readlink())).parent for path in files if path.is_symlink()}

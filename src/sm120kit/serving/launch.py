@@ -87,12 +87,15 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
         Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
     """
     configuration, host, location = resolved.configuration, resolved.host, resolved.location
+    planned = facts is not None
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
     gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
     placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node)
     image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
-    service = serving.make_service(configuration, resolved.engine, image, resolved.image_name, model, placement)
+    service = serving.make_service(
+        configuration, resolved.engine, image, resolved.image_name, model, placement, planned=planned
+    )
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
