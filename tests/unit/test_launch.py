@@ -505,7 +505,9 @@ def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch:
     assert isinstance(result.exception, NoApiKey) and "SM120KIT_API_KEY" in result.exception.hint
     result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "0.0.0.0", "--api-key", "k"])
     assert result.exit_code == 0 and "--publish 0.0.0.0:8000:8000" in result.stdout, result.output
-    assert CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", "here"]).exit_code == 2
+    for listen, message in (("here", "is not an IP address"), ("fe80::1%eth0", "has a zone")):
+        result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--listen", listen, "--api-key", "k"])
+        assert result.exit_code == 2 and message in result.stderr and not result.stdout
 
 
 def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +540,7 @@ def test_chosen_gpus(options: list[str]) -> None:
     ):
         result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", numbers])
         assert isinstance(result.exception, TooFewGpus) and message in result.exception.message and result.exception.hint
-    for numbers in ("0,1,2,2", "0,01,1,2", "0,1,2,", "0;1", "all", "-1,2,3,4", "0,1,2,\u0663"):
+    for numbers in ("0,1,2,2", "0,01,1,2", "0,1,2,", "0;1", "all", "-1,2,3,4", "0,1,2,\u0663", "1" * 5000):
         result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", numbers])
         assert result.exit_code == 2 and "is not a list of different numbers" in result.stderr and not result.stdout
 

@@ -199,6 +199,11 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (["--nodes", "10.0.0.1,", "--print"], "'' is not an IP address"),
         (["--nodes", "10.0.0.1,127.0.0.1", "--print"], "other machines cannot reach 127.0.0.1"),
         (["--nodes", "0.0.0.0,10.0.0.1", "--print"], "other machines cannot reach 0.0.0.0"),
+        (["--nodes", "255.255.255.255,10.0.0.1", "--print"], "other machines cannot reach 255.255.255.255"),
+        (["--nodes", "fe80::1,fe80::2", "--print"], "other machines cannot reach fe80::1"),
+        (["--nodes", "fe80::1%a b,fe80::2%a b", "--print"], "'fe80::1%a b' has a zone"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--print", "--port", "29501"], "the machines meet on port 29501"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--compose", __file__], "is a file; with --nodes, name a directory"),
         (["--nodes", "10.0.0.1", "--print"], "name all machines"),
         (["--nodes", "10.0.0.1,10.0.0.2"], "each machine runs a command of its own"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--kubernetes", "-"], "each machine runs a command of its own"),
@@ -209,7 +214,7 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_path: Path) -> None:
-    at = options.index("--root") if not {"--print", "--kubernetes"} & set(words) else len(options)
+    at = options.index("--root") if not {"--print", "--compose", "--kubernetes"} & set(words) else len(options)
     result = serve(SPARKS, *options[:at], *options[at + 2 :], *words)
     text = " ".join(word for word in result.stderr.replace("│", " ").split())
     assert result.exit_code == 2 and message in text and not result.stdout, result.output

@@ -14,6 +14,8 @@ from sm120kit.cli.options import ApiKey, ConfigName, Offline, PublishedImages, S
 from sm120kit.core import console
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
     from sm120kit.core.urls import Endpoint
     from sm120kit.recipes.arguments import Node
     from sm120kit.recipes.configurations import Configuration
@@ -97,16 +99,11 @@ class ServerOptions:
         Raises:
             typer.BadParameter: the address is no IP address, or the GPUs are no different numbers.
         """
-        from ipaddress import ip_address
-
         from sm120kit.serving.resolve import ServerLocation
 
-        try:
-            ip_address(self.listen)
-        except ValueError as error:
-            raise typer.BadParameter(f"{self.listen!r} is not an IP address", param_hint="--listen") from error
+        _address(self.listen, "--listen")
         words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
-        if not all(word.isascii() and word.isdecimal() for word in words) or len({*map(int, words)}) < len(words):
+        if not all(re.fullmatch("[0-9]{1,4}", word) for word in words) or len({*map(int, words)}) < len(words):
             raise typer.BadParameter(f"{self.gpus!r} is not a list of different numbers, such as 2,3", param_hint="--gpus")
         return ServerLocation(self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))))
 
@@ -235,14 +232,14 @@ class SpannedNodes:
         typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
     ] = ""
 
-    def each(self, planned: PlannedOutput) -> tuple[Node | None, ...]:
+    def each(self, planned: PlannedOutput, port: int) -> tuple[Node | None, ...]:
         """The machines, or None for this one alone.
 
         Raises:
             typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
-                for all or for each; or the output is not a form for several machines.
+                for all or for each; the output is not a form for several machines; or they meet on the server's ``port``.
         """
-        from sm120kit.recipes.arguments import Node
+        from sm120kit.recipes.arguments import MASTER_PORT, Node
 
         if not self.nodes:
             if self.interface:
@@ -263,8 +260,29 @@ class SpannedNodes:
         if planned.kubernetes or not planned:
             message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
             raise typer.BadParameter(message, param_hint="--nodes")
+        if planned.compose not in ("", "-") and Path(planned.compose).is_file():
+            raise typer.BadParameter(f"{planned.compose} is a file; with --nodes, name a directory", param_hint="--compose")
+        if port == MASTER_PORT:
+            raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
         names *= len(addresses) // len(names)
         return tuple(Node(rank, addresses, name) for rank, name in enumerate(names))
+
+
+def _address(text: str, option: str) -> IPv4Address | IPv6Address:
+    """The IP address that an option has.
+
+    Raises:
+        typer.BadParameter: it is not one, or has a zone (``%eth0``), which Docker's ``--publish`` and the engines do not take.
+    """
+    from ipaddress import ip_address
+
+    try:
+        address = ip_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not an IP address", param_hint=option) from error
+    if "%" in text:
+        raise typer.BadParameter(f"{text!r} has a zone; name an address without one", param_hint=option)
+    return address
 
 
 def _node_address(text: str) -> str:
@@ -273,13 +291,9 @@ def _node_address(text: str) -> str:
     Raises:
         typer.BadParameter: it is not one.
     """
-    from ipaddress import ip_address
-
-    try:
-        address = ip_address(text.strip())
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not an IP address", param_hint="--nodes") from error
-    if address.is_loopback or address.is_unspecified or address.is_multicast:
+    address = _address(text.strip(), "--nodes")
+    within_link = address.version == 6 and address.is_link_local  # useless without a zone
+    if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_reserved or within_link:
         raise typer.BadParameter(f"other machines cannot reach {address}", param_hint="--nodes")
     return str(address)
 
@@ -306,7 +320,7 @@ def serve_(
     from sm120kit.serving.nodes import differences
     from sm120kit.serving.resolve import resolve
 
-    nodes = spanned.each(planned)
+    nodes = spanned.each(planned, server.port)
     roots = planned.roots(len(nodes))
     location = server.location()
     workspace = Workspace.open(server.state)
