@@ -37,7 +37,7 @@ from sm120kit.core.errors import (
     UnknownName,
     WrongImage,
 )
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.state import Workspace, data_root, write_record
 from sm120kit.hosts import doctor
 from sm120kit.hosts.facts import probe
 from sm120kit.images.context import entrypoint
@@ -512,10 +512,12 @@ def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch:
 
 def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the observed fact; what breaks the server as a warning. Neither prevents the start."""
-    root = synthetic_hosts.build("neglected", tmp_path / "host")
-    monkeypatch.chdir(root)  # without images.json, the default of --index
+    root = synthetic_hosts.build("neglected", tmp_path / "the host")
+    monkeypatch.chdir(tmp_path)  # without images.json, the default of --index
+    file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
+    file.write_bytes((data_root() / "recipes" / "configurations" / file.name).read_bytes())
     options = ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--print"]
-    result = CliRunner().invoke(app, ["serve", "qwen3.5-27b-fp8-1x-rtx-pro-6000", *options])
+    result = CliRunner().invoke(app, ["serve", file.name, *options])
     assert result.exit_code == 0 and result.stdout.startswith("docker run "), result.output
     findings = doctor.diagnose(probe(root), doctor.checks_for(configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")))
     text = " ".join(result.stderr.split())
@@ -527,7 +529,7 @@ def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch
         assert " ".join(f"doctor {finding.check} slows: {finding.verdict.fact}".split()) in text
     assert not any(f"doctor {finding.check} " in text for finding in shown[doctor.Impact.MINOR])
     assert "config-driver" in {finding.check for finding in shown[doctor.Impact.BREAKS]} and shown[doctor.Impact.SLOWS]
-    assert "for remedies run sm120kit doctor qwen3.5-27b-fp8-1x-rtx-pro-6000" in text
+    assert f"remedies: sm120kit doctor {file} --root '{root}'" in text, "of the recorded host, not of this one"
 
 
 def test_chosen_gpus(options: list[str]) -> None:
@@ -583,6 +585,14 @@ def test_compose_and_kubernetes_files(options: list[str], tmp_path: Path) -> Non
         and result.stdout.startswith("services:\n")
         and "kind: Deployment" in (tmp_path / "m.yaml").read_text()
     )
+
+
+def test_compose_file_with_an_api_key_is_not_readable_by_others(options: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    for words, mode in (((), 0o644), (("--api-key", "hunter2"), 0o600)):
+        result = CliRunner().invoke(app, ["serve", FOUR, *options, "--compose", str(file), *words])
+        assert result.exit_code == 0 and ("hunter2" in file.read_text()) == bool(words), result.output
+        assert file.stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize(

@@ -143,15 +143,17 @@ def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> 
 def test_sglang_on_two_workstations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration for two GPUs of one machine, copied and changed to one of each of two machines."""
     published = data_root() / "recipes" / "configurations" / f"{WORKSTATION}.toml"
-    file = tmp_path / published.name
+    file = tmp_path / "my files" / published.name
+    file.parent.mkdir()
     file.write_text(published.read_text().replace("gpus = 2\n", "gpus = 2\nnodes = 2\n"))
     root = synthetic_hosts.build("turin-8", tmp_path / "host")
-    monkeypatch.chdir(root)  # without images.json, the default of --index
+    monkeypatch.chdir(tmp_path)  # without images.json, the default of --index
     model = folder(tmp_path / "model", HYBRID, NVFP4, MTP)
-    options = ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "eno1,eno2"]
+    options = ["--model", "model", "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "eno1,eno2"]
     words = ["--listen", "0.0.0.0", "--port", "8123", "--api-key", "hunter2", "--gpus", "3"]
-    result = serve(str(file), *options, "--nodes", ",".join(ADDRESSES), *words, "--print")
+    result = serve(f"my files/{file.name}", *options, "--nodes", ",".join(ADDRESSES), *words, "--print")
     assert result.exit_code == 0, result.output
+    assert f"needs {configurations.load(str(file)).model.repository} in {model}\n" in result.stderr
     engine = recipes.load_engine(configurations.load(str(file)).engine)
     known = arguments.load(engine.name)
     assert known

@@ -180,7 +180,10 @@ class PlannedOutput:
         return tuple(given * count if len(given) == 1 else given)
 
     def write(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
-        """Write the selected forms of the container, or of those of several nodes. ``config`` is as the user named it."""
+        """Write the selected forms of the container, or of those of several nodes.
+
+        ``config`` is a name, or the absolute path of a file.
+        """
         if prepared[0].service.node:
             self._write_nodes(prepared, config)
         else:
@@ -197,7 +200,7 @@ class PlannedOutput:
             console.data("---\n".join(files).rstrip("\n"), credentials=True)
         else:
             for rank, text in enumerate(files):
-                _write(str(Path(self.compose) / f"node-{rank}.yaml"), text)
+                _write(str(Path(self.compose) / f"node-{rank}.yaml"), text, prepared[rank])
 
     def _write_container(self, prepared: PreparedLaunch) -> None:
         import shlex
@@ -208,9 +211,9 @@ class PlannedOutput:
         if self.print_only:
             console.data(shlex.join(serving.docker_run(prepared.service)), credentials=True)
         if self.compose:
-            _write(self.compose, serving.compose(prepared.service))
+            _write(self.compose, serving.compose(prepared.service), prepared)
         if self.kubernetes:
-            _write(self.kubernetes, launch.manifest(prepared))
+            _write(self.kubernetes, launch.manifest(prepared), prepared)
             secret = f"kubectl create secret generic {serving.secret_name(prepared.service)} --from-file=api-key=/dev/stdin"
             console.info(f"create the Secret with its API key once: openssl rand -hex 32 | tr -d '\\n' | {secret}")
 
@@ -345,14 +348,15 @@ def serve_(
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
-    for each in launches:
-        _show_problems(each, config)
+    named = str(Path(config).absolute()) if config.endswith(".toml") else config
+    for each, root in zip(launches, roots, strict=True):
+        _show_problems(each, named, root)
     if planned:
-        planned.write(launches, config)
+        planned.write(launches, named)
         if hint := launch.missing_image(prepared, workspace):
             console.info(hint)
         if len(nodes) > 1:
-            console.info(f"each machine needs {configuration.model.repository} in {folder}")
+            console.info(f"each machine needs {configuration.model.repository} in {folder.resolve()}")
             console.info(f"each machine needs the image {prepared.service.image}")
         return
     with console.status() as show:
@@ -375,14 +379,16 @@ def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
     console.data(answers.curl(endpoint, answer.model, "SM120KIT_API_KEY"))
 
 
-def _write(destination: str, text: str) -> None:
-    """Write to a file, or to standard output for ``-``."""
+def _write(destination: str, text: str, prepared: PreparedLaunch) -> None:
+    """Write to a file, which other users cannot read if the server has an API key, or to standard output for ``-``."""
+    from sm120kit import serving
     from sm120kit.core.state import write_atomic
 
     if destination == "-":
         console.data(text.rstrip("\n"), credentials=True)
     else:
-        write_atomic(Path(destination), text.encode())
+        secret = prepared.service.key or serving.api_key(prepared.configuration)
+        write_atomic(Path(destination), text.encode(), 0o600 if secret else 0o644)
         console.info(f"written: {destination}")
 
 
@@ -399,8 +405,10 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(line)
 
 
-def _show_problems(prepared: PreparedLaunch, config: str) -> None:
-    """Show what doctor finds on the host: what breaks the server as warnings."""
+def _show_problems(prepared: PreparedLaunch, config: str, root: Path) -> None:
+    """Show what doctor finds on the host at ``root``: what breaks the server as warnings."""
+    import shlex
+
     from sm120kit.core import reporting
     from sm120kit.hosts.doctor import Impact
 
@@ -413,4 +421,5 @@ def _show_problems(prepared: PreparedLaunch, config: str) -> None:
         else:
             console.info(f"doctor   {text}")
     if prepared.problems:
-        console.info(f"doctor   for remedies run sm120kit doctor {config}{host}")
+        recorded = ["--root", str(root)] if root != HOST else []
+        console.info(f"doctor   remedies{host}: {shlex.join(['sm120kit', 'doctor', config, *recorded])}")

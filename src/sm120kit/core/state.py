@@ -467,7 +467,7 @@ def mark_tree_used(directory: Path, tree: str) -> None:
         (directory / f"{tree}.tree").touch()
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
     if path.is_dir():
         raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
@@ -482,7 +482,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            temporary.chmod(0o644)
+            temporary.chmod(mode)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
