@@ -229,6 +229,12 @@ INFO 11-21 12:03:00 [loggers.py:123] Engine 000: Avg generation throughput: 198.
 """
 
 
+def test_a_backend_that_was_replaced_is_no_failure() -> None:
+    """A line of sglang/multimodal_gen/runtime/platforms/cuda.py, printed on each start on SM12x."""
+    line = "FlashAttention is not supported on SM12.x in this build; falling back to Torch SDPA."
+    assert explain(f"[10-11 21:17:41] {line}\n").found == ()
+
+
 def test_a_healthy_log_has_no_failure() -> None:
     explanation = explain(HEALTHY)
     assert not explanation.known and ids(explanation) == ["shm-broadcast-busy"] and explanation.errors == ()
@@ -420,6 +426,14 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         "mode is supported for GDN_ATTN",
         "libcufft.dylib, libcufft_static.a, libcufftw.dylib,",
         "    raise LocalEntryNotFoundError(",
+        "pcieport 0000:00:01.1: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+        "i2c_designware AMDI0010:03: SMBus error, arbitration lost",
+        "nvidia_peermem: module verification failed: signature and/or required key missing - tainting kernel",
+        'level=info msg="grpc: addrConn.createTransport failed to connect to {unix:///run/containerd/containerd.sock}. Err: '
+        'connection error: dial unix /run/containerd/containerd.sock: connect: connection refused. Reconnecting..."',
+        'level=info msg="Attempting next endpoint for pull after error: manifest unknown: manifest unknown"',
+        "Some attention backends are not valid for cuda with AttentionSelectorConfig(has_sink=True). Reasons: "
+        "{FLASH_ATTN: [sink setting not supported]}.",
     ],
 )
 def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:

@@ -46,7 +46,7 @@ NOISE = re.compile(
 )
 HANDLED = re.compile(
     rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|warning|debug|\w*warning|deprecated)\b"
-    rb"|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
+    rb"|\blevel=(?:info|warn|debug)|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
     rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error"
     rb"|(?<!marked as )skip(?:ped|ping)\b|will retry|retrying"
     rb"|^\s*(?:raise|return|assert|if|except|import|from) ",
