@@ -362,6 +362,24 @@ def test_quotient_of_tokens_and_wall_time_includes_the_prefill(tmp_path: Path) -
     assert [figure.what for figure in figures([file(tmp_path, "m.json", content)])] == ["output, prefill included", "decode"]
 
 
+def test_windows_of_later_versions(tmp_path: Path) -> None:
+    """A window of llm_decode_bench 0.4 begins when all users decode; requests that end in it are followed by others."""
+    window = {
+        "measurement_seconds": 30.0,
+        "total_tokens": 1800,
+        "wall_time": 144.0,
+        "ttft_avg": 2.0,
+        "input_seq_len_avg": 128964.0,
+    }
+    again = cell(60.0, context=131072, request_count=2, **window)
+    once = cell(60.0, context=131072, request_count=1, server_spec_accept_rate=0.5, server_spec_drafts=600, **window)
+    gauge = cell(60.0, server_spec_accept_rate=0.5, server_spec_drafts=0, **window)
+    read = figures([file(tmp_path, "a.json", sweep(again, once, gauge))])
+    assert [figure.what for figure in read] == ["output, prefill included", "decode", "decode"]
+    assert [figure.context_tokens for figure in read] == [128964, 128964, 0]
+    assert [len(figure.notes) for figure in read] == [1, 1, 2] and "since the server's start" in read[2].notes[1]
+
+
 def test_faster_with_context_is_judged_between_rates_of_one_kind(tmp_path: Path) -> None:
     waited = cell(100.0, total_tokens=3000, wall_time=30.0, ttft_avg=6.0)
     deep = cell(110.0, context=16384, total_tokens=3300, wall_time=30.0, ttft_avg=0.1)

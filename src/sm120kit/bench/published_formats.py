@@ -90,20 +90,23 @@ def _sweep_cell(file: str, model: str, metadata: Content, row: Content) -> Figur
     elif tokens and seconds and tok_s * seconds > 1.5 * tokens:
         tokens = None
         notes.append("token counts that are lower than the rate are not used: requests that were stopped count as events")
-    includes_prefill = _includes_prefill(metadata, row, tok_s)
-    if tokens and includes_prefill and seconds < 0.95 * (metadata.get("duration_per_test") or 0):
+    if tokens and _over_wall_time(metadata, row, tok_s) and seconds < 0.95 * (metadata.get("duration_per_test") or 0):
         notes.append("the time of a cell whose answers ended early has steps of 0.5 s")
+    acceptance = _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean")))
+    if acceptance and not row.get("server_spec_drafts"):
+        notes.append("an acceptance is that since the server's start, not of the cell")
+    context = int(row["context_tokens"])
     return Figure(
         file,
         model,
-        OUTPUT if includes_prefill and _waited(metadata, row, tok_s) > 0.05 else "decode",
+        OUTPUT if _prefill_share(metadata, row, tok_s) > 0.05 else "decode",
         users,
-        int(row["context_tokens"]),
+        round(row.get("input_seq_len_avg") or context) if context else 0,
         tok_s,
         row.get("aggregate_tps_stdev"),
         tokens,
         seconds,
-        _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean"))),
+        acceptance,
         _failure(metadata, row),
         tuple(notes),
     )
@@ -129,7 +132,7 @@ def _failure(metadata: Content, row: Content) -> str:
     return ""
 
 
-def _includes_prefill(metadata: Content, row: Content, tok_s: float) -> bool:
+def _over_wall_time(metadata: Content, row: Content, tok_s: float) -> bool:
     """Whether a rate is the quotient of tokens and wall time: that of the first versions, for servers other than SGLang.
 
     Means of runs have neither; they are of these versions.
@@ -140,13 +143,15 @@ def _includes_prefill(metadata: Content, row: Content, tok_s: float) -> bool:
     return bool(tokens and wall and "measurement_seconds" not in row and abs(tok_s * wall - tokens) <= 0.003 * tokens)
 
 
-def _waited(metadata: Content, row: Content, tok_s: float) -> float:
-    """The mean share of a cell's time before the first token."""
-    ttft = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0
+def _prefill_share(metadata: Content, row: Content, tok_s: float) -> float:
+    """The mean share of a rate's time in which a user waited for a first token."""
+    ttft, users = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0, row["concurrency"]
+    if window := row.get("measurement_seconds"):  # begins when all users decode; a request that ends is followed by another
+        return float(max(0, (row.get("request_count") or 0) - users) * ttft / (users * window))
     wall = row.get("wall_time")
     if not wall and tok_s > 0 and metadata.get("max_tokens"):  # until all answers or the time end
-        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * row["concurrency"] / tok_s)
-    return float(ttft / wall) if wall else 0.0
+        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * users / tok_s)
+    return float(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
 
 
 def _counted_requests(file: str, content: Content) -> Iterator[Figure]:
