@@ -92,7 +92,7 @@ class ModelFiles(Protocol):
         """Where they are, for messages."""
 
     def names(self) -> frozenset[str]:
-        """The names of the files."""
+        """The names of the files, without those in folders."""
 
     def content(self, name: str) -> bytes:
         """The content of a small file."""

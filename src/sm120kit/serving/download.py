@@ -107,7 +107,7 @@ class _HubFiles:
         return f"{self.repository} at {self.commit}"
 
     def names(self) -> frozenset[str]:
-        return frozenset(self.sizes)
+        return frozenset(name for name in self.sizes if "/" not in name)
 
     def content(self, name: str) -> bytes:
         if name not in self.sizes:
