@@ -625,6 +625,15 @@ def test_unknown_failures_have_an_issue_text() -> None:
             "vllm serve: error: argument --moe-backend: invalid choice: 'b12x' (choose from auto, marlin)",
             "`--moe-backend b12x` is accepted in vllm-0.33.0, vllm-0.33.0-spark; not in vllm-0.19.1 (recorded parsers).",
         ),
+        (
+            "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp8_typo' (choose from auto, fp8)",
+            "No recorded parser accepts `--kv-cache-dtype fp8_typo` (vllm-0.19.1). "
+            "vllm-0.33.0, vllm-0.33.0-spark: `--kv-cache-dtype` has no recorded list of values.",
+        ),
+        (
+            "vllm serve: error: argument --quantization: invalid choice: 'awq'",
+            "vllm-0.19.1, vllm-0.33.0, vllm-0.33.0-spark: `--quantization` has no recorded list of values.",
+        ),
     ],
 )
 def test_refused_options_name_the_versions_that_accept_them(line: str, fix: str) -> None:

@@ -125,10 +125,12 @@ def recorded() -> tuple[Arguments, ...]:
     return tuple(record for name in names if (record := load(name)))
 
 
-def accepts(record: Arguments, name: str, value: str = "") -> bool:
-    """Whether a parser has an option and, if given, permits its value; values of options without choices are not checked."""
+def accepts(record: Arguments, name: str, value: str = "") -> bool | None:
+    """Whether a parser has an option and, if given, permits its value; None if it has the option without a list of values."""
     option = next((option for option in record.options if name in option.names), None)
-    return option is not None and (not value or option.choices is None or value in option.choices)
+    if option is None or not value:
+        return option is not None
+    return None if option.choices is None else value in option.choices
 
 
 def _option(table: dict[str, Any]) -> Option:

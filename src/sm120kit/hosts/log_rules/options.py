@@ -31,10 +31,12 @@ def _refused(line: str) -> Iterable[tuple[str, str]]:
 
 def _sentence(name: str, value: str, engine: str) -> str:
     records = [record for record in arguments.recorded() if record.recipe.startswith(engine)]
-    accepting = [record.recipe for record in records if arguments.accepts(record, name, value)]
-    others = [record.recipe for record in records if record.recipe not in accepting]
+    answers = {record.recipe: arguments.accepts(record, name, value) for record in records}
+    accepting, others, open_values = (
+        ", ".join(recipe for recipe, answer in answers.items() if answer is kind) for kind in (True, False, None)
+    )
     text = f"{name} {value}".strip()
+    rest = f" {open_values}: `{name}` has no recorded list of values." if open_values else ""
     if not accepting:
-        return f"No recorded parser accepts `{text}` ({', '.join(others)})."
-    rest = f"; not in {', '.join(others)}" if others else ""
-    return f"`{text}` is accepted in {', '.join(accepting)}{rest} (recorded parsers)."
+        return f"No recorded parser accepts `{text}` ({others}).{rest}" if others else rest.strip()
+    return f"`{text}` is accepted in {accepting}{f'; not in {others}' if others else ''} (recorded parsers).{rest}"
