@@ -52,7 +52,6 @@ def options(tmp_path: Path) -> list[str]:
     """Options of a plan for two Sparks, on any machine."""
     root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
     model = folder(tmp_path / "model", MODEL, NVFP4)
-    (tmp_path / "images.json").write_text('{"format": 2, "images": []}')
     return ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "enp1s0f1np1"]
 
 
