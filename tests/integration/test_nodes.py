@@ -6,12 +6,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import synthetic_hosts
 from cpu_server import free_port
-from model_folders import NVFP4, folder
+from model_folders import MINIMAX, NVFP4, folder
 from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
@@ -22,20 +21,12 @@ from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes.arguments import Node
 
 SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
-MODEL: dict[str, Any] = {
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 196608,
-}
 
 
 def test_printed_preparation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that never planned this server."""
     root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
-    model = folder(tmp_path / "model", MODEL, NVFP4)
+    model = folder(tmp_path / "model", MINIMAX, NVFP4)
     monkeypatch.chdir(root)  # without images.json, the default of --index
     state, other = tmp_path / "state", tmp_path / "other"
     options = ["--root", str(root), "--model", str(model), "--state", str(state), "--interface", "eth0", "--print"]
@@ -72,7 +63,7 @@ def test_processes_meet_by_the_printed_arguments(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(arguments, "MASTER_PORT", free_port())
     configuration = configurations.load(SPARKS)
     engine = recipes.load_engine(configuration.engine)
-    model = folder(tmp_path / "model", MODEL, NVFP4)
+    model = folder(tmp_path / "model", MINIMAX, NVFP4)
     image = Image("sha256:1", "c" * 64, "linux/arm64", (), {}, "1000", 1)
     running = []
     for rank in range(2):

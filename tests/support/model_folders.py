@@ -24,6 +24,15 @@ HYBRID: dict[str, Any] = {
     "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
 }
 """Qwen3.5: linear attention in three of four layers, the language model's keys in ``text_config``."""
+MINIMAX: dict[str, Any] = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 196608,
+}
+"""MiniMax M2: full attention in all layers."""
 
 NVFP4: Shapes = {
     "model.language_model.embed_tokens.weight": ("BF16", (64, 32)),

@@ -13,7 +13,7 @@ import pytest
 import synthetic_hosts
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from model_folders import HYBRID, MTP, NVFP4, folder
+from model_folders import HYBRID, MINIMAX, MTP, NVFP4, folder
 from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
@@ -29,14 +29,6 @@ from sm120kit.serving import nodes
 SPARKS, WORKSTATION = "minimax-m2.7-nvfp4-2x-dgx-spark", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000"
 TEXT = (data_root() / "recipes" / "configurations" / f"{SPARKS}.toml").read_text()
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
-MODEL: dict[str, Any] = {
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 196608,
-}
 
 
 def service(model: Path, state: Path, node: Node, **changes: Any) -> serving.Service:
@@ -51,7 +43,7 @@ def service(model: Path, state: Path, node: Node, **changes: Any) -> serving.Ser
 def options(tmp_path: Path) -> list[str]:
     """Options of a plan for two Sparks, on any machine."""
     root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
-    model = folder(tmp_path / "model", MODEL, NVFP4)
+    model = folder(tmp_path / "model", MINIMAX, NVFP4)
     return ["--model", str(model), "--root", str(root), "--state", str(tmp_path / "state"), "--interface", "enp1s0f1np1"]
 
 
