@@ -117,6 +117,23 @@ def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.M
     assert [*yaml.safe_load_all(printed)] == [yaml.safe_load(file.read_text()) for file in files]
 
 
+def test_each_machine_needs_all_that_is_mounted(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model in a download cache links to files that all models share. Without an image there is none to be named."""
+    monkeypatch.chdir(tmp_path / "host")
+    hub = tmp_path / "hub"
+    snapshot, shared = hub / "models--a--b" / "snapshots" / "c0ffee", hub / "blobs" / "ab"
+    for directory in (snapshot, shared, hub / "models--a--b" / "blobs"):
+        directory.mkdir(parents=True)
+    for file in Path(options[1]).iterdir():
+        file.rename(shared / file.name)
+        (hub / "models--a--b" / "blobs" / file.name).symlink_to(f"../../blobs/ab/{file.name}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    result = serve(SPARKS, "--model", str(snapshot), *options[2:], "--nodes", ",".join(ADDRESSES), "--print")
+    assert result.exit_code == 0 and f"source={hub / 'blobs'},target=/blobs" in result.stdout, result.output
+    assert f" in {snapshot}, and the files that it links to in {hub / 'blobs'}\n" in result.stderr
+    assert "replace IMAGE" in result.stderr and "needs the image" not in result.stderr
+
+
 @pytest.mark.parametrize("name", [name for name in recipes.names() if arguments.record_path(name).is_file()])
 @pytest.mark.parametrize("addresses", [ADDRESSES, ("fd00::1", "fd00::2")])
 def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> None:
