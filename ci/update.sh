@@ -1,16 +1,26 @@
 #!/usr/bin/env bash
 # Recipes of upstream releases that are newer than those of this checkout.
-#   ci/update.sh make DIRECTORY      make and check them; DIRECTORY gets the recipes and the text of a pull request, or stays empty
+#   ci/update.sh make DIRECTORY      make and check them; DIRECTORY gets the recipes, their names in `releases` (empty if there are none)
+#                                    and the text of a pull request
 #   ci/update.sh propose DIRECTORY   open the pull request; DRY_RUN=1 prints its commands. Requires gh, and GH_TOKEN
-# `make` runs the kernel generators of releases that nobody has reviewed: run it without secrets and without write access.
+# `make` runs the kernel generators of releases that nobody has reviewed: run it without secrets and without write access. They can write
+# anything to DIRECTORY: `propose` adds only new files with names of recipes.
 set -euo pipefail
+RELEASE='(flashinfer|vllm|sglang)-[0-9]+(\.[0-9A-Za-z]+)*(\+[0-9A-Za-z.]+)?'
 action=$1
 mkdir -p "$2"
 directory=$(cd "$2" && pwd)
 cd "$(dirname "$0")/.."
 
+# Print a section with a literal text, which cannot end it.
+section() {
+  printf '\n## %s\n\n' "$1"
+  sed 's/^/    /'
+}
+
 make_recipes() {
   local data scratch before
+  : > "$directory/releases" # also without releases: an artifact has at least one file
   data=${SM120KIT_DATA:-$PWD}
   scratch=$(mktemp -d)
   sm120kit recipe update --json > "$scratch/newer.json" || [ $? = 1 ]
@@ -30,47 +40,67 @@ Recipes of upstream releases, made by `ci/update.sh`. Nothing has run on a GPU. 
 (`nox -s arguments -- RECIPE`), and add a recipe of vLLM or SGLang to the matrix of `.github/workflows/images.yml`.
 END
   while read -r engine version _; do
-    printf '\n## %s %s\n\n```\n' "$engine" "$version" >> "$directory/body.md"
-    if sm120kit recipe new "$engine@$version" >> "$directory/body.md" 2> "$scratch/errors"; then
+    if sm120kit recipe new "$engine@$version" > "$scratch/made" 2> "$scratch/errors" < /dev/null; then
       echo "$engine-$version" >> "$directory/releases"
     else
-      cat "$scratch/errors" >> "$directory/body.md"
+      cat "$scratch/errors" >> "$scratch/made"
     fi
-    echo '```' >> "$directory/body.md"
+    section "$engine $version" < "$scratch/made" >> "$directory/body.md"
   done < "$scratch/newer"
-  printf '\n## Patches on these releases\n\n```\n' >> "$directory/body.md"
   while read -r engine _ newest; do echo "$engine $newest"; done < "$scratch/newer" | sort -u | while read -r engine newest; do
     projects=$engine
     [ "$engine" != flashinfer ] || projects="cutlass flashinfer"
     for project in $projects; do
-      [ ! -e "$data/patches/$project/series" ] || sm120kit patch drift "$project" --since "$newest" >> "$directory/body.md" || true
+      [ ! -e "$data/patches/$project/series" ] || sm120kit patch drift "$project" --since "$newest" < /dev/null || true
     done
-  done
-  echo '```' >> "$directory/body.md"
-  if [ -e "$directory/releases" ]; then
-    sm120kit recipe check > "$scratch/check" && sm120kit recipe lock --check $(cat "$directory/releases") >> "$scratch/check"
+  done | section "Patches on these releases" >> "$directory/body.md"
+  if [ -s "$directory/releases" ]; then
+    sm120kit recipe check > "$scratch/check"
+    xargs sm120kit recipe lock --check < "$directory/releases" >> "$scratch/check"
     mkdir -p "$directory/engines"
     for file in "$data"/recipes/engines/*; do
       grep -qxF "$(basename "$file")" <<< "$before" || cp "$file" "$directory/engines/"
     done
-    { printf '\n## Checks without a GPU\n\n```\n'; cat "$scratch/check"; echo '```'; } >> "$directory/body.md"
+    section "Checks without a GPU" < "$scratch/check" >> "$directory/body.md"
   fi
 }
 
 propose() {
-  local run=() title branch
+  local run=() title branch file
   [ -z "${DRY_RUN:-}" ] || run=(echo +)
-  if [ ! -e "$directory/releases" ]; then
+  if [ ! -s "$directory/releases" ]; then
     echo "nothing to propose"
     return
   fi
+  if grep -qvxE "$RELEASE" "$directory/releases"; then
+    echo "refused: a line of $directory/releases is no release" >&2
+    exit 1
+  fi
+  for file in "$directory"/engines/*; do
+    if [[ ! $(basename "$file") =~ ^$RELEASE\.(toml|lock\.json)$ || -L $file || ! -f $file || -e recipes/engines/$(basename "$file") ]]; then
+      echo "refused: $file is no new recipe" >&2
+      exit 1
+    fi
+  done
   title="recipes: add $(paste -sd, "$directory/releases" | sed 's/,/, /g')"
   branch=recipes/$(paste -sd+ "$directory/releases")
+  if [ ${#branch} -gt 200 ]; then # GitHub's limit for a title is 256, git's for a part of a branch 255
+    title="recipes: add $(wc -l < "$directory/releases") releases"
+    branch=recipes/$(sha256sum < "$directory/releases" | cut -c 1-16)
+  fi
   if [ -z "${DRY_RUN:-}" ] && gh pr view "$branch" > /dev/null 2>&1; then
     echo "there is a pull request from $branch"
     return
   fi
-  "${run[@]}" cp -r "$directory/engines/." recipes/engines/
+  if [ "$(wc --chars < "$directory/body.md")" -gt 65000 ]; then # GitHub's limit is 65536
+    python3 - "$directory/body.md" << 'END'
+import pathlib, sys
+
+body = pathlib.Path(sys.argv[1])
+body.write_text(body.read_text()[:60000] + "\n\nThe text is cut here; the artifact of the workflow has the rest.\n")
+END
+  fi
+  "${run[@]}" cp "$directory"/engines/* recipes/engines/
   "${run[@]}" git switch --create "$branch"
   "${run[@]}" git add recipes/engines
   "${run[@]}" git -c user.name="sm120kit CI" -c user.email=ci@localhost commit --message "$title"

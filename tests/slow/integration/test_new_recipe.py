@@ -342,3 +342,14 @@ def test_script_of_the_workflow_makes_recipes_and_the_text_of_a_pull_request(ind
     proposed = script("propose")
     assert "+ gh pr create --head recipes/flashinfer-2.0+vllm-9.1" in proposed and "add flashinfer-2.0, vllm-9.1" in proposed
     assert not list((ROOT / "recipes" / "engines").glob("*-9.1*"))
+
+
+def test_script_of_the_workflow_proposes_nothing_when_a_recipe_is_invalid(index: Index, tmp_path: Path) -> None:
+    for engine in ("vllm", "sglang"):
+        make_wheel(index.mirror, engine, "9.0", TAG)
+        (index.recipes / f"{engine}-9.0.toml").write_text("")
+    environment = {**index.environment(), "SM120KIT_MIRROR": str(index.mirror)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run([ROOT / "ci" / "update.sh", "make", tmp_path / "out"], env=environment, capture_output=True, text=True)
+    assert done.returncode and "sglang-9.0.toml" in done.stderr
+    assert not (tmp_path / "out" / "engines").exists()
