@@ -506,6 +506,14 @@ current_platform = Nowhere()
     "vllm/platforms/cuda.py": """
 class CudaPlatform:
     def is_unspecified(self): return False
+    @classmethod
+    def get_device_capability(cls, device_id=0): raise RuntimeError("Found no NVIDIA driver")
+""",
+    "vllm/platforms/interface.py": """
+from typing import NamedTuple
+class DeviceCapability(NamedTuple):
+    major: int
+    minor: int
 """,
     "vllm/platforms/cpu.py": """
 class CpuPlatform:
@@ -690,6 +698,15 @@ def test_vllm_with_its_argument_parser_in_another_module(engine: RunEngine, tmp_
     }
     lines, _ = engine(tmp_path, "vllm", moved)
     assert lines["arguments"]["verdict"] == "passed", lines["arguments"]
+
+
+def test_vllm_plugin_that_queries_the_gpu_when_it_is_imported_is_loaded(engine: RunEngine, tmp_path: Path) -> None:
+    query = "from vllm.platforms import current_platform\nassert current_platform.get_device_capability() >= (10, 0)\n"
+    name = "vllm/entrypoints/openai/cli_args.py"
+    load = "    import vllm.loader\n    parser.add_argument"
+    parser = VLLM[name].replace("    parser.add_argument", load, 1)
+    lines, stderr = engine(tmp_path, "vllm", {name: parser, "vllm/loader.py": query})
+    assert lines["arguments"]["verdict"] == "passed" and stderr == "", (lines["arguments"], stderr)
 
 
 def test_vllm_unknown_tool_call_parser_fails(engine: RunEngine, tmp_path: Path) -> None:

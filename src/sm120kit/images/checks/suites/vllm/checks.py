@@ -39,6 +39,19 @@ def on_cuda():
     return platforms
 
 
+def sm120_platform():
+    """Answer vLLM's queries of the compute capability with that of SM120 while a block runs; torch refuses them without a GPU.
+
+    Modules query it when they are imported, such as those of model loaders, which plugins import
+    (``model_executor/layers/quantization/utils/w8a8_utils.py`` and ``kernels/oink_ops.py`` of 0.33.0).
+    """
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
+
+    capability = classmethod(lambda cls, device_id=0: DeviceCapability(12, 0))
+    return mock.patch.object(type(current_platform), "get_device_capability", capability)
+
+
 def check_extensions(expected):
     """Every compiled extension of the distribution loads that the recipe does not leave out."""
     names = re.findall(r"^(.+)\.abi3\.so,", metadata.distribution("vllm").read_text("RECORD"), re.MULTILINE)
@@ -106,7 +119,8 @@ def check_arguments(expected):
         cli_args.validate_parsed_serve_args(parsed)
         last(parsed)  # validates the names of tool and reasoning parsers
 
-    return accepts_configurations(cli_args.make_arg_parser(FlexibleArgumentParser()), expected, validate)
+    with sm120_platform():  # the parser loads plugins
+        return accepts_configurations(cli_args.make_arg_parser(FlexibleArgumentParser()), expected, validate)
 
 
 def check_modules_ahead(expected):
@@ -120,14 +134,11 @@ def check_modules_ahead(expected):
     on_cuda()
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.platforms import current_platform
-    from vllm.platforms.interface import DeviceCapability
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    sm120 = classmethod(lambda cls, device_id=0: DeviceCapability(12, 0))
     requests, selected = {}, {}
-    with on_capability(12, 0), mock.patch.object(type(current_platform), "get_device_capability", sm120):
+    with on_capability(12, 0), sm120_platform():
         for name, served in expected["served"].items():
             if served["architecture"] is None:
                 selected[f"kernels of {name}"] = "not looked up: the sizes of its model are not recorded"
