@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from small_engine import make_wheel
+from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.cli import app
 from sm120kit.core.errors import FetchFailed, UnsafeArchive
 from sm120kit.recipes import drafts, toml_text
-from sm120kit.recipes.drafts import Python
+from sm120kit.recipes.drafts import Python, Template
 from sm120kit.sources import Origin
-from sm120kit.sources.index import Location
+from sm120kit.sources.index import ListedFile, Location
 from sm120kit.sources.wheel_metadata import WheelMetadata, read_contents
 
 RELEASES = ["0.19.1", "0.20.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0"]
@@ -68,6 +70,28 @@ def test_versions_are_replaced_as_a_whole() -> None:
         drafts._versions(text, {"0.7.2": "0.8"})
         == "its version 0.8+sm120kit.<plan> satisfies ==0.8, not 0.7.2.post1 or 10.7.2."
     )
+
+
+def test_files_left_out_are_taken_over_for_review_where_the_wheel_has_them() -> None:
+    path = recipes.locate("vllm-0.33.0")
+    template = Template(path.stem, tomllib.loads(path.read_text()), path.read_text())
+    wheel = ListedFile("0.34.0", Location("index"), filename="vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl")
+    kernels = recipes.locate("flashinfer-0.7.2.post1")
+    flashinfer = Template(kernels.stem, tomllib.loads(kernels.read_text()), "")
+    fa3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
+    for members, expected in (((fa3,), True), (("vllm/__init__.py",), False)):
+        contents = WheelMetadata((), (), members)
+        draft = drafts.draft_engine(template, wheel, (contents, contents), flashinfer)
+        left_out = {entry["distribution"]: entry["files"] for entry in draft.data["leave_out"]}
+        assert (left_out.get("vllm") == [fa3]) is expected and "triton" in left_out
+        assert (f"leave_out of vllm: no file matches {fa3} any longer" in draft.notes) is not expected
+        assert [text for text in draft.decisions if text.startswith("leave_out, wrong_record: those of vllm-0.33.0;")]
+        assert tomllib.loads(draft.toml())["leave_out"] == draft.data["leave_out"]
+
+
+def test_version_is_overridden_for_engines_only() -> None:
+    done = CliRunner().invoke(app, ["recipe", "new", "flashinfer@9.9", "--override", "torch==2.0"])
+    assert done.exit_code == 2 and "recipes of vLLM and SGLang only" in done.output
 
 
 @pytest.fixture
@@ -126,3 +150,15 @@ def test_wheel_that_cannot_be_read_is_an_error(
     url = f"{served[0]}/{name}"
     with pytest.raises(kind, match=name):
         read_contents(name, Location(url, url=url), Origin())
+
+
+@pytest.mark.parametrize(("at", "value"), [(8, 1), (10, 99)], ids=["encrypted", "compressed by an unknown method"])
+def test_metadata_that_zipfile_does_not_decode_is_an_error(tmp_path: Path, at: int, value: int) -> None:
+    make_wheel(tmp_path, "vllm", "9.0")
+    (wheel,) = tmp_path.glob("*.whl")
+    content = bytearray(wheel.read_bytes())
+    for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # the list of members
+        content[entry.start() + at] = value
+    wheel.write_bytes(content)
+    with pytest.raises(UnsafeArchive, match=re.escape(f"{wheel.name} is not a wheel: ")):
+        read_contents(wheel.name, Location(str(wheel), wheel), Origin())

@@ -182,6 +182,17 @@ def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Pat
             inputs(text.replace("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", pattern))
 
 
+def test_file_whose_name_has_no_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "recipes" / "engines"
+    directory.mkdir(parents=True)
+    for other in ("patches", "cutlass_overrides"):
+        (tmp_path / other).mkdir()
+    (directory / "vllm-next.toml").write_text("")
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    with pytest.raises(BadRecipe, match=r"vllm-next\.toml: 'next' is not a version"):
+        recipes.names()
+
+
 def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "recipes" / "engines"
     directory.mkdir(parents=True)

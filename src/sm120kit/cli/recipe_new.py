@@ -65,7 +65,10 @@ def new(
     from sm120kit.wheels import new_recipe
 
     engine, version = new_recipe.parse_release(release)
-    request = new_recipe.NewRecipeRequest(engine, version, like, _overrides(override or []), overwrite, draft)
+    overrides = _overrides(override or [])
+    if overrides and engine == "flashinfer":
+        raise typer.BadParameter("wheels are overridden in recipes of vLLM and SGLang only", param_hint="--override")
+    request = new_recipe.NewRecipeRequest(engine, version, like, overrides, overwrite, draft)
     options = sources.run_options()
     proofs: list[PatchProof] = []
     errors: dict[str, str] = {}

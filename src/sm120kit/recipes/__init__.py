@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import BadRecipe, UnknownName
 from sm120kit.core.records import Arch
 from sm120kit.core.state import data_root, file_problem
 from sm120kit.recipes.load import did_you_mean, json_schema, read
@@ -66,12 +66,20 @@ def directory() -> Path:
 
 
 def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> list[str]:
-    """All recipe names, or those of one kind: sorted by engine, oldest version first."""
-    from packaging.version import Version
+    """All recipe names, or those of one kind: sorted by engine, oldest version first.
+
+    Raises:
+        BadRecipe: a file's name contains no version.
+    """
+    from packaging.version import InvalidVersion, Version
 
     def order(name: str) -> tuple[str, Version, str]:
         engine, version, variant = _split_name(name)
-        return engine, Version(version), variant
+        try:
+            return engine, Version(version), variant
+        except InvalidVersion:
+            problem = f"{directory() / name}.toml: {version!r} is not a version"
+            raise BadRecipe(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
 
     stems = [path.stem for path in directory().glob("*.toml") if path.stem.count("-")]
     return sorted((name for name in stems if kind is None or KINDS.get(_split_name(name)[0]) is kind), key=order)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -257,6 +258,7 @@ def draft_engine(
         data["built"] = [part for part in data["built"] if part["what"] != engine]
         draft.decisions.append(f"from_source of {template.name} is not taken over: compare its targets with this source")
     _keep_official(draft, extension_modules(new), extension_modules(old), required)
+    _keep_left_out(draft, new.members)
     return draft
 
 
@@ -327,6 +329,25 @@ def _keep_official(draft: Draft, modules: set[str], former: set[str], required: 
             f"official: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
         )
         draft.decisions.append(text + (f"; it also has the modules {', '.join(new)}" if new else ""))
+
+
+def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
+    """Keep the entries on files of wheels; of the engine's own wheel, those patterns that match one of its ``members``."""
+    engine, entries = draft.data["engine"], draft.data.pop("leave_out", [])
+    kept = []
+    for entry in entries:
+        own = entry["distribution"] == engine
+        files = [pattern for pattern in entry["files"] if not own or any(fnmatchcase(path, pattern) for path in members)]
+        draft.notes.extend(
+            f"leave_out of {engine}: no file matches {pattern} any longer" for pattern in entry["files"] if pattern not in files
+        )
+        kept += [{**entry, "files": files}] if files else []
+    if kept:
+        draft.data["leave_out"] = kept
+    taken_over = [key for key in ("leave_out", "wrong_record", "b12x") if key in draft.data]
+    if taken_over:
+        entries = ", ".join(taken_over)
+        draft.decisions.append(f"{entries}: those of {draft.template}; compare them with the wheels of this release")
 
 
 def add_overrides(draft: Draft, overrides: Mapping[str, str], required: Mapping[str, Requirement]) -> None:

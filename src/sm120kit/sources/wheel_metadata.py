@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email import message_from_bytes
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 MAX_METADATA_BYTES = 2**24
 """Limit for METADATA; that of vLLM has 10 kB."""
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, IndexError)
+"""What zipfile raises for damaged archives, and for members that are encrypted or compressed by methods that it lacks."""
 
 _BLOCK = 2**16
 """Bytes of a request: the list of members of vLLM's wheel is read with two."""
@@ -49,7 +53,7 @@ def read_contents(filename: str, location: Location, origin: Origin) -> WheelMet
                 raise UnsafeArchive(f"{location.shown}: its METADATA has {entry.file_size} bytes", "use another release")
             message = message_from_bytes(wheel.read(entry))
             members = tuple(wheel.namelist())
-    except (zipfile.BadZipFile, StopIteration, OSError) as error:
+    except (*_DAMAGE, StopIteration, OSError) as error:
         reason = str(error) or "no METADATA"
         raise UnsafeArchive(f"{location.shown} is not a wheel: {reason}", "use another release, or another index") from error
     return WheelMetadata(

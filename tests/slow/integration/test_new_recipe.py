@@ -350,6 +350,7 @@ def test_script_of_the_workflow_proposes_nothing_when_a_recipe_is_invalid(index:
         (index.recipes / f"{engine}-9.0.toml").write_text("")
     environment = {**index.environment(), "SM120KIT_MIRROR": str(index.mirror)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    done = subprocess.run([ROOT / "ci" / "update.sh", "make", tmp_path / "out"], env=environment, capture_output=True, text=True)
+    argv = [ROOT / "ci" / "update.sh", "make", tmp_path / "out"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert done.returncode and "sglang-9.0.toml" in done.stderr
     assert not (tmp_path / "out" / "engines").exists()
