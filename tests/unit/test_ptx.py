@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,12 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import BadPtx, NoGpu
-from sm120kit.core.state import data_root
+from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.ptx import forms, interposed, library, model, selftest
 from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
 from sm120kit.kernels.ptx.syntax import instructions
+from sm120kit.wheels import flashinfer
+from sm120kit.wheels.records import BuildRequest
 
 HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
 NAMES = re.findall(r"^FUNCTION \w+ (\w+)\(", library.SOURCE.read_text(), re.MULTILINE)
@@ -472,6 +476,42 @@ def test_command_requires_a_file_or_the_self_test(tmp_path) -> None:  # type: ig
     for option in (("--capture", str(tmp_path)), ("--only", "x"), ("--kernels", "quick")):
         assert run(str(tmp_path / "a.ptx"), *option).exit_code == 2
     assert run("flashinfer", "--instructions").exit_code == 2 == run("flashinfer", "--ptx", str(tmp_path / "b.ptx")).exit_code
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for arguments in (
+        ("verify", "ptx", "flashinfer", "--capture", str(file)),
+        ("verify", "ptx", "--instructions", "--receipt", str(file / "r.json")),
+        ("verify", "kernels", "flashinfer", "--receipt", str(tmp_path)),
+        ("verify", "run", "--receipt", str(file / "r.json"), "--", "true"),
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert isinstance(done.exception, StateUnwritable), (arguments, done.exception)
+
+
+def test_kernel_group_without_kernels_has_no_ptx() -> None:
+    with pytest.raises(UnknownName, match="kernel group none has no units"):
+        flashinfer.unit_ptx(None, BuildRequest(group="none"), "")  # type: ignore[arg-type]  # the recipe does not matter
+
+
+def test_captured_ptx_and_state_directory_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "unit.ptx").write_bytes(b"// \xff")
+    state = Workspace.open(tmp_path / "my state")
+    tools = Toolchain(tmp_path, "", "", "")
+    with pytest.raises(BadPtx, match="cannot be read"), interposed.prepared(tmp_path, state, tools):
+        pass
+    with pytest.raises(StateUnwritable, match=r"my state.* has a space or colon"), interposed.prepared(None, state, tools):
+        pass
+
+
+def test_libraries_that_the_user_preloads_stay_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = interposed.Interposition(Path("/run"), Toolchain(Path(), "", "", ""))
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2 /a.so")
+    assert started.environment()["LD_PRELOAD"] == f"/run/{interposed.LIBRARY}:libjemalloc.so.2 /a.so"
+    monkeypatch.delenv("LD_PRELOAD")
+    assert started.environment()["LD_PRELOAD"] == f"/run/{interposed.LIBRARY}"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x7fELF\xff", b"text"], ids=["missing", "empty", "cubin", "text"])

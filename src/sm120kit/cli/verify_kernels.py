@@ -71,7 +71,7 @@ def verify_kernels(
     proves nothing.
     """
     from sm120kit.core.errors import ControlMissed, UnknownName
-    from sm120kit.core.state import data_root, write_record
+    from sm120kit.core.state import data_root, require_writable, write_record
     from sm120kit.kernels.gpu_tests import Backend, VerificationScope, session
     from sm120kit.recipes.target import resolve_flashinfer
 
@@ -84,6 +84,8 @@ def verify_kernels(
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
     if selection.ptx and device is not Backend.REWRITTEN:
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
+    if output.receipt:
+        require_writable(output.receipt, "--receipt")
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
         _compile_only(session.compile_verification(target, scope), as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +70,7 @@ def verify_ptx(
     model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not detected.
     """
     from sm120kit.core.errors import ControlMissed
-    from sm120kit.core.state import write_record
+    from sm120kit.core.state import require_writable, write_record
     from sm120kit.kernels.ptx import session
 
     if source is None and not selection.instructions:
@@ -84,6 +85,12 @@ def verify_ptx(
         raise typer.BadParameter("--capture, --only, --arch and --kernels require a recipe")
     if recipe is not None and selection.instructions:
         raise typer.BadParameter("--instructions and a recipe are two runs")
+    if output.capture:
+        with suppress(OSError):  # the next line names it
+            output.capture.mkdir(parents=True, exist_ok=True)
+        require_writable(output.capture / "unit.ptx", "--capture")
+    if output.receipt:
+        require_writable(output.receipt, "--receipt")
     if recipe is not None:
         _verify_build(
             recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json

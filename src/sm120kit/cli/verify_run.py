@@ -31,9 +31,11 @@ def verify_run(
     succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
     """
     from sm120kit.core.errors import BadPtx, ControlMissed
-    from sm120kit.core.state import Workspace, write_record
+    from sm120kit.core.state import Workspace, require_writable, write_record
     from sm120kit.kernels.ptx import interposed
 
+    if receipt:
+        require_writable(receipt, "--receipt")
     done, record = interposed.run(command, ptx, Workspace.open(state))
     _show(done)
     if receipt and done.modules:

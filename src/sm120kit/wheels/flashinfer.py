@@ -105,6 +105,8 @@ def unit_ptx(
     """
     from sm120kit.wheels import compile as compiling
 
+    if request.group == recipes.NO_KERNELS:
+        raise UnknownName(f"kernel group {recipes.NO_KERNELS} has no units", "leave out --kernels, or name another group")
     workspace = target.options.workspace
     prepared = _prepare(target, request)
     units = [unit for module in prepared.plan.modules for unit in module.units if unit.source.endswith(".cu")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process, toolchain
-from sm120kit.core.errors import BadPtx, ToolchainUnsuitable
+from sm120kit.core.errors import BadPtx, StateUnwritable, ToolchainUnsuitable
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, digest_of, file_sha256, owned_directory
 from sm120kit.kernels.gpu_tests import gpu
@@ -75,9 +77,10 @@ class Interposition:
 
         Triton assembles its kernels with a program of its own, which is replaced by one that rewrites them first.
         """
+        others = os.environ.get("LD_PRELOAD", "")
         triton = {name: str(self.directory / "ptxas") for name in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")}
         return {
-            "LD_PRELOAD": str(self.directory / LIBRARY),
+            "LD_PRELOAD": f"{self.directory / LIBRARY}{f':{others}' if others else ''}",
             images.RUN_DIRECTORY: str(self.directory),
             "SM120KIT_PTX_REWRITER": str(self.directory / "rewriter"),
             **triton,
@@ -103,12 +106,21 @@ def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> I
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
 
     Raises:
-        BadPtx: ``captured`` has no PTX files.
+        BadPtx: ``captured`` has no PTX files, or one that cannot be read.
+        StateUnwritable: the dynamic loader cannot preload a library from the state directory.
         ToolchainUnsuitable: no C compiler that makes the library.
     """
-    kernels = images.captured_kernels(captured) if captured else {}
+    try:
+        kernels = images.captured_kernels(captured) if captured else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadPtx(f"{captured} has a PTX file that cannot be read: {error}", "remove it, or capture it again") from error
     if captured and not kernels:
         raise BadPtx(f"{captured} has no PTX files with kernels", "make them: sm120kit verify ptx RECIPE --capture DIR")
+    if re.search(r"[\s:]", str(workspace.cache)):
+        raise StateUnwritable(
+            f"no library can be preloaded from {workspace.cache}: its path has a space or colon, which separate libraries",
+            "name another directory with --state or SM120KIT_STATE",
+        )
     workspace.cache.mkdir(parents=True, exist_ok=True)
     with owned_directory(workspace.cache, "ptx-run-") as directory:
         (directory / images.FUNCTIONS).write_text(library.functions_ptx(tools))
