@@ -46,7 +46,7 @@ from sm120kit.serving import download
 
 signals.handle()
 try:
-    download.fetch(download.plan(configurations.load(sys.argv[1]), "", offline=False))
+    getattr(download, sys.argv[2])(download.plan(configurations.load(sys.argv[1]), "", offline=False))
 except signals.Interrupted:
     sys.exit(130)
 """
@@ -75,14 +75,23 @@ def fetch(revision: str = "", *, offline: bool = False) -> Path:
     return download.fetch(download.plan(configurations.load(NAME), revision, offline=offline))
 
 
+def start(step: str, hub: ModelHub, home: Path) -> subprocess.Popen[bytes]:
+    variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "PYTHONPATH": str(ROOT / "src"),
+        "HF_HUB_DOWNLOAD_TIMEOUT": "300",
+    }
+    return subprocess.Popen([sys.executable, "-c", DRIVER, NAME, step], env=os.environ | variables)
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, code: int, hub: ModelHub, home: Path) -> None:
     """An interrupt ends it at once, although the server has half of a file still to send."""
     shard = max(hub.files, key=lambda name: len(hub.files[name]))
     others = {name for name in hub.files if name not in (shard, "pytorch_model.bin")}
     hub.slow = shard
-    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
-    child = subprocess.Popen([sys.executable, "-c", DRIVER, NAME], env=os.environ | variables)
+    child = start("fetch", hub, home)
     assert hub.halfway.wait(60)
     snapshot = download.cache_folder(REPOSITORY, COMMIT)
     while not others <= {path.name for path in snapshot.glob("*")}:
@@ -153,6 +162,24 @@ def test_model_is_read_before_its_shards_are_downloaded(
     (folder / LAST).unlink()
     assert replace(preview(), source="") == replace(facts, source="")
     assert hub.parts == {LAST: hub.parts[LAST]}, "headers of shards in the download cache are read there"
+
+
+def test_interrupt_ends_the_reading_of_headers_at_once(hub: ModelHub, home: Path) -> None:
+    hub.slow = LAST
+    child = start("preview", hub, home)
+    assert hub.halfway.wait(60)
+    child.send_signal(signal.SIGINT)
+    try:
+        assert child.wait(timeout=60) == 130
+    finally:
+        child.kill()
+
+
+def test_headers_are_not_awaited_forever(hub: ModelHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    hub.slow = LAST
+    with pytest.raises(FetchFailed, match="ReadTimeout"):
+        preview()
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ class ModelHub(http.server.ThreadingHTTPServer):
     """A Hub with one repository at ``COMMIT``, branch main, whose files are those of a folder.
 
     With ``token``, requests without it are refused. ``sent`` counts the downloads of each file, ``parts`` the requests for a
-    range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, the contents of that file
-    stop halfway until the client is gone. Once it is ``gone``, every request fails.
+    range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, what is sent of that file
+    stops halfway until the client is gone. Once it is ``gone``, every request fails.
     """
 
     daemon_threads = True
@@ -111,10 +111,8 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if part:
-            self.wfile.write(content)
-            return
-        self.server.sent[name] = self.server.sent.get(name, 0) + 1
+        if not part:
+            self.server.sent[name] = self.server.sent.get(name, 0) + 1
         if name != self.server.slow:
             self.wfile.write(content)
             return

@@ -1,6 +1,7 @@
 """Download a configuration's model from the Hugging Face Hub into the user's download cache, with ``huggingface_hub``.
 
 The library downloads in threads and waits for them before it passes an interrupt on: it runs in a process that can be ended.
+Headers are read in daemon threads, which nothing waits for.
 
 The library reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` itself. A token is never an argument here, and no messages of
 the library are shown, as they could quote it.
@@ -11,12 +12,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from sm120kit.core import errors, process, reporting
@@ -118,8 +121,29 @@ class _HubFiles:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=self.commit)).read_bytes()
 
     def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
-        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
-            yield from pool.map(lambda name: (name, self._header(name)), names)
+        headers: dict[str, Future[dict[str, Tensor]]] = {name: Future() for name in names}
+        waiting: SimpleQueue[str] = SimpleQueue()
+        for name in headers:
+            waiting.put(name)
+
+        def work() -> None:
+            with suppress(Empty):
+                while True:
+                    name = waiting.get_nowait()
+                    if headers[name].set_running_or_notify_cancel():
+                        try:
+                            headers[name].set_result(self._header(name))
+                        except BaseException as error:
+                            headers[name].set_exception(error)
+
+        for _ in range(min(HEADERS_AT_ONCE, len(headers))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for name, header in headers.items():
+                yield name, header.result()
+        finally:
+            for header in headers.values():
+                header.cancel()
 
     def _header(self, name: str) -> dict[str, Tensor]:
         """The tensors of a shard, of which no more than the header is requested."""
@@ -140,7 +164,9 @@ class _HubFiles:
 
     def _part(self, name: str, start: int, count: int) -> bytes:
         """``count`` bytes of a file. A server that ignores the range sends the file from its beginning."""
+        import httpx2
         import huggingface_hub
+        from huggingface_hub import constants
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
             hf_raise_for_status,
@@ -150,13 +176,19 @@ class _HubFiles:
         url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.commit)
         headers = build_hf_headers() | {"Range": f"bytes={start}-{start + count - 1}"}
         content = bytearray()
-        with http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response:
+        timeout, failure = constants.HF_HUB_DOWNLOAD_TIMEOUT, None
+        with http_stream_backoff("GET", url, headers=headers, follow_redirects=True, timeout=timeout) as response:
             hf_raise_for_status(response)
             skipped = 0 if response.status_code == 206 else start
-            for chunk in response.iter_bytes():
-                content += chunk
-                if len(content) >= skipped + count:
-                    break
+            try:
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) >= skipped + count:
+                        break
+            except httpx2.HTTPError as error:  # within the block, the library would repeat the request, and cannot
+                failure = error
+        if failure:
+            raise failure
         return bytes(content[skipped : skipped + count])
 
 
