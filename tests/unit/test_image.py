@@ -391,6 +391,14 @@ def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(absent.exception, BadIndex)
 
 
+def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    closure = Closure("manylinux_2_35_x86_64", "3.11", (), "")
+    recipe = recipes.load_engine("sglang-0.5.11-b12x")
+    with pytest.raises(ToolchainUnsuitable, match="kernels of b12x in its image; this machine, aarch64, runs no program"):
+        delivery.prepare(ImageRequest(), recipe, closure, Options(Workspace.open(tmp_path)))
+
+
 @pytest.mark.parametrize("image_request", [ImageRequest(builder=Builder.DOCKER), ImageRequest(context_only=True)])
 def test_dockerfile_of_a_recipe_with_kernels_to_compile_is_refused(image_request: ImageRequest, tmp_path: Path) -> None:
     recipe = recipes.load_engine("sglang-0.5.11-b12x")

@@ -131,7 +131,8 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
     is_local = base.startswith("sha256:")  # an id that only the daemon has
     of_docker = is_local or request.context_only or request.network != ImageRequest.network
     builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
-    if _machine(closure) != platform.machine() and (builder is Builder.DOCKER or base not in bases.names()):
+    foreign = _machine(closure) != platform.machine()
+    if foreign and (builder is Builder.DOCKER or base not in bases.names()):
         raise ToolchainUnsuitable(
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
             f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
@@ -142,7 +143,13 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
             f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
             f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
         )
-    if builder is Builder.DOCKER and isinstance(recipe, recipes.EngineRecipe) and recipe.b12x:
+    compiles_b12x = isinstance(recipe, recipes.EngineRecipe) and recipe.b12x is not None
+    if foreign and compiles_b12x:
+        raise ToolchainUnsuitable(
+            f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
+            f"build it on a machine for {_machine(closure)}",
+        )
+    if builder is Builder.DOCKER and compiles_b12x:
         raise ToolchainUnsuitable(
             f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
             "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",

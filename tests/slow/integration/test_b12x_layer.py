@@ -101,6 +101,13 @@ def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_pat
     assert check.verdict is CheckResult.FAILED and "or without FP4 instructions" in check.detail and not facts
 
 
+def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
+    image = small.with_kernels([8])
+    (tmp_path / "files").mkdir()
+    check, _ = checks._b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
+    assert check.verdict is CheckResult.FAILED and "not a wheel, ELF, fatbin or cubin" in check.detail
+
+
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
     with existing_base.image_base(add_python_image(small.layout).digest, LocalImages(small.workspace)) as base:
         image, _ = small.assemble(base=base)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import NotVerified, UnknownName
+from sm120kit.core.errors import BadArtifact, NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images import b12x
 from sm120kit.images.records import Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
@@ -298,14 +298,18 @@ def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check,
     entries = {str(path.relative_to(directory / "b12x" / "entries")): path for path in directory.rglob("*.o")}
     try:
         recorded = b12x.read_record((directory / "b12x" / "kernels.json").read_text())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         recorded = {}
         problems.append(f"{b12x.DIRECTORY}/kernels.json: {error}")
     if {*entries} != {*recorded}:
         problems.append(f"{len({*entries} ^ {*recorded})} entries are not those of {b12x.DIRECTORY}/kernels.json")
     count = 0
     for path, entry in sorted(entries.items()):
-        kernels = [kernel for cubin in read(entry) for kernel in cubin.kernels]
+        try:
+            kernels = [kernel for cubin in read(entry) for kernel in cubin.kernels]
+        except BadArtifact as error:
+            problems.append(f"{path}: {error.message}")
+            continue
         count += len(kernels)
         if file_sha256(entry) != recorded.get(path):
             problems.append(f"{path} is not the file that was compiled")
