@@ -792,6 +792,15 @@ def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() ->
     assert "b12x" in arguments and "--speculative-eagle-topk" in arguments
 
 
+def test_files_that_are_exempt_are_those_of_the_recipe() -> None:
+    name = {"context": "4" * 64, "reference": f"sm120kit/vllm:0.33.0-sm120kit.{'4' * 12}"}
+    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "vllm", "recipe": "vllm-0.33.0", "wrong-record": "vllm:*"} | name
+    labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.33.0"}
+    expected = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
+    assert expected.wrong_record == {"pynvvideocodec": ("PyNvVideoCodec/PyNvVideoCodec_*.so",)}
+    assert "nvidia/cu13/lib/libcusolverMg.so.12" in expected.leave_out["nvidia-cusolver"]
+
+
 def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(load: Callable[[str], Any]) -> None:
     engine = load("engine")
 

@@ -384,6 +384,7 @@ def expected(image: Image) -> checks.ExpectedImage:
     built = [name for name in modules if name in flashinfer.modules]
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     of_engine = _configurations(engine) if engine else []
+    exceptions = _exceptions(engine) if engine else {}  # not the labels: an image does not exempt its own files
     architecture = image.platform.split("/")[1]
     machine = next((key for key, value in ARCHITECTURES.items() if value == architecture), architecture)
     return checks.ExpectedImage(
@@ -402,8 +403,8 @@ def expected(image: Image) -> checks.ExpectedImage:
         complete={*built} >= {*flashinfer.groups["all"].modules} if "all" in flashinfer.groups else False,
         left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
         overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
-        leave_out=contexts.patterns(image.labels, contexts.LEFT_OUT),
-        wrong_record=contexts.patterns(image.labels, contexts.WRONG_RECORD),
+        leave_out=contexts.patterns(exceptions, contexts.LEFT_OUT),
+        wrong_record=contexts.patterns(exceptions, contexts.WRONG_RECORD),
         imports=tuple(module for entry in engine.leave_out for module in entry.imports) if engine else (),
         env=dict(engine.env) if engine else {},
         serve=engine.serve if engine else (),
