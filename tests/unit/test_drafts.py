@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import re
 import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,12 +18,13 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.core.errors import FetchFailed, UnsafeArchive
+from sm120kit.core.errors import FetchFailed, NotEnoughDisk, UnsafeArchive
 from sm120kit.recipes import drafts, toml_text
 from sm120kit.recipes.drafts import Python, Template
 from sm120kit.sources import Origin
 from sm120kit.sources.index import ListedFile, Location
 from sm120kit.sources.wheel_metadata import WheelMetadata, read_contents
+from sm120kit.wheels import new_recipe
 
 RELEASES = ["0.19.1", "0.20.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0"]
 LINUX = Python("3.11", "manylinux_2_35_x86_64")
@@ -92,6 +95,33 @@ def test_files_left_out_are_taken_over_for_review_where_the_wheel_has_them() -> 
 def test_version_is_overridden_for_engines_only() -> None:
     done = CliRunner().invoke(app, ["recipe", "new", "flashinfer@9.9", "--override", "torch==2.0"])
     assert done.exit_code == 2 and "recipes of vLLM and SGLang only" in done.output
+
+
+def test_recipes_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in ("recipes/engines", "patches", "cutlass_overrides", "made"):
+        (tmp_path / directory).mkdir(parents=True)
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    staged = []
+    for name in ("flashinfer-1.0", "vllm-9.0"):
+        path = tmp_path / "made" / f"{name}.toml"
+        path.write_text("")
+        recipes.lock_path(path).write_text("{}")
+        staged.append(SimpleNamespace(target=SimpleNamespace(path=path)))
+    real, renamed = Path.replace, []
+
+    def replace(path: Path, target: Path) -> Path:
+        renamed.append(target)
+        if len(renamed) == 3:
+            raise OSError(errno.ENOSPC, "no space")
+        return real(path, target)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", replace)
+        with pytest.raises(NotEnoughDisk):
+            new_recipe.publish(staged)  # type: ignore[arg-type]  # its paths are all that matters
+    assert not [*(tmp_path / "recipes" / "engines").iterdir()]
+    files = new_recipe.publish(staged)  # type: ignore[arg-type]
+    assert [file.name for file in files] == [f"{n}.{s}" for n in ("flashinfer-1.0", "vllm-9.0") for s in ("lock.json", "toml")]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from sm120kit.core.errors import (
     UnknownName,
     WrongSource,
 )
-from sm120kit.core.state import data_root, write_atomic
+from sm120kit.core.state import data_root, write_together
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.records import PatchState, PatchStatus
@@ -392,16 +392,11 @@ def plan(staged: Sequence[StagedRecipe]) -> object:
 
 
 def publish(staged: Sequence[StagedRecipe]) -> list[Path]:
-    """Move finished recipes to the directory of recipes, each lockfile before its recipe; returns the files."""
-    written = []
-    for each in staged:
-        path = each.target.path
-        for file in (recipes.lock_path(path), path):
-            if file.is_file():
-                copy = recipes.directory() / file.name
-                write_atomic(copy, file.read_bytes())
-                written.append(copy)
-    return written
+    """Write finished recipes to the directory of recipes, all or none, each lockfile before its recipe; returns the files."""
+    files = [file for each in staged for file in (recipes.lock_path(each.target.path), each.target.path) if file.is_file()]
+    written = {recipes.directory() / file.name: file.read_bytes() for file in files}
+    write_together(written)
+    return list(written)
 
 
 def _wheel(files: Sequence[ListedFile], version: str, engine: str, python: Python) -> ListedFile:
