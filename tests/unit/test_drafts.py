@@ -89,7 +89,9 @@ def test_files_left_out_are_taken_over_for_review_where_the_wheel_has_them() -> 
         assert (left_out.get("vllm") == [fa3]) is expected and "triton" in left_out
         assert (f"leave_out of vllm: no file matches {fa3} any longer" in draft.notes) is not expected
         assert [text for text in draft.decisions if text.startswith("leave_out, wrong_record: those of vllm-0.33.0;")]
-        assert tomllib.loads(draft.toml())["leave_out"] == draft.data["leave_out"]
+        written = tomllib.loads(draft.toml())
+        assert written["leave_out"] == draft.data["leave_out"]
+        assert [*written][-2:] == ["leave_out", "wrong_record"], "in the order of the template"
 
 
 def test_version_is_overridden_for_engines_only() -> None:

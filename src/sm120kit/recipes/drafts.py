@@ -333,7 +333,7 @@ def _keep_official(draft: Draft, modules: set[str], former: set[str], required: 
 
 def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
     """Keep the entries on files of wheels; of the engine's own wheel, those patterns that match one of its ``members``."""
-    engine, entries = draft.data["engine"], draft.data.pop("leave_out", [])
+    engine, entries = draft.data["engine"], draft.data.get("leave_out", [])
     kept = []
     for entry in entries:
         own = entry["distribution"] == engine
@@ -342,9 +342,9 @@ def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
             f"leave_out of {engine}: no file matches {pattern} any longer" for pattern in entry["files"] if pattern not in files
         )
         kept += [{**entry, "files": files}] if files else []
-    if kept:
+    if entries:
         draft.data["leave_out"] = kept
-    taken_over = [key for key in ("leave_out", "wrong_record", "b12x") if key in draft.data]
+    taken_over = [key for key in ("leave_out", "wrong_record", "b12x") if draft.data.get(key)]
     if taken_over:
         entries = ", ".join(taken_over)
         draft.decisions.append(f"{entries}: those of {draft.template}; compare them with the wheels of this release")

@@ -325,9 +325,14 @@ class RecipeMaker:
 
     def _locked_engine(self, draft: Draft, flashinfer: FlashInferTarget) -> StagedRecipe:
         """Lock the recipe of an engine with the fewest overrides of its template with which it can be resolved."""
-        if self.request.unfinished:
-            return StagedRecipe(draft, self._write(draft, flashinfer), ())
         overrides = sorted(draft.data["environment"].get("overrides", {}))
+        if self.request.unfinished:
+            if overrides:
+                names = ", ".join(overrides)
+                draft.decisions.append(
+                    f"overrides of {names}: remove those without which `sm120kit recipe lock` resolves as well"
+                )
+            return StagedRecipe(draft, self._write(draft, flashinfer), ())
         failure: ResolutionFailed | None = None
         for count in range(len(overrides) + 1):
             for kept in itertools.combinations(overrides, count):

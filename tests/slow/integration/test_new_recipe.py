@@ -266,6 +266,8 @@ def test_patch_that_does_not_fit_stops_and_a_draft_is_written_on_request(index: 
     assert index.files() == before
     assert "recipe lock flashinfer-2.1" in index.run("recipe", "new", "flashinfer@2.1", "--draft").stderr
     assert set(index.files()) == {*before, "flashinfer-2.1.toml"}
+    index.vllm("9.1", "flashinfer-python==1.0")
+    assert "overrides of helper, other: remove those" in index.run("recipe", "new", "vllm@9.1", "--draft").stdout
 
 
 def test_killed_command_leaves_nothing_and_runs_again(index: Index) -> None:
