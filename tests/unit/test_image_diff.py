@@ -143,6 +143,17 @@ def test_left_out_file_of_a_wheel_has_that_cause() -> None:
     assert causes(compare(contents(), changed(contents(other), path, None)))[path][1] is Cause.UNEXPLAINED
 
 
+def test_kernels_of_b12x_differ_with_the_wheels() -> None:
+    path = "opt/sm120kit/b12x/entries/ab/ab0.o"
+    labels = {"sm120kit.context": "2", "sm120kit.wheels": "b12x==2", "sm120kit.wrong-record": "b12x:*"}
+    diff = compare(contents(), changed(contents(labels), path, entry("code")))
+    assert causes(diff)[path][1] is Cause.WHEELS
+    assert {entry.path: entry.cause for entry in diff.differences}["label sm120kit.wrong-record"] is Cause.WHEELS
+    assert causes(compare(contents(), changed(contents({"sm120kit.context": "2"}), path, entry("code"))))[path][1] is (
+        Cause.UNEXPLAINED
+    )
+
+
 def test_changed_base_explains_only_its_own_files() -> None:
     base = {"usr/bin/sh": entry("sh"), "etc/passwd": entry("base 1")}
     first = contents(base=base)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from sm120kit.images import b12x
 from sm120kit.images.context import LEFT_OUT, patterns
 from sm120kit.images.diff.contents import Contents, FileEntry
 from sm120kit.images.records import Image
@@ -31,6 +32,7 @@ class Cause(StrEnum):
     UNEXPLAINED = "unexplained"
 
 
+_B12X = (f"{b12x.DIRECTORY}/entries/", f"{b12x.DIRECTORY}/kernels.json")
 _CAUSE_OF_LABEL = {
     BASE: Cause.BASE,
     "org.opencontainers.image.base.name": Cause.BASE,
@@ -38,6 +40,7 @@ _CAUSE_OF_LABEL = {
     f"{LABEL}wheels": Cause.WHEELS,
     f"{LABEL}python": Cause.WHEELS,
     f"{LABEL}left-out": Cause.LEFT_OUT,
+    f"{LABEL}wrong-record": Cause.WHEELS,
     f"{LABEL}patches": Cause.PATCH,
     f"{LABEL}dockerfile": Cause.DOCKERFILE,
     f"{LABEL}kind": Cause.DOCKERFILE,
@@ -72,6 +75,8 @@ class CauseFinder:
             return self._of_step("compiled by its Python")
         if any(path in side.recorded for side in self.sides):
             return self._of_wheel(path)
+        if path.startswith(_B12X) and self.differs(f"{LABEL}wheels") and not self.differs(f"{LABEL}dockerfile"):
+            return Cause.WHEELS, "kernels that its b12x compiled"
         if self.differs(BASE):
             if any(side.base is None for side in self.sides):
                 return Cause.UNEXPLAINED, "the base of an image is missing in the daemon"
