@@ -165,7 +165,7 @@ def test_model_is_read_before_its_shards_are_downloaded(
 
 
 def test_interrupt_ends_the_reading_of_headers_at_once(hub: ModelHub, home: Path) -> None:
-    hub.slow = LAST
+    hub.slow_parts = LAST
     child = start("preview", hub, home)
     assert hub.halfway.wait(60)
     child.send_signal(signal.SIGINT)
@@ -177,7 +177,7 @@ def test_interrupt_ends_the_reading_of_headers_at_once(hub: ModelHub, home: Path
 
 def test_headers_are_not_awaited_forever(hub: ModelHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
-    hub.slow = LAST
+    hub.slow_parts = LAST
     with pytest.raises(FetchFailed, match="ReadTimeout"):
         preview()
 

@@ -19,15 +19,16 @@ class ModelHub(http.server.ThreadingHTTPServer):
     """A Hub with one repository at ``COMMIT``, branch main, whose files are those of a folder.
 
     With ``token``, requests without it are refused. ``sent`` counts the downloads of each file, ``parts`` the requests for a
-    range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, what is sent of that file
-    stops halfway until the client is gone. Once it is ``gone``, every request fails.
+    range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, downloads of that file stop
+    halfway until the client is gone, and while ``slow_parts`` is, ranges of it. Once it is ``gone``, every request fails.
     """
 
     daemon_threads = True
 
     def __init__(self, repository: str, folder: Path, token: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
-        self.repository, self.token, self.slow, self.gone = repository, token, "", False
+        self.repository, self.token, self.gone = repository, token, False
+        self.slow = self.slow_parts = ""
         self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         self.sent: dict[str, int] = {}
         self.parts: dict[str, int] = {}
@@ -113,7 +114,7 @@ class _Requests(http.server.BaseHTTPRequestHandler):
             return
         if not part:
             self.server.sent[name] = self.server.sent.get(name, 0) + 1
-        if name != self.server.slow:
+        if name != (self.server.slow_parts if part else self.server.slow):
             self.wfile.write(content)
             return
         self.wfile.write(content[: len(content) // 2])

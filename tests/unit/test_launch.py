@@ -532,6 +532,11 @@ def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch
     assert f"remedies: sm120kit doctor {file} --root '{root}'" in text, "of the recorded host, not of this one"
 
 
+def test_revision_is_for_downloads(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--revision", "main"])
+    assert result.exit_code == 2 and "--revision: it is for downloads" in result.stderr and not result.stdout
+
+
 def test_chosen_gpus(options: list[str]) -> None:
     result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print", "--gpus", "7,2, 3,5"])
     assert result.exit_code == 0 and "device=2,3,5,7" in result.stdout and "GPUs     2, 3, 5, 7" in result.stderr, result.output

@@ -117,7 +117,10 @@ class ModelSource:
         typer.Option("--model", metavar="DIR", help="A model folder; default: from the Hugging Face Hub."),
     ] = None
     revision: Annotated[
-        str, typer.Option("--revision", metavar="REVISION", help="Download this commit, branch or tag; default: CONFIG's.")
+        str,
+        typer.Option(
+            "--revision", metavar="REVISION", help="Download this commit, branch or tag, without --model; default: CONFIG's."
+        ),
     ] = ""
     offline: Offline = False
 
@@ -330,6 +333,8 @@ def serve_(
     configuration = configurations.load(config)
     source = images.source()
     if model.model:
+        if model.revision:
+            raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
         checkpoint.read(model.model)
     every = [
         resolve(configuration, server.image, source, replace(location, node=node), workspace, root=root, planned=bool(planned))
