@@ -21,36 +21,10 @@ from typing import Any
 
 import pytest
 import small_engine
-from small_engine import KERNELS, make_sdist, make_wheel
+from small_engine import KERNELS, PATCH, make_sdist, make_wheel
 
 ROOT = Path(__file__).parents[3]
 VLLM_TAG = "cp38-abi3-manylinux_2_28_x86_64"
-PATCH = """\
-From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
-From: sm120kit <sm120kit@localhost>
-Date: Thu, 1 Jan 2026 00:00:00 +0000
-Subject: jit: shout
-
-So that there is something to apply.
-
-Applies-To: flashinfer >=0.1
-Upstream-Status: Inappropriate [a test]
-Origin: a test
-Evidence: a test
-Matters-For: a test
-No-Effect-For: all else
-Drop-When: never
-
-diff --git a/include/x.h b/include/x.h
-index 4cb29ea38f70d7c61b2a3a25b02e3bdf44905402..ddc897f039f57aa91e16efa6dfde386c4255206f 100644
---- a/include/x.h
-+++ b/include/x.h
-@@ -1,3 +1,3 @@
- one
--two
-+TWO
- three
-"""
 EDITED_PATCH = PATCH.replace("+TWO", "+TWO!").replace(
     "ddc897f039f57aa91e16efa6dfde386c4255206f", "0917d02f0c6247d2f474d6f5311ec05e313e7e62"
 )

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
+from small_engine import ENGINE, KERNELS, PATCH, make_sdist, make_wheel
 
 ROOT = Path(__file__).parents[3]
 TAG = "cp38-abi3-manylinux_2_28_x86_64"
@@ -62,32 +62,6 @@ def gen():
     return make("m", "m_one.cu")
 def gen_more_sm120_module():
     return make("more", "more.cu")
-"""
-PATCH = """\
-From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
-From: sm120kit <sm120kit@localhost>
-Date: Thu, 1 Jan 2026 00:00:00 +0000
-Subject: jit: shout
-
-So that there is something to apply.
-
-Applies-To: flashinfer >=0.1
-Upstream-Status: Inappropriate [a test]
-Origin: a test
-Evidence: a test
-Matters-For: a test
-No-Effect-For: all else
-Drop-When: never
-
-diff --git a/include/x.h b/include/x.h
-index 4cb29ea38f70d7c61b2a3a25b02e3bdf44905402..ddc897f039f57aa91e16efa6dfde386c4255206f 100644
---- a/include/x.h
-+++ b/include/x.h
-@@ -1,3 +1,3 @@
- one
--two
-+TWO
- three
 """
 KERNELS_EXTRA = """\
 [modules.n]
