@@ -11,6 +11,7 @@ About 10 GB of disk for an engine.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,9 +29,10 @@ from sm120kit.core.state import Workspace, data_root
 from sm120kit.images import checks
 from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes import target as targets
-from sm120kit.sources import wheelhouse
+from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels import parser_options
 from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 FORMAT = 1
@@ -61,20 +64,39 @@ def main() -> None:
 
 def record(name: str, scratch: Path) -> None:
     """Write the record of a recipe."""
-    collect = load_module(HERE / "collect.py")
     target = targets.resolve(name, Options(Workspace.open(None)))
     assert isinstance(target, targets.EngineTarget)
     engine = target.recipe
     wheels = locked_wheels(target)
     flashinfer = recipes.load_flashinfer(engine.flashinfer).pin.version
     locked = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if wheel.name not in LEFT_OUT]
-    # As in the image, FlashInfer is installed last: it replaces files of b12x.
-    python = collect.environment(scratch, locked, ("--no-deps", f"flashinfer-python=={flashinfer}"))
+    options = target.options
+    last = ("--no-deps", f"flashinfer-python=={flashinfer}")
+    python = parser_options.environment(scratch, locked, options.workspace, options.origin, last)
+    leave_out(engine, python, options)
     wheel = wheels[engine.engine]
     if target.engine_tree:
         (packed,) = wheelhouse([wheel], target.options.workspace)
         write_patched_members(engine.engine, target.engine_tree, packed, site_of(python))
     write_selection(name, python, scratch, wheel)
+
+
+def leave_out(engine: recipes.EngineRecipe, python: Path, options: Options) -> None:
+    """Remove the files of an environment that the image leaves out.
+
+    A path that another distribution has, too, is a file of the other one then, which is installed again.
+    """
+    site = site_of(python)
+    files = {each: {str(path) for path in each.files or ()} for each in importlib.metadata.distributions(path=[str(site)])}
+    absent, owners = set(), set()
+    for table in engine.leave_out:
+        (owner,) = (each for each in files if each.name.replace("_", "-").lower() == table.distribution)
+        absent |= {path for path in files[owner] if any(fnmatchcase(path, pattern) for pattern in table.files)}
+        owners.add(owner)
+    for path in absent:
+        (site / path).unlink(missing_ok=True)
+    if others := [f"{each.name}=={each.version}" for each in files if absent & files[each] and each not in owners]:
+        resolver.install(python, ["--no-deps", "--reinstall", *others], options.workspace, options.origin)
 
 
 def site_of(python: Path) -> Path:
@@ -85,12 +107,13 @@ def site_of(python: Path) -> Path:
 def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) -> None:
     """Select with an environment's Python for the configurations of a recipe, and write the record."""
     engine = recipes.load_engine(name)
+    collect = load_module(HERE / "collect.py")
     cases, kept = {}, {}
     for configuration in served(name):
         kept[configuration.name] = inputs(configuration)
         if (model := checkpoint(configuration)) is not None:
             directory = write_model(model, scratch / "models")
-            argv = arguments.serve_arguments(configuration, engine, str(directory))
+            argv = arguments.serve_arguments(configuration, engine, str(directory), node=collect.node_of(configuration))
             cases[configuration.name] = {"argv": argv, "environment": {**configuration.environment}, "gpu": gpu(configuration)}
     for key, option in NEEDED.items():
         if key in cases:

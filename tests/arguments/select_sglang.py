@@ -1,8 +1,8 @@
 """Print what SGLang selects for configurations on a GPU that is not there; run by a Python that has the engine.
 
 Input and output are those of ``select_vllm.py``. Each command line takes SGLang's own way up to the scheduler: parser,
-``ServerArgs.__post_init__`` with the model's ``config.json``, and ``ModelConfig``. Layers are not created: what they select
-after that is not in the answer.
+resolution of ``ServerArgs`` (0.5.11: its ``__post_init__``) with the model's ``config.json``, and ``ModelConfig``. Layers are
+not created: what they select after that is not in the answer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ def select(argv: list[str]) -> dict[str, list[str]]:
     parser = argparse.ArgumentParser(prog="sglang.launch_server")
     ServerArgs.add_cli_args(parser)
     server = ServerArgs.from_cli_args(parser.parse_args(argv))
+    resolved = server
+    if hasattr(server, "resolve_once"):  # 0.5.23: decisions are kept apart from the arguments
+        server.resolve_once()
+        resolved = argparse.Namespace(**server.resolved_dict())
     if hasattr(server, "check_server_args"):
         server.check_server_args()
     model = ModelConfig.from_server_args(server)
     selected: dict[str, list[str]] = {"quantization": [str(model.quantization)]}
     for use, names in USES.items():
-        values = [getattr(server, name, None) for name in names]
+        values = [getattr(resolved, name, None) for name in names]
         if chosen := [
             f"{name.partition('_gemm')[0]}: {value}" if use == "layers" else str(value)
             for name, value in zip(names, values, strict=True)
@@ -59,6 +63,7 @@ def select(argv: list[str]) -> dict[str, list[str]]:
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     """The selection or the refusal for a configuration."""
     os.environ.update(case["environment"])
+    gpu.install(gpu.gpu_from(case["gpu"]))
     try:
         return {"refusal": "", "selected": select(case["argv"])}
     except SystemExit as end:

@@ -132,6 +132,10 @@ def layer(module: Any) -> Iterator[tuple[str, str]]:
 
             xqa = can_use_trtllm_attention(module.num_heads, module.num_kv_heads)
             yield "attention, decode", "TRTLLM (XQA on SM12x)" if xqa else "FLASHINFER"
+    elif getattr(module, "backend_cls", None) is not None:  # sparse attention of DeepSeek V4
+        yield "attention", module.backend_cls.get_name()
+        if "kv_cache_dtype" in values:
+            yield "KV cache", values["kv_cache_dtype"]
     elif hasattr(module, "get_state_shape") and hasattr(module, "get_attn_backend"):
         yield "linear attention", module.get_attn_backend().get_name()
         for name in ("gdn_prefill_backend", "prefill_backend", "decode_backend"):

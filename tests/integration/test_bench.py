@@ -133,6 +133,23 @@ def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
 WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nusers = [1, 3]\noutput_tokens = [8]\nrequests_per_user = 2\n'
 
 
+def test_resumed_run_replaces_the_plot_and_keeps_what_is_measured(url: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(WORKLOAD)
+    command = ("bench", "run", url, "-w", "mine.toml", "-o", "a.json", "--plot", "a.svg")
+    assert sm120kit(*command, cwd=tmp_path).returncode == 0
+    receipt = json.loads((tmp_path / "a.json").read_text())
+    measured = receipt["cells"][:1]
+    (tmp_path / "a.json").write_text(json.dumps(receipt | {"cells": measured, "complete": False}))
+    (tmp_path / "a.svg").write_text("of the run before")
+    resumed = sm120kit(*command, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    receipt = json.loads((tmp_path / "a.json").read_text())
+    assert receipt["complete"] and receipt["cells"][:1] == measured and "<svg" in (tmp_path / "a.svg").read_text()
+    (tmp_path / "b.svg").write_text("mine")
+    refused = sm120kit(*command[:-3], "b.json", "--plot", "b.svg", cwd=tmp_path)
+    assert refused.returncode == 44 and "b.svg exists" in refused.stderr
+
+
 def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     for name in ("a.json", "b.json"):

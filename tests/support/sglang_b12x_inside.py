@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "arguments"))
-import probe
-
-sys.meta_path.append(probe.StandIn())
+PARSER_PROBE = Path(__file__).parents[2] / "src" / "sm120kit" / "wheels" / "parser_probe.py"  # sm120kit is not installed here
+sys.meta_path.append(runpy.run_path(str(PARSER_PROBE))["StandIn"]())
 import torch  # noqa: E402
 
 torch.manual_seed(12)

@@ -16,6 +16,7 @@ from sm120kit.core.errors import BadRecipe
 from sm120kit.core.state import data_root
 from sm120kit.recipes import arguments, configurations, lockfile
 from sm120kit.recipes.arguments import Arguments, Option, rejection
+from sm120kit.wheels import parser_options
 
 COLLECT = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "collect.py"))
 VLLM = "vllm-0.19.1"
@@ -110,4 +111,4 @@ def test_committed_records_are_in_written_form() -> None:
     for name in {configurations.load(name).engine for name in configurations.names()}:
         text = arguments.record_path(name).read_text()
         record = json.loads(text)
-        assert COLLECT["record_text"](name, record["wheel"], record) == text
+        assert parser_options.record_text(name, record["wheel"], record) == text

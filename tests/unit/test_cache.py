@@ -435,6 +435,13 @@ def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments:
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
 
 
+@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--older", "30d")])
+def test_nothing_is_removed_before_the_first_command(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*arguments, "--state", str(tmp_path / "new"))
+    assert (result.exit_code, result.stdout) == (0, "removed 0 entries, 0 B\n"), result.output
+    assert not (tmp_path / "new").exists()
+
+
 def test_info_prints_sizes_by_kind(workspace: Workspace) -> None:
     fill(workspace.downloads / ABSENT, 3_000_000)
     fill(workspace.cache / "emulate" / ABSENT)

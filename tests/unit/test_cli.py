@@ -86,6 +86,20 @@ def test_option_values_have_placeholders(path: tuple[str, ...]) -> None:
         if param.param_type_name == "argument" or not (param.is_flag or param.count):
             assert re.fullmatch(r"[A-Z]([^][ ]*[^].])?|NAME,\.\.\.", param.metavar or ""), param.name
             assert param.help, param.name
+        if param.param_type_name == "option" and param.multiple:
+            assert re.search("[Rr]epeatable|one for each", param.help), param.name
+
+
+def test_help_has_variables_of_all_commands_and_an_example_of_its_own() -> None:
+    page = " ".join(run("bench", "export", "-h").stdout.split())
+    assert set(re.findall("SM120KIT_[A-Z_]+", page)) == {"SM120KIT_QUIET", "SM120KIT_VERBOSE", "SM120KIT_BENCH_EXPORT_OUTPUT"}
+    assert "such as SM120KIT_BENCH_EXPORT_OUTPUT for --output, and in a configuration file" in page
+    assert "[env: SM120KIT_STATE]" in run("build", "-h", COLUMNS="200").stdout
+
+
+def test_help_has_options_of_a_command_before_those_of_a_group_that_it_extends() -> None:
+    page = run("reproduce", "-h").stdout
+    assert page.index("--url") < page.index("--api-key") and "[default: 120]" in page
 
 
 def test_environment_variables_are_unique() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, UnknownName
 from sm120kit.core.state import data_root
 from sm120kit.hosts.doctor import CHECKS
@@ -26,9 +28,6 @@ def test_every_configuration_has_valid_references(name: str) -> None:
         assert any(argument.startswith("--speculative") for argument in configuration.arguments)
     flags = [argument for argument in configuration.arguments if argument.startswith("--")]
     assert len(flags) == len(set(flags))
-    pairs = zip(configuration.arguments, configuration.arguments[1:], strict=False)
-    sizes = [value for option, value in pairs if option in ("--tp-size", "--tensor-parallel-size")]
-    assert sizes == ([str(configuration.tensor_parallel)] if configuration.tensor_parallel > 1 else [])
 
 
 def load_error(tmp_path: Path, old: str, new: str) -> str:
@@ -49,6 +48,10 @@ def load_error(tmp_path: Path, old: str, new: str) -> str:
         ("why_unpinned", "why_unpined", "did you mean"),
         ("why_unpinned", "why_unpined", "model.why_unpinned: missing; give the reason why no revision is pinned"),
         ("tensor_parallel = 2", "tensor_parallel = 4", "tensor_parallel: 4, but hardware.gpus is 2"),
+        ('"--tp-size", "2"', '"--tp-size", "4"', "tensor_parallel: 2, but arguments have --tp-size 4"),
+        ('"--tp-size", "2"', '"--tensor-parallel-size=4"', "tensor_parallel: 2, but arguments have --tensor-parallel-size 4"),
+        ('"--tp-size", "2",', "", "tensor_parallel: 2, but arguments have no --tensor-parallel-size, so that"),
+        ('"--tp-size", "2"', '"--tp-size", "2", "--pp-size", "2"', "pipeline_parallel: 1, but arguments have --pp-size 2"),
         ("tensor_parallel = 2", 'tensor_parallel = "2"', "tensor_parallel: input should be a valid integer"),
         ("[speculation]", "[speculation_]", "model.needs_mtp: true, but there is no speculation"),
         ('reproducibility = "withdrawn"', 'reproducibility = "sure"', "reference.0.reproducibility"),
@@ -62,9 +65,19 @@ def test_problem_is_reported(tmp_path: Path, old: str, new: str, message: str) -
 
 
 def test_all_problems_are_in_one_error(tmp_path: Path) -> None:
-    assert "2 problems" in load_error(tmp_path, "tensor_parallel = 2", "tensor_parallel = 3\nfoo = 1")
+    assert "3 problems" in load_error(tmp_path, "tensor_parallel = 2", "tensor_parallel = 3\nfoo = 1")
 
 
 def test_unknown_name_suggests_similar_name() -> None:
     with pytest.raises(UnknownName, match=r"did you mean .*qwen3\.5-397b-nvfp4-4x"):
         configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro")
+
+
+def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
+    for configuration in map(configurations.load, configurations.names()):
+        (row,) = (row for row in rows if row.split()[:1] == [configuration.name])
+        assert (" * " in row) == bool(configuration.reference[0].differs)
+    shown = CliRunner().invoke(app, ["config", "show", "minimax-m2.7-nvfp4-2x-rtx-pro-6000"]).stdout
+    assert "not in this configuration: SGLang and b12x instead of vLLM" in " ".join(shown.split())

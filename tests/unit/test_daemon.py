@@ -1,4 +1,4 @@
-"""Archives from the container daemon are unpacked safely, on every Python."""
+"""Archives from the container daemon are unpacked safely, on every Python; errors of a daemon that does not run are legible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import DaemonUnreachable, UnsafeArchive
+from sm120kit.images.docker import Daemon
 from sm120kit.images.docker.unpacking import unpack
 
 
@@ -72,3 +73,9 @@ def test_unpack_refuses_links_special_files_and_paths_outside(
 def test_unpack_refuses_a_damaged_archive(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(UnsafeArchive, match="is damaged"):
         unpack(io.BytesIO(content), tmp_path, "image")
+
+
+def test_missing_daemon_is_named_without_the_exceptions_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
+    with pytest.raises(DaemonUnreachable, match=r"the container daemon does not respond: No such file or directory$"):
+        Daemon()

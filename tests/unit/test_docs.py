@@ -60,8 +60,43 @@ def test_link_targets_exist(page: Path) -> None:
     assert not list(broken(page))
 
 
+def test_links_lead_to_every_page_from_the_readme_and_the_home_page() -> None:
+    reached: set[Path] = set()
+    todo = {ROOT / "README.md", ROOT / "docs" / "index.md"}
+    while todo:
+        page = todo.pop()
+        reached.add(page)
+        todo |= {target for path, _ in links(page) if (target := (page.parent / path).resolve()) in PAGES} - reached
+    assert sorted(page.name for page in PAGES if (ROOT / "docs") in page.parents and page not in reached) == []
+
+
+def misplaced(page: Path) -> Iterator[str]:
+    """Rows of tables below no header, and names of files and tests in backquotes that do not exist."""
+    text = prose(page)
+    lines = ["", *text.splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        if line.startswith("|") and not before.startswith("|") and (before or not re.fullmatch(r"[|:\- ]+", after)):
+            yield f"no header: {line}"
+    for path in re.findall(r"`((?:src|tests|ci|docs|recipes|patches|dockerfiles)/[\w./-]+)`", text):
+        if not any((ROOT / f"{path}{suffix}").exists() for suffix in ("", ".patch")):
+            yield f"there is no {path}"
+    for package, rest in re.findall(r"`(\w+)/([\w/]+\.py)`", text):
+        if (ROOT / "src" / "sm120kit" / package).is_dir() and not (ROOT / "src" / "sm120kit" / package / rest).exists():
+            yield f"there is no {package}/{rest}"
+    for file, test in re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)::(\w+)`", text):
+        if not any(f"def {test}(" in path.read_text() for path in (ROOT / "tests").rglob(file)):
+            yield f"there is no {file}::{test}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_whole_and_named_files_exist(page: Path) -> None:
+    assert not list(misplaced(page))
+
+
 def commands(page: Path) -> Iterator[str]:
-    """Lines of code blocks that run sm120kit, without comments."""
+    """Lines of code blocks that run sm120kit, without comments, and commands in prose."""
+    for command in re.findall(r"`(sm120kit [a-z][^`]*)`", prose(page)):
+        yield " ".join(command.split())
     for _, _, block in FENCED.findall(page.read_text()):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line):
@@ -78,7 +113,7 @@ def options_of(path: list[str]) -> set[str] | None:
         options |= {name for option in command.get_params(context) for name in (*option.opts, *option.secondary_opts)}
         if not hasattr(command, "list_commands"):
             break
-        subcommand = command.get_command(context, name)
+        subcommand = command.get_command(context, name) or command.get_command(context, command.branch.default)
         if subcommand is None:
             return None
         command = subcommand
@@ -159,3 +194,10 @@ class TestSite:
         assert "docs/extra.md:3: there is no file nowhere.png" in done.stderr
         assert "mkdocs.yml: nav lacks extra.md" in done.stderr
         assert "mkdocs.yml: nav lists kld.md, which does not exist" in done.stderr
+
+
+def test_program_of_a_finding_prints_what_its_page_shows(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "findings" / "vllm-expert-scales.md").read_text()
+    program, output = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == output

@@ -108,6 +108,8 @@ def test_recipes_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         path = tmp_path / "made" / f"{name}.toml"
         path.write_text("")
         recipes.lock_path(path).write_text("{}")
+        if name == "vllm-9.0":
+            path.with_name("vllm-9.0.arguments.json").write_text("{}")
         staged.append(SimpleNamespace(target=SimpleNamespace(path=path)))
     real, renamed = Path.replace, []
 
@@ -123,7 +125,8 @@ def test_recipes_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pyte
             new_recipe.publish(staged)  # type: ignore[arg-type]  # its paths are all that matters
     assert not [*(tmp_path / "recipes" / "engines").iterdir()]
     files = new_recipe.publish(staged)  # type: ignore[arg-type]
-    assert [file.name for file in files] == [f"{n}.{s}" for n in ("flashinfer-1.0", "vllm-9.0") for s in ("lock.json", "toml")]
+    names = [f"{n}.{s}" for n in ("flashinfer-1.0", "vllm-9.0") for s in ("lock.json", "toml")]
+    assert [file.name for file in files] == [*names[:2], "vllm-9.0.arguments.json", *names[2:]]
 
 
 @pytest.fixture

@@ -369,6 +369,52 @@ def test_similar_lines_are_no_members_of_a_class(line: str) -> None:
     assert not explain(line + "\n").known
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Installing signal handler for SIGSEGV",
+        "faulthandler: SIGSEGV handler registered",
+        "*** unblocked SIGSEGV for worker threads",
+        "curl: (7) Failed to connect to localhost port 8000 after 0 ms: Connection refused",
+        "curl: (7) Failed to connect to 127.0.0.1 port 8000: Connection refused",
+        "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
+        "vllm 0.33.0 requires torch==2.13.0, but you have torch 2.12.1 which is incompatible.",
+        "pci 0000:00:1c.0: BAR 13: no space for [mem size 0x00200000 64bit pref]",
+        "pci 0000:01:00.0: BAR 6 [mem size 0x00080000 pref]: can't assign; no space",
+        "[AutoTuner]: Skipping tactic 14, due to failure: Failed to initialize cutlass TMA WS grouped gemm",
+        "[2026-04-13 12:34:29 TP0] Cutlass MLA only supports a page_size of 128, change page_size to 128.",
+        "[2026-04-13 12:34:29 TP0] Sliding Window Attention is not implemented for `x`; unexpected results may occur.",
+        "[2026-04-13 12:34:29 TP0] MXFP8 attention is disabled because it is only supported on Ascend devices.",
+        "[2026-04-13 12:34:29 TP0] Unsupported head_dim=96 for JIT QK-Norm kernel",
+        "[2026-04-13 12:34:29 TP0] FlashInfer workspace size check failed: 1",
+        "[2026-04-13 12:34:29 TP0] Port 30000 is already in use, trying port 30001",
+        "[2026-04-13 12:34:29 TP0] Error when compiling Jinja template: x",
+        "Flashinfer TRTLLM MOE backend is only supported on SM100 and later, using CUTLASS backend instead",
+        "[W socket.cpp:436] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - unsupported family).",
+    ],
+)
+def test_healthy_lines_do_not_explain_a_log(line: str) -> None:
+    """Lines of programs that went on, many from the messages in the source of SGLang and FlashInfer."""
+    assert not explain(line + "\nend\n").known
+
+
+def test_a_bar_that_is_assigned_later_is_no_failure() -> None:
+    refused = "pci 0000:01:00.0: BAR 1 [mem size 0x800000000 64bit pref]: can't assign; no space\n"
+    assert ids(explain(refused)) == ["bar-no-space"]
+    assert not explain(refused + "pci 0000:01:00.0: BAR 1 [mem 0x8000000000-0x87ffffffff 64bit pref]: assigned\n").known
+
+
+def test_a_bar_of_another_gpu_that_is_assigned_does_not_hide_the_failure() -> None:
+    refused = "pci 0000:{}:00.0: BAR 1 [mem size 0x800000000 64bit pref]: can't assign; no space\n"
+    assigned = "pci 0000:{}:00.0: BAR 1 [mem 0x8000000000-0x87ffffffff 64bit pref]: assigned\n"
+    log = refused.format("01") + refused.format("41") + assigned.format("01")
+    (match,) = explain(log).found
+    assert (match.rule.id, match.count, match.number) == ("bar-no-space", 1, 2)
+    assert not explain(log + assigned.format("41")).known
+    again = assigned.format("01") + refused.format("01")
+    assert ids(explain(again)) == ["bar-no-space"]
+
+
 GLOO = "[rank0]:[W1014 05:11:02.123456 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=7, addr=[localhost]:29500)"
 FALLBACK = "The client socket has failed to connect to [localhost]:29500 (errno: 97 - Address family not supported)."
 IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.models."
@@ -434,6 +480,10 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         'level=info msg="Attempting next endpoint for pull after error: manifest unknown: manifest unknown"',
         "Some attention backends are not valid for cuda with AttentionSelectorConfig(has_sink=True). Reasons: "
         "{FLASH_ATTN: [sink setting not supported]}.",
+        "[2026-04-13 12:34:29] FA4 vision attention uses torch SDPA because FA4 does not support packed sequences",
+        "[2026-04-13 12:34:29] Failed to fetch 4f2a from HiCacheFile storage.",
+        "[2026-04-13 12:34:29] rope_dim=64 must be divisible by per-thread width=48 for fused QKNorm+RoPE",
+        "[2026-04-13 12:34:29] Failed to release an unused multimodal feature transport",
     ],
 )
 def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
@@ -451,10 +501,21 @@ def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
         ("modprobe: ERROR: could not insert nvidia_peermem: Invalid argument", "class-rdma"),
         (f"torch.distributed.DistNetworkError: {FALLBACK}", "class-rendezvous"),
         ("[E1014 05:11:02.123 socket.cpp:767] The client socket has timed out after 600000ms", "class-rendezvous"),
+        (" nvidia-open : Depends: nvidia-kernel-open-dkms (>= 580) but it is not installable", "class-apt"),
+        ("E: Failed to fetch https://archive.ubuntu.com/ubuntu/pool/x.deb  404  Not Found", "class-apt"),
+        ("RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "class-cuda-unavailable"),
     ],
 )
 def test_failures_are_members_of_a_class(line: str, found: str) -> None:
     assert ids(explain(line + "\n")) == [found]
+
+
+def test_a_class_names_all_members_in_the_log() -> None:
+    line = "ImportError: {}: cannot open shared object file: No such file or directory"
+    log = [line.format(name) for name in ("libcufft.so.11", "libsndfile.so.1", "libcufft.so.11", "libmpi.so.40")]
+    (match,) = explain("\n".join(log) + "\n").found
+    assert match.count == 4 and match.cause.endswith("libcufft.so.11. Other lines: libsndfile.so.1, libmpi.so.40.")
+    assert all(any(name in fix for fix in match.fixes) for name in ("libcufft", "libsndfile", "libmpi"))
 
 
 def test_an_assertion_without_message_has_its_condition() -> None:

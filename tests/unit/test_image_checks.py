@@ -12,8 +12,10 @@ import py_compile
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -227,6 +229,34 @@ def test_base_files_must_be_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     (site / "one.py").unlink()
     with pytest.raises(AssertionError, match=r"one\.py: No such file"):
         base.check_files({})
+
+
+def test_base_files_are_checked_in_pieces_and_metadata_is_parsed_once(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheels of an engine have 60,000 files, one of them 0.6 GB."""
+    base, site = tree
+    rows = []
+    for number in range(200):
+        (site / f"data{number}").touch()
+        rows.append(f"data{number},sha256={hash_of(b'')},0\n")
+    with (site / "large").open("wb") as file:
+        file.truncate(64 * 2**20)
+    record = site / "one-1.0.dist-info" / "RECORD"
+    record.write_text(f"{record.read_text()}\n{''.join(rows)}large,sha256={hash_of(bytes(64 * 2**20))},{64 * 2**20}\n")
+    read: list[str] = []
+    parse = metadata.PathDistribution.read_text
+
+    def count(distribution: metadata.PathDistribution, name: Any) -> str | None:
+        read.append(str(name))
+        return parse(distribution, name)
+
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", count)
+    tracemalloc.start()
+    base.check_files({})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert read.count("METADATA") <= 3 and peak < 16 * 2**20
 
 
 def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[Any, Path]) -> None:
@@ -596,6 +626,28 @@ class ServerArgs:
         parser.add_argument("--tp-size", type=int)
 """,
 }
+SGLANG_0_5_23 = {
+    "sglang/jit_kernel/__init__.py": "raise ModuleNotFoundError('sglang.jit_kernel')",
+    "sglang/kernels/jit/utils/__init__.py": """
+import contextlib
+archs = []
+@contextlib.contextmanager
+def override_jit_cuda_arch(major, minor, suffix=""):
+    archs.append(f"{major}.{minor}{suffix}")
+    yield
+    archs.pop()
+""",
+    "sglang/kernels/jit/utils/deps.py": SGLANG["sglang/jit_kernel/utils.py"],
+    "sglang/kernels/ops/gemm/sm120_nvfp4_moe.py": """
+from sglang.kernels.jit import utils
+class Module:
+    def run(self): pass
+def _mtp_module():
+    assert utils.archs == ["12.0a"]
+    return Module()
+""",
+}
+"""Files of SGLang that replace others of it, or are new."""
 ARGUMENTS = {
     "vllm": ["/model", "--max-num-seqs", "8", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"],
     "sglang": ["--model-path", "/model", "--tp-size", "2"],
@@ -743,6 +795,12 @@ def test_sglang_without_and_with_faults(engine: RunEngine, tmp_path: Path) -> No
     lines, _ = engine(tmp_path / "broken", "sglang", faults)
     assert lines["compiles_fp4"]["detail"] == "CUTLASS is taken from /usr/include"
     assert lines["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
+
+
+def test_sglang_0_5_23_compiles_its_fp4_experts(engine: RunEngine, tmp_path: Path) -> None:
+    lines, _ = engine(tmp_path, "sglang", SGLANG_0_5_23)
+    assert lines["compiles_fp4"]["verdict"] == "passed", lines["compiles_fp4"]
+    assert lines["compiles_fp4"]["facts"]["compiled by SGLang"] == "its GEMM of NVFP4 experts, for sm_120a"
 
 
 @pytest.mark.parametrize(

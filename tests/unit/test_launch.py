@@ -33,6 +33,7 @@ from sm120kit.core.errors import (
     NoSuchImage,
     NotVerified,
     Sm120kitError,
+    StateUnwritable,
     TooFewGpus,
     UnknownName,
     WrongImage,
@@ -287,10 +288,12 @@ def test_granted_privileges_are_announced(options: list[str], tmp_path: Path) ->
 def test_privileges_in_configurations_have_reasons() -> None:
     """All that is left has a reason of ours."""
     granted = {name: serving.risks(configurations.load(name)) for name in configurations.names()}
-    kimi, sparks = "kimi-k2.5-8x-rtx-pro-6000", "minimax-m2.7-nvfp4-2x-dgx-spark"
-    assert [name for name, risks in granted.items() if risks] == [kimi, sparks]
-    (network,) = granted[sparks]
-    assert network.startswith("--network=host: ") and "reason: the processes of both machines connect" in network
+    kimi = "kimi-k2.5-8x-rtx-pro-6000"
+    several = [name for name in granted if configurations.load(name).hardware.nodes > 1]
+    assert [name for name, risks in granted.items() if risks] == sorted([kimi, *several]) and len(several) >= 3
+    for name in several:
+        (network,) = granted[name]
+        assert network.startswith("--network=host: ") and "reason: the processes of both machines connect" in network
     (risk,) = granted[kimi]
     assert risk.startswith("--trust-remote-code: ") and "reason: not in the publication; tokenizer and image processor" in risk
 
@@ -594,10 +597,22 @@ def test_compose_and_kubernetes_files(options: list[str], tmp_path: Path) -> Non
 
 def test_compose_file_with_an_api_key_is_not_readable_by_others(options: list[str], tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
-    for words, mode in (((), 0o644), (("--api-key", "hunter2"), 0o600)):
+    for words, mode in (((), 0o644), (("--overwrite", "--api-key", "hunter2"), 0o600)):
         result = CliRunner().invoke(app, ["serve", FOUR, *options, "--compose", str(file), *words])
         assert result.exit_code == 0 and ("hunter2" in file.read_text()) == bool(words), result.output
         assert file.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("option", ["--compose", "--kubernetes"])
+def test_existing_file_is_kept(option: str, options: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("services: {database: {}}\n")
+    words = ["serve", FOUR, *options, "--compose", str(tmp_path / "other.yaml"), option, str(mine)]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, StateUnwritable), result.output
+    assert result.exception.message == f"{mine} exists" and "add --overwrite" in result.exception.hint
+    assert "database" in mine.read_text() and not (tmp_path / "other.yaml").exists()
+    assert CliRunner().invoke(app, [*words, "--overwrite"]).exit_code == 0 and "database" not in mine.read_text()
 
 
 @pytest.mark.parametrize(

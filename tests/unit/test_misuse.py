@@ -76,8 +76,8 @@ BASE = {
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
-OUTPUTS = {"--out", "--record", "--state"}
-"""Options whose file or directory is created under any name."""
+OUTPUTS = {"doctor --record", "recipe schema --output"}
+"""Options whose file or directory is created under any name, as that of --state is."""
 
 
 def commands(branch: Branch = COMMANDS, group: Any = ROOT, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,7 +112,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     (tmp_path / "bin" / "git").symlink_to(shutil.which("git") or "/usr/bin/git")
     (tmp_path / "here" / "model").mkdir(parents=True)
     (tmp_path / "here" / "log.txt").write_text("nothing\n")
+    (tmp_path / "here" / "link").symlink_to("nothing")
     (tmp_path / "here" / "ids.json").write_text("[]")
+    for name in ("there.csv", "there.svg", "there.tar"):
+        (tmp_path / "here" / name).touch()
     monkeypatch.chdir(tmp_path / "here")
     for name in [name for name in os.environ if name.startswith(("SM120KIT_", "DOCKER_"))]:
         monkeypatch.delenv(name)
@@ -257,7 +260,7 @@ def test_unusable_value(command: str, param: Any, run: Run, tmp_path: Path) -> N
         reached |= result != base
         if not reached and value != NAMES[0]:
             break
-        if param.opts[0] not in OUTPUTS:
+        if param.opts[0] != "--state" and f"{command} {param.opts[0]}" not in OUTPUTS:
             refused(result, value, *param.opts[:1], base=base)
             assert files(tmp_path) == before
 
@@ -274,7 +277,7 @@ def test_unusable_file(command: str, param: Any, run: Run, tmp_path: Path) -> No
         reached |= result != base
         if not reached and kind != PLACES[0]:
             break
-        if param.opts[0] not in OUTPUTS:
+        if param.opts[0] != "--state" and f"{command} {param.opts[0]}" not in OUTPUTS:
             refused(result, path.stem, *param.opts[:1], base=base)
             assert files(tmp_path) == before
 
@@ -420,6 +423,13 @@ def test_damaged_data_file(
 # ---- single cases
 
 CASES = {
+    f"reproduce {CONFIG} --receipt /dev/zero": (92, "/dev/zero: it has more than 64 MiB"),
+    f"bench run {NOWHERE} --dataset /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
+    f"bench run {NOWHERE} --api-key @/dev/zero": (2, "cannot read /dev/zero: it has more than 64 MiB"),
+    f"bench run {NOWHERE} --cert /dev/zero": (2, "cannot read /dev/zero: is a device"),
+    "publish image localhost:9/x --key /dev/zero": (47, "cannot read the private key /dev/zero: it has more than 64 MiB"),
+    "build flashinfer --cache localhost:9/x --trust /dev/zero": (47, "cannot read the public key /dev/zero"),
+    "patch import /dev/zero": (30, "/dev/zero cannot be read: it has more than 64 MiB"),
     "inspect /dev/null": (53, "/dev/null is not a regular file"),
     "pull --check --index typo.json": (66, "the index typo.json does not exist"),
     f"bench run {NOWHERE} --given gpus=2": (2, "unknown name 'gpus'; did you mean 'gpu'?"),
@@ -430,8 +440,37 @@ CASES = {
     "build flashinfer --memory nan": (2, "nan"),
     "build flashinfer --memory=-1": (2, "'-1'"),
     "build flashinfer --memory 0": (2, "'0'"),
+    "recipe new flashinfer@0.7.1 --arguments": (2, "--arguments is for vLLM and SGLang"),
+    "recipe new vllm@0.32.0 --arguments --offline": (2, "and without --draft, --offline and --mirror"),
+    "build flashinfer --cache-push": (2, "--cache-push requires --cache"),
+    "build flashinfer --cache localhost:9/x --key key.pem": (2, "sign what --cache-push stores"),
+    "build flashinfer --cache localhost:9/x --cache-push --key key.pem": (2, "--key and --keyless require --trust"),
+    "build flashinfer --cache https://localhost/x": (65, "'https://localhost/x' is not a repository"),
+    "build flashinfer --cache localhost:9/x --trust nowhere.pub": (47, "nowhere.pub"),
     f"reproduce {CONFIG} --all-reduce-us 1e400": (2, "inf is not a finite number"),
-    "recipe schema --out model": (97, "cannot write model: it is a directory"),
+    "build flashinfer --offline -o log.txt": (44, "cannot write to log.txt: Not a directory"),
+    "build flashinfer --offline -o link": (44, "cannot write to link: No such file or directory"),
+    "build flashinfer --offline -o log.txt/below": (44, "cannot write to log.txt/below: Not a directory"),
+    "serve model/mine": (10, "no configuration file model/mine: it does not exist"),
+    "config show ../here": (10, "no configuration file ../here: it is a directory"),
+    "recipe schema -o model": (97, "cannot write model: it is a directory"),
+    "kld model --save log.txt": (44, "log.txt exists\nhint: choose another file with --save, or add --overwrite"),
+    "kld model model -o log.txt": (44, "log.txt exists\nhint: choose another file with --output, or add --overwrite"),
+    "verify kernels --receipt log.txt --offline": (44, "log.txt exists\nhint: choose another file with --receipt"),
+    "verify ptx --instructions --receipt log.txt": (44, "log.txt exists"),
+    "verify ptx log.txt --ptx log.txt": (44, "log.txt exists\nhint: choose another file with --ptx, or add --overwrite"),
+    "verify ptx log.txt --cubin ids.json": (44, "ids.json exists"),
+    "verify run --receipt log.txt true": (44, "log.txt exists"),
+    "bench export log.txt -o there.csv": (44, "there.csv exists\nhint: choose another file with --output, or add --overwrite"),
+    "bench show log.txt --plot there.svg": (44, "there.svg exists\nhint: choose another file with --plot, or add --overwrite"),
+    f"bench run {NOWHERE} --plot there.svg": (44, "there.svg exists"),
+    "patch drift --svg there.svg": (44, "there.svg exists\nhint: choose another file with --svg, or add --overwrite"),
+    "image export image there.tar": (44, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
+    f"reproduce {CONFIG} --header a:b": (2, "Invalid value for --header: applies only to a running server: add --url"),
+    f"reproduce {CONFIG} --cert log.txt": (2, "Invalid value for --cert: applies only to a running server: add --url"),
+    f"bench run {CONFIG} --checkpoint model --insecure": (2, "--insecure: applies only to a running server: give a URL"),
+    "doctor --python python3.12": (2, "Invalid value for --python: it runs the measurements: add --measure"),
+    "image list --index images.json": (2, "Invalid value for --index: an index lists images in registries: add --remote"),
     "patch check no-such-recipe": (10, "no-such-recipe"),
     "patch show gdc-flag": (10, "no series has a patch 'gdc-flag'"),
     "patch drop cutlass/gdc-flags": (10, "no series has a patch"),

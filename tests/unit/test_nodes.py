@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
 from sm120kit.cli import app
-from sm120kit.core.errors import BadRecipe, Sm120kitError, WrongNodes
+from sm120kit.core.errors import BadRecipe, Sm120kitError, StateUnwritable, WrongNodes
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.hosts.facts import probe
 from sm120kit.images.records import Image
@@ -113,6 +113,8 @@ def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.M
         assert container["network_mode"] == "host" and "ports" not in container
         assert value(container["command"], "--node-rank") == str(rank)
         assert f"# before: sm120kit doctor {SPARKS}\n" in file.read_text()
+    again = serve(*words, "--compose", str(tmp_path / "out"))
+    assert isinstance(again.exception, StateUnwritable) and again.exception.message == f"{files[0]} exists"
     printed = serve(*words, "--compose", "-").stdout
     assert [*yaml.safe_load_all(printed)] == [yaml.safe_load(file.read_text()) for file in files]
 
@@ -254,7 +256,8 @@ def test_gpus_that_cannot_be_divided(tmp_path: Path) -> None:
     file.write_text(TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 3"))
     with pytest.raises(BadRecipe, match=r"tensor_parallel: 1 x pipeline_parallel 3, but hardware\.gpus is 2"):
         configurations.load(str(file))
-    file.write_text(TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 2"))
+    pipeline = TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 2")
+    file.write_text(pipeline.replace("--tensor-", "--pipeline-"))
     assert configurations.load(str(file)).hardware.gpus_per_node == 1
 
 

@@ -333,7 +333,9 @@ def test_drawing_has_each_state_once(shelf: Shelf) -> None:
     drawn = [title for title in titles if title and ", flashinfer 0.6." in title]
     assert len(drawn) == len(set(drawn)) == 4 * 3
     assert "cutlass/cutlass-fix, flashinfer 0.6.2 (cutlass 4.2.1): already upstream" in drawn
-    shelf.json("--svg", str(file))
+    kind, message = refusal(shelf.run("--svg", str(file)))
+    assert kind is StateUnwritable and f"{file} exists" in message
+    shelf.json("--svg", str(file), "--overwrite")
     assert file.read_bytes() == content
 
 

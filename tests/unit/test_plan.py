@@ -75,6 +75,15 @@ def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -
     assert unknown.value.hint is not None and unknown.value.hint.endswith("; none")
 
 
+def test_wheel_without_modules_follows_from_its_tree() -> None:
+    """It has the patched sources, which FlashInfer compiles at first use."""
+    selection, environment = plan.Selection(RECIPE, RECIPE.archs, "none"), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {})
+    before, again, after = (
+        plan.plan_flashinfer(selection, replace(TREE, tree=tree), (), environment, ()).digest for tree in ("a", "a", "b")
+    )
+    assert before == again != after
+
+
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can compile them")
 @pytest.mark.parametrize(
     ("change", "refused"),

@@ -226,10 +226,10 @@ def test_patch_for_no_recipe_is_refused(tmp_path: Path) -> None:
     text = NEGATIVE.read_text()
     file.write_text(text.replace("Applies-To: cutlass >=4.2,<4.3", "Applies-To: cutlass >=3,<3.1"))
     with pytest.raises(PatchConflict, match=r"is for cutlass >=3,<3\.1, which no recipe with a source has"):
-        prover.patch_trees(str(file), options)
+        prover.source_change(str(file), options)
     file.write_text(text.replace("Applies-To: cutlass", "Applies-To: nccl"))
     with pytest.raises(PatchConflict, match=r"is for nccl; flashinfer-0\.6\.6 has cutlass, flashinfer"):
-        prover.patch_trees(str(file), options, resolve_flashinfer("flashinfer-0.6.6", options))
+        prover.source_change(str(file), options, resolve_flashinfer("flashinfer-0.6.6", options))
 
 
 def test_foreign_diff_is_read_without_trailers(tmp_path: Path) -> None:

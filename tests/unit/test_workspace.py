@@ -210,3 +210,13 @@ def test_write_atomic_to_pipe(tmp_path: Path) -> None:
     write_atomic(pipe, b"content")
     assert os.read(reader, 100) == b"content" and pipe.is_fifo()
     os.close(reader)
+
+
+def test_memory_for_a_small_input_does_not_depend_on_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"content")
+    program = (
+        "import resource, sys; from pathlib import Path; from sm120kit.core.state import read_input;"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30)); print(read_input(Path(sys.argv[1])).decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "small"], capture_output=True, text=True, check=True)
+    assert done.stdout == "content\n"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm120kit.core.errors import BadRecipe
-from sm120kit.core.state import parse_json
+from sm120kit.core.state import parse_json, read_input_text
 
 BLOCK_TOKENS = 512
 """Tokens of input for which a trace of Mooncake has one hash id."""
@@ -99,7 +99,7 @@ def turns(conversation: Conversation) -> Iterator[Conversation]:
 
 def _entries(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input_text(path)
         if text.lstrip().startswith("["):
             yield from enumerate(parse_json(text), 1)
             return

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sm120kit.bench import published_formats
 from sm120kit.bench.published_formats import OUTPUT, Figure
 from sm120kit.core.errors import BadReceipt
-from sm120kit.core.state import parse_json
+from sm120kit.core.state import parse_json, read_input
 
 SHORTEST_ANSWER = 200
 """Tokens per user below which start and end dominate a decode rate."""
@@ -64,7 +64,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
 
 def _load(path: Path) -> Any:
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(read_input(path))
     except OSError as error:
         raise BadReceipt(f"{path}: {error.strerror}", "name a published result file") from error
     except ValueError as error:

@@ -15,7 +15,7 @@ from sm120kit.bench.energy import Energy
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadReceipt
-from sm120kit.core.state import parse_json, read_record, write_record
+from sm120kit.core.state import parse_json, read_input, read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
 LAG_SECONDS = 0.1
@@ -175,7 +175,7 @@ def read(path: Path) -> Receipt:
         BadReceipt: the file is missing, not a receipt, or of a newer format.
     """
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
         if version != FORMAT:
             raise BadReceipt(

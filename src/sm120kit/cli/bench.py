@@ -27,7 +27,7 @@ class RunningServer(ServerAccess):
         str, typer.Option("--model", metavar="MODEL", help="With URL: the model; default: the server's only model.")
     ] = ""
     record: Annotated[
-        Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that launch wrote for this server.")
+        Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that serve wrote for this server.")
     ] = None
     timeout: Timeout = 120.0
 
@@ -50,7 +50,7 @@ class Results:
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="The receipt, written after each cell; a partial one is resumed."),
     ] = Path("receipt.json")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt and plot.")] = False
     plot: receipts.Plot = ""
     json: Json = False
 
@@ -94,7 +94,7 @@ def run_(
     named = choice.load()
     earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
     require_writable(results.output)
-    receipts.require_plot(results.plot)
+    receipts.require_plot(results.plot, results.overwrite or earlier is not None)
     total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
     printed = 0 if earlier is None else len(earlier.cells)
     if earlier:
@@ -135,6 +135,7 @@ def _require_options_of_config(target: str, running: RunningServer, launched: La
     if running.model or running.record:
         option = "--model" if running.model else "--run"
         raise typer.BadParameter("applies only to a running server: give a URL", param_hint=option)
+    running.require_used(False, "give a URL")
 
 
 def _require_options_of_url(launched: LaunchedServer) -> None:

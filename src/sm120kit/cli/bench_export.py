@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sm120kit.cli.options import Overwrite
 from sm120kit.core import console
 
 
@@ -17,8 +18,11 @@ def export(
     ] = Path("receipt.html"),
     slo: Annotated[
         list[str] | None,
-        typer.Option("--slo", metavar="NAME=MS", help="An objective of a request for goodput: ttft=500, itl:p95=50, e2e=9000."),
+        typer.Option(
+            "--slo", metavar="NAME=MS", help="Objective for goodput, such as ttft=500, itl:p95=50 or e2e=9000; repeatable."
+        ),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write receipts as a table or a page with charts.
 
@@ -26,12 +30,13 @@ def export(
     """
     from sm120kit.bench import export as exports
     from sm120kit.bench import receipt, saturation
-    from sm120kit.core.state import require_writable, write_atomic
+    from sm120kit.core.state import require_new, require_writable, write_atomic
 
     writers = {".csv": exports.as_csv, ".md": exports.as_markdown, ".html": exports.as_html}
     if output.suffix not in writers:
         raise typer.BadParameter(f"{output}: a file ends in {', '.join(writers)}", param_hint="--output")
     require_writable(output)
+    require_new(output, "--output", overwrite)
     objectives = saturation.parse_objectives(slo or [])
     named = [(path.stem, receipt.read(path)) for path in receipts]
     write_atomic(output, writers[output.suffix](named, objectives).encode())

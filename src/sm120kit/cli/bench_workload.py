@@ -117,10 +117,10 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    from sm120kit.core.state import parse_json
+    from sm120kit.core.state import parse_json, read_input
 
     try:
-        value = parse_json(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+        value = parse_json(read_input(Path(text[1:])) if text.startswith("@") else text)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{text}: {error}", param_hint="--extra-body") from error
     if not isinstance(value, dict):

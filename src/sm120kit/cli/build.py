@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ContextOnly, Limits, Network, Sources, recipe_names
+from sm120kit.cli.options import ContextOnly, Limits, Network, RemoteCacheOptions, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What else is built, where the build stops, and the directory for its wheels."""
+    """What else is built, where the build stops, the directory for its wheels, and how the result is printed."""
 
     from_source: Annotated[
         bool,
@@ -63,6 +63,7 @@ class BuildOptions:
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the wheel.")] = Path("wheelhouse")
+    json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ def build(
     steps: BuildOptions,
     limits: Limits,
     image: ImageOptions,
+    cache: RemoteCacheOptions,
     sources: Sources,
-    json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
     """Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it.
 
@@ -131,31 +132,39 @@ def build(
     GPU.
     """
     from sm120kit.cli import build_output
+    from sm120kit.core.state import require_output_directory
     from sm120kit.recipes.target import EngineTarget
     from sm120kit.wheels import pipeline
-    from sm120kit.wheels.records import WheelBuild
+    from sm120kit.wheels.records import Stage, WheelBuild
 
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
-    options = sources.run_options(limits)
+    options = cache.used_by(sources.run_options(limits))
     target = pipeline.resolve(engine, options)
     delivers = isinstance(target, EngineTarget) and not steps.to and not steps.dry_run
     _require_applicable(kernels, steps, image, engine=isinstance(target, EngineTarget), delivers=delivers)
     pipeline.require_machine(target, request)
-    image_request = None
+    if request.stage is Stage.PACK:
+        require_output_directory(steps.output)
+    image_request, key = None, ""
     if delivers and isinstance(target, EngineTarget):
         from sm120kit.images import delivery
 
-        image_request = delivery.prepare(image.request(), target.recipe, target.closure, options)
+        image_request = image.request()
+        key = delivery.shared_key(target, request, image_request) if options.remote else ""
+        if report := delivery.fetch_shared(key, target):
+            build_output.show_shared(report, json=steps.json)
+            return
+        image_request = delivery.prepare(image_request, target.recipe, target.closure, options)
     started = time.monotonic()
     with watcher() as watch:
         result = pipeline.build(target, request, watch)
     seconds = time.monotonic() - started
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     if wheel.artifacts is None:
-        build_output.show_stage(result, request.stage, seconds, options, json=json)
+        build_output.show_stage(result, request.stage, seconds, options, json=steps.json)
         return
     paths = [_copy(path, sha256, steps.output) for path, sha256 in result.wheels.items()]
-    if json and not delivers:
+    if steps.json and not delivers:
         console.json_data(wheel.artifacts)
         return
     build_output.show_wheels(result, paths, seconds)
@@ -163,7 +172,7 @@ def build(
         for path in paths:
             console.data(str(path))
     else:
-        build_output.deliver(result, image_request, options, json=json)
+        build_output.deliver(result, image_request, options, key, json=steps.json)
 
 
 def _stage(text: str) -> Stage:

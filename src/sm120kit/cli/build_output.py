@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sm120kit.core import console
 
 if TYPE_CHECKING:
+    from sm120kit.images.checks import CheckReport
     from sm120kit.images.delivery import ImageRequest
     from sm120kit.sources.context import Options
     from sm120kit.wheels.engines import EngineBuild
@@ -160,8 +161,19 @@ def _built(ran: bool) -> str:
     return "built" if ran else "nothing to do for"
 
 
-def deliver(build: EngineBuild, request: ImageRequest, options: Options, *, json: bool) -> None:
-    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails."""
+def show_shared(report: CheckReport, *, json: bool) -> None:
+    """Print an image that another machine built and verified."""
+    from sm120kit.cli.image import show_report
+
+    console.info("nothing to build: the cache has the image; its checks were run where it was built")
+    show_report(report, json=json)
+
+
+def deliver(build: EngineBuild, request: ImageRequest, options: Options, key: str, *, json: bool) -> None:
+    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails.
+
+    ``key`` is that of the image in the remote cache, which gets it.
+    """
     from sm120kit.cli.image import show_context, show_report
     from sm120kit.images import delivery
 
@@ -172,4 +184,6 @@ def deliver(build: EngineBuild, request: ImageRequest, options: Options, *, json
         return
     seconds = time.monotonic() - started
     console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
-    show_report(delivery.verify_once(result.image, options.workspace), json=json)
+    report = delivery.verify_once(result.image, options.workspace)
+    delivery.share(key, report, options)
+    show_report(report, json=json)

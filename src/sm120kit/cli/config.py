@@ -28,12 +28,13 @@ def list_(json: Json = False) -> None:
                 config.name,
                 config.engine,
                 config.hardware.gpus,
-                _figure(config.reference[0]),
+                _figure(config.reference[0]) + (" *" if config.reference[0].differs else ""),
                 config.reference[0].reproducibility,
             )
             for config in listed
         ),
     )
+    console.data("* measured with another setup: `sm120kit config show CONFIG` has the differences")
 
 
 def show(name: ConfigName, json: Json = False) -> None:
@@ -64,7 +65,7 @@ def show(name: ConfigName, json: Json = False) -> None:
     console.table(("field", "value"), rows)
     console.table(
         ("published", "users", "class", "method", "conditions", "source"),
-        ((_figure(r), r.users, r.reproducibility, r.method, r.conditions, r.source) for r in config.reference),
+        ((_figure(r), r.users, r.reproducibility, r.method, _conditions(r), r.source) for r in config.reference),
     )
     console.data("unverified on SM120: none of these figures was measured with sm120kit")
 
@@ -94,6 +95,11 @@ def _container(container: Container) -> str:
     if container.ulimits:
         parts.append(f"ulimits {' '.join(f'{name}={value}' for name, value in container.ulimits.items())}")
     return "; ".join([*parts, f"caches {' '.join(container.caches) or 'none'}"])
+
+
+def _conditions(reference: Reference) -> str:
+    missing = f"; not in this configuration: {reference.differs}" if reference.differs else ""
+    return reference.conditions + missing
 
 
 def _figure(reference: Reference) -> str:

@@ -60,9 +60,11 @@ def path() -> Path:
 
 
 def _content() -> dict[str, Any]:
+    from sm120kit.core.state import read_input_text
+
     file = path()
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(read_input_text(file))
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
             raise BadConfigFile(f"{VARIABLE} names {file}, which does not exist", f"correct or unset {VARIABLE}") from None

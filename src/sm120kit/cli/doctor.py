@@ -77,6 +77,8 @@ def doctor(
 
     if measured.transfers and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
+    if measured.python != sys.executable and not measured.transfers:
+        raise typer.BadParameter("it runs the measurements: add --measure", param_hint="--python")
     if measured.receipts and not config:
         raise typer.BadParameter("CONFIG is required, which the receipt was measured with", param_hint="--receipt")
     if measured.receipts and as_json:

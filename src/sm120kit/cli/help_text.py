@@ -15,7 +15,7 @@ TERM_COLUMNS = 26
 TEXT_COLUMNS = 44
 """The narrowest second column of a list, which the longest variable fits; if narrower, text is printed below its term."""
 
-EPILOG = "Options can also be set by environment variables and in a configuration file: docs/configuration.md."
+CONFIGURED = "Options can also be set by environment variables and in a configuration file: docs/configuration.md."
 
 
 def usage(command: Any, ctx: Any) -> str:
@@ -37,7 +37,16 @@ def page(command: Any, ctx: Any, summaries: Mapping[str, str] | None = None) -> 
     options = [(_term(param), _text(param)) for param in params if param.param_type_name == "option"]
     lists = (("Arguments", arguments), ("Options", options), ("Commands", list((summaries or {}).items())))
     parts += [f"{title}:\n{_definitions(rows)}" for title, rows in lists if rows]
-    return "\n".join([*parts, f"{_wrapped(EPILOG, '', '')}\n"])
+    return "\n".join([*parts, f"{_wrapped(_configured(params), '', '')}\n"])
+
+
+def _configured(params: Iterable[Any]) -> str:
+    """How options can be set as well, with the variable of one that is not shared by commands as an example."""
+    own = next((param for param in params if isinstance(param.envvar, list) and len(param.envvar) == 1), None)
+    if own is None:
+        return CONFIGURED
+    long = next(text for text in own.opts if text.startswith("--"))
+    return CONFIGURED.replace("environment variables", f"environment variables, such as {own.envvar[0]} for {long},")
 
 
 def _columns() -> int:
@@ -95,10 +104,10 @@ def _term(param: Any) -> str:
 
 
 def _text(param: Any) -> str:
-    """The help of a parameter, with its environment variable, default and range."""
-    default, variable = _default(param), param.envvar
+    """The help of a parameter, with its default, its range, and the environment variable that sets it in all commands."""
+    default = _default(param)
     notes = [
-        f"env:\N{NO-BREAK SPACE}{variable if isinstance(variable, str) else variable[-1]}" if variable else "",
+        f"env:\N{NO-BREAK SPACE}{param.envvar[1]}" if isinstance(param.envvar, list) and param.envvar[1:] else "",
         f"default: {default}" if default else "",
         _range(param),
         "required" if param.required and param.param_type_name == "option" else "",
@@ -113,11 +122,11 @@ def _default(param: Any) -> str:
         return ""
     if value is True:
         return str(param.opts[0].lstrip("-")) if param.secondary_opts else ""
-    return str(value.value if isinstance(value, Enum) else value)
+    return f"{value:g}" if isinstance(value, float) else str(value.value if isinstance(value, Enum) else value)
 
 
 def _range(param: Any) -> str:
     low, high = (getattr(param, name, None) for name in ("min", "max"))
-    if low is None:
-        return ""
-    return f"at least {low}" if high is None else f"{low} to {high}"
+    if high is None:
+        return "" if low in (None, 0, 1) else f"at least {low}"
+    return f"{low} to {high}"

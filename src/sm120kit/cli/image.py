@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +14,7 @@ from sm120kit.cli.options import (
     Index,
     Json,
     PublishedImages,
+    SigningOptions,
     Sources,
     State,
     Trust,
@@ -22,7 +22,6 @@ from sm120kit.cli.options import (
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.images.attestation import Signer
     from sm120kit.images.checks import CheckReport
     from sm120kit.images.records import ImageContext
 
@@ -138,32 +137,6 @@ def show_report(report: CheckReport, *, json: bool) -> None:
     console.info("unverified on SM120: no kernel was run")
     if not json:
         console.data(report.verified.reference)
-
-
-@dataclass(frozen=True)
-class SigningOptions:
-    """How a published image is signed; by default it is not."""
-
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None
-    keyless: Annotated[bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.")] = False
-    trust_config: Annotated[
-        Path | None,
-        typer.Option("--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON."),
-    ] = None
-
-    def signer(self) -> Signer | None:
-        """The signer, if one is requested.
-
-        Raises:
-            typer.BadParameter: the options contradict each other.
-        """
-        from sm120kit.images import attestation
-
-        if self.key and self.keyless:
-            raise typer.BadParameter("--key and --keyless are two ways to sign: use one of them")
-        if self.trust_config and not self.keyless:
-            raise typer.BadParameter("--trust-config requires --keyless")
-        return attestation.signer(self.key, self.trust_config) if self.key or self.keyless else None
 
 
 def publish(

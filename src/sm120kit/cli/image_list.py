@@ -12,6 +12,7 @@ from sm120kit.core import console
 
 
 def list_(
+    ctx: typer.Context,
     remote: Annotated[bool, typer.Option("--remote", help="List the images in the index, for `sm120kit pull`.")] = False,
     index: Index = Path("images.json"),
     state: State = None,
@@ -22,6 +23,9 @@ def list_(
     Without --remote, list all images of sm120kit in the state directory and in the container daemon, if there is one.
     Unverified images have no tag.
     """
+    source = ctx.get_parameter_source("index")  # a variable or the configuration file sets it for all commands
+    if not remote and source and source.name == "COMMANDLINE":
+        raise typer.BadParameter("an index lists images in registries: add --remote", param_hint="--index")
     if remote:
         _show_remote(index, json=json)
     else:

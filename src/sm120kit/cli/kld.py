@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, ServerAccess
+from sm120kit.cli.options import Json, Overwrite, ServerAccess
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class ComparisonResults:
     max_mean: Annotated[
         float | None, typer.Option("--max-mean", min=0, metavar="NATS", help="Exit code 1 if the mean is larger.")
     ] = None
+    overwrite: Overwrite = False
     json: Json = False
 
 
@@ -171,15 +172,17 @@ def kld(
     lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
     run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
-    from sm120kit.core.state import require_writable
+    from sm120kit.core.state import require_new, require_writable
     from sm120kit.kld import SavedReference, split_windows
 
     if bool(save) == bool(test):
         raise typer.BadParameter("name a TEST to compare, or a FILE to save the reference to", param_hint="--save")
     if save is not None:
         require_writable(save, "--save")
+        require_new(save, "--save", results.overwrite)
     if results.output is not None:
         require_writable(results.output)
+        require_new(results.output, "--output", results.overwrite)
     stored = None if _is_url(reference) or not Path(reference).is_file() else SavedReference(Path(reference))
     if stored and save:
         raise typer.BadParameter(f"{reference} is a saved reference", param_hint="--save")

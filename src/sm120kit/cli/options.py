@@ -21,6 +21,7 @@ import typer
 if TYPE_CHECKING:
     from sm120kit.core.tls import Tls
     from sm120kit.core.urls import Endpoint
+    from sm120kit.images.attestation import Signer
     from sm120kit.images.published import Source
     from sm120kit.sources.context import Options as RunOptions
     from sm120kit.sources.records import DebianArchives
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 SHARED = frozenset(
     {
         "api-key",
+        "cache",
         "debian-keyring",
         "debian-mirror",
         "find-links",
@@ -60,7 +62,7 @@ Headers = Annotated[
     typer.Option(
         "--header",
         metavar="NAME:VALUE|@FILE",
-        help="Header of each request, such as a proxy's credentials; never stored. Repeatable.",
+        help="Header of each request, such as a proxy's credentials; never stored; repeatable.",
     ),
 ]
 Timeout = Annotated[
@@ -129,16 +131,12 @@ DebianMirror = Annotated[
 ]
 FindLinks = Annotated[
     list[str] | None,
-    typer.Option(
-        "--find-links", metavar="DIR|URL", help="Directory or page to search for packages before the index; repeatable."
-    ),
+    typer.Option("--find-links", metavar="DIR|URL", help="Search here before the index; repeatable."),
 ]
-IndexUrl = Annotated[
-    str, typer.Option("--index-url", metavar="URL", help="Package index; default: the index that pip or uv is configured with.")
-]
+IndexUrl = Annotated[str, typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.")]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Compile at most N files at once; default: number of cores."),
+    typer.Option("--jobs", "-j", min=1, metavar="N", help="Files to compile at once; default: number of cores."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="File that lists the published images.")]
@@ -149,23 +147,22 @@ Memory = Annotated[
         min=0.1,
         callback=finite,
         metavar="GIB",
-        help="Use at most this much memory; default: the memory that is available.",
+        help="Memory to use at most; default: what is available.",
     ),
 ]
 Minimum = Annotated[
     str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
 ]
-Mirror = Annotated[
-    str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from this mirror instead of the index.")
-]
+Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.")]
 Network = Annotated[
     str, typer.Option("--network", metavar="NAME", help="Docker network of the image's build steps, which download nothing.")
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Download nothing: use cached files or a local mirror.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Use cached files and local mirrors only.")]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="State directory (downloads, builds, records); default: the user's."),
+    typer.Option("--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit."),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Trust = Annotated[
     Path | None,
     typer.Option("--trust", metavar="FILE", help="Accept only images signed with this public key or by this identity."),
@@ -261,6 +258,88 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
+class SigningOptions:
+    """How what is published or pushed is signed; by default it is not."""
+
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None
+    keyless: Annotated[bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.")] = False
+    trust_config: Annotated[
+        Path | None,
+        typer.Option("--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON."),
+    ] = None
+
+    def signer(self) -> Signer | None:
+        """The signer, if one is requested.
+
+        Raises:
+            typer.BadParameter: the options contradict each other.
+        """
+        from sm120kit.images import attestation
+
+        if self.key and self.keyless:
+            raise typer.BadParameter("--key and --keyless are two ways to sign: use one of them")
+        if self.trust_config and not self.keyless:
+            raise typer.BadParameter("--trust-config requires --keyless")
+        return attestation.signer(self.key, self.trust_config) if self.key or self.keyless else None
+
+    @property
+    def sign(self) -> Callable[[bytes], bytes] | None:
+        """What signs a statement; the identity of a job is used when it is called, because its token is valid for minutes."""
+        if self.keyless and not self.key:
+            return lambda payload: self._signer(payload)
+        signer = self.signer()
+        return signer.sign if signer else None
+
+    def _signer(self, payload: bytes) -> bytes:
+        signer = self.signer()
+        assert signer is not None
+        return signer.sign(payload)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteCacheOptions(SigningOptions):
+    """A registry in which finished builds are looked up, and how those are signed that are stored there."""
+
+    cache: Annotated[
+        str,
+        typer.Option(
+            "--cache",
+            metavar="REPOSITORY",
+            help="Use finished builds of other machines in this repository of a registry; with --trust, only signed ones.",
+        ),
+    ] = ""
+    cache_push: Annotated[bool, typer.Option("--cache-push", help="Store finished builds in the --cache as well.")] = False
+    trust: Annotated[
+        Path | None,
+        typer.Option("--trust", metavar="FILE", help="With --cache: only builds signed with this key or by this identity."),
+    ] = None
+
+    def used_by(self, options: RunOptions) -> RunOptions:
+        """These options of a run with the cache; without a network, none is used.
+
+        Raises:
+            typer.BadParameter: an option lacks the other that it is for.
+            RegistryFailed: the repository is malformed.
+            BadKey: a key cannot be used.
+        """
+        if (self.key or self.keyless or self.trust_config) and not self.cache_push:
+            raise typer.BadParameter("--key, --keyless and --trust-config sign what --cache-push stores")
+        if self.cache_push and not self.cache:
+            raise typer.BadParameter("--cache-push requires --cache")
+        if (self.key or self.keyless) and not self.trust:
+            raise typer.BadParameter(
+                "--key and --keyless require --trust: what is signed may contain builds of the cache, which must be signed, too"
+            )
+        if not self.cache:
+            return options
+        from sm120kit.images.remote_cache import CacheAccess, RegistryCache
+
+        access = CacheAccess(self.trust, self.cache_push, self.sign)
+        remote = RegistryCache(self.cache, access)
+        return options if options.origin.offline else dataclasses.replace(options, remote=remote)
+
+
+@dataclasses.dataclass(frozen=True)
 class ServerAccess:
     """Credentials and TLS of requests to a server that is running already."""
 
@@ -277,6 +356,16 @@ class ServerAccess:
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted), if in another file.")
     ] = None
+
+    def require_used(self, running: bool, remedy: str) -> None:
+        """Refuse headers and certificates if no server is running already. A key may be for all commands.
+
+        Raises:
+            typer.BadParameter: one is given, but ``running`` is false.
+        """
+        given = {"--header": self.header, "--cacert": self.cacert, "--insecure": self.insecure, "--cert": self.cert}
+        if options := [option for option, value in {**given, "--key": self.key}.items() if value and not running]:
+            raise typer.BadParameter(f"applies only to a running server: {remedy}", param_hint=options[0])
 
     def endpoint(self, url: str) -> Endpoint:
         """The server at ``url``.
@@ -352,8 +441,9 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(group: Any) -> list[inspect.Parameter]:
-    """The fields of a group as parameters of a command."""
+    """The fields of a group as parameters of a command, those of the groups that it extends last."""
     hints = get_type_hints(group, include_extras=True)
+    own = inspect.get_annotations(group)
     return [
         inspect.Parameter(
             field.name,
@@ -361,7 +451,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
             default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
             annotation=hints[field.name],
         )
-        for field in dataclasses.fields(group)
+        for field in sorted(dataclasses.fields(group), key=lambda field: field.name not in own)
     ]
 
 
@@ -397,8 +487,10 @@ def _content(text: str, option: str) -> str:
     """A value, or the content of the file in ``@FILE``."""
     if not text.startswith("@"):
         return text
+    from sm120kit.core.state import read_input_text
+
     try:
-        content = Path(text[1:]).expanduser().read_text().strip()
+        content = read_input_text(Path(text[1:]).expanduser()).strip()
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
         raise typer.BadParameter(f"cannot read {text[1:]}: {reason}", param_hint=option) from error

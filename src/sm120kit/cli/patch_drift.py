@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Sources
+from sm120kit.cli.options import Json, Overwrite, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def drift(
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="Also pre-releases and yanked releases.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the matrix to this file.")] = None,
+    overwrite: Overwrite = False,
     *,
     sources: Sources,
     json: Json = False,
@@ -59,9 +60,10 @@ def drift(
     if since:
         _require_version(since)
     if svg:
-        from sm120kit.core.state import require_writable
+        from sm120kit.core.state import require_new, require_writable
 
         require_writable(svg, "--svg")
+        require_new(svg, "--svg", overwrite)
     selected = [name for name in known if name in (projects or known)]
     options = sources.run_options()
     rows = matrix.drift_matrix(selected, root, Releases(options.workspace, options.origin), since=since, every=every)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import Json, Overwrite
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Given = Annotated[
     list[str] | None,
-    typer.Option("--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'."),
+    typer.Option(
+        "--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'; repeatable."
+    ),
 ]
 SHOWN_DIFFERENCE = 0.001
 """Share of a rate from which its uncertainty is printed."""
@@ -32,6 +34,7 @@ Plot = Annotated[
 def show(
     receipts: Annotated[list[Path], typer.Argument(metavar="RECEIPT", help="Files that bench run wrote.")],
     plot: Plot = "",
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Show the figures of receipts.
@@ -40,7 +43,7 @@ def show(
     """
     from sm120kit.bench import receipt
 
-    require_plot(plot)
+    require_plot(plot, overwrite)
     named = [(path.stem, receipt.read(path)) for path in receipts]
     render(named, as_json=json)
     draw(plot, named)
@@ -76,14 +79,16 @@ def users(cell: Cell | MeasuredCell | CellDifference) -> str:
     return f"{cell.users} user{'s' * (cell.users > 1)}"
 
 
-def require_plot(plot: str) -> None:
-    """Check before a measurement that its plot can be drawn."""
+def require_plot(plot: str, overwrite: bool) -> None:
+    """Check before a measurement that its plot can be drawn, and replaces no file unless it may."""
     if plot in ("", "-"):
         return
     from sm120kit.bench import plot as plots
+    from sm120kit.core.state import require_new
 
     if Path(plot).suffix not in plots.KINDS:
         raise typer.BadParameter(f"{plot}: a plot is {' or '.join(plots.KINDS)}, or - for text", param_hint="--plot")
+    require_new(Path(plot), "--plot", overwrite)
     plots.require(Path(plot))
 
 

@@ -180,8 +180,8 @@ def requirements(
 
 
 def schema(
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a recipe.
@@ -192,7 +192,7 @@ def schema(
     from sm120kit.core import state
 
     text = recipes.json_schema()
-    if out is None:
+    if output is None:
         console.data(text)
     else:
-        state.write_atomic(out, (text + "\n").encode())
+        state.write_atomic(output, (text + "\n").encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 
 def _releases(incomplete: str) -> list[str]:
     return [name for name in ("flashinfer@latest", "vllm@latest", "sglang@latest") if name.startswith(incomplete)]
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Which files `recipe new` writes."""
+
+    draft: Annotated[
+        bool, typer.Option("--draft", help="Write the recipes only: not locked, not planned, whether patches fit or not.")
+    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe if it exists.")] = False
+    arguments: Annotated[
+        bool,
+        typer.Option(
+            "--arguments", help="Also record the options of the engine's parser, in a temporary environment: 8 GB of disk."
+        ),
+    ] = False
 
 
 def new(
@@ -46,11 +63,8 @@ def new(
             help="Version that replaces what others require, if the wheels do not resolve without it; repeatable.",
         ),
     ] = None,
-    draft: Annotated[
-        bool, typer.Option("--draft", help="Write the recipes only: not locked, not planned, whether patches fit or not.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe if it exists.")] = False,
     *,
+    results: ResultOptions,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -68,16 +82,20 @@ def new(
     overrides = _overrides(override or [])
     if overrides and engine == "flashinfer":
         raise typer.BadParameter("wheels are overridden in recipes of vLLM and SGLang only", param_hint="--override")
-    request = new_recipe.NewRecipeRequest(engine, version, like, overrides, overwrite, draft)
+    if results.arguments and (results.draft or engine == "flashinfer" or sources.mirror or sources.offline):
+        raise typer.BadParameter("--arguments is for vLLM and SGLang, and without --draft, --offline and --mirror")
+    request = new_recipe.NewRecipeRequest(engine, version, like, overrides, results.overwrite, results.draft)
     options = sources.run_options()
     proofs: list[PatchProof] = []
     errors: dict[str, str] = {}
     with options.workspace.exclusive("recipe-new"), options.workspace.scratch() as directory:
         staged = new_recipe.RecipeMaker(request, options, directory).make()
-        if not draft:
+        if not results.draft:
             new_recipe.plan(staged)
             if isinstance(staged[0].target, FlashInferTarget):
                 proofs, errors = prover.prove_series(staged[0].target, options)
+        if results.arguments:
+            new_recipe.record_arguments(staged[-1])
         files = new_recipe.publish(staged)
     drafts = [each.draft for each in staged]
     states = [state for each in staged for state in each.states]
@@ -95,7 +113,7 @@ def new(
     console.data("\nto decide:" if decisions else "\nnothing to decide")
     for number, text in enumerate(decisions, 1):
         console.data(f"{number}. {text}")
-    console.info("\n".join(["next:", *_next_steps(drafts[-1], draft=draft)]))
+    console.info("\n".join(["next:", *_next_steps(drafts[-1], draft=results.draft, recorded=results.arguments)]))
 
 
 def _overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -134,15 +152,12 @@ def _show_notes(drafts: Iterable[Draft]) -> None:
     )
 
 
-def _next_steps(last: Draft, *, draft: bool) -> list[str]:
+def _next_steps(last: Draft, *, draft: bool, recorded: bool) -> list[str]:
     lock = [f"  sm120kit recipe lock {last.name}"] if draft else []
     if last.data["engine"] == "flashinfer":
         return [*lock, f"  sm120kit build {last.name}"]
-    return [
-        *lock,
-        f"  nox -s arguments -- {last.name}  # the options of its parser, in an environment of 2 GB",
-        f"  sm120kit build {last.name}",
-    ]
+    options = f"  nox -s arguments -- {last.name}  # the options of its parser, as with --arguments"
+    return [*lock, *([] if recorded else [options]), f"  sm120kit build {last.name}"]
 
 
 def update(*, sources: Sources, json: Json = False) -> None:

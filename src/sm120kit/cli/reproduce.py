@@ -28,7 +28,7 @@ class ServerAtUrl(ServerAccess):
         str, typer.Option("--url", metavar="URL", help="Measure this server, which was started as CONFIG describes.")
     ] = ""
     record: Annotated[
-        Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that launch wrote for the server.")
+        Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that serve wrote for this server.")
     ] = None
     timeout: Timeout = 120.0
 
@@ -73,7 +73,7 @@ def reproduce_(
     launched: LaunchedServer,
     images: PublishedImages,
     receipts: Annotated[
-        list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing; judge this receipt. Repeatable.")
+        list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing; judge this receipt; repeatable.")
     ] = None,
     method: Method,
     json: Json = False,
@@ -133,6 +133,7 @@ def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launc
         raise typer.BadParameter("use only one of --url, --checkpoint and --receipt")
     if running.record and not running.url:
         raise typer.BadParameter("applies only to a running server: add --url", param_hint="--run")
+    running.require_used(bool(running.url), "add --url")
     if launched.image and not launched.checkpoint:
         raise typer.BadParameter("applies only to a server to launch: add --checkpoint", param_hint="--image")
     if launched.restarts and not launched.checkpoint:

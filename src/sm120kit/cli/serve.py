@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, ConfigName, Offline, PublishedImages, State, key_of
+from sm120kit.cli.options import ApiKey, ConfigName, Offline, Overwrite, PublishedImages, State, key_of
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class PlannedOutput:
         typer.Option("--compose", metavar="FILE|-", help="Write a compose file, with --nodes a directory of them."),
     ] = ""
     kubernetes: Annotated[str, typer.Option("--kubernetes", metavar="FILE|-", help="Write a manifest; start nothing.")] = ""
+    overwrite: Overwrite = False
     root: Annotated[
         list[Path] | None,
         typer.Option(
@@ -186,7 +187,16 @@ class PlannedOutput:
         """Write the selected forms of the container, or of those of several nodes.
 
         ``config`` is a name, or the absolute path of a file.
+
+        Raises:
+            StateUnwritable: a file exists that may not be overwritten, or cannot be written.
         """
+        from sm120kit.core.state import require_new
+
+        for option, file in (("--compose", self.compose), ("--kubernetes", self.kubernetes)):
+            for rank, launch in enumerate(prepared):
+                if file not in ("", "-"):
+                    require_new(_node_file(file, rank) if launch.service.node else Path(file), option, self.overwrite)
         if prepared[0].service.node:
             self._write_nodes(prepared, config)
         else:
@@ -203,7 +213,7 @@ class PlannedOutput:
             console.data("---\n".join(files).rstrip("\n"), credentials=True)
         else:
             for rank, text in enumerate(files):
-                _write(str(Path(self.compose) / f"node-{rank}.yaml"), text, prepared[rank])
+                _write(str(_node_file(self.compose, rank)), text, prepared[rank])
 
     def _write_container(self, prepared: PreparedLaunch) -> None:
         import shlex
@@ -385,6 +395,10 @@ def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
 
     console.info(f"first answer after {answer.seconds:.1f} s: {answer.text!r}")
     console.data(answers.curl(endpoint, answer.model, "SM120KIT_API_KEY"))
+
+
+def _node_file(directory: str, rank: int) -> Path:
+    return Path(directory) / f"node-{rank}.yaml"
 
 
 def _write(destination: str, text: str, prepared: PreparedLaunch) -> None:

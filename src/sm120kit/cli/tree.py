@@ -182,7 +182,7 @@ def _verbosity() -> list[Any]:
                 "-v",
                 callback=_set_verbose,
                 expose_value=False,
-                help="Also print downloads and the programs that run.",
+                help="Also print downloads and programs that run.",
             ),
         ] = False,
         quiet: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import FlashInferName, Json, Limits, Sources
+from sm120kit.cli.options import FlashInferName, Json, Limits, Overwrite, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RecordOptions:
         Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of a complete run to this file.")
     ] = None
     write: Annotated[bool, typer.Option("--write", help="Write the record to patches/evidence.")] = False
+    overwrite: Overwrite = False
 
 
 def verify_kernels(
@@ -71,7 +72,7 @@ def verify_kernels(
     proves nothing.
     """
     from sm120kit.core.errors import ControlMissed, UnknownName
-    from sm120kit.core.state import data_root, require_writable, write_record
+    from sm120kit.core.state import data_root, require_new, require_writable, write_record
     from sm120kit.kernels.gpu_tests import Backend, VerificationScope, session
     from sm120kit.recipes.target import resolve_flashinfer
 
@@ -86,6 +87,7 @@ def verify_kernels(
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
     if output.receipt:
         require_writable(output.receipt, "--receipt")
+        require_new(output.receipt, "--receipt", output.overwrite)
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
         _compile_only(session.compile_verification(target, scope), as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sm120kit.cli.build import KernelOptions
-from sm120kit.cli.options import Json, Limits, Sources
+from sm120kit.cli.options import Json, Limits, Overwrite, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class PtxOutput:
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of --instructions to this file.")
     ] = None
+    overwrite: Overwrite = False
 
 
 def verify_ptx(
@@ -70,7 +71,7 @@ def verify_ptx(
     model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not detected.
     """
     from sm120kit.core.errors import ControlMissed
-    from sm120kit.core.state import require_writable, write_record
+    from sm120kit.core.state import require_new, require_writable, write_record
     from sm120kit.kernels.ptx import session
 
     if source is None and not selection.instructions:
@@ -89,8 +90,10 @@ def verify_ptx(
         with suppress(OSError):  # the next line names it
             output.capture.mkdir(parents=True, exist_ok=True)
         require_writable(output.capture / "unit.ptx", "--capture")
-    if output.receipt:
-        require_writable(output.receipt, "--receipt")
+    for option, path in (("--ptx", output.ptx), ("--cubin", output.cubin), ("--receipt", output.receipt)):
+        if path:
+            require_writable(path, option)
+            require_new(path, option, output.overwrite)
     if recipe is not None:
         _verify_build(
             recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import State
+from sm120kit.cli.options import Overwrite, State
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def verify_run(
         typer.Option("--ptx", metavar="DIR", help="PTX of modules without it, as `verify ptx RECIPE --capture DIR` writes it."),
     ] = None,
     receipt: Annotated[Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record to this file.")] = None,
+    overwrite: Overwrite = False,
     state: State = None,
 ) -> None:
     """Run a program for SM120 on a Hopper GPU.
@@ -31,11 +32,12 @@ def verify_run(
     succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
     """
     from sm120kit.core.errors import BadPtx, ControlMissed
-    from sm120kit.core.state import Workspace, require_writable, write_record
+    from sm120kit.core.state import Workspace, require_new, require_writable, write_record
     from sm120kit.kernels.ptx import interposed
 
     if receipt:
         require_writable(receipt, "--receipt")
+        require_new(receipt, "--receipt", overwrite)
     done, record = interposed.run(command, ptx, Workspace.open(state))
     _show(done)
     if receipt and done.modules:

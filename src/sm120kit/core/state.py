@@ -7,9 +7,11 @@ import fcntl
 import functools
 import grp
 import hashlib
+import io
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
@@ -27,6 +29,11 @@ from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUns
 from sm120kit.core.records import json_default
 
 T = TypeVar("T")
+
+MAX_INPUT_BYTES = 2**31
+"""Limit for files that users name: data sets of conversations have less than 1 GB."""
+MAX_STREAM_BYTES = 2**26
+"""Limit for devices and pipes in place of such a file: ``/dev/zero`` does not end."""
 
 UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
 
@@ -375,6 +382,30 @@ def require_writable(path: Path, option: str = "--output") -> None:
         raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
 
 
+def require_output_directory(path: Path) -> None:
+    """Require, before work of minutes, that files can be written to the directory of ``--output``, which need not exist.
+
+    Raises:
+        StateUnwritable: it is a file or a link to nothing, or it or the directory that would contain it is not writable.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path if path.is_symlink() else _existing(path)):
+            pass
+    except OSError as error:
+        message = f"cannot write to {path}: {error.strerror}"
+        raise StateUnwritable(message, "choose another directory with --output") from error
+
+
+def require_new(path: Path, option: str, overwrite: bool) -> None:
+    """Require, before the work, that a file does not exist, unless it may be overwritten. Devices may exist.
+
+    Raises:
+        StateUnwritable: the file exists.
+    """
+    if path.is_file() and not overwrite:
+        raise StateUnwritable(f"{path} exists", f"choose another file with {option}, or add --overwrite to replace it")
+
+
 def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
@@ -385,6 +416,11 @@ def digest_of(value: object) -> str:
     """sha256 of a JSON-like value in canonical form."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=json_default)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a sha256 in hexadecimal."""
+    return bool(re.fullmatch("[0-9a-f]{64}", text))
 
 
 def file_sha256(path: Path) -> str:
@@ -413,7 +449,7 @@ def read_record(kind: type[T], path: Path, name: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        record: T = _adapter(kind).validate_json(path.read_bytes())  # type: ignore[arg-type]  # a class is hashable
+        record: T = _adapter(kind).validate_json(read_input(path))  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -453,6 +489,36 @@ def file_problem(path: Path) -> str:
     if stat.S_ISREG(mode):
         return ""
     return "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
+
+
+def read_input(path: Path) -> bytes:
+    """The content of a file that a user names; of a device or pipe, if it ends within ``MAX_STREAM_BYTES``.
+
+    Raises:
+        OSError: it cannot be read, or is larger than ``MAX_INPUT_BYTES``.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode):
+            limit, size = MAX_INPUT_BYTES, status.st_size
+            content = file.read() if size <= limit else b""  # a count of bytes would be allocated at once
+        else:
+            limit = MAX_STREAM_BYTES
+            content = file.read(limit + 1)
+            size = len(content)
+    if size > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit // 2**20} MiB", str(path))
+    return content
+
+
+def read_input_text(path: Path) -> str:
+    """The UTF-8 text of a file that a user names, with ``\\n`` at the ends of lines.
+
+    Raises:
+        OSError: see :func:`read_input`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return io.TextIOWrapper(io.BytesIO(read_input(path)), "utf-8").read()
 
 
 def mark_used(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
     import httpx2
 
+    for path in (tls.authorities, tls.certificate, tls.key):
+        if path and path.is_char_device():  # OpenSSL would read /dev/zero without end
+            raise OSError(errno.EINVAL, "is a device", str(path))
     if tls.authorities:
         context = ssl.create_default_context(cafile=tls.authorities)
     else:

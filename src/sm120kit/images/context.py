@@ -149,7 +149,7 @@ def describe(
         NoSuchImage, UnknownName, BadArtifact: as for :func:`make_context`.
     """
     require_pinned(base)
-    text, scripts = _dockerfile(setup)
+    text, scripts = programs(setup)
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
     version = setup.version or built[0].wheel.version
@@ -243,7 +243,7 @@ def _write_context(
         write_record(temporary / "context.json", context)
 
 
-def _dockerfile(setup: ImageSetup) -> tuple[str, dict[str, str]]:
+def programs(setup: ImageSetup) -> tuple[str, dict[str, str]]:
     """The Dockerfile of an image, and the scripts that it runs, by their path in the context."""
     dockerfiles = data_root() / "dockerfiles"
     engine = bool(setup.serve)

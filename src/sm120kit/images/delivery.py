@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm120kit import recipes, sources
-from sm120kit.core import reporting
+from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified, ToolchainUnsuitable
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
 from sm120kit.images import assembly, checks
@@ -24,10 +25,12 @@ from sm120kit.images.records import Attestation, Compression, Image, ImageContex
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.recipes.records import Closure
+from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.wheels.engines import EngineBuild
-from sm120kit.wheels.records import WheelBuild
+from sm120kit.wheels.plan import PLAN_FORMAT
+from sm120kit.wheels.records import BuildRequest, WheelBuild
 
 if TYPE_CHECKING:
     from sm120kit.images.attestation import Signer
@@ -259,18 +262,61 @@ def engine_image(build: EngineBuild, request: ImageRequest, options: Options) ->
 
     See :func:`flashinfer_image`.
     """
-    recipe, closure = build.recipe, build.closure
-    setup = contexts.ImageSetup(
+    setup = _engine_setup(build.recipe, build.build_id, build.closure)
+    return _build(setup, build.wheels, build.closure, request, options)
+
+
+def _engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) -> contexts.ImageSetup:
+    """Kind, labels and environment of the image of an engine."""
+    return contexts.ImageSetup(
         kind=recipe.engine,
         recipe=recipe.name,
         version=recipe.version,
-        labels={"sm120kit.build-id": build.build_id, "sm120kit.python": closure.python, **_exceptions(recipe)},
+        labels={"sm120kit.build-id": build_id, "sm120kit.python": closure.python, **_exceptions(recipe)},
         env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
     )
-    return _build(setup, build.wheels, closure, request, options)
+
+
+def shared_key(target: EngineTarget, build: BuildRequest, request: ImageRequest) -> str:
+    """The key of an engine's image in a remote cache: its inputs; empty if others than these decide it.
+
+    The builder ``docker`` is not shared, nor are images on a base that only a local daemon has.
+    """
+    recipe, base = target.recipe, request.base or target.recipe.base_image or target.recipe.base or ""
+    own = request.builder is Builder.DOCKER or request.context_only or request.network != ImageRequest.network
+    if own or not base or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
+        return ""
+    inputs = [
+        target.build_id,
+        build.group or recipe.kernels,
+        build.from_source,
+        bases.lock_id(base) if base in bases.names() else base,
+        contexts.programs(_engine_setup(recipe, target.build_id, target.closure)),
+        [os.environ.get("SOURCE_DATE_EPOCH", ""), toolchain.host_compiler()[1], PLAN_FORMAT],
+    ]
+    return f"image-{digest_of(inputs)}"
+
+
+def fetch_shared(key: str, target: EngineTarget) -> checks.CheckReport | None:
+    """The report of an image in the remote cache of a command, which is pulled; None if there is none."""
+    from sm120kit.images import shared_images
+
+    options = target.options
+    if options.remote is None or not key:
+        return None
+    verified = shared_images.fetch(key, target.build_id, options.remote, options.workspace)
+    return checks.CheckReport(verified.image, verified.checks, verified.facts, verified) if verified else None
+
+
+def share(key: str, report: checks.CheckReport, options: Options) -> None:
+    """Store an image that passed its checks in the remote cache of a command, if it may."""
+    from sm120kit.images import shared_images
+
+    if options.remote and key and report.verified:
+        shared_images.push(key, report.verified, options.remote, options.workspace)
 
 
 def _exceptions(recipe: recipes.EngineRecipe) -> dict[str, str]:

@@ -31,7 +31,7 @@ from sm120kit.core.errors import (
 from sm120kit.core.state import disk_errors, parse_json, publish_directory, require_disk
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.docker import Daemon
-from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of
+from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of
 from sm120kit.images.records import Image
 
 _CONTAINERD_NAME = "io.containerd.image.name"
@@ -163,7 +163,7 @@ def read(layout: Layout, daemon: Daemon, reference: str) -> str:
         raise BadArtifact(f"the daemon sends no image for {reference}: {error}", "look at the daemon's log") from error
     if [layer.digest for layer in stored] != diff_ids:
         raise HashMismatch(f"the layers of {reference} in the daemon are not those of its config", "pull or build it again")
-    return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), stored), MANIFEST).digest
+    return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), stored)).digest
 
 
 def _add_layer(layout: Layout, first: bytes, rest: IO[bytes], advance: reporting.Advance) -> Descriptor:

@@ -23,6 +23,10 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 INDEX = "application/vnd.oci.image.index.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+"""The config of an artifact that is no image: ``{}``."""
+TITLE = "org.opencontainers.image.title"
+"""The annotation with the name of a file in an artifact."""
 REFERENCE = "org.opencontainers.image.ref.name"
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
@@ -181,16 +185,16 @@ class Layout:
         """
         rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
         packed_config = self.add_blob(_canonical({**config, "rootfs": rootfs}), CONFIG)
-        return self.add_manifest(manifest_of(packed_config, layers), MANIFEST)
+        return self.add_manifest(manifest_of(packed_config, layers))
 
-    def add_manifest(self, content: bytes, media_type: str) -> Descriptor:
+    def add_manifest(self, content: bytes) -> Descriptor:
         """Store the bytes of a manifest whose config and layers the layout has, and list it as an image.
 
         Raises:
             ArtifactChanged: a blob is missing or has another size.
             BadArtifact: it is not a manifest.
         """
-        manifest = self.add_blob(content, media_type)
+        manifest = self.add_blob(content, MANIFEST)
         self._require_blobs(self.manifest(manifest.digest))
         if any(listed.digest == manifest.digest for listed, _ in self.images()):
             return manifest
@@ -418,15 +422,15 @@ class Layout:
                         self._write_index([])
 
 
-def manifest_of(config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
-    """The manifest of an image: the same bytes for the same config and layers."""
-    document = {
+def manifest_of(config: Descriptor, layers: Sequence[Descriptor], artifact_type: str = "") -> bytes:
+    """The manifest of an image, or of an artifact: the same bytes for the same config and layers."""
+    document: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "config": config.as_json(),
         "layers": [layer.as_json() for layer in layers],
     }
-    return _canonical(document)
+    return _canonical(document | ({"artifactType": artifact_type} if artifact_type else {}))
 
 
 def _reference(entry: Mapping[str, Any]) -> str:

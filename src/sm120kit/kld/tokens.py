@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import CannotMeasure, NoModel, NotACheckpoint, ToolchainMissing
-from sm120kit.core.state import parse_json
+from sm120kit.core.state import parse_json, read_input_text
 
 SAMPLE_CHARACTERS = 4000
 """Characters of the text that a server tokenizes, to compare its tokenizer."""
@@ -36,7 +36,7 @@ def read_tokens(text: Path, tokenizer: Path | None) -> TokenizedText:
         ToolchainMissing: Transformers is not installed.
     """
     try:
-        content = text.read_text(encoding="utf-8")
+        content = read_input_text(text)
     except (OSError, UnicodeDecodeError) as error:
         raise NoModel(
             f"{text} cannot be read as text: {error}", "--text names a file of UTF-8 text, or of token ids as JSON"

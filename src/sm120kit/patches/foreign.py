@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
-from sm120kit.core.state import write_together
+from sm120kit.core.state import read_input, write_together
 from sm120kit.patches.diff import Diff, Problem, scan
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import CommitMessage, diff, parse_own, problems_after, read_message, slug_of
@@ -69,7 +69,7 @@ def read_diff(file: Path) -> ForeignPatch:
         BadPatch: the file cannot be read, or contains no git diff or several commits.
     """
     try:
-        content = file.read_bytes()
+        content = read_input(file)
     except OSError as error:
         raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
     if len(_FIRST_LINE.findall(content)) > 1:

@@ -19,6 +19,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from sm120kit.core.errors import BadPatch
+from sm120kit.core.state import read_input
 from sm120kit.patches import anchors, probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
 from sm120kit.patches.records import Probe
@@ -200,7 +201,7 @@ def read_foreign(file: Path) -> Patch:
         BadPatch: the file cannot be read, contains no diff, or has ``Applies-To`` and is not well-formed.
     """
     try:
-        content = file.read_bytes()
+        content = read_input(file)
     except OSError as error:
         raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a patch of a series or an existing file") from error
     applies_to = re.search(rb"^Applies-To: *([\w.-]+)", content, re.MULTILINE)

@@ -29,7 +29,7 @@ from sm120kit.recipes.toolchain import compilers
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 
-__all__ = ["ablate", "find_patch", "patch_trees", "prove_patch", "prove_series", "source_change", "store"]
+__all__ = ["ablate", "find_patch", "prove_patch", "prove_series", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
@@ -66,21 +66,14 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
     return patches.find(root, name), True
 
 
-def patch_trees(name: str, options: Options, target: Target | None = None) -> PatchTrees:
-    """The trees without and with a patch, of ``target`` or of the first recipe that the patch is for.
+def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
+    """The trees without and with a patch, which is for the versions of ``target``.
 
     A patch of a series is applied on top of those before it; any other patch alone, to the unpatched source.
 
     Raises:
-        UnknownName: the recipe of ``target`` has no source.
-        PatchConflict: the patch does not apply, or is for the version of no recipe that has a source.
+        PatchConflict: the patch does not apply.
     """
-    patch, in_series = find_patch(name)
-    return _trees(patch, in_series, _target_for(patch, options, target))
-
-
-def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
-    """The trees without and with a patch, which is for the versions of ``target``. See :func:`patch_trees`."""
     recipe, source = target.recipe, require_source(target)
     checkout, inside = source.checkout, source.inside
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
@@ -104,7 +97,12 @@ def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
 
 
 def _target_for(patch: patches.Patch, options: Options, target: Target | None) -> Target:
-    """``target``, or the first recipe that a patch is for. Nothing is fetched. See :func:`patch_trees` for errors."""
+    """``target``, or the first recipe that a patch is for. Nothing is fetched.
+
+    Raises:
+        UnknownName: the recipe of ``target`` has no source.
+        PatchConflict: the patch is for the version of no recipe that has a source, or not for that of ``target``.
+    """
     if target is None:
         return _first_for(patch, options)
     versions = {part.project: part.version for part in require_source(target).projects}
@@ -134,7 +132,7 @@ def _first_for(patch: patches.Patch, options: Options) -> Target:
 def source_change(name: str, options: Options, target: Target | None = None) -> SourceChange | None:
     """The change of a patch to a source without CUTLASS, of which no probe can be compiled; None if the source contains it.
 
-    See :func:`patch_trees` for the source and for errors.
+    A patch of a series is applied on top of those before it; any other patch alone, to the unpatched source.
     """
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)

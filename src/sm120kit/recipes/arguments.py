@@ -1,6 +1,6 @@
 """Check a configuration's arguments against the options of its engine, without the engine.
 
-``tests/arguments/collect.py`` records the options of the argument parser in the locked wheel, in
+``recipe new --arguments`` and ``tests/arguments/collect.py`` record the options of the argument parser in the locked wheel, in
 ``recipes/engines/<recipe>.arguments.json`` beside the recipe.
 """
 
@@ -21,7 +21,6 @@ from sm120kit.recipes.configurations import Configuration
 from sm120kit.recipes.load import did_you_mean
 from sm120kit.recipes.schema import EngineRecipe
 
-FORMAT = 1
 PORT = 8000
 """The server's port in its container."""
 MODEL_DIRECTORY = "/model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,12 @@ from sm120kit.recipes.load import did_you_mean, read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
 
 UNPINNED = "unpinned"
+
+PARALLEL = {
+    "tensor_parallel": ("--tensor-parallel-size", "-tp", "--tp-size"),
+    "pipeline_parallel": ("--pipeline-parallel-size", "-pp", "--pp-size"),
+}
+"""Options of engines by the field that has their value: vLLM's and SGLang's parsers, ``recipes/engines/*.arguments.json``."""
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -146,16 +153,21 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Configuration:
-    """Load a configuration by its name, or by the path of a ``.toml`` file.
+    """Load a configuration by its name, or by the path of a file: with a ``/``, or ending in ``.toml``.
 
     Raises:
         UnknownName: no such configuration or file.
         BadRecipe: the file is not well-formed; the message lists every problem.
     """
-    path = Path(name) if name.endswith(".toml") else _directory() / f"{name}.toml"
+    given = name.endswith(".toml") or "/" in name
+    path = Path(name) if given else _directory() / f"{name}.toml"
     if why := file_problem(path):
-        reason = f": {path} {why}" if name.endswith(".toml") else did_you_mean(name, names())
-        raise UnknownName(f"no configuration {name!r}{reason}", f"configurations: {', '.join(names())}; or a .toml file")
+        if given:
+            hint = "name a configuration that `sm120kit config list` shows, or an existing file"
+            raise UnknownName(f"no configuration file {name}: it {why}", hint)
+        raise UnknownName(
+            f"no configuration {name!r}{did_you_mean(name, names())}", f"configurations: {', '.join(names())}; or a .toml file"
+        )
     data = read_toml(path, "see the files in recipes/configurations for examples")
     hint = "correct the file and run `sm120kit config check` again"
     return validate(Configuration, data, path, hint, _contradictions(data, path.stem))
@@ -178,6 +190,7 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
             yield "model.why_unpinned: set, but a revision is pinned"
         if model.get("needs_mtp") is True and "speculation" not in data:
             yield "model.needs_mtp: true, but there is no speculation"
+    yield from _contradicting_arguments(data)
     hardware, tensor, pipeline = data.get("hardware"), data.get("tensor_parallel"), data.get("pipeline_parallel", 1)
     if not isinstance(hardware, dict):
         return
@@ -187,3 +200,18 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
         yield f"tensor_parallel: {tensor}{stages}, but hardware.gpus is {gpus!r}"
     if isinstance(gpus, int) and isinstance(nodes, int) and nodes > 0 and gpus % nodes:
         yield f"hardware.nodes: {gpus} GPUs cannot be divided equally among {nodes}"
+
+
+def _contradicting_arguments(data: dict[str, Any]) -> Iterator[str]:
+    """Contradictions between the number of GPUs and the arguments, by which the engine divides the model."""
+    arguments = data.get("arguments")
+    if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
+        return
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    for field, options in PARALLEL.items():
+        size = data.get(field, 1)
+        values = [(option, value) for option, value in pairwise([*words, ""]) if option in options]
+        if not isinstance(size, int) or (values and values[-1][1] == str(size)) or (not values and size == 1):
+            continue
+        given = " ".join(values[-1]) if values else f"no {options[0]}, so that the engine uses 1"
+        yield f"{field}: {size}, but arguments have {given}"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import read_input_text
 from sm120kit.recipes.schema import DAY, FILES, KINDS, PINNED, PLATFORM, VARIABLE, EngineRecipe, FlashInferRecipe, Recipe
 
 T = TypeVar("T", bound=BaseModel)
@@ -37,7 +38,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         BadRecipe: the file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_input_text(path))
     except OSError as error:
         raise BadRecipe(f"{path} cannot be read: {error.strerror}", "name a file that you may read") from error
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits

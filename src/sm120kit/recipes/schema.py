@@ -375,8 +375,8 @@ class EngineRecipe(Strict):
     """A version of vLLM or SGLang: locked official wheels, with our patched FlashInfer wheel instead of the official one.
 
     ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
-    ``resolved`` (the wheels are locked; no image of them has passed its checks) or ``verified`` (an image has; the checks need
-    no GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
+    ``resolved`` (the wheels are locked) or ``verified`` (an image with compiled modules has passed its checks, which need no
+    GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does

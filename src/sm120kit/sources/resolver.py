@@ -73,6 +73,26 @@ def resolve_wheels(requirements: Requirements, workspace: Workspace, origin: Ori
     return tuple(sorted((_best_wheel(package, ranks, platform) for package in packages), key=lambda wheel: wheel.name))
 
 
+def uv_program() -> str:
+    """Path of the uv in this environment's wheel."""
+    from uv import find_uv_bin
+
+    return find_uv_bin()
+
+
+def install(python: Path, arguments: Sequence[str | Path], workspace: Workspace, origin: Origin) -> None:
+    """Install distributions, which ``arguments`` of ``uv pip install`` name, into the environment of ``python``.
+
+    Raises:
+        CommandFailed: one does not exist, or cannot be installed.
+    """
+    argv: list[str | Path] = [uv_program(), "pip", "install", "--quiet", "--python", python, "--no-config"]
+    argv += ["--cache-dir", workspace.cache / "uv", "--index-strategy", "unsafe-best-match"]
+    argv += [word for index in origin.settings().extra_index for word in ("--extra-index-url", index)]
+    env = dict.fromkeys(variable for variable in os.environ if variable.startswith("UV_")) | _environment(origin)
+    process.run([*argv, *arguments], env=env)
+
+
 def _write_inputs(requirements: Requirements, scratch: Path) -> None:
     """Write the files that uv reads."""
     overrides = [f"{name}=={version}" for name, version in requirements.overrides.items()]
@@ -88,10 +108,8 @@ def _write_inputs(requirements: Requirements, scratch: Path) -> None:
 
 def _arguments(requirements: Requirements, workspace: Workspace, origin: Origin) -> list[str | Path]:
     """The command line of uv."""
-    from uv import find_uv_bin
-
     family, machine = _split(requirements.platform)
-    argv: list[str | Path] = [find_uv_bin(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
+    argv: list[str | Path] = [uv_program(), "pip", "compile", "requires.in", "--format", "pylock.toml"]
     argv += ["--output-file", "pylock.toml", "--overrides", "overrides.in", "--constraints", "constraints.in"]
     argv += ["--python", sys.executable, "--python-version", requirements.python, "--python-platform", f"{machine}-{family}"]
     argv += ["--only-binary", ":all:", "--no-config", "--no-header", "--no-progress", "--color", "never", "--quiet"]

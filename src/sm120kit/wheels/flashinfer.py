@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +12,20 @@ from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import BadRecord, UnknownName
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import (
     Workspace,
     digest_of,
     file_sha256,
+    is_digest,
     publish_directory,
     read_record,
     record_json,
     write_record,
 )
+from sm120kit.core.toolchain import host_compiler
 from sm120kit.kernels.tables import tile_table
 from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.records import PatchedTree
@@ -32,7 +35,7 @@ from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.recipes.toolchain import FFI, TvmFfi
 from sm120kit.sources.context import Options
 from sm120kit.wheels import plan as plans
-from sm120kit.wheels.published import artifact_of, published, wheel_record
+from sm120kit.wheels.published import artifact_of, published, push, shared, wheel_record
 from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
 
 if TYPE_CHECKING:
@@ -69,16 +72,19 @@ def build(
         return WheelBuild(recipe, tree)
     if request.group == recipes.NO_KERNELS:
         return _build_without_kernels(target, request)
+    if stage is Stage.PACK and (found := _from_remote_plan(target, request)):
+        return found
     prepared = _prepare(target, request)
     selection, plan, work = prepared.selection, prepared.plan, workspace.work(prepared.selection.directory)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:
         return planned
-    directory = workspace.build(recipe.engine, plan.digest)
-    if artifacts := published(plan, directory):
+    directory, remote = workspace.build(recipe.engine, plan.digest), target.options.remote
+    if artifacts := published(plan, directory, remote):
+        _push(target, request, plan, directory)
         return replace(planned, artifacts=artifacts, directory=directory)
     with workspace.exclusive(selection.directory):
-        if artifacts := published(plan, directory):  # by a process that this one waited for
+        if artifacts := shared(plan, directory, remote):  # or by a process that this one waited for
             return replace(planned, artifacts=artifacts, directory=directory)
         _generate_files(selection, tree, prepared.tools, workspace)
         _compile(plan, prepared.generated, work, target.options, watch)
@@ -89,7 +95,55 @@ def build(
             check_modules(plan, work, tvm_ffi_loader(ffi.library, work))
             return planned
         artifacts = _check_and_pack(plan, tree, ffi, work, directory)
+    _push(target, request, plan, directory)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+
+
+def _from_remote_plan(target: FlashInferTarget, request: BuildRequest) -> WheelBuild | None:
+    """The build in the remote cache whose plan was made from the same lockfile, archs, group and host compiler.
+
+    To plan takes minutes without earlier results: compilers are unpacked and tiles measured.
+    """
+    options = target.options
+    if options.remote is None or not (key := _plan_key(target, request)):
+        return None
+    with options.workspace.scratch() as scratch:
+        if not options.remote.fetch(key, scratch):
+            return None
+        try:
+            plan = read_record(BuildPlan, scratch / "plan.json")
+        except (BadRecord, OSError) as error:
+            reporting.warn(f"{key} of the cache is not a plan, and not used: {error}")
+            return None
+    archs = tuple(sorted(request.archs or target.recipe.archs))
+    group = request.group or target.recipe.default_group
+    expected = (target.recipe.name, target.recipe.engine, target.tree.tree, archs, (group,))
+    if (plan.recipe, plan.engine, plan.tree, plan.archs, plan.groups) != expected or not is_digest(plan.digest):
+        reporting.warn(f"{key} of the cache is the plan of another build, and not used")
+        return None
+    directory = options.workspace.build(target.recipe.engine, plan.digest)
+    with options.workspace.exclusive(plans.Selection(target.recipe, archs, request.group).directory):
+        artifacts = shared(plan, directory, options.remote)
+    return WheelBuild(target.recipe, target.tree, plan, artifacts, directory) if artifacts else None
+
+
+def _plan_key(target: FlashInferTarget, request: BuildRequest) -> str:
+    """The key of a plan in a remote cache; empty if other inputs than those of the lockfile decide it."""
+    if not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
+        return ""
+    _verified_lock(target)
+    archs, (_, host_version) = sorted(request.archs or target.recipe.archs), host_compiler()
+    group = request.group or target.recipe.default_group
+    return f"plan-{digest_of([plans.PLAN_FORMAT, target.build_id, archs, group, host_version])}"
+
+
+def _push(target: FlashInferTarget, request: BuildRequest, plan: BuildPlan, directory: Path) -> None:
+    """Store a finished build in the remote cache, and then its plan by what it was made from."""
+    remote = target.options.remote
+    if push(plan, directory, remote) and remote and (key := _plan_key(target, request)):
+        with target.options.workspace.scratch() as scratch:
+            shutil.copyfile(directory / "plan.json", scratch / "plan.json")
+            remote.push(key, scratch)
 
 
 def unit_ptx(
@@ -172,7 +226,7 @@ def _build_without_kernels(target: FlashInferTarget, request: BuildRequest) -> W
 def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     """Require the memory for the largest unit, by the recipe's estimates, before anything is fetched.
 
-    Where units were compiled before, the plan determines what is left to compile, and :func:`build` checks that.
+    Where units were compiled before or a remote cache may have them, :func:`build` checks what is left to compile.
 
     Raises:
         UnknownName: the recipe has no such kernel group.
@@ -186,7 +240,7 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     log = workspace.work(selection.directory) / compiling.LOG
     compiled = log.is_file() or workspace.build(recipe.engine, "").is_dir()
-    if request.stage in (Stage.COMPILE, Stage.PACK) and not compiled:
+    if request.stage in (Stage.COMPILE, Stage.PACK) and not compiled and target.options.remote is None:
         compiling.require_memory(*selection.largest_unit, target.options.memory_bytes)
 
 
@@ -265,7 +319,7 @@ def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work
         write_record(staging / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}
         record = record_json(wheel_record(plan, tree)).encode()
-        wheel = pack_wheel(plan, work / "tree", libraries, staging, work / "pack", record)
+        wheel = pack_wheel(plan, tree, libraries, staging, work, record)
         (staging / "logs").mkdir()
         for log in ("generate.log", "compile.log"):
             if (work / log).is_file():

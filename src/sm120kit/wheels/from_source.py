@@ -32,7 +32,7 @@ from sm120kit.wheels import plan as plans
 from sm120kit.wheels.compile import CompileSettings
 from sm120kit.wheels.extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
-from sm120kit.wheels.published import published
+from sm120kit.wheels.published import push, shared
 from sm120kit.wheels.records import RepackedWheel
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def build_extensions(
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
     directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-from-source-{plan.digest[:12]}"
     with workspace.exclusive(name):
-        if artifacts := published(plan, directory):
+        if artifacts := shared(plan, directory, options.remote):
+            push(plan, directory, options.remote)
             return replace(planned, artifacts=artifacts, directory=directory)
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
@@ -136,6 +137,7 @@ def build_extensions(
             return replace(planned, ran=True)
         artifacts = extensions.publish_extensions(build, site, official, files, directory)
         shutil.rmtree(site.work)
+    push(plan, directory, options.remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
 
 

@@ -40,7 +40,7 @@ from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, run_gated
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published import artifact_of, published, wheel_record
+from sm120kit.wheels.published import artifact_of, push, shared, wheel_record
 from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def build(
     name = f"{plan.engine}-{digest_of([tree.tree, plan.archs, plan.toolchain, versions])[:12]}"
     work, directory = workspace.work(name), workspace.build(plan.engine, plan.digest)
     with workspace.exclusive(name):
-        if artifacts := published(plan, directory):
+        if artifacts := shared(plan, directory, target.options.remote):
+            push(plan, directory, target.options.remote)
             return replace(planned, artifacts=artifacts, directory=directory)
         units = len(plan.modules[0].units)
         reporting.info(f"compiling {units} kernels against CUTLASS of {recipe.name} (tree {tree.tree[:12]})")
@@ -100,6 +101,7 @@ def build(
             check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work))
             return planned
         artifacts = _check_and_publish(plan, work, directory)
+    push(plan, directory, target.options.remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
 
 

@@ -36,6 +36,7 @@ from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.records import PatchState, PatchStatus
 from sm120kit.recipes import drafts, lockfile, toolchain
+from sm120kit.recipes.arguments import record_path
 from sm120kit.recipes.drafts import DISTRIBUTIONS, TITLES, Draft, Python, Template
 from sm120kit.recipes.load import did_you_mean, read_toml
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target, resolve_flashinfer
@@ -47,7 +48,7 @@ from sm120kit.sources.records import Checkout, SdistPin
 from sm120kit.sources.releases import Releases
 from sm120kit.sources.resolver import compatible_rank
 from sm120kit.sources.wheel_metadata import read_contents
-from sm120kit.wheels import pipeline
+from sm120kit.wheels import parser_options, pipeline
 from sm120kit.wheels.generators import run_generators
 from sm120kit.wheels.records import BuildRequest, Stage
 
@@ -396,9 +397,28 @@ def plan(staged: Sequence[StagedRecipe]) -> object:
     return pipeline.build(target, BuildRequest(group=group, stage=Stage.PLAN))
 
 
+def record_arguments(staged: StagedRecipe) -> None:
+    """Write the record of the options of an engine's argument parser beside its new recipe. No configuration names it yet.
+
+    Raises:
+        Sm120kitError: see :func:`sm120kit.wheels.parser_options.record`.
+    """
+    assert isinstance(staged.target, EngineTarget)
+    text, _ = parser_options.record(staged.target, {})
+    _arguments_path(staged).write_text(text, encoding="utf-8")
+
+
+def _arguments_path(staged: StagedRecipe) -> Path:
+    return staged.target.path.with_name(record_path(staged.target.path.stem).name)
+
+
+def _files_of(staged: StagedRecipe) -> tuple[Path, Path, Path]:
+    return _arguments_path(staged), recipes.lock_path(staged.target.path), staged.target.path
+
+
 def publish(staged: Sequence[StagedRecipe]) -> list[Path]:
     """Write finished recipes to the directory of recipes, all or none, each lockfile before its recipe; returns the files."""
-    files = [file for each in staged for file in (recipes.lock_path(each.target.path), each.target.path) if file.is_file()]
+    files = [file for each in staged for file in _files_of(each) if file.is_file()]
     written = {recipes.directory() / file.name: file.read_bytes() for file in files}
     write_together(written)
     return list(written)

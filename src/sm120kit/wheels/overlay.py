@@ -18,7 +18,7 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.plan import plan_overlay
-from sm120kit.wheels.published import artifact_of, published
+from sm120kit.wheels.published import artifact_of, push, shared
 from sm120kit.wheels.records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.repack import repack, repacked_record
 
@@ -124,7 +124,8 @@ def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel |
     plan = planned.plan
     directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-overlay-{plan.digest[:12]}"
     with workspace.exclusive(name):
-        if artifacts := published(plan, directory):
+        if artifacts := shared(plan, directory, target.options.remote):
+            push(plan, directory, target.options.remote)
             return replace(planned, artifacts=artifacts, directory=directory)
         (wheel,) = wheelhouse((official,), workspace, target.options.origin)
         reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
@@ -133,4 +134,5 @@ def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel |
         write_record(work / "plan.json", plan)  # `cache gc` reads from it what the directory belongs to
         artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
         shutil.rmtree(work)
+    push(plan, directory, target.options.remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)

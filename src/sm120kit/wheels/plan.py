@@ -127,6 +127,7 @@ def plan_flashinfer(
         ],
         "left_out": left_out,
         "versions": dict(environment.versions),
+        "tree": tree.tree,  # the wheel has its sources, also if nothing is compiled
     }
     plan = BuildPlan(
         recipe=recipe.name,

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.core.errors import ArtifactChanged
-from sm120kit.core.state import file_sha256, mark_used, read_record
+from sm120kit.core import reporting
+from sm120kit.core.errors import ArtifactChanged, BadRecord
+from sm120kit.core.state import disk_errors, file_sha256, mark_used, owned_directory, read_record, write_record
 from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.context import RemoteCache
 from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan
 
+_ORIGIN = "cache.json"
 
-def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
+
+@dataclass(frozen=True)
+class CacheOrigin:
+    """The cache that a build is from, and the digest of the key or identity that signed it; empty if that was not verified."""
+
+    repository: str
+    publisher: str
+
+
+def published(plan: BuildPlan, directory: Path, remote: RemoteCache | None = None) -> Artifacts | None:
     """The artifacts that an earlier build of a plan published in ``directory``; None if there are none. The wheel is hashed.
 
     Raises:
@@ -18,6 +32,75 @@ def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
     """
     if not (directory / "artifacts.json").is_file():
         return None
+    artifacts, origin = _artifacts(plan, directory), _origin(directory)
+    if origin and remote and remote.publisher not in ("", origin.publisher):
+        return None
+    if origin and not origin.publisher:
+        reporting.warn(
+            f"{directory} is from the cache {origin.repository}, and its signature was not verified: to build it again, "
+            f"remove it (rm -r {directory}), or pass --cache and --trust"
+        )
+    mark_used(directory)
+    return artifacts
+
+
+def _origin(directory: Path) -> CacheOrigin | None:
+    """Where a build is from that was not made here."""
+    path = directory / _ORIGIN
+    return read_record(CacheOrigin, path) if path.is_file() else None
+
+
+def shared(plan: BuildPlan, directory: Path, remote: RemoteCache | None) -> Artifacts | None:
+    """As :func:`published`, and if there are none, those in a remote cache, of which a copy is kept. Requires a lock.
+
+    A copy of an entry that the publisher of ``remote`` did not sign is removed.
+
+    Raises:
+        ArtifactChanged: see :func:`published`.
+        NotEnoughDisk, StateUnwritable: the copy cannot be stored.
+    """
+    artifacts = published(plan, directory, remote)
+    if artifacts or remote is None:
+        return artifacts
+    with disk_errors(directory):
+        if (directory / _ORIGIN).is_file():
+            reporting.info(f"removing {directory}: it is from a cache, and not signed as --trust requires")
+            shutil.rmtree(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with owned_directory(directory.parent, f".{directory.name}.") as staging:
+            if not remote.fetch(remote_key(plan), staging):
+                return None
+            try:
+                artifacts = _artifacts(plan, staging)
+            except (ArtifactChanged, BadRecord, OSError) as error:
+                reporting.warn(f"the entry of the cache is not a build of {plan.recipe}, and not used: {error}")
+                return None
+            write_record(staging / _ORIGIN, CacheOrigin(remote.repository, remote.publisher))
+            staging.chmod(0o755)
+            staging.rename(directory)
+    return artifacts
+
+
+def push(plan: BuildPlan, directory: Path, remote: RemoteCache | None) -> bool:
+    """Store a finished build in a remote cache, if this command may; false for a copy whose signature was not verified."""
+    origin = _origin(directory)
+    if remote is None or (origin and not origin.publisher):
+        return False
+    remote.push(remote_key(plan), directory)
+    return True
+
+
+def remote_key(plan: BuildPlan) -> str:
+    """The key of a plan's result in a remote cache."""
+    return f"{plan.engine}-{plan.digest}"
+
+
+def _artifacts(plan: BuildPlan, directory: Path) -> Artifacts:
+    """The record of a build in a directory with its files.
+
+    Raises:
+        ArtifactChanged: the wheel is missing, or the record is of another plan or another wheel.
+    """
     artifacts = read_record(Artifacts, directory / "artifacts.json")
     wheel = directory / artifacts.wheel.path
     if artifacts.plan != plan.digest or wheel.parent != directory:
@@ -27,7 +110,6 @@ def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
     elif (sha256 := file_sha256(wheel)) != artifacts.wheel.sha256:
         problem = f"{wheel} has sha256 {sha256}; when it was built it had {artifacts.wheel.sha256}"
     else:
-        mark_used(directory)
         return artifacts
     raise ArtifactChanged(
         f"{problem}: it was damaged or replaced", f"find the cause; to build it again, remove it: rm -r {directory}"

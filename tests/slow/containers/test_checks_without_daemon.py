@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ INIT = f"{SITE}/flashinfer/{{}}"
 
 
 @pytest.fixture(scope="module")
-def host(daemon: containers.Dockerd, tmp_path_factory: pytest.TempPathFactory) -> ImageHost:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
+    """A state directory and a daemon of these tests' own: the verified image gets a tag there."""
     directory = tmp_path_factory.mktemp("host")
-    return ImageHost(directory / "state", data_root(), daemon.socket, directory)
+    with containers.dockerd(tmp_path_factory.mktemp("d") / "d") as running:
+        yield ImageHost(directory / "state", data_root(), running.socket, directory)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def copy_to_layout(host: ImageHost, image: str, layout: Layout, scratch: Path) -
         "config": config.as_json(),
         "layers": [layer.as_json() for layer in layers],
     }
-    layout.add_manifest(json.dumps(document).encode(), MANIFEST)
+    layout.add_manifest(json.dumps(document).encode())
     return config.digest
 
 

@@ -10,19 +10,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "arguments"))
-import collect
-
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels import cubin
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options
+from sm120kit.wheels import parser_options
 from sm120kit.wheels.overlay import locked_wheels
 
 RECIPE = "sglang-0.5.11-b12x"
@@ -37,11 +34,13 @@ class Library:
     """b12x in a Python of its own, and the kernels that it compiled."""
 
     def __init__(self, scratch: Path) -> None:
-        target = targets.resolve(RECIPE, Options(Workspace.open(None)))
+        options = Options(Workspace.open(None))
+        target = targets.resolve(RECIPE, options)
         assert isinstance(target, targets.EngineTarget)
         names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
         self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        self.python = collect.environment(scratch, [f"{wheel.name}=={wheel.version}" for wheel in names])
+        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
+        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
         self.request = scratch / "request.json"
         self.request.write_text(json.dumps(REQUEST))
         self.first, self.second = self.compile(), self.compile(scratch / "again")

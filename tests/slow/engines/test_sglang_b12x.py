@@ -9,16 +9,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "arguments"))
-import collect
-
+from sm120kit.core.state import Workspace
 from sm120kit.recipes import configurations
+from sm120kit.recipes import target as targets
+from sm120kit.sources.context import Options
+from sm120kit.wheels import parser_options
 
 RECIPE = "sglang-0.5.11-b12x"
 CONFIGURATION = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
@@ -57,11 +57,17 @@ class Engine:
     """SGLang without and with its patches, and a Python that can import both."""
 
     def __init__(self, scratch: Path) -> None:
-        wheels = collect.unpack_engine(RECIPE, scratch / "patched")
-        collect.unpack_engine(RECIPE, scratch / "official", patched=False)
-        names = [wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or not collect.HEAVY.match(wheel.name)]
+        options = Options(Workspace.open(None))
+        target = targets.resolve(RECIPE, options)
+        assert isinstance(target, targets.EngineTarget)
+        wheels = parser_options.unpack_engine(target, scratch / "patched")
+        parser_options.unpack_engine(target, scratch / "official", patched=False)
+        names = [
+            wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or not parser_options.HEAVY.match(wheel.name)
+        ]
         self.scratch = scratch
-        self.python = collect.environment(scratch, [f"{wheel.name}=={wheel.version}" for wheel in names])
+        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
+        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
         self.model = scratch / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(MODEL))

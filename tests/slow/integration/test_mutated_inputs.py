@@ -50,12 +50,12 @@ from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.state import Workspace, read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.hosts import log_rules
-from sm120kit.images import base, dockerfile, index, rootfs, wheels
+from sm120kit.images import base, dockerfile, index, remote_cache, rootfs, wheels
 from sm120kit.images.bytecode import ImagePython
-from sm120kit.images.distribution import RegistryClient
+from sm120kit.images.distribution import RegistryClient, session
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.distribution.credentials import stored_credentials
-from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout
+from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
 from sm120kit.images.records import VerifiedImage
 from sm120kit.kernels import cubin
 from sm120kit.kernels.ptx import syntax
@@ -66,6 +66,9 @@ from sm120kit.recipes.load import read_toml, validate
 from sm120kit.serving import checkpoint
 from sm120kit.sources import archive
 from sm120kit.sources.records import LockedWheel, SdistPin, WheelPin
+from sm120kit.wheels import published as wheel_builds
+from sm120kit.wheels.plan import NO_TOOLCHAIN
+from sm120kit.wheels.records import BuildPlan
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "unit" / "data"
@@ -296,6 +299,52 @@ def parse_registry(content: bytes, name: str, directory: Path) -> None:
         _ = image.labels, image.content, client.in_registry("latest")
 
 
+PLAN = BuildPlan("flashinfer-1.0", "flashinfer", "1.0", (), ("all",), "t", "c", (), (), NO_TOOLCHAIN, "c" * 64)
+
+
+def shared_build() -> dict[str, bytes]:
+    """A build in a shared cache: the record with its wheel ``wheel``, the plan, and the manifest of both."""
+    wheel = {"path": "x.whl", "sha256": hashlib.sha256(b"wheel").hexdigest(), "bytes": 5}
+    record = record_json({"plan": PLAN.digest, "wheel": wheel, "modules": [], "kernels": 0, "left_out": []}).encode()
+    files = {"artifacts.json": record, "x.whl": b"wheel"}
+    layers = [
+        Descriptor("application/octet-stream", f"sha256:{hashlib.sha256(content).hexdigest()}", len(content), {TITLE: name})
+        for name, content in files.items()
+    ]
+    manifest = manifest_of(Descriptor(EMPTY, f"sha256:{'a' * 64}", 2), layers, remote_cache.ARTIFACT)
+    return {"manifest": manifest, "artifacts.json": record, "plan.json": record_json(PLAN).encode()}
+
+
+def parse_shared(content: bytes, name: str, directory: Path) -> None:
+    """An entry of a shared cache; digests of mutated records are those in the manifest."""
+    documents = shared_build() | {name: content}
+    manifest, record = documents["manifest"], documents["artifacts.json"]
+    if name == "plan.json":
+        (directory / name).write_bytes(content)
+        read_record(BuildPlan, directory / name)
+        return
+    if name == "artifacts.json":
+        described = json.loads(manifest)
+        described["layers"][0] |= {"digest": f"sha256:{hashlib.sha256(content).hexdigest()}", "size": len(content)}
+        manifest = json.dumps(described).encode()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if "/manifests/" in request.url.path:
+            return httpx2.Response(200, content=iter([manifest]))
+        found = request.url.path.endswith(hashlib.sha256(record).hexdigest())
+        return httpx2.Response(200, content=iter([record if found else b"wheel"]))
+
+    class Client(RegistryClient):
+        def __init__(self, repository: str) -> None:
+            super().__init__(repository)
+            self._session._client = httpx2.Client(transport=httpx2.MockTransport(answer))
+
+    with mock.patch.object(remote_cache, "RegistryClient", Client), mock.patch.object(session, "pause", lambda _: None):
+        cache = remote_cache.RegistryCache("127.0.0.1/a", remote_cache.CacheAccess())
+        if wheel_builds.shared(PLAN, directory / "build" / PLAN.digest, cache):
+            assert wheel_builds.published(PLAN, directory / "build" / PLAN.digest)
+
+
 def parse_layout(content: bytes, name: str, directory: Path) -> None:
     """An image layout with a mutated index, or a blob of another content under its name."""
     layout = Layout(directory / "oci")
@@ -489,6 +538,7 @@ PARSERS: dict[str, Parser] = {
         parse_registry,
         3,
     ),
+    "shared build": Parser(shared_build, mutation.of_json, parse_shared, 1),
     "credentials": Parser(lambda: {"config.json": DOCKER_LOGIN}, mutation.of_json, parse_credentials),
     "compressed layer": Parser(compressed, mutation.of_bytes, parse_compressed),
     "layer": Parser(lambda: {"layer.tar": packed(first=b"1", second=b"2" * 600)}, mutation.of_tar, parse_layer, 5),
@@ -552,17 +602,20 @@ class _Writes:
             return
         writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if writes or event in ("os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.chown", "os.truncate", "os.utime"):
-            self._require_inside(event, arguments[0])
+            beside = arguments[-1] if event in ("os.remove", "os.rmdir") else -1
+            self._require_inside(event, arguments[0], beside)
         elif event in ("os.rename", "os.link", "os.symlink"):
             self._require_inside(event, arguments[1])
         elif event in ("socket.connect", "os.system", "os.exec"):
             self.faults.append(f"{event} {arguments[1:]!r}")
 
-    def _require_inside(self, event: str, path: Any) -> None:
+    def _require_inside(self, event: str, path: Any, beside: int = -1) -> None:
+        """``beside`` is the descriptor of the directory that a relative path is in, as shutil.rmtree removes files."""
         if isinstance(path, int) or os.fspath(path) in (os.devnull, b"/dev/null"):
             return
         parent, name = os.path.split(os.fsdecode(path))
-        if not f"{os.path.realpath(parent or '.')}/{name}".startswith(f"{self.directory}/"):
+        start = "." if beside < 0 else f"/proc/self/fd/{beside}"
+        if not f"{os.path.realpath(Path(start, parent))}/{name}".startswith(f"{self.directory}/"):
             self.faults.append(f"{event} {path!r}")
 
 

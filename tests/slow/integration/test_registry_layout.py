@@ -101,7 +101,8 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     image = publisher.layout.image(manifest)
     publisher.run("image", "export", name, "directory")
     publisher.run("image", "export", name, "image.tar")
-    publisher.run("image", "export", name, "image.tar")  # replaced
+    publisher.run("image", "export", name, "image.tar", code=StateUnwritable.exit_code)
+    publisher.run("image", "export", name, "image.tar", "--overwrite")
     # Skopeo 1.9 unpacks an archive with the owners in it, which takes root.
     archives = ["oci-archive:image.tar"] if os.geteuid() == 0 else []
     for source in ("oci:directory", *archives, f"oci:{publisher.layout.directory}"):

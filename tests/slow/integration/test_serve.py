@@ -57,7 +57,7 @@ summary = "a tiny model"
 engine = "vllm-0.19.1"
 original = "this test"
 tensor_parallel = {gpus}
-arguments = []
+arguments = ["--tensor-parallel-size={gpus}"]
 host = []
 ours = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work, step, tokens_per_step
+from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work, step
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,3 @@ def calibrated(ideal: DecodeStep, model: RooflineModel, gpu: GpuKind, work: Work
     return ExpectedStep(
         (*reads, ("all-reduces", ideal.all_reduces + waits), ("layer floor", layers * calibration.layer_seconds))
     )
-
-
-def expected_rate(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) -> float:
-    """Tokens per second of all users together; ``acceptance`` is the measured share of accepted draft tokens."""
-    return work.users * tokens_per_step(work.drafts, acceptance) / expected_step(model, gpu, work).seconds

@@ -1,7 +1,8 @@
 """Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
 
 The rules are data: ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and TensorRT-LLM,
-``class_rules.toml`` for classes of failures without a rule of their own, ``rules.toml`` for the others.
+``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
+``rules.toml`` for the others.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -26,9 +29,11 @@ from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation,
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in ("host_rules", "rules", "class_rules"))
+RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in ("host_rules", "rules", "class_rules", "message_rules"))
 """Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
+MAXIMUM_NAMES = 6
+"""Maximum number of names, such as libraries, that a finding of a class of failures lists."""
 SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
 HANG_SECONDS = 60
@@ -48,7 +53,9 @@ HANDLED = re.compile(
     rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|warning|debug|\w*warning|deprecated)\b"
     rb"|\blevel=(?:info|warn|debug)|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
     rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error"
-    rb"|(?<!marked as )skip(?:ped|ping)\b|will retry|retrying"
+    rb"|(?<!marked as )skip(?:ped|ping)\b|will retry|retrying|, chang(?:e|ing) \w+ (?:from \w+ )?to \w|automatically set"
+    rb"|unexpected results may|might lead to|is disabled because|; [\w -]{1,40} disabled:|please set your attention"
+    rb"|[.;] rounding \w"
     rb"|^\s*(?:raise|return|assert|if|except|import|from) ",
     re.IGNORECASE,
 )
@@ -58,6 +65,9 @@ PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
+LINE_END = re.compile(rb"\r\n|\n|\r")
+DEVICE = re.compile(rb"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+"""The address of a PCI device."""
 TIME = re.compile(rb"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 PREFIX = re.compile(rb"^\s*(\([^)]*\)\s*|\[[^\]]*\]:?\s*|(INFO|WARNING|ERROR|DEBUG)\b\s*|[-\d:.T ]+\s+)+")
 """Ranks, levels, times and places before the message of a line."""
@@ -112,6 +122,24 @@ class _Group:
     line: bytes
     last: int
     last_line: bytes
+    lines: dict[str, bytes]
+    """The first line with each name, of a class of failures."""
+
+
+class _Joined:
+    """Lines of a block with their numbers, joined so that one search finds all that have a string."""
+
+    def __init__(self, lines: Sequence[bytes], numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._text = b"\n".join(lines)
+        self._ends = list(accumulate(len(line) + 1 for line in lines))
+
+    def having(self, text: bytes) -> Iterable[int]:
+        start = self._text.find(text)
+        while start >= 0:
+            index = bisect_right(self._ends, start)
+            yield self._numbers[index]
+            start = self._text.find(text, self._ends[index])
 
 
 class LogScan:
@@ -125,8 +153,14 @@ class LogScan:
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._needles = {rule.id: _encoded(rule.match) for rule in rules()}
         self._alternatives = {rule.id: _encoded(rule.any) or (b"",) for rule in rules()}
+        self._anchors = {
+            rule.id: (max(_encoded(rule.match), key=len),) if rule.match else _encoded(rule.any) for rule in rules()
+        }
+        """Strings of which each matching line has at least one."""
         self._excluded = {rule.id: _encoded(rule.without) for rule in rules()}
         self._contexts = {text: False for rule in rules() for text in rule.log}
+        self._revoked: dict[tuple[tuple[str, ...], bytes], int] = {}
+        """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
         self._words = {b"vllm": False, b"sglang": False}
         self._condition = b""
@@ -168,6 +202,9 @@ class LogScan:
                 matches[rule.id] = replace(previous, count=previous.count + group.count)
             else:
                 cause, fixes = _filled(rule, group.line)
+                if others := [name for name, line in group.lines.items() if rule.pattern and line != group.line]:
+                    cause = f"{cause} Other lines: {', '.join(others)}."
+                    fixes = tuple(dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line)[1]))
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
         order = list(Kind)
@@ -179,16 +216,25 @@ class LogScan:
         block = TERMINAL.sub(b"", block)
         lowered = block.lower()
         self._note(block, lowered)
-        candidates = [
-            rule
-            for rule in rules()
-            if all(needle in lowered for needle in self._needles[rule.id])
-            and any(text in lowered for text in self._alternatives[rule.id])
-        ]
-        for line in re.split(rb"\r\n|\n|\r", block):
+        candidates = self._candidates(lowered)
+        for position, line in enumerate(LINE_END.split(block)):
             self._number += 1
             if line.strip():
-                self._match_line(candidates, self._with_condition(line))
+                completed = self._with_condition(line)
+                rules = candidates.get(position, ()) if completed is line else self._candidates(completed.lower()).get(0, ())
+                self._match_line(rules, completed)
+
+    def _candidates(self, lowered: bytes) -> dict[int, list[Rule]]:
+        """The rules of which a line of a block has the rarest string, by the number of the line from 0."""
+        lines = LINE_END.split(lowered)
+        raised = [number for number, line in enumerate(lines) if b"error" in line or b"exception" in line]
+        searched = {False: _Joined(lines, range(len(lines))), True: _Joined([lines[number] for number in raised], raised)}
+        candidates: dict[int, list[Rule]] = {}
+        for rule in rules():
+            joined = searched[rule.raised]
+            for number in {number for text in self._anchors[rule.id] for number in joined.having(text)}:
+                candidates.setdefault(number, []).append(rule)
+        return candidates
 
     def _with_condition(self, line: bytes) -> bytes:
         """An AssertionError without a message, with the condition in the line of source code before it."""
@@ -200,7 +246,7 @@ class LogScan:
             self._condition = b""
         return line
 
-    def _match_line(self, candidates: list[Rule], line: bytes) -> None:
+    def _match_line(self, candidates: Sequence[Rule], line: bytes) -> None:
         matched = tuple(self._matching(candidates, line)) if candidates else ()
         if any(rule.kind is Kind.HANG for rule in matched):
             self._hang_from = self._hang_from or self._number
@@ -208,12 +254,16 @@ class LogScan:
             self._hang_from = None
         if matched:
             key = tuple(rule.id for rule in matched)
-            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b""))
+            if any(rule.unless for rule in matched):
+                key = (*key, _device(line).decode())
+            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b"", {}))
+            if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
+                group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
         elif ERROR.search(line) and not NOISE.search(line):
             self._add_error(line)
 
-    def _matching(self, candidates: list[Rule], line: bytes) -> Iterable[Rule]:
+    def _matching(self, candidates: Sequence[Rule], line: bytes) -> Iterable[Rule]:
         """The rules that match a line, up to the first that depends on nothing else."""
         lowered = line.lower()
         for rule in candidates:
@@ -246,9 +296,17 @@ class LogScan:
             self._words[word] = seen or word in lowered
         for text, seen in self._contexts.items():
             self._contexts[text] = seen or text.lower().encode() in lowered
+        for unless in {rule.unless for rule in rules() if rule.unless}:
+            needles = _encoded(unless)
+            if all(needle in lowered for needle in needles):
+                for number, line in enumerate(LINE_END.split(lowered), self._number + 1):
+                    if _in_order(needles, line):
+                        self._revoked[unless, _device(line)] = number
 
     def _applies(self, rule: Rule, group: _Group, ended: bool, now: datetime) -> bool:
         if rule.log and not any(self._contexts[text] for text in rule.log):
+            return False
+        if rule.unless and self._revoked.get((rule.unless, _device(group.line)), 0) > group.last:
             return False
         if rule.engines and all(self._fits(versions) is False for versions in rule.engines):
             return False
@@ -285,6 +343,11 @@ class LogScan:
             fits = self._fits(fix.engine) if fix.engine else True
             if fits is not False:
                 yield fix.text if fits else f"{fix.engine}: {fix.text}"
+
+
+def _device(line: bytes) -> bytes:
+    match = DEVICE.search(line.lower())
+    return match[0] if match else b""
 
 
 def _encoded(texts: tuple[str, ...]) -> tuple[bytes, ...]:

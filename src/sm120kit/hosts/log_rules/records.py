@@ -89,14 +89,16 @@ class Rule:
     """A line with a known cause.
 
     ``match`` are strings that must occur in the line, in this order, case-insensitively; ``any``, strings of which at least
-    one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log.
+    one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log;
+    ``unless``, strings that must not occur, in this order, in a later line of the same PCI device.
     ``engines`` are packages and versions, one of which the log must be of, as far as it shows. ``consequence`` is the effect
     of an error of the host, which doctor finds in the kernel log by this rule; "" for all other lines.
 
     A rule for a class of failures has a ``pattern``, a regular expression whose groups (`name` and others) replace ``{name}``
     in cause and fixes. The entry of ``table`` with the longest fitting name precedes the fixes and may replace the cause; with
     a table and without fixes, other names do not match. ``failed`` restricts the class to lines with a word for errors,
-    because its pattern has none. ``options`` marks lines that refuse options, for which the recorded parsers are looked up.
+    because its pattern has none; ``raised`` to lines with the name of an exception, which its pattern has. ``options`` marks
+    lines that refuse options, for which the recorded parsers are looked up.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -114,10 +116,12 @@ class Rule:
     any: tuple[Text, ...] = ()
     without: tuple[Text, ...] = ()
     log: tuple[Text, ...] = ()
+    unless: tuple[Text, ...] = ()
     engines: tuple[Versions, ...] = ()
     pattern: Annotated[str, AfterValidator(_pattern)] = ""
     table: tuple[ClassEntry, ...] = ()
     failed: bool = False
+    raised: bool = False
     options: bool = False
 
     def __post_init__(self) -> None:
@@ -129,7 +133,7 @@ class Rule:
     @property
     def conditional(self) -> bool:
         """Whether the rule depends on more than one line."""
-        return bool(self.log or self.engines or self.kind is Kind.HANG)
+        return bool(self.log or self.unless or self.engines or self.kind is Kind.HANG)
 
 
 @dataclass(frozen=True)

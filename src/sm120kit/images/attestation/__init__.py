@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core.errors import NotAttested
-from sm120kit.core.state import digest_of, write_atomic
+from sm120kit.core.state import digest_of, read_input, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.records import Artifact
 
-__all__ = ["Signer", "publisher_digest", "signer", "verify", "write"]
+__all__ = ["Signer", "publisher_digest", "signer", "verified_payload", "verify", "write"]
 
 _REPORT = "do not use it; report it to the publisher of the index"
 
@@ -85,9 +85,7 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
             "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
         )
     content = _read(directory, entry.attested.statement)
-    who = identity.read(trusted)
-    payload = identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
-    claims = provenance.claims(payload, name)
+    claims = provenance.claims(verified_payload(content, trusted, name), name)
     if entry.digest not in claims.subjects:
         subjects = ", ".join(claims.subjects) or "no image"
         raise NotAttested(f"the signed statement is about {subjects}, not about {name}", _REPORT)
@@ -104,6 +102,17 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
     ):
         if listed != signed:
             raise NotAttested(f"the index lists {name} with {field} {listed!r}; signed is {signed!r}", _REPORT)
+
+
+def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
+    """The statement about ``name`` in an envelope or bundle, provided that the key or identity in ``trusted`` signed it.
+
+    Raises:
+        NotAttested: it is not signed by that key or identity, or was changed.
+        BadKey, FetchFailed, ToolchainMissing: see :func:`verify`.
+    """
+    who = identity.read(trusted)
+    return identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
 
 
 def publisher_digest(trusted: Path) -> str:
@@ -124,7 +133,7 @@ def _read(directory: Path, listed: Artifact) -> bytes:
     """Read a file beside the index, by its name without directories, and verify its sha256."""
     path = directory / Path(listed.path).name
     try:
-        content = path.read_bytes()
+        content = read_input(path)
     except OSError as error:
         raise NotAttested(f"cannot read {path}: {error.strerror}", "it belongs beside the index; fetch both") from error
     sha256 = hashlib.sha256(content).hexdigest()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadKey, FetchFailed, NotAttested, NotSigned, ToolchainMissing
+from sm120kit.core.state import read_input_text
 from sm120kit.images.attestation.signature import PAYLOAD_TYPE
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def read(path: Path) -> Identity | None:
         BadKey: it is TOML with other content.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_input_text(path))
     except (OSError, ValueError):
         return None
     texts = all(isinstance(value, str) and value for value in content.values())
@@ -135,7 +136,7 @@ def _trust_config(config: Path | None) -> ClientTrustConfig:
                 "with a trust configuration in a file nothing is fetched",
             ) from error
     try:
-        return ClientTrustConfig.from_json(config.read_text())
+        return ClientTrustConfig.from_json(read_input_text(config))
     except (Error, OSError, ValueError) as error:
         raise BadKey(
             f"{config} is not a trust configuration of Sigstore: {error}", "the operator of the services provides it"

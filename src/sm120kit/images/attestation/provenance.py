@@ -1,4 +1,4 @@
-"""Provenance of an image: an in-toto statement with SLSA provenance (docs/images.md describes the build type).
+"""Provenance of an image: an in-toto statement with SLSA provenance (docs/publish.md describes the build type).
 
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1 define the formats.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import BadKey, NotAttested, ToolchainMissing
-from sm120kit.core.state import parse_json, record_json
+from sm120kit.core.state import parse_json, read_input, record_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -90,7 +90,7 @@ def _load(path: Path, *, private: bool) -> Any:
         raise ToolchainMissing("cryptography is not installed", "pip install 'sm120kit[docker]'") from error
     kind = "private" if private else "public"
     try:
-        content = path.read_bytes()
+        content = read_input(path)
         key = serialization.load_pem_private_key(content, None) if private else serialization.load_pem_public_key(content)
     except OSError as error:
         raise BadKey(f"cannot read the {kind} key {path}: {error.strerror}", f"to create a key: {_CREATE}") from error

@@ -1,4 +1,4 @@
-"""Registries through their HTTP API, without a container daemon: push and pull images of a layout.
+"""Registries through their HTTP API, without a container daemon: push and pull images of a layout, and files.
 
 Layers are compressed when they are pushed and decompressed while they are pulled. Every blob is verified by its digest in both
 directions, and every pulled layer by its diff id in the config as well.
@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive
-from sm120kit.core.state import file_sha256, parse_json
+from sm120kit.core.state import disk_errors, file_sha256, parse_json
 from sm120kit.images.distribution.compression import CompressedLayers, decompressed, is_recorded, note_pulled
 from sm120kit.images.distribution.credentials import DOCKER_HUB
 from sm120kit.images.distribution.session import Reply, Request, Session
 from sm120kit.images.distribution.transfer import Blobs
-from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
+from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
 from sm120kit.images.records import Compression, image_content
 
 T = TypeVar("T")
 
-__all__ = ["Compression", "RegistryClient", "RemoteImage"]
+__all__ = ["Compression", "RegistryClient", "RemoteArtifact", "RemoteImage"]
 
 TRANSFERS = 4
 """Layers that are transferred at once."""
@@ -63,6 +65,15 @@ class RemoteImage:
         """See :attr:`Image.content`; true only if the layers have their diff ids."""
         config = parse_json(self.config)
         return image_content(self.diff_ids, config["os"], config["architecture"], config.get("config") or {})
+
+
+@dataclass(frozen=True)
+class RemoteArtifact:
+    """Files in a registry that are no image: digest and ``artifactType`` of the manifest, and its files."""
+
+    digest: str
+    artifact_type: str
+    files: tuple[Descriptor, ...]
 
 
 class RegistryClient:
@@ -210,7 +221,7 @@ class RegistryClient:
             note_pulled(layout, diff_id, blob, self.repository)
         config = layout.add_blob(image.config, CONFIG)
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
-        return layout.add_manifest(manifest_of(config, layers), MANIFEST)
+        return layout.add_manifest(manifest_of(config, layers))
 
     def verify(self, image: RemoteImage, layout: Layout) -> None:
         """Require that the layers of an image in the registry have the diff ids in its config. Nothing is stored.
@@ -227,6 +238,72 @@ class RegistryClient:
         with reporting.task(f"verifying {self.repository}@{image.digest}", total, transfer=True) as advance:
             blobs = self._blobs(advance)
             self._parallel([partial(self._read, blobs, blobs_of[diff_id], diff_id, budget) for diff_id in unknown], TRANSFERS)
+
+    def artifact(self, tag: str) -> RemoteArtifact | None:
+        """The artifact with a tag; None if the registry does not have it.
+
+        Raises:
+            BadArtifact: the tag is not that of an artifact.
+            RegistryFailed: the registry does not respond, or refuses.
+        """
+        if self._manifest_reply("HEAD", tag) is None:
+            return None
+        manifest = self._document(tag)
+        problem = f"{self.repository}:{tag} is no artifact"
+        try:
+            files = tuple(map(Descriptor.from_json, manifest.document["layers"]))
+            artifact_type = str(manifest.document["artifactType"])
+        except (KeyError, TypeError, ValueError, AttributeError, BadArtifact) as error:
+            raise BadArtifact(f"{problem}: {type(error).__name__}: {str(error)[:200]}", _HINT) from error
+        if len(files) > MAX_LAYERS:
+            raise BadArtifact(f"{problem}: it has {len(files)} files", _HINT)
+        return RemoteArtifact(manifest.digest, artifact_type, files)
+
+    def fetch_files(self, files: Sequence[tuple[Descriptor, Path]]) -> None:
+        """Write files of an artifact to paths that do not exist; their contents are verified.
+
+        Raises:
+            NoSuchImage, HashMismatch, RegistryFailed: see :meth:`pull`.
+            NotEnoughDisk, StateUnwritable: a file cannot be written.
+        """
+        total = sum(blob.size for blob, _ in files)
+        with reporting.task(f"fetching from {self.repository}", total, transfer=True) as advance:
+            blobs = self._blobs(advance)
+            self._parallel([partial(_write, blobs, blob, path) for blob, path in files], TRANSFERS)
+
+    def require_files(self, files: Sequence[Descriptor]) -> None:
+        """Require that the repository has files of an artifact; their contents are not read.
+
+        Raises:
+            NoSuchImage: it lacks one.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        blobs = self._blobs()
+        for blob in files:
+            if not blobs.exists(blob.digest):
+                raise NoSuchImage(f"{self.repository} does not have {blob.digest}", _HINT)
+
+    def push_artifact(self, artifact_type: str, files: Sequence[tuple[Descriptor, Path]], tag: str) -> str:
+        """Push files as an artifact and return the digest of its manifest. The tag is written last, and moves if it exists.
+
+        https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidelines-for-artifact-usage
+
+        Raises:
+            ArtifactChanged: a file does not have its size.
+            HashMismatch: the registry stored other content.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        with tempfile.NamedTemporaryFile() as empty:
+            empty.write(b"{}")
+            empty.flush()
+            config = Descriptor(EMPTY, f"sha256:{hashlib.sha256(b'{}').hexdigest()}", 2)
+            sent = [*files, (config, Path(empty.name))]
+            total = sum(blob.size for blob, _ in sent)
+            with reporting.task(f"pushing to {self.repository}", total, transfer=True) as advance:
+                blobs = self._blobs(advance)
+                self._parallel([partial(_send, blobs, blob, path) for blob, path in sent], TRANSFERS)
+        content = manifest_of(config, [blob for blob, _ in files], artifact_type)
+        return self._put_manifest(tag, content)
 
     def _blobs(self, advance: Callable[[int], None] = lambda count: None) -> Blobs:
         return Blobs(self._session, self._name, advance, self._stop)
@@ -369,6 +446,21 @@ class _Budget:
                     f"the layers of {self._shown} unpack to more than {self._limit / 2**30:.1f} GiB, the limit for their size",
                     "nothing of the image is kept; report it to its publisher",
                 )
+
+
+def _write(blobs: Blobs, blob: Descriptor, path: Path) -> None:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            for piece in blobs.download(blob):
+                file.write(piece)
+
+
+def _send(blobs: Blobs, blob: Descriptor, path: Path) -> None:
+    if blobs.exists(blob.digest):
+        blobs.advance(blob.size)
+    else:
+        blobs.upload(blob, path)
 
 
 def _split(repository: str) -> tuple[str, str]:

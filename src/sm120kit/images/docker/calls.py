@@ -87,9 +87,16 @@ def daemon_call(activity: str) -> Iterator[None]:
         raise DaemonUnreachable(f"{activity}: the daemon refuses: {message}", "look at the daemon's log") from error
     except (DockerException, requests.RequestException, HTTPError, ConnectionError, json.JSONDecodeError) as error:
         raise DaemonUnreachable(
-            f"{activity}: the container daemon does not respond: {error}",
+            f"{activity}: the container daemon does not respond: {_cause(error) or error}",
             "start it, or set DOCKER_HOST to its socket; the same command resumes where it stopped",
         ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The message of the operating system in an error of the SDK, which quotes exceptions inside others; empty without one."""
+    inner = [each for each in (*error.args, error.__cause__, error.__context__) if isinstance(each, BaseException)]
+    own = error.strerror if isinstance(error, OSError) and error.strerror else ""
+    return next(filter(None, map(_cause, inner)), own)
 
 
 def require_disk_space(message: str) -> None:

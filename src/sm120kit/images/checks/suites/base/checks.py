@@ -138,50 +138,59 @@ def check_left_out(expected):
     return facts | {"imported without them": ", ".join(modules)} if modules else facts
 
 
+def digest_of_file(path, algorithm):
+    """The hash of a file as RECORD has it. Files of hundreds of megabytes are not read as a whole."""
+    with Path(path).open("rb") as file:
+        digest = hashlib.file_digest(file, algorithm).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
 def check_files(expected):
     """Every file in the RECORD of a wheel has its hash there or is left out, and every installed file belongs to a wheel.
 
     If unrelated wheels contain the same path, the file must be that of one of them and is reported. If a wheel requires
     another, the file must be that of the wheel that requires.
     """
-    claims, needs, wrong = {}, {}, []
+    claims, needs, titles, wrong = {}, {}, {}, []
     for distribution in metadata.distributions(path=[str(SITE)]):
         always = [text for text in distribution.requires or () if "extra ==" not in text]
-        name = normal(distribution.metadata["Name"])
+        header = distribution.metadata  # parsed at each access
+        name = normal(header["Name"])
         needs[name] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
+        titles[name] = f"{header['Name']} {header['Version']}"
         for file, hash_ in recorded(distribution):
             if is_left_out(expected, name, file):  # noqa: F821 - the runner provides it
                 continue
             if is_left_out(expected, name, file, "wrong_record"):  # noqa: F821
                 wrong.append(file)
                 hash_ = None
-            claims.setdefault(Path(os.path.normpath(SITE / file)), []).append((distribution, hash_))
+            claims.setdefault(os.path.normpath(f"{SITE}/{file}"), []).append((name, hash_))
     problems, shared = [], []
     for path, wheels in claims.items():
-        required = set().union(*(needs[normal(wheel.metadata["Name"])] for wheel, _ in wheels))
-        wheels = [(wheel, hash_) for wheel, hash_ in wheels if normal(wheel.metadata["Name"]) not in required] or wheels
+        if len(wheels) > 1:
+            required = set().union(*(needs[name] for name, _ in wheels))
+            wheels = [(name, hash_) for name, hash_ in wheels if name not in required] or wheels
         # The build compiles bytecode again, also that of a wheel; check_bytecode compares it with its source instead.
-        hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "__pycache__" not in path.parts]
+        hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "/__pycache__/" not in path]
         if not hashes and not os.path.lexists(path):
             problems.append(f"{path}: No such file")
             continue
-        owners = " and ".join(f"{wheel.metadata['Name']} {wheel.version}" for wheel, _ in wheels)
+        owners = " and ".join(titles[name] for name, _ in wheels)
         try:
-            digests = [hashlib.new(algorithm, path.read_bytes()).digest() for algorithm, _ in hashes]
+            digests = {algorithm: digest_of_file(path, algorithm) for algorithm in {algorithm for algorithm, _ in hashes}}
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
             continue
-        encoded = [base64.urlsafe_b64encode(digest).rstrip(b"=").decode() for digest in digests]
-        same = [value == text for (_, value), text in zip(hashes, encoded, strict=True)]
+        same = [value == digests[algorithm] for algorithm, value in hashes]
         if same and not any(same):
             problems.append(f"{path} is not the file of {owners}")
         elif not all(same):
-            shared.append(f"{path.name} of {owners}")
+            shared.append(f"{Path(path).name} of {owners}")
     for parent, directories, files in os.walk(PREFIX):
         directories[:] = [name for name in directories if name != "__pycache__"]
         for name in files:
-            path = Path(parent, name)
-            if path not in claims and not VENV_FILES.match(str(path.relative_to(PREFIX))):
+            path = f"{parent}/{name}"
+            if path not in claims and not VENV_FILES.match(path.removeprefix(f"{PREFIX}/")):
                 problems.append(f"{path} belongs to no wheel")
     assert not problems, f"{len(problems)}: " + "; ".join(problems[:5])
     facts = {"checked files": str(len(claims)), "several wheels bring": "; ".join(shared) or "nothing"}

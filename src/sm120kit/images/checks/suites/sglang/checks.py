@@ -73,18 +73,39 @@ def check_extensions(expected):
 
 
 def check_compiles_fp4(expected):
-    """SGLang's JIT compiles its FP4 quantization, which its wheel lacks, with the CUTLASS of our FlashInfer.
+    """SGLang's JIT compiles an FP4 kernel for sm_120a that its wheel lacks, and takes CUTLASS from our FlashInfer.
 
-    The check sets the arch, which SGLang would query from the GPU.
+    Of 0.5.11 it is the quantization; 0.5.23 uses FlashInfer's, and has a GEMM of NVFP4 experts for SM120. The check sets the
+    arch, which SGLang would query from the GPU.
     """
-    from sglang.jit_kernel import nvfp4, utils
+    try:
+        from sglang.jit_kernel.utils import get_cutlass_include_paths
 
-    headers = Path(utils.get_cutlass_include_paths()[0])
+        name, compiled = "its FP4 quantization", _fp4_quantization
+    except ModuleNotFoundError:  # since 0.5.23
+        from sglang.kernels.jit.utils.deps import get_cutlass_include_paths
+
+        name, compiled = "its GEMM of NVFP4 experts", _fp4_experts
+    headers = Path(get_cutlass_include_paths()[0])
     ours = Path(metadata.distribution("flashinfer-python").locate_file("flashinfer"))
     assert headers.is_relative_to(ours), f"CUTLASS is taken from {headers}"
+    assert callable(compiled())
+    return {"compiled by SGLang": f"{name}, for sm_120a", "with CUTLASS from": str(headers)}
+
+
+def _fp4_quantization():
+    from sglang.jit_kernel import nvfp4, utils
+
     nvfp4._nvfp4_arch_env = lambda: utils.override_jit_cuda_arch(12, 0, suffix="a")
-    assert callable(nvfp4._jit_nvfp4_quant_module().scaled_fp4_quant)
-    return {"compiled by SGLang": "its FP4 quantization, for sm_120a", "with CUTLASS from": str(headers)}
+    return nvfp4._jit_nvfp4_quant_module().scaled_fp4_quant
+
+
+def _fp4_experts():
+    from sglang.kernels.jit.utils import override_jit_cuda_arch
+    from sglang.kernels.ops.gemm import sm120_nvfp4_moe
+
+    with override_jit_cuda_arch(12, 0, suffix="a"):
+        return sm120_nvfp4_moe._mtp_module().run
 
 
 def check_uses_our_flashinfer(expected):

@@ -1,13 +1,14 @@
 """Print the options of an engine's argument parser and its answers to command lines; run by a Python that has the engine.
 
-``probe.py vllm|sglang`` reads ``{name: [argument, ...]}`` from stdin and writes ``{"options": [...], "answers": {name: text}}``
-to stdout. The text is the parser's error message, empty for a command line that it accepts.
+It takes ``vllm`` or ``sglang``, reads ``{name: [argument, ...]}`` from stdin, and writes ``{"options": [...], "answers": {name:
+text}}`` to stdout. The text is the parser's error message, empty for a command line that it accepts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -48,14 +49,13 @@ def vllm() -> tuple[argparse.ArgumentParser, Parse]:
     platforms._current_platform = CpuPlatform()  # no platform is detected without a GPU, and defaults need a platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:
-        from vllm.entrypoints.common import cli_args
-    except ModuleNotFoundError:  # before 0.33
-        from vllm.entrypoints.openai import api_server, cli_args
-
-        last = api_server.validate_api_server_args
-    else:
-        last = cli_args.validate_api_server_args
+    for package in ("common", "launchers", "openai"):  # of 0.33, of 0.32, before
+        with contextlib.suppress(ModuleNotFoundError):
+            cli_args = importlib.import_module(f"vllm.entrypoints.{package}.cli_args")
+            break
+    last = getattr(cli_args, "validate_api_server_args", None)
+    if last is None:  # before 0.33
+        last = importlib.import_module("vllm.entrypoints.openai.api_server").validate_api_server_args
     parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
 
     def parse(argv: list[str]) -> object:

@@ -1,0 +1,72 @@
+"""Verified images in a cache that several machines share (``--cache``).
+
+The entry of an image is its record of publishing, by the inputs of its build: lockfile, base, kernel group, Dockerfile. The
+image itself is in the same repository, and is pulled as `sm120kit pull` does: by the digest in the record, with the content
+that it states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import (
+    BadRecord,
+    HashMismatch,
+    NoSuchImage,
+    NotVerified,
+    RegistryFailed,
+    TagTaken,
+    UnsafeArchive,
+)
+from sm120kit.core.state import Workspace, read_record, write_record
+from sm120kit.images import checks, registry
+from sm120kit.images.oci import Layout
+from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.transports import LayoutTransport
+from sm120kit.sources.context import RemoteCache
+
+RECORD = "image.json"
+
+
+def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) -> VerifiedImage | None:
+    """Pull the image of an entry into the state directory; None, with a warning if it cannot be used, if there is none.
+
+    Raises:
+        NotEnoughDisk, StateUnwritable: it cannot be stored.
+    """
+    with workspace.scratch() as scratch:
+        if not remote.fetch(key, scratch):
+            return None
+        try:
+            entry = replace(read_record(PublishedImage, scratch / RECORD), repository=remote.repository)
+            if entry.verified.image.labels.get("sm120kit.build-id") != build_id:
+                raise NotVerified(f"{key} is an image of another build id", "push it again")
+            verified = registry.pull(entry, LayoutTransport(Layout(workspace.root / "oci")))
+        except (BadRecord, OSError, NotVerified, NoSuchImage, HashMismatch, RegistryFailed, TagTaken, UnsafeArchive) as error:
+            reporting.warn(f"cache {remote.repository}: the image of {key} is not used: {error}")
+            return None
+    write_record(checks.record_path(workspace, verified.image), verified)
+    return verified
+
+
+def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspace) -> None:
+    """Push a verified image of the state directory and its entry, if this command may."""
+    layout = Layout(workspace.root / "oci")
+    local = layout.find(image.image.id)
+    if local is None or not remote.pushes:
+        return
+    tag, labels = image.reference.rpartition(":")[2], image.image.labels
+    transport = LayoutTransport(layout)
+    try:
+        digest = transport.push(image.image, remote.repository, tag)
+    except (RegistryFailed, HashMismatch) as error:
+        reporting.warn(f"cache {remote.repository}: {image.reference} is not pushed: {error.message}")
+        return
+    published = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    recipe, build_id = labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", "")
+    entry = PublishedImage(remote.repository, tag, digest, recipe, build_id, image, published=published)
+    with workspace.scratch() as scratch:
+        write_record(scratch / RECORD, entry)
+        remote.push(key, scratch)

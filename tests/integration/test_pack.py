@@ -1,0 +1,130 @@
+"""Wheels of patched trees: version, compiled modules, and the backend's wheel that serves trees with other headers."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from patch_series import checkout_of, trees
+
+from sm120kit import patches, recipes
+from sm120kit.core.errors import ExpectationFailed
+from sm120kit.patches.records import PatchedTree
+from sm120kit.sources.git import Repository
+from sm120kit.wheels import pack
+from sm120kit.wheels.plan import NO_TOOLCHAIN, BuildEnvironment, Selection, plan_flashinfer
+from sm120kit.wheels.records import BuildPlan
+
+RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
+HEADER = "include/scale.cuh"
+BACKEND = """\
+import os, pathlib, shutil
+from setuptools.build_meta import *
+from setuptools import build_meta
+
+def build_wheel(*arguments, **settings):
+    shutil.copytree("include", "flashinfer/data/include")
+    installs = not (os.environ.get("BUILD_NVEP") == "0" and os.environ.get("FLASHINFER_BUILD_NO_PIP") == "1")
+    pathlib.Path("flashinfer/data/installs.txt").write_text(str(installs))
+    return build_meta.build_wheel(*arguments, **settings)
+"""
+FILES = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    '[project]\nname = "flashinfer-python"\nversion = "0.6.6"\n'
+    '[tool.setuptools]\npackages = ["flashinfer"]\npackage-data = {flashinfer = ["data/**"]}\n',
+    "backend.py": BACKEND,
+    "flashinfer/__init__.py": "from flashinfer._build_meta import __version__\n",
+    "flashinfer/_build_meta.py": '__version__ = "0.6.6"\n',
+    HEADER: "#define LAUNCHES 1\n",
+    "include/twin/one.h": "same\n",
+    "include/other/one.h": "same\n",
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(checkout_of(tmp_path / "r", FILES).repository)
+
+
+def tree_of(repository: Repository, change: dict[str, str]) -> PatchedTree:
+    (tree,) = trees(repository, {**FILES, **change})
+    checkout = checkout_of(repository.path, FILES)
+    return PatchedTree(checkout, (), repository.commit_tree(tree, None, "patched"), tree, ())
+
+
+def packed(tree: PatchedTree, work: Path, libraries: dict[str, Path] | None = None) -> tuple[BuildPlan, Path]:
+    """The plan and the wheel of a tree, packed in ``work``."""
+    plan = plan_flashinfer(Selection(RECIPE, RECIPE.archs, "none"), tree, (), BuildEnvironment(NO_TOOLCHAIN, {}), ())
+    patches.materialise(tree, work / "tree")
+    out = work / "out" / tree.tree
+    out.mkdir(parents=True, exist_ok=True)
+    return plan, pack.pack_wheel(plan, tree, libraries or {}, out, work, b"{}\n")
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_wheel_has_our_version_and_modules(repository: Repository, tmp_path: Path) -> None:
+    library = tmp_path / "m.so"
+    library.write_bytes(b"\x7fELF")
+    plan, wheel = packed(tree_of(repository, {}), tmp_path / "work", {"m": library})
+    version = pack.local_version(plan)
+    assert wheel.name.startswith(f"flashinfer_python-{version}-py3-none-linux_")
+    members, info = contents(wheel), f"flashinfer_python-{version}.dist-info"
+    assert members["flashinfer/_build_meta.py"].decode() == f'__version__ = "{version}"\n'
+    assert f"\nVersion: {version}\n" in members[f"{info}/METADATA"].decode()
+    assert b"Root-Is-Purelib: false" in members[f"{info}/WHEEL"] and b"Tag: py3-none-linux_" in members[f"{info}/WHEEL"]
+    assert members["flashinfer/data/aot/m/m.so"] == b"\x7fELF" and members[f"{info}/sm120kit.json"] == b"{}\n"
+    assert members["flashinfer/data/installs.txt"] == b"False"  # the backend changes no environment
+    rows = {path: value for path, value, _ in csv.reader(members[f"{info}/RECORD"].decode().splitlines())}
+    assert rows == {name: "" if name.endswith("/RECORD") else pack._record_hash(content) for name, content in members.items()}
+
+
+def test_a_changed_header_gives_the_backends_wheel_without_the_backend(repository: Repository, tmp_path: Path) -> None:
+    packed(tree_of(repository, {}), tmp_path / "work")
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "plain").iterdir()}
+    changed = tree_of(repository, {HEADER: "#define LAUNCHES 2\n"})
+    _, wheel = packed(changed, tmp_path / "work")
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "plain").iterdir()} == kept
+    _, expected = packed(changed, tmp_path / "other")
+    assert wheel.read_bytes() == expected.read_bytes()
+    assert contents(wheel)["flashinfer/data/include/scale.cuh"] == b"#define LAUNCHES 2\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flashinfer/__init__.py": "__version__ = 1\n"},
+        {"include/added.cuh": "\n"},
+        {"include/twin/one.h": "another\n"},
+        {"pyproject.toml": FILES["pyproject.toml"].replace("data/**", "data/include/*")},
+    ],
+    ids=["python", "added", "same content twice", "packaging"],
+)
+def test_other_changes_run_the_backend(repository: Repository, tmp_path: Path, change: dict[str, str]) -> None:
+    packed(tree_of(repository, {}), tmp_path / "work")
+    _, wheel = packed(tree_of(repository, change), tmp_path / "work")
+    _, expected = packed(tree_of(repository, change), tmp_path / "other")
+    assert wheel.read_bytes() == expected.read_bytes()
+
+
+def test_a_damaged_kept_wheel_is_not_used(repository: Repository, tmp_path: Path) -> None:
+    tree = tree_of(repository, {})
+    _, expected = packed(tree, tmp_path / "work")
+    before = expected.read_bytes()
+    (kept,) = (tmp_path / "work" / "plain").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-100])
+    _, wheel = packed(tree, tmp_path / "work")
+    assert wheel.read_bytes() == before
+
+
+def test_version_that_cannot_be_set(repository: Repository, tmp_path: Path) -> None:
+    tree = tree_of(repository, {"flashinfer/_build_meta.py": "version = 1\n", "flashinfer/__init__.py": ""})
+    with pytest.raises(ExpectationFailed, match="0 lines that match"):
+        packed(replace(tree), tmp_path / "work")

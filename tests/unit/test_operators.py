@@ -1,0 +1,72 @@
+"""The references and reports of the operators' program, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120kit.kernels.ptx import interposed
+
+OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
+
+
+@pytest.fixture
+def nvfp4(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(OPERATORS)
+    monkeypatch.delitem(sys.modules, "nvfp4", raising=False)
+    import nvfp4
+
+    monkeypatch.setattr(nvfp4, "DEVICE", "cpu")
+    return nvfp4
+
+
+def test_formats_of_operators(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 7.0, -0.76], dtype=torch.float64)
+    assert nvfp4.nearest_e2m1(ties).tolist() == [0, 1, 1, 2, 2, 4, 4, 6, -1]
+    assert nvfp4.decode(torch.tensor([[0x72, 0xF8]], dtype=torch.uint8)).tolist() == [[1, 6, -0.0, -6]]
+    linear = torch.arange(300 * 8).reshape(300, 8).remainder(251).to(torch.uint8)
+    for fold in (128, 8):
+        blocks = torch.zeros(-(-300 // fold) * fold * 8, dtype=torch.uint8)
+        for row in range(300):
+            for column in range(8):
+                tile = (row // fold * 2 + column // 4) * fold * 4
+                inside = row % 32 * 16 + row % 128 // 32 * 4 if fold == 128 else row % 8 * 4
+                blocks[tile + inside + column % 4] = linear[row, column]
+        assert (nvfp4.unswizzled(blocks, 300, 8, fold) == linear).all()
+
+
+def test_reference_of_fused_moe(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    """Against a plain loop over tokens; and a wrong scale exceeds the bound."""
+    import torch
+
+    torch.manual_seed(0)
+    shape = nvfp4.MoeShape("small", 4, 64, 32, 2)
+    layer = nvfp4.MoeLayer.random(shape)
+    x = torch.randn(5, 64).bfloat16()
+    experts, weights = nvfp4.routed(5, shape, False)
+    inputs = (x.double(), torch.zeros(5, 64, dtype=torch.float64))
+    expected = nvfp4.moe_expected(layer, x, (experts, weights), inputs, rounds=True)
+    plain = torch.zeros(5, 64, dtype=torch.float64)
+    for token in range(5):
+        for expert, weight in zip(experts[token].tolist(), weights[token].tolist(), strict=True):
+            w1 = nvfp4.dequantized(layer.w1[expert], layer.s1[expert]) * layer.g1[expert].double()
+            w2 = nvfp4.dequantized(layer.w2[expert], layer.s2[expert]) * layer.g2[expert].double()
+            up, gate = (w1 @ x[token].double()).chunk(2)
+            plain[token] += weight * (w2 @ (up * torch.nn.functional.silu(gate)))
+    torch.testing.assert_close(expected.plain, plain, rtol=1e-5, atol=1e-6)
+    assert nvfp4.compare(expected.values.bfloat16(), expected, "", "").verdict == "right"
+    assert torch.nn.functional.cosine_similarity(expected.values.flatten(), plain.flatten(), dim=0) > 0.98
+    assert nvfp4.compare((expected.values * 1.3).bfloat16(), expected, "", "").verdict == "WRONG"
+    assert nvfp4.compare(torch.full_like(x, float("nan")), expected, "", "").why == "not finite"
+
+
+def test_fault_of_an_operator_that_is_refused_is_not_detected(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    report = nvfp4.OperatorReport()
+    report.fault("a", nvfp4.OperatorRow("", "", "refused"))
+    report.fault("b", nvfp4.OperatorRow("", "", "WRONG"))
+    assert report.missed == ["a"]
