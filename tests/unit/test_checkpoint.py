@@ -139,6 +139,12 @@ def test_kv_elements_per_token(config: dict[str, Any], elements: int | None, why
     assert why in facts.why_not_plain and bool(facts.why_not_plain) == (elements is None)
 
 
+def write_header(path: Path, dtype: Any, shape: Any, offsets: Any) -> None:
+    """A safetensors file with one tensor and one byte of data."""
+    content = json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode()
+    path.write_bytes(len(content).to_bytes(8, "little") + content + b"\0")
+
+
 def write_weight_map(model: Path, name: object) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
 
@@ -170,6 +176,10 @@ def cut(path: Path, size: int) -> None:
         (lambda model: cut(model / LAST, 1000), ShardDamaged, "has 1000 bytes instead of the"),
         (lambda model: (model / LAST).write_bytes(b"\x02" + bytes(7) + b"[]"), ShardDamaged, "has no safetensors header"),
         (lambda model: (model / LAST).write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}'), ShardDamaged, "has no safetensors header"),
+        (lambda model: write_header(model / LAST, "U8", [1], [0.5, 10**400]), ShardDamaged, "data_offsets [0.5, 1000"),
+        (lambda model: write_header(model / LAST, ["U8"], [1], [0, 1]), ShardDamaged, "dtype ['U8']"),
+        (lambda model: write_header(model / LAST, "U8", ["1"], [0, 1]), ShardDamaged, "shape ('1',)"),
+        (lambda model: write_header(model / LAST, "U8", [1], [0]), ShardDamaged, "has no safetensors header"),
         (lambda model: (model / LAST).write_text("version https://git-lfs"), ShardDamaged, "Git LFS pointer"),
     ],
 )

@@ -218,16 +218,25 @@ def tensors(read: Callable[[int], bytes], size: int, name: str) -> dict[str, Ten
     try:
         content = parse_json(read(length))
         content.pop("__metadata__", None)
-        listed = {
-            tensor: Tensor(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
-            for tensor, entry in content.items()
-        }
+        listed = {tensor: _tensor(entry) for tensor, entry in content.items()}
         end = 8 + length + max((entry["data_offsets"][1] for entry in content.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ShardDamaged(f"{name} has no safetensors header: {error}", DOWNLOAD) from error
     if end != size:
         raise ShardDamaged(f"{name} has {size} bytes instead of the {end} in its header", DOWNLOAD)
     return listed
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    """The tensor of an entry in a header.
+
+    Raises:
+        ValueError, TypeError, KeyError: the entry is not of the form of the format.
+    """
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(dtype, str) or not all(isinstance(number, int) for number in (begin, end, *shape)):
+        raise TypeError(f"dtype {dtype!r}, shape {shape!r}, data_offsets {[begin, end]!r}")
+    return Tensor(dtype, shape, end - begin)
 
 
 def _shards(files: ModelFiles, present: frozenset[str]) -> tuple[list[str], dict[str, str]]:
