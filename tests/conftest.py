@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 from layout_images import address, publisher, user
 from small_image import base, daemon, debian, image, image_host, registry, verified
@@ -18,6 +19,8 @@ __all__ = ["address", "base", "daemon", "debian", "image", "image_host", "publis
 
 ROOT = Path(__file__).parents[1]
 os.environ["SM120KIT_CONFIG"] = os.devnull  # tests do not read the user's configuration file
+hypothesis.settings.register_profile("repeatable", derandomize=True)  # a commit always has the same result
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))  # "default" has random inputs
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; it limits the width of tables
 
 _DEADLINE = pytest.StashKey[float | None]()
