@@ -124,6 +124,42 @@ def test_nothing_is_read_or_written_twice(small: SmallImage) -> None:
     assert "nvidia-cublas" not in other.read and len({*second.layers} & {*image.layers}) == len(image.layers) - 1
 
 
+def test_files_as_released_are_a_layer_that_changed_patches_share(small: SmallImage) -> None:
+    patched, again = small.assemble()[0], small.assemble(b"patched = 2\n")[0]
+    ((before, after),) = (pair for pair in zip(patched.layers, again.layers, strict=True) if pair[0] != pair[1])
+    cached = f"flashinfer/__pycache__/{{}}.{sys.implementation.cache_tag}.pyc"
+    for layer in (before, after):
+        files = {name for name, member in tree(small.layout, (layer,)).items() if member.isreg() and ".dist-info" not in name}
+        assert files == {f"{SITE}/flashinfer/__init__.py", f"{SITE}/{cached.format('__init__')}"}
+    lower = again.layers[again.layers.index(after) - 1]
+    entries = tree(small.layout, (lower,))
+    assert {name for name, member in entries.items() if member.isreg()} == {
+        f"{SITE}/{name}" for name in (*small.released, cached.format("released"))
+    }
+    assert entries[f"{SITE}/flashinfer/data/bin/tool"].mode == 0o755
+
+    for change in ({"flashinfer/data/gemm.cuh": b"changed\n"}, {"flashinfer/data/added.cuh": b"added\n"}):
+        small.released |= change
+        layers = small.assemble(b"patched = 2\n")[0].layers
+        assert lower not in layers, change
+        lower = next(layer for layer in layers if f"{SITE}/flashinfer/released.py" in tree(small.layout, (layer,)))
+
+
+def test_files_as_released_are_written_again_if_their_layer_is_gone(small: SmallImage) -> None:
+    image, _ = small.assemble()
+    for layer in image.layers[-3:]:
+        small.layout.path(layer).unlink()
+    assert small.assemble() == (image, True)
+
+
+def test_released_file_that_the_wheel_does_not_describe_is_in_the_upper_layer(small: SmallImage) -> None:
+    """A file whose content RECORD does not determine is written with each wheel."""
+    small.labels = {context.WRONG_RECORD: "flashinfer-python:flashinfer/data/*"}
+    layers = small.assemble()[0].layers
+    upper = next(layer for layer in layers if f"{SITE}/flashinfer/__init__.py" in tree(small.layout, (layer,)))
+    assert f"{SITE}/flashinfer/data/gemm.cuh" in tree(small.layout, (upper,))
+
+
 def test_disk_space_is_required_for_layers_that_are_not_written_or_not_unpacked(small: SmallImage) -> None:
     official = small.wheels()
     size = sum(len(content) for files in small.files.values() for content in files.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def packed(tree: PatchedTree, work: Path, libraries: dict[str, Path] | None = No
     patches.materialise(tree, work / "tree")
     out = work / "out" / tree.tree
     out.mkdir(parents=True, exist_ok=True)
-    return plan, pack.pack_wheel(plan, tree, libraries or {}, out, work, b"{}\n")
+    return plan, pack.pack_wheel(plan, tree, libraries or {}, out, work, {"recipe": RECIPE.name})
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -80,7 +81,9 @@ def test_wheel_has_our_version_and_modules(repository: Repository, tmp_path: Pat
     assert members["flashinfer/_build_meta.py"].decode() == f'__version__ = "{version}"\n'
     assert f"\nVersion: {version}\n" in members[f"{info}/METADATA"].decode()
     assert b"Root-Is-Purelib: false" in members[f"{info}/WHEEL"] and b"Tag: py3-none-linux_" in members[f"{info}/WHEEL"]
-    assert members["flashinfer/data/aot/m/m.so"] == b"\x7fELF" and members[f"{info}/sm120kit.json"] == b"{}\n"
+    assert members["flashinfer/data/aot/m/m.so"] == b"\x7fELF"
+    changed = ["flashinfer/_build_meta.py", "flashinfer/data/aot/m/m.so"]
+    assert json.loads(members[f"{info}/sm120kit.json"]) == {"recipe": RECIPE.name, "changed": changed}
     assert members["flashinfer/data/installs.txt"] == b"False"  # the backend changes no environment
     rows = {path: value for path, value, _ in csv.reader(members[f"{info}/RECORD"].decode().splitlines())}
     assert rows == {name: "" if name.endswith("/RECORD") else pack._record_hash(content) for name, content in members.items()}
@@ -94,7 +97,10 @@ def test_a_changed_header_gives_the_backends_wheel_without_the_backend(repositor
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "plain").iterdir()} == kept
     _, expected = packed(changed, tmp_path / "other")
     assert wheel.read_bytes() == expected.read_bytes()
-    assert contents(wheel)["flashinfer/data/include/scale.cuh"] == b"#define LAUNCHES 2\n"
+    members = contents(wheel)
+    assert members["flashinfer/data/include/scale.cuh"] == b"#define LAUNCHES 2\n"
+    (record,) = (json.loads(content) for name, content in members.items() if name.endswith("/sm120kit.json"))
+    assert record["changed"] == ["flashinfer/_build_meta.py", "flashinfer/data/include/scale.cuh"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
@@ -29,6 +30,12 @@ ORIGIN = {
     "modules": ["fp4_quantization_120f"],
     "patches": [],
 }
+RELEASED = {
+    "flashinfer/released.py": b"released = 1\n",
+    "flashinfer/data/gemm.cuh": b"gemm\n",
+    "flashinfer/data/bin/tool": b"#!/bin/sh\n",
+}
+"""Files of the patched FlashInfer that are those of its release."""
 CUDA_H = b"CUresult cuInit(unsigned int Flags);\nCUresult cuMemAlloc_v2(void);\n"
 WHEELS: dict[str, dict[str, bytes]] = {
     "engine": {
@@ -56,6 +63,7 @@ class SmallImage:
     """A directory with wheels, and an image of them in a state directory below it."""
 
     directory: Path
+    released: dict[str, bytes] = field(default_factory=lambda: dict(RELEASED))
     files: dict[str, dict[str, bytes]] = field(default_factory=lambda: {name: dict(files) for name, files in WHEELS.items()})
     requires: Mapping[str, Sequence[str]] = field(default_factory=dict)
     state: str = "state"
@@ -80,10 +88,15 @@ class SmallImage:
         return found
 
     def ours(self, content: bytes = b"patched = 1\n") -> Path:
-        """The wheel of the patched FlashInfer."""
-        info = "flashinfer_python-0.6.6+sm120kit.1.dist-info/sm120kit.json"
-        files = {"flashinfer/__init__.py": content, info: json.dumps(ORIGIN).encode()}
-        return self._wheel("flashinfer-python", "0.6.6+sm120kit.1", files)
+        """The wheel of the patched FlashInfer, with a module that is as released, and one that patches change."""
+        version = f"0.6.6+sm120kit.{hashlib.sha256(content).hexdigest()[:12]}"
+        origin = ORIGIN | {"changed": ["flashinfer/__init__.py"]}
+        files = {
+            "flashinfer/__init__.py": content,
+            **self.released,
+            f"flashinfer_python-{version}.dist-info/sm120kit.json": json.dumps(origin).encode(),
+        }
+        return self._wheel("flashinfer-python", version, files)
 
     def _wheel(self, name: str, version: str, files: Mapping[str, bytes]) -> Path:
         """Write a wheel in one step: another process may read it."""

@@ -25,7 +25,7 @@ from sm120kit.images.context import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patte
 from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.records import Image, ImageContext
+from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.images.wheels import VENV, Exceptions, WheelContents
 from sm120kit.sources.records import LockedWheel
 
@@ -288,8 +288,8 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
         yield _wheel_layer(inputs, group, without)
     if "engine/cuda_home.sh" in scripts:
         yield _cuda_layer(inputs, of_nvidia, frozenset().union(*absent.values()))
-    for wheel in ours:
-        yield _wheel_layer(inputs, [wheel], without)
+    for built in context.ours:
+        yield from _our_layers(inputs, built, without)
     files = {f"etc/{name}": inputs.base.accounts[name] + added for name, added in _USER.items()}
     files |= {
         f"opt/sm120kit/{name.removeprefix('engine/')}": text
@@ -371,6 +371,31 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
     description = f"{len(names)} wheels" if len(names) > 1 else f"{names[0]} {group[0].version}"
     key = ["wheels", [[wheel, sorted(without[wheel])] for wheel in group]]
     return inputs.layer(description, key, sum(inputs.contents[wheel].size for wheel in group), write)
+
+
+def _our_layers(inputs: _Inputs, built: BuiltWheel, without: Mapping[LockedWheel, frozenset[str]]) -> Iterator[_Layer]:
+    """The layers of a wheel that sm120kit built: the files that are as released, and above them those that it changed.
+
+    The lower one follows from the files in it, not from the wheel: images with other patches or modules have it, too.
+    """
+    wheel, contents = built.wheel, inputs.contents[built.wheel]
+    listed = {*built.origin.get("changed", ()), *built.origin.get("replaced", ())}
+    site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
+    wrong = patterns(inputs.context.labels, WRONG_RECORD).get(wheel.name, ())
+    released = {
+        path: digest
+        for path, digest in contents.files.items()
+        if digest.startswith("sha256=") and ".dist-info/" not in path and (member := path.removeprefix(site)) not in listed
+        if not any(fnmatchcase(member, pattern) for pattern in wrong)
+    }
+    changed = frozenset(contents.files.keys() - released.keys())
+    if listed and released:
+        written = sorted(released.keys() - without[wheel])
+        files = [(path, released[path], path in contents.executable) for path in written]
+        lower = _wheel_layer(inputs, [wheel], {wheel: without[wheel] | changed})
+        yield replace(lower, description=f"{wheel.name} as released", inputs=inputs.digest(["released files", files]))
+        without = {wheel: without[wheel] | frozenset(released)}
+    yield _wheel_layer(inputs, [wheel], without)
 
 
 def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: frozenset[str]) -> _Layer:

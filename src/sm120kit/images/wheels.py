@@ -79,12 +79,13 @@ _RECORD_HINT = (
 class WheelContents:
     """What a wheel installs: sha256 of each file by its path in the image (empty if its RECORD has none), total size in bytes.
 
-    ``requires`` are the names of distributions that it requires without an extra.
+    ``requires`` are the names of distributions that it requires without an extra; ``executable`` the paths with that mode.
     """
 
     files: dict[str, str]
     size: int
     requires: tuple[str, ...]
+    executable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelC
         requires = re.findall(r"^Requires-Dist:\s*([\w.-]+)(?!.*extra ==)", source.read_dist_info("METADATA"), re.MULTILINE)
         size = sum(member.file_size for member in source.members())
     names = sorted({re.sub(r"[-_.]+", "-", name).lower() for name in requires})
-    return WheelContents(listing.files, size, tuple(names))
+    return WheelContents(listing.files, size, tuple(names), tuple(sorted(listing.executable)))
 
 
 def install(wheel: LockedWheel, path: Path, layer: LayerWriter, compiler: BytecodeCompiler, exceptions: Exceptions) -> None:
@@ -299,9 +300,12 @@ class _Listing(_Environment):
     def __init__(self, wheel: LockedWheel, python: ImagePython) -> None:
         super().__init__(wheel, python)
         self.files: dict[str, str] = {}
+        self.executable: set[str] = set()
 
     def write(self, path: str, chunks: Iterable[bytes], size: int, mode: int, digest: str) -> None:
         self.files[path] = digest
+        if mode & 0o111:
+            self.executable.add(path)
 
 
 class _LayerDestination(_Environment):

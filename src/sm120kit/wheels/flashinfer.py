@@ -22,7 +22,6 @@ from sm120kit.core.state import (
     is_digest,
     publish_directory,
     read_record,
-    record_json,
     write_record,
 )
 from sm120kit.core.toolchain import host_compiler
@@ -318,8 +317,7 @@ def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}
-        record = record_json(wheel_record(plan, tree)).encode()
-        wheel = pack_wheel(plan, tree, libraries, staging, work, record)
+        wheel = pack_wheel(plan, tree, libraries, staging, work, wheel_record(plan, tree))
         (staging / "logs").mkdir()
         for log in ("generate.log", "compile.log"):
             if (work / log).is_file():

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from sm120kit.core import archives, process
 from sm120kit.core.errors import BadArtifact, CommandFailed, ExpectationFailed
-from sm120kit.core.state import digest_of, file_sha256
+from sm120kit.core.state import digest_of, file_sha256, record_json
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.wheels.records import BuildPlan
@@ -47,10 +47,13 @@ def local_version(plan: BuildPlan) -> str:
     return f"{plan.version}+sm120kit.{plan.digest[:12]}"
 
 
-def pack_wheel(plan: BuildPlan, tree: PatchedTree, libraries: Mapping[str, Path], out: Path, work: Path, record: bytes) -> Path:
+def pack_wheel(
+    plan: BuildPlan, tree: PatchedTree, libraries: Mapping[str, Path], out: Path, work: Path, record: Mapping[str, object]
+) -> Path:
     """Write the wheel of ``tree``, whose files are in ``work/tree``, with our version, ``libraries`` and ``record``.
 
-    ``libraries`` are by module name; ``record`` is the text of ``sm120kit.json``. Returns the wheel in ``out``.
+    ``libraries`` are by module name; ``record`` is written to ``sm120kit.json``, with the key ``changed``: the members that
+    patches, overrides, the version and modules change or add. Returns the wheel in ``out``.
 
     Raises:
         ExpectationFailed: the version of the package cannot be set.
@@ -70,9 +73,27 @@ def pack_wheel(plan: BuildPlan, tree: PatchedTree, libraries: Mapping[str, Path]
             header = _substitute(source, f"{old}/WHEEL", r"^Tag: .*$", f"Tag: py3-none-{machine}", plan.recipe)
             edited[f"{old}/WHEEL"] = header.replace(b"Root-Is-Purelib: true", b"Root-Is-Purelib: false")
         packed = out / f"{distribution}-{version}-py3-none-{machine}.whl"
-        added: dict[str, Path | bytes] = {**libraries, "sm120kit.json": record}
+        members = sorted({_META, *map(_module, libraries), *_patched_members(tree, work / "tree", source, changed)})
+        added: dict[str, Path | bytes] = {**libraries, "sm120kit.json": record_json({**record, "changed": members}).encode()}
         _write_wheel(source, packed, edited, added, (old, f"{distribution}-{version}.dist-info"))
     return packed
+
+
+def _patched_members(tree: PatchedTree, files: Path, wheel: zipfile.ZipFile, changed: Mapping[str, bytes]) -> set[str]:
+    """The members with the name and content of a file in which ``tree`` differs from the release.
+
+    ``wheel`` is that of the tree, except for the members in ``changed``.
+    """
+    paths = Repository(tree.checkout.repository).changed(tree.checkout.commit, tree.commit)
+    contents = {(path.name, _record_hash(path.read_bytes())) for name in paths if (path := files / name).is_file()}
+    rows = {member: record_hash for member, record_hash, _ in _read_record(wheel)}
+    rows |= {member: _record_hash(content) for member, content in changed.items()}
+    return {member for member, record_hash in rows.items() if (PurePosixPath(member).name, record_hash) in contents}
+
+
+def _module(name: str) -> str:
+    """Where FlashInfer looks for a module that was compiled ahead, as a member of its wheel."""
+    return f"flashinfer/data/aot/{name}/{name}.so"
 
 
 def _run_backend(tree: PatchedTree, work: Path) -> Path:
@@ -198,7 +219,7 @@ def _write_wheel(
         for name, addition in added.items():
             library = isinstance(addition, Path)
             content = addition.read_bytes() if isinstance(addition, Path) else addition
-            member = f"flashinfer/data/aot/{name}/{name}.so" if library else f"{new}/{name}"
+            member = _module(name) if library else f"{new}/{name}"
             wheel.writestr(_member(member, 0o755 if library else 0o644), content)
             rows.append((member, _record_hash(content), str(len(content))))
         record = io.StringIO()
