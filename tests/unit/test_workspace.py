@@ -24,6 +24,9 @@ from sm120kit.core.state import (
     parse_json,
     publish_directory,
     read_record,
+    require_new,
+    require_output_directory,
+    require_writable,
     write_atomic,
     write_record,
 )
@@ -50,6 +53,25 @@ def test_publish_directory_removes_leftovers_of_killed_run(tmp_path: Path) -> No
     with publish_directory(tmp_path / "result"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.abcd", "result"]
+
+
+def test_destination_below_an_unreadable_directory_is_unwritable(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:  # root can read every directory
+        os.seteuid(65534)
+    try:
+        for path in (tmp_path / "closed" / "file", tmp_path / "closed" / "below" / "file"):
+            for require in (
+                require_writable,
+                require_output_directory,
+                lambda path: require_new(path, "--output", overwrite=False),
+                lambda path: write_atomic(path, b""),
+            ):
+                with pytest.raises(StateUnwritable, match="closed"):
+                    require(path)
+    finally:
+        os.seteuid(user)
 
 
 def test_write_atomic_replaces_file(tmp_path: Path) -> None:

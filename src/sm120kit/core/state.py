@@ -371,13 +371,13 @@ def require_writable(path: Path, option: str = "--output") -> None:
     Raises:
         StateUnwritable: the path is a directory, or its parent is missing or not writable.
     """
-    reason = "is a directory" if path.is_dir() else ""
-    if not reason:
-        try:
+    try:
+        reason = "is a directory" if path.is_dir() else ""
+        if not reason:
             with tempfile.TemporaryFile(dir=path.parent):  # permission bits are not enough: root, read-only disks, /proc
                 pass
-        except OSError as error:
-            reason = f"{path.parent}: {error.strerror}"
+    except OSError as error:
+        reason = f"{path.parent}: {error.strerror}"
     if reason:
         raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
 
@@ -400,16 +400,19 @@ def require_new(path: Path, option: str, overwrite: bool) -> None:
     """Require, before the work, that a file does not exist, unless it may be overwritten. Devices may exist.
 
     Raises:
-        StateUnwritable: the file exists.
+        StateUnwritable: the file exists, or its directory cannot be read.
     """
-    if path.is_file() and not overwrite:
+    with disk_errors(path):
+        exists = path.is_file()
+    if exists and not overwrite:
         raise StateUnwritable(f"{path} exists", f"choose another file with {option}, or add --overwrite to replace it")
 
 
 def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+    with suppress(PermissionError):  # below an unreadable directory
+        if path.exists():
+            return path
+    return _existing(path.parent)
 
 
 def digest_of(value: object) -> str:
@@ -535,9 +538,9 @@ def mark_tree_used(directory: Path, tree: str) -> None:
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
-    if path.is_dir():
-        raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
     with disk_errors(path):
+        if path.is_dir():
+            raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
         if path.exists() and not path.is_file():
             with path.open("wb", buffering=0) as device:
                 device.write(content)
