@@ -261,8 +261,8 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
     for arguments, code, message in (
         ((unreachable,), 90, "does not answer"),
         (("nope",), 10, "no configuration 'nope'"),
-        (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--checkpoint"),
-        ((url, "--model", "other"), 91, "does not offer 'other'"),
+        (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--model"),
+        ((url, "--served-model-name", "other"), 91, "does not offer 'other'"),
         ((url, "-w", "quik"), 10, "did you mean 'quick'?"),
         ((url, "--header", "none"), 2, "a header is NAME:VALUE"),
         ((unreachable.removeprefix("http://"),), 90, "does not answer"),

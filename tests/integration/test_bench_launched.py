@@ -150,7 +150,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
-    arguments = ["run", CONFIGURATION, "--checkpoint", str(folder), "-w", "mine.toml", "--restarts", "1", "--port", "4711"]
+    arguments = ["run", CONFIGURATION, "--model", str(folder), "-w", "mine.toml", "--restarts", "1", "--port", "4711"]
     arguments += ["--trust", "key.pub", "--min", "2026-01-02", "--allow-older"]
     ran = CliRunner().invoke(app, ["bench", *arguments, "--plot", "-", "--state", str(tmp_path / "state")])
     assert ran.exit_code == 0, ran.output
@@ -161,7 +161,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     assert sorted((cell.restart, cell.users) for cell in result.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert re.search(r"users +output +context +restart", ran.output) and "[4/4]" in ran.output
     assert f"served.lock: {'b' * 64}" in ran.output and "tok/s together by users" in ran.output
-    for option in (["--model", "x"], ["--run", "x.json"]):
+    for option in (["--served-model-name", "x"], ["--run", "x.json"]):
         refused = CliRunner().invoke(app, ["bench", *arguments, *option])
         assert refused.exit_code == 2 and "applies only to a running server" in refused.output
 
@@ -173,7 +173,7 @@ def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path
     monkeypatch.setattr(launch, "prepare", lambda *arguments: prepared_launch(servers.configuration, None, None))
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
-    arguments = ["bench", "run", CONFIGURATION, "--checkpoint", str(tmp_path), "-w", "mine.toml", "--state", "state"]
+    arguments = ["bench", "run", CONFIGURATION, "--model", str(tmp_path), "-w", "mine.toml", "--state", "state"]
     write, path = receipt.write, tmp_path / "receipt.json"
 
     def interrupted(path: Path, result: Receipt) -> None:

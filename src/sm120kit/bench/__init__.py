@@ -70,7 +70,7 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
         return offered[0]
     if requested is None or requested not in offered:
         problem = f"does not offer {requested!r}" if requested else f"offers {len(offered)} models"
-        raise WrongModel(f"{server.url} {problem}", f"choose one with --model: {', '.join(offered)}")
+        raise WrongModel(f"{server.url} {problem}", f"`bench run` measures one with --served-model-name: {', '.join(offered)}")
     return requested
 
 

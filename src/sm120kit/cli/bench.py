@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class RunningServer(ServerAccess):
     """A server that is running already."""
 
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="With URL: the model; default: the server's only model.")
+    served_model_name: Annotated[
+        str,
+        typer.Option("--served-model-name", metavar="NAME", help="With URL: the model; default: the server's only model."),
     ] = ""
     record: Annotated[
         Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that serve wrote for this server.")
@@ -39,7 +40,7 @@ class RunningServer(ServerAccess):
         """
         from sm120kit import bench
 
-        return bench.running_server(self.endpoint(url), self.record, requested=self.model or None)
+        return bench.running_server(self.endpoint(url), self.record, requested=self.served_model_name or None)
 
 
 @dataclass(frozen=True)
@@ -127,20 +128,20 @@ def run_(
 
 
 def _require_options_of_config(target: str, running: RunningServer, launched: LaunchedServer) -> None:
-    if launched.checkpoint is None:
+    if launched.model is None:
         raise typer.BadParameter(
             f"{target!r} is neither a URL (http://...) nor HOST:PORT, and a configuration needs its model folder",
-            param_hint="--checkpoint",
+            param_hint="--model",
         )
-    if running.model or running.record:
-        option = "--model" if running.model else "--run"
+    if running.served_model_name or running.record:
+        option = "--served-model-name" if running.served_model_name else "--run"
         raise typer.BadParameter("applies only to a running server: give a URL", param_hint=option)
     running.require_used(False, "give a URL")
 
 
 def _require_options_of_url(launched: LaunchedServer) -> None:
-    if launched.checkpoint or launched.image:
-        option = "--checkpoint" if launched.checkpoint else "--image"
+    if launched.model or launched.image:
+        option = "--model" if launched.model else "--image"
         raise typer.BadParameter("applies only to a server to launch: give a CONFIG", param_hint=option)
     if launched.restarts:
         raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint="--restarts")

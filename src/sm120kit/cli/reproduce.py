@@ -80,7 +80,7 @@ def reproduce_(
 ) -> None:
     """Compare a configuration's published figures with this machine.
 
-    Measures by the published methods and with real prompts. Without --url, --checkpoint or --receipt it measures nothing and
+    Measures by the published methods and with real prompts. Without --url, --model or --receipt it measures nothing and
     prints what the figures require. After an interruption the same command measures what is missing. Exit code 0: every
     comparable figure was reached, or is within the variation between restarts; 95: a figure is below; 96: none is comparable.
     """
@@ -95,13 +95,13 @@ def reproduce_(
     _require_consistent(receipts, running, launched, method)
     stated = given_values(method.given or [])
     configuration = configurations.load(config)
-    if running.url or launched.checkpoint:
+    if running.url or launched.model:
         measured = _measure(configuration, running, launched, images, method, stated)
         findings = reproduce.findings(configuration, measured)
     else:
         measured = tuple(receipt_files.read(path) for path in receipts or ())
         findings = ()
-    model = roofline.model_in(launched.checkpoint) if launched.checkpoint else None
+    model = roofline.model_in(launched.model) if launched.model else None
     report = reproduce.judge(configuration, measured, findings, RooflineInputs(model, method.all_reduce_us))
     if json:
         judgements = [
@@ -129,15 +129,15 @@ def reproduce_(
 
 def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launched: LaunchedServer, method: Method) -> None:
     """Refuse options that contradict each other."""
-    if sum((bool(running.url), launched.checkpoint is not None, bool(receipts))) > 1:
-        raise typer.BadParameter("use only one of --url, --checkpoint and --receipt")
+    if sum((bool(running.url), launched.model is not None, bool(receipts))) > 1:
+        raise typer.BadParameter("use only one of --url, --model and --receipt")
     if running.record and not running.url:
         raise typer.BadParameter("applies only to a running server: add --url", param_hint="--run")
     running.require_used(bool(running.url), "add --url")
-    if launched.image and not launched.checkpoint:
-        raise typer.BadParameter("applies only to a server to launch: add --checkpoint", param_hint="--image")
-    if launched.restarts and not launched.checkpoint:
-        raise typer.BadParameter("only a launched server can be restarted: add --checkpoint", param_hint="--restarts")
+    if launched.image and not launched.model:
+        raise typer.BadParameter("applies only to a server to launch: add --model", param_hint="--image")
+    if launched.restarts and not launched.model:
+        raise typer.BadParameter("only a launched server can be restarted: add --model", param_hint="--restarts")
     if method.given and receipts:
         raise typer.BadParameter("a receipt already has the circumstances stated for it", param_hint="--given")
 
@@ -166,7 +166,7 @@ def _measure(
             replace(measurement, stall_seconds=running.timeout)
             for measurement in reproduce.measurements(configuration, workloads, directory, stated, cell_begins, earlier)
         )
-        if launched.checkpoint:
+        if launched.model:
             prepared, options = launched.prepare(configuration, images)
             measured = launched_servers.run(prepared, options, measurements, launched.restarts)
         else:

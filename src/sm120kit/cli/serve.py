@@ -35,23 +35,23 @@ Image = Annotated[
 class LaunchedServer:
     """Options of a server that is launched to be measured, and stopped afterwards."""
 
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="DIR", help="Launch CONFIG with this model folder, then stop it.")
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Launch CONFIG with this model folder, then stop it.")
     ] = None
     image: Annotated[
         str,
         typer.Option(
-            "--image", metavar="IMAGE", help="With --checkpoint: a verified image; default: from the index, or on this host."
+            "--image", metavar="IMAGE", help="With --model: a verified image; default: from the index, or on this host."
         ),
     ] = ""
     port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --checkpoint: the port on 127.0.0.1.")
+        int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --model: the port on 127.0.0.1.")
     ] = 8000
     wait: Annotated[
-        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With --checkpoint: time limit to become healthy.")
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With --model: time limit to become healthy.")
     ] = 1800
     restarts: Annotated[
-        int, typer.Option("--restarts", min=0, metavar="N", help="With --checkpoint: restart N times and measure again.")
+        int, typer.Option("--restarts", min=0, metavar="N", help="With --model: restart N times and measure again.")
     ] = 0
     state: State = None
 
@@ -65,11 +65,11 @@ class LaunchedServer:
         from sm120kit.serving import checkpoint, launch
         from sm120kit.serving.resolve import ServerLocation, resolve
 
-        assert self.checkpoint is not None
-        checkpoint.read(self.checkpoint)  # before the host, as it may be wrong on every host
+        assert self.model is not None
+        checkpoint.read(self.model)  # before the host, as it may be wrong on every host
         workspace = Workspace.open(self.state)
         resolved = resolve(configuration, self.image, images.source(), ServerLocation(self.port), workspace)
-        prepared = launch.prepare(resolved, self.checkpoint, workspace)
+        prepared = launch.prepare(resolved, self.model, workspace)
         return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
 
 

@@ -57,7 +57,7 @@ def events_without_client(url: str, model: str) -> list[dict[str, object]]:
 def test_receipt_matches_the_events_of_the_server(server: tuple[str, str], tmp_path: Path) -> None:
     url, model = server
     (tmp_path / "mine.toml").write_text(WORKLOAD)
-    ran = sm120kit("bench", "run", url, "--model", model, "-w", "mine.toml", "--plot", "-", cwd=tmp_path)
+    ran = sm120kit("bench", "run", url, "--served-model-name", model, "-w", "mine.toml", "--plot", "-", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     result = receipt.read(tmp_path / "receipt.json")
     assert result.complete and result.circumstances.model == model and result.circumstances.reported["id"] == model
@@ -85,6 +85,6 @@ def test_receipt_matches_the_events_of_the_server(server: tuple[str, str], tmp_p
 
 def test_unknown_model_is_refused(server: tuple[str, str], tmp_path: Path) -> None:
     url, model = server
-    ran = sm120kit("bench", "run", url, "--model", "tiny/other", cwd=tmp_path)
+    ran = sm120kit("bench", "run", url, "--served-model-name", "tiny/other", cwd=tmp_path)
     assert (ran.returncode, model in ran.stderr) == (91, True), ran.stderr
     assert not (tmp_path / "receipt.json").exists()
