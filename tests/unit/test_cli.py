@@ -90,6 +90,28 @@ def test_option_values_have_placeholders(path: tuple[str, ...]) -> None:
             assert re.search("[Rr]epeatable|one for each", param.help), param.name
 
 
+WITHOUT_JSON = {
+    "bench export": "writes a file",
+    "config check": "exit code",
+    "image export": "writes a file",
+    "logs": "prints a server's own lines",
+    "patch edit": "writes a directory",
+    "patch new": "prints the text of a message",
+    "recipe check": "exit code",
+    "recipe requirements": "prints a file for pip",
+    "recipe schema": "prints JSON",
+    "serve": "prints a request for curl; `ps --json` lists the server",
+    "stop": "prints no result",
+    "verify run": "prints what the program prints; --receipt writes the record",
+}
+"""What commands without --json print instead of tables and records."""
+
+
+def test_tables_and_records_can_be_printed_as_json() -> None:
+    without = {" ".join(path) for path in LEAVES if not any("--json" in param.opts for param in command(path).params)}
+    assert without == {*WITHOUT_JSON}
+
+
 def test_help_has_variables_of_all_commands_and_an_example_of_its_own() -> None:
     page = " ".join(run("bench", "export", "-h").stdout.split())
     assert set(re.findall("SM120KIT_[A-Z_]+", page)) == {"SM120KIT_QUIET", "SM120KIT_VERBOSE", "SM120KIT_BENCH_EXPORT_OUTPUT"}

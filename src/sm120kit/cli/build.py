@@ -149,7 +149,7 @@ def build(
     if delivers and isinstance(target, EngineTarget):
         from sm120kit.images import delivery
 
-        image_request = image.request()
+        image_request = delivery.complete(image.request(), target.recipe)
         key = delivery.shared_key(target, request, image_request) if options.remote else ""
         if report := delivery.fetch_shared(key, target):
             build_output.show_shared(report, json=steps.json)

@@ -58,8 +58,9 @@ def image_(
     if isinstance(target, EngineTarget):
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
+        image_request = delivery.complete(image.request(), target.recipe)
         pipeline.require_machine(target, build_request)
-        request = delivery.prepare(image.request(), target.recipe, target.closure, options)
+        request = delivery.prepare(image_request, target.recipe, target.closure, options)
         result = delivery.engine_image(engines.build(target, build_request), request, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
@@ -192,6 +193,7 @@ def pull(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check that everything in the index still exists.")] = False,
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Pull a verified image by its digest in the index.
 
@@ -203,13 +205,16 @@ def pull(
     from sm120kit.images import published
 
     if check:
-        _check_index(images.index)
+        _check_index(images.index, json=json)
         return
     if not name:
         raise BadIndex("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = Workspace.open(state), images.source()
     entry = published.select(name, index, platform, workspace)
     pulled = published.pull_and_load(entry, index, workspace, load=load)
+    if json:
+        console.json_data(pulled)
+        return
     if pulled.changes:
         console.info("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
     elif pulled.changes is not None:
@@ -217,15 +222,18 @@ def pull(
     console.data(pulled.verified.reference)
 
 
-def _check_index(index: Path) -> None:
+def _check_index(index: Path, *, json: bool) -> None:
     """Print for each image of an index whether it still exists. Exit code 1 if one does not."""
     from sm120kit.images import published
 
     entries, missing = published.unresolved(index)
-    console.table(
-        ("image", "digest", "exists"),
-        ((f"{entry.repository}:{entry.tag}", entry.digest, "no" if entry in missing else "yes") for entry in entries),
-    )
+    rows = [(f"{entry.repository}:{entry.tag}", entry.digest, entry not in missing) for entry in entries]
+    if json:
+        console.json_data([{"image": image, "digest": digest, "exists": exists} for image, digest, exists in rows])
+    else:
+        console.table(
+            ("image", "digest", "exists"), ((image, digest, "yes" if exists else "no") for image, digest, exists in rows)
+        )
     if missing:
         console.error(f"{len(missing)} of {len(entries)} images do not exist any more", "publish them again")
         raise typer.Exit(1)

@@ -109,6 +109,35 @@ def read_closure(path: Path) -> Closure:
     return closure
 
 
+def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
+    """A request with its base and builder. Nothing is fetched.
+
+    Raises:
+        NoSuchImage: neither the recipe nor the request names a base, or it is a tag.
+        ToolchainUnsuitable: the builder does not compile the kernels of the recipe.
+    """
+    base, engine = request.base, recipe if isinstance(recipe, recipes.EngineRecipe) else None
+    if engine:
+        base = base or engine.base_image or engine.base or ""
+    if not base:
+        raise NoSuchImage(
+            f"no base: neither {recipe.name} nor --base names one",
+            f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
+            f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
+        )
+    if base not in bases.names():
+        contexts.require_pinned(base)
+    is_local = base.startswith("sha256:")  # an id that only the daemon has
+    of_docker = is_local or request.context_only or request.network != ImageRequest.network
+    builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
+    if builder is Builder.DOCKER and engine and engine.b12x:
+        raise ToolchainUnsuitable(
+            f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
+            "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
+        )
+    return replace(request, base=base, builder=builder)
+
+
 def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, options: Options) -> ImageRequest:
     """Complete a request, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
@@ -117,51 +146,33 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
     the base, which is pulled if it is named by digest, unless only the context is requested.
 
     Raises:
-        NoSuchImage: neither the recipe nor the request names a base, or it is a tag, or neither daemon nor registry has it.
+        NoSuchImage: see :func:`complete`; or neither daemon nor registry has the base.
         LockDiffers: the base is not locked for this machine.
         NamespacesMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
         ToolchainMissing: the Docker SDK is not installed.
         ToolchainUnsuitable: the image is for another machine and not built by ``layers`` on a base of ``recipes/bases/``, or an
-            image as base lacks what the wheels need, or the builder does not compile the kernels of the recipe.
+            image as base lacks what the wheels need, or see :func:`complete`.
         FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
     """
-    base = request.base
-    if isinstance(recipe, recipes.EngineRecipe):
-        base = base or recipe.base_image or recipe.base or ""
-    if base and base not in bases.names():
-        contexts.require_pinned(base)
-    is_local = base.startswith("sha256:")  # an id that only the daemon has
-    of_docker = is_local or request.context_only or request.network != ImageRequest.network
-    builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
+    request = complete(request, recipe)
+    base, builder = request.base, request.builder
     foreign = _machine(closure) != platform.machine()
     if foreign and (builder is Builder.DOCKER or base not in bases.names()):
         raise ToolchainUnsuitable(
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
             f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
         )
-    if not base:
-        raise NoSuchImage(
-            f"no base: neither {recipe.name} nor --base names one",
-            f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
-            f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
-        )
-    compiles_b12x = isinstance(recipe, recipes.EngineRecipe) and recipe.b12x is not None
-    if foreign and compiles_b12x:
+    if foreign and isinstance(recipe, recipes.EngineRecipe) and recipe.b12x:
         raise ToolchainUnsuitable(
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
-        )
-    if builder is Builder.DOCKER and compiles_b12x:
-        raise ToolchainUnsuitable(
-            f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
-            "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
         )
     if builder is Builder.LAYERS:
         _prepare_layers(base, closure, options, recipe)
     else:
         base = _prepare_docker(base, request, options)
-    return replace(request, base=base, builder=builder)
+    return replace(request, base=base)
 
 
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
@@ -284,10 +295,13 @@ def shared_key(target: EngineTarget, build: BuildRequest, request: ImageRequest)
     """The key of an engine's image in a remote cache: its inputs; empty if others than these decide it.
 
     The builder ``docker`` is not shared, nor are images on a base that only a local daemon has.
+
+    Raises:
+        NoSuchImage, ToolchainUnsuitable: see :func:`complete`.
     """
-    recipe, base = target.recipe, request.base or target.recipe.base_image or target.recipe.base or ""
-    own = request.builder is Builder.DOCKER or request.context_only or request.network != ImageRequest.network
-    if own or not base or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
+    recipe, request = target.recipe, complete(request, target.recipe)
+    base = request.base
+    if request.builder is Builder.DOCKER or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
         return ""
     inputs = [
         target.build_id,
