@@ -6,6 +6,7 @@ import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -105,6 +106,15 @@ def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
     for option in ("--moe-backend", "--linear-backend"):
         fused = loading.model_copy(update={"engine": "vllm-0.20.0", "arguments": (option, "b12x")})
         assert arguments.missing_extras(fused) == ("b12x",)
+
+
+@pytest.mark.parametrize(("changed", "kept"), [({}, True), ({"wheel": {}}, False), ({"options": []}, False)])
+def test_answers_stay_if_the_parser_is_the_same(changed: dict[str, Any], kept: bool) -> None:
+    text = arguments.record_path("vllm-0.19.1").read_text()
+    record = json.loads(text)
+    new = parser_options.record_text(record["recipe"], record["wheel"], record | {"answers": {}})
+    before = json.dumps(record | changed)
+    assert parser_options.with_answers(new, before) == (text if kept else new)
 
 
 def test_committed_records_are_in_written_form() -> None:

@@ -398,13 +398,17 @@ def plan(staged: Sequence[StagedRecipe]) -> object:
 
 
 def record_arguments(staged: StagedRecipe) -> None:
-    """Write the record of the options of an engine's argument parser beside its new recipe. No configuration names it yet.
+    """Write the record of the options of an engine's argument parser beside its new recipe.
+
+    The parser's answers to configurations that name a recipe of the same name stay, if its parser is the same.
 
     Raises:
         Sm120kitError: see :func:`sm120kit.wheels.parser_options.record`.
     """
     assert isinstance(staged.target, EngineTarget)
     text, _ = parser_options.record(staged.target, {})
+    if (former := record_path(staged.target.path.stem)).is_file():
+        text = parser_options.with_answers(text, former.read_text(encoding="utf-8"))
     _arguments_path(staged).write_text(text, encoding="utf-8")
 
 

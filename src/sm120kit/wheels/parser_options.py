@@ -101,6 +101,14 @@ def environment(
     return python
 
 
+def with_answers(text: str, former: str) -> str:
+    """The text of a record with the answers of another one, if both are of one wheel with the same options."""
+    record, before = json.loads(text), json.loads(former)
+    if (before["wheel"], before["options"]) != (record["wheel"], record["options"]):
+        return text
+    return record_text(record["recipe"], record["wheel"], {"options": record["options"], "answers": before["answers"]})
+
+
 def record_text(name: str, wheel: Mapping[str, str], parsed: Mapping[str, Any]) -> str:
     """The text of a record: each option and each answer on its own line."""
 
