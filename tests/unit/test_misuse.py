@@ -77,7 +77,7 @@ BASE = {
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
 OUTPUTS = {"doctor --record", "recipe schema --output"}
-"""Options whose file or directory is created under any name, as that of --state is."""
+"""Options whose file or directory is created under any new name, as that of --state is."""
 
 
 def commands(branch: Branch = COMMANDS, group: Any = ROOT, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -434,8 +434,8 @@ CASES = {
     "pull --check --index typo.json": (66, "the index typo.json does not exist"),
     f"bench run {NOWHERE} --given gpus=2": (2, "unknown name 'gpus'; did you mean 'gpu'?"),
     f"reproduce {CONFIG} --given power=300": (2, "unknown name 'power'"),
-    f"reproduce {CONFIG} --image x": (2, "add --checkpoint"),
-    f"bench run {NOWHERE} --checkpoint x": (2, "give a CONFIG"),
+    f"reproduce {CONFIG} --image x": (2, "add --model"),
+    f"bench run {NOWHERE} --model x": (2, "give a CONFIG"),
     "build flashinfer --memory 1e400": (2, "inf is not a finite number"),
     "build flashinfer --memory nan": (2, "nan"),
     "build flashinfer --memory=-1": (2, "'-1'"),
@@ -445,6 +445,10 @@ CASES = {
     "build flashinfer --cache-push": (2, "--cache-push requires --cache"),
     "build flashinfer --cache localhost:9/x --key key.pem": (2, "sign what --cache-push stores"),
     "build flashinfer --cache localhost:9/x --cache-push --key key.pem": (2, "--key and --keyless require --trust"),
+    "build flashinfer --trust key.pub": (2, "Invalid value for --trust: it is for builds of a cache: add --cache"),
+    "build flashinfer --cache cache": (65, "'cache' is not a repository\nhint: REGISTRY/NAME"),
+    "build sglang-0.5.11-b12x --kernels none --builder docker": (41, "which only the builder layers does"),
+    "image build sglang-0.5.11-b12x --kernels none --context-only": (41, "which only the builder layers does"),
     "build flashinfer --cache https://localhost/x": (65, "'https://localhost/x' is not a repository"),
     "build flashinfer --cache localhost:9/x --trust nowhere.pub": (47, "nowhere.pub"),
     f"reproduce {CONFIG} --all-reduce-us 1e400": (2, "inf is not a finite number"),
@@ -453,7 +457,9 @@ CASES = {
     "build flashinfer --offline -o log.txt/below": (44, "cannot write to log.txt/below: Not a directory"),
     "serve model/mine": (10, "no configuration file model/mine: it does not exist"),
     "config show ../here": (10, "no configuration file ../here: it is a directory"),
-    "recipe schema -o model": (97, "cannot write model: it is a directory"),
+    "recipe schema -o model": (44, "cannot write model: is a directory\nhint: choose another file with --output"),
+    "recipe schema -o log.txt": (44, "log.txt exists\nhint: choose another file with --output, or add --overwrite"),
+    "explain /dev/zero": (81, "cannot read /dev/zero: is a device"),
     "kld model --save log.txt": (44, "log.txt exists\nhint: choose another file with --save, or add --overwrite"),
     "kld model model -o log.txt": (44, "log.txt exists\nhint: choose another file with --output, or add --overwrite"),
     "verify kernels --receipt log.txt --offline": (44, "log.txt exists\nhint: choose another file with --receipt"),
@@ -468,7 +474,7 @@ CASES = {
     "image export image there.tar": (44, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
     f"reproduce {CONFIG} --header a:b": (2, "Invalid value for --header: applies only to a running server: add --url"),
     f"reproduce {CONFIG} --cert log.txt": (2, "Invalid value for --cert: applies only to a running server: add --url"),
-    f"bench run {CONFIG} --checkpoint model --insecure": (2, "--insecure: applies only to a running server: give a URL"),
+    f"bench run {CONFIG} --model model --insecure": (2, "--insecure: applies only to a running server: give a URL"),
     "doctor --python python3.12": (2, "Invalid value for --python: it runs the measurements: add --measure"),
     "image list --index images.json": (2, "Invalid value for --index: an index lists images in registries: add --remote"),
     "patch check no-such-recipe": (10, "no-such-recipe"),

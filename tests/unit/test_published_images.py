@@ -137,7 +137,7 @@ def test_malformed_entry_is_refused(changed: dict[str, str], message: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    "repository", ["user:pw@r.example/x", "https://r.example/x", "r.example/x:tag", "R.example/X", "-x", ""]
+    "repository", ["x", "user:pw@r.example/x", "https://r.example/x", "r.example/x:tag", "R.example/X", "-x", ""]
 )
 def test_publish_refuses_a_malformed_repository(repository: str, tmp_path: Path) -> None:
     with pytest.raises(RegistryFailed, match="is not a repository") as caught:

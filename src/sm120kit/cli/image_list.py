@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Index, Json, State
+from sm120kit.cli.options import Index, Json, State, given
 from sm120kit.core import console
 
 
@@ -23,8 +23,7 @@ def list_(
     Without --remote, list all images of sm120kit in the state directory and in the container daemon, if there is one.
     Unverified images have no tag.
     """
-    source = ctx.get_parameter_source("index")  # a variable or the configuration file sets it for all commands
-    if not remote and source and source.name == "COMMANDLINE":
+    if not remote and given(ctx, "index"):
         raise typer.BadParameter("an index lists images in registries: add --remote", param_hint="--index")
     if remote:
         _show_remote(index, json=json)

@@ -83,6 +83,12 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line. A variable and the configuration file may set it for all commands."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def recipe_names(incomplete: str) -> list[str]:
     """Names of recipes that start with ``incomplete``, for completion; the files are not read."""
     return _names("engines", incomplete)
@@ -313,6 +319,7 @@ class RemoteCacheOptions(SigningOptions):
         Path | None,
         typer.Option("--trust", metavar="FILE", help="With --cache: only builds signed with this key or by this identity."),
     ] = None
+    ctx: typer.Context = None  # type: ignore[assignment]  # typer supplies it
 
     def used_by(self, options: RunOptions) -> RunOptions:
         """These options of a run with the cache; without a network, none is used.
@@ -331,6 +338,8 @@ class RemoteCacheOptions(SigningOptions):
                 "--key and --keyless require --trust: what is signed may contain builds of the cache, which must be signed, too"
             )
         if not self.cache:
+            if self.trust and given(self.ctx, "trust"):
+                raise typer.BadParameter("it is for builds of a cache: add --cache", param_hint="--trust")
             return options
         from sm120kit.images.remote_cache import CacheAccess, RegistryCache
 

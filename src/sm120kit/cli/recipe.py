@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import DebianSources, Json, RecipeName, RecipeNames, Sources, lockable_names
+from sm120kit.cli.options import DebianSources, Json, Overwrite, RecipeName, RecipeNames, Sources, lockable_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ def schema(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Print the JSON Schema of a recipe.
 
@@ -191,6 +192,9 @@ def schema(
     from sm120kit import recipes
     from sm120kit.core import state
 
+    if output is not None:
+        state.require_writable(output)
+        state.require_new(output, "--output", overwrite)
     text = recipes.json_schema()
     if output is None:
         console.data(text)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.core.errors import BadIndex, BadRecord
+from sm120kit.core.errors import BadIndex, BadRecord, RegistryFailed
 from sm120kit.core.state import file_problem, read_record
 from sm120kit.images.records import PublishedImage
 
@@ -14,6 +14,20 @@ FORMAT = 1
 
 REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*")
 """A registry's host and port, and lower-case names (https://distribution.github.io/distribution/spec/api/)."""
+
+
+def require_repository(repository: str) -> None:
+    """Require a repository with its registry, or with a user of Docker Hub: without a slash it would be Docker Hub's own.
+
+    Raises:
+        RegistryFailed: it is malformed.
+    """
+    if not REPOSITORY.fullmatch(repository) or "/" not in repository:
+        raise RegistryFailed(
+            f"{repository!r} is not a repository",
+            "REGISTRY/NAME, without scheme, user name and tag; docker login keeps the credentials of a registry",
+        )
+
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TIME = re.compile(r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?")

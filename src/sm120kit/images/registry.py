@@ -14,7 +14,7 @@ from pathlib import Path
 from sm120kit.core.errors import NotVerified, RegistryFailed, TagTaken
 from sm120kit.core.state import write_record
 from sm120kit.images.distribution import RegistryClient
-from sm120kit.images.index import FORMAT, REPOSITORY, PublishedIndex, read_index
+from sm120kit.images.index import FORMAT, PublishedIndex, read_index, require_repository
 from sm120kit.images.records import Attestation, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.images.transports import ImageTransport, other_image
 
@@ -35,11 +35,7 @@ def publish(
         TagTaken: the registry has that tag with another image.
         RegistryFailed: the registry does not respond, or refuses the request.
     """
-    if not REPOSITORY.fullmatch(repository):
-        raise RegistryFailed(
-            f"{repository!r} is not a repository",
-            "REGISTRY/NAME, without scheme, user name and tag; docker login keeps the credentials of a registry",
-        )
+    require_repository(repository)
     require_passed(image)
     local = transport.inspect(image.reference)
     if local is None or local.content != image.image.content:

@@ -20,7 +20,7 @@ from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, NotAtte
 from sm120kit.core.state import file_sha256, parse_json, require_disk
 from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
-from sm120kit.images.index import REPOSITORY
+from sm120kit.images.index import require_repository
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES, TITLE, Descriptor
 from sm120kit.sources.client import MAX_FILE_BYTES
 
@@ -58,11 +58,7 @@ class RegistryCache:
             RegistryFailed: ``repository`` is malformed.
             BadKey: the file of the trusted key or identity cannot be used.
         """
-        if not REPOSITORY.fullmatch(repository):
-            raise RegistryFailed(
-                f"{repository!r} is not a repository",
-                "REGISTRY/NAME, without scheme, user name and tag; docker login keeps the credentials of a registry",
-            )
+        require_repository(repository)
         self.repository = repository
         self.pushes = access.push
         self.publisher = attestation.publisher_digest(access.trusted) if access.trusted else ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import sys
 import tempfile
 import time
@@ -22,13 +25,15 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
     """Match a file, or standard input for ``-``; with ``follow`` until the program is interrupted.
 
     Raises:
-        LogUnreadable: the file cannot be read.
+        LogUnreadable: the file cannot be read, or is a device such as ``/dev/zero``, which does not end.
     """
     try:
         if str(path) == "-":
             read_stream(sys.stdin.buffer, scan, changed, growing=lambda: False)
         else:
             with path.open("rb") as stream:
+                if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
+                    raise OSError(errno.EINVAL, "is a device")
                 read_stream(stream, scan, changed, growing=lambda: follow)
     except OSError as error:
         raise LogUnreadable(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error
