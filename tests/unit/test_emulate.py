@@ -72,14 +72,25 @@ def fact(tile: Tile = TILE, **changes: object) -> TileFacts:
 
 def test_tiles_with_one_mainloop_share_a_cached_emulation(compiler: Compiler, emulator: Emulator) -> None:
     half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize")
-    facts = [fact(), fact(half), fact(finalize), fact(finalize, stages=3), fact(schedule="pingpong")]
+    facts = [fact(), fact(half), fact(finalize), fact(replace(finalize, output="f16"), stages=3), fact(schedule="pingpong")]
     assert {tile.numbers.why for tile in tables.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
     assert compiler.calls == 0
     emulated = tables.with_numbers(facts, emulator, "t", True)
-    assert [tile.numbers for tile in emulated] == [NumericResult(NumericStatus.PROVEN, "", 9)] * 5
-    assert compiler.calls == 3
+    assert emulated[0].numbers == NumericResult(NumericStatus.PROVEN, "", 9)
+    assert [(tile.numbers.proof, tile.numbers.why) for tile in emulated[1:]] == [
+        (NumericStatus.MAINLOOP_PROVEN, "not run: f16 output"),
+        (NumericStatus.MAINLOOP_PROVEN, "not run: finalize epilogue"),
+        (NumericStatus.MAINLOOP_PROVEN, "not run: finalize epilogue, f16 output"),
+        (NumericStatus.MAINLOOP_PROVEN, "not run: tile scheduler"),
+    ]
+    assert [tile.numbers.outputs for tile in emulated] == [9] * 5
+    (dense,) = tables.with_numbers([fact(replace(TILE, family="dense"))], emulator, "t", True)
+    assert (dense.numbers.proof, dense.numbers.why) == (NumericStatus.MAINLOOP_PROVEN, "not run: tile scheduler")
+    compiled = compiler.log.read_text().splitlines()
+    assert ["-DKERNEL=1" in line for line in compiled].count(False) == 2, "the whole kernel of grouped cooperative tiles only"
+    assert compiler.calls == 4
     assert tables.with_numbers(facts, emulator, "t", False) == emulated
-    assert compiler.calls == 3
+    assert compiler.calls == 4
 
 
 def test_emulation_records_the_trees_that_use_it(emulator: Emulator, compiler: Compiler) -> None:

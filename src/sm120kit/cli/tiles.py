@@ -92,7 +92,7 @@ def verdict(fact: TileFacts | None) -> str:
 
 
 def numbers(fact: TileFacts | None) -> str:
-    """Whether a tile's numbers are proven, wrong or not checked, with the reason."""
+    """Whether a tile's numbers or its mainloop are proven, wrong or not checked, with the reason."""
     if fact is None:
         return ""
     return f"{fact.numbers.proof}: {fact.numbers.why}" if fact.numbers.why else str(fact.numbers.proof)

@@ -36,6 +36,7 @@ class NumericStatus(StrEnum):
     """Whether a tile computes correct numbers."""
 
     PROVEN = "proven"
+    MAINLOOP_PROVEN = "mainloop proven"
     WRONG = "wrong"
     NOT_CHECKED = "not checked"
 
@@ -44,6 +45,7 @@ class NumericStatus(StrEnum):
 class NumericResult:
     """Whether a tile computes correct numbers, by its emulation on the CPU; ``why`` is the reason unless they are proven.
 
+    Of a tile whose mainloop is proven, ``why`` lists the parts of its kernel that were not run.
     ``outputs`` counts values that were compared with integers, bit for bit; ``mismatches`` those that differ.
     """
 
@@ -98,10 +100,11 @@ class EmulationFinding:
 
 @dataclass(frozen=True)
 class Emulation:
-    """The result of emulating a tile's mainloop and epilogue on the CPU.
+    """The result of emulating a tile's mainloop and epilogue on the CPU, and the whole kernel if that was run as well.
 
-    ``passed`` means that every accumulator (``outputs``) and every bf16 value that the epilogue ``stored`` has the bits of the
-    integer reference, and that there is no finding. ``max_error`` is None if an accumulator was NaN or there was no output.
+    ``passed`` means that every accumulator (``outputs``; the whole kernel's are not seen) and every bf16 value that was
+    ``stored`` has the bits of the integer reference, and that there is no finding. ``max_error`` is None if an accumulator was
+    NaN or there was no output.
     ``signature`` names a known kind of error that explains every mismatch.
     ``expected_bytes`` and ``delivered_bytes`` are per pipeline stage; -1 if no stage was completed.
     """

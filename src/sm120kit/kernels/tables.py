@@ -74,7 +74,7 @@ def with_numbers(facts: Sequence[TileFacts], emulator: emulation.Emulator, what:
     return tuple(
         replace(
             fact,
-            numbers=_numbers(results[mainloop]) if isinstance(mainloop, emulation.Mainloop) else NumericResult(why=mainloop),
+            numbers=NumericResult(why=mainloop) if isinstance(mainloop, str) else _numbers(results[mainloop], fact, mainloop),
         )
         for fact, mainloop in mainloops.items()
     )
@@ -88,17 +88,31 @@ def _mainloop(fact: TileFacts) -> emulation.Mainloop | str:
         return "its scheduler, which divides K among CTAs, is not emulated"
     if fact.tile.dtype not in emulation.DTYPES:
         return f"{fact.tile.dtype} is not emulated"
-    return emulation.Mainloop.of(fact.tile, pingpong=fact.schedule == "pingpong", stages=fact.stages)
+    pingpong = fact.schedule == "pingpong"
+    whole_kernel = fact.tile.family == "grouped" and not pingpong
+    return emulation.Mainloop.of(fact.tile, pingpong=pingpong, stages=fact.stages, whole_kernel=whole_kernel)
 
 
-def _numbers(result: Emulation | CompileFailed | None) -> NumericResult:
-    """The result of an emulation, for the tiles that share it."""
+def _not_run(fact: TileFacts, mainloop: emulation.Mainloop) -> list[str]:
+    """The parts of a tile's kernel that its emulation does not run."""
+    parts = {
+        f"{fact.tile.epilogue} epilogue": fact.tile.epilogue != "none",
+        f"{fact.tile.output} output": fact.tile.output != "bf16",
+        "tile scheduler": not mainloop.whole_kernel,
+    }
+    return [part for part, left_out in parts.items() if left_out]
+
+
+def _numbers(result: Emulation | CompileFailed | None, fact: TileFacts, mainloop: emulation.Mainloop) -> NumericResult:
+    """The result of an emulation, for one of the tiles that share it."""
     if result is None:
         return NumericResult(why="not emulated yet")
     if isinstance(result, CompileFailed):
         return NumericResult(why=f"the emulation does not compile: {result.message}")
     if result.passed:
-        return NumericResult(NumericStatus.PROVEN, "", result.outputs)
+        not_run = _not_run(fact, mainloop)
+        proof = NumericStatus.MAINLOOP_PROVEN if not_run else NumericStatus.PROVEN
+        return NumericResult(proof, f"not run: {', '.join(not_run)}" if not_run else "", result.outputs)
     first = next((f"{finding.kind}: {finding.first[0]}" for finding in result.findings), "")
     differ = f"{result.mismatches:,} of {result.outputs:,} outputs differ"
     return NumericResult(NumericStatus.WRONG, result.signature or first or differ, result.outputs, result.mismatches)

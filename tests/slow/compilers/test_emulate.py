@@ -48,6 +48,10 @@ ARGUMENTS = {
     "group-offset-output": "wrong group offset",
     "no-store-wait": "missing barrier",
     "no-named-barrier": "missing barrier",
+    "alpha-of-one": "wrong alpha",
+    "even-k-tiles": "wrong tile count",
+    "third-tile-of-n": "wrong tile count",
+    "empty-groups-skipped": "wrong group offset",
 }
 """Faults that the emulation seeds (emulation.FAULTS), with their class."""
 
@@ -94,8 +98,15 @@ WHOLE_KERNEL = {
     "group-offset-sfb": "wrongly stored",
     "group-offset-output": "stored out of bounds",
     "no-store-wait": "unfinished store",
+    "alpha-of-one": "wrongly stored",
+    "empty-groups-skipped": "wrongly stored",
 }
 """Faults that are seeded in the whole kernel as well, and a finding of each."""
+
+OUTPUTS = 3 * (1 * 128 + 193 * 136 + 128 * 128 + 128 * 264 + 16 * 128)
+"""Outputs of NVFP4 128x128x128 with 4 stages in three runs; empty groups have none."""
+MMAS = 3 * (1 + 4 * 3 + 9 + 3 * 2 + 4) * 8 * 16 * 2
+"""Its instructions: k tiles of all tiles of the five GEMMs, with 8 x 16 x 2 each."""
 
 
 def mutant(cutlass: Path, directory: Path, replacements: dict[str, str]) -> Path:
@@ -180,17 +191,16 @@ def test_correct_tile_passes_and_each_seeded_fault_fails(trees: dict[str, Path],
     tile = ("nvfp4", 128, 128, 128)
     correct = run(trees["stock"], *tile, stages=4)
     assert is_correct(correct)
-    assert correct.outputs == 3 * (128 * 128 + 193 * 136 + 128)
+    assert correct.outputs == OUTPUTS
     assert correct.expected_bytes == correct.delivered_bytes == 2 * (128 * 64 + 128 * 8)
-    # 3 runs of: a tile of 9 k tiles; 2 x 2 tiles of 3; a tile of 1. Each k tile is 8 x 16 x 2 mma.
-    assert correct.mma_count == 3 * (9 + 4 * 3 + 1) * 8 * 16 * 2
+    assert correct.mma_count == MMAS
     results = {fault: run(trees["stock"], *tile, stages=4, fault=fault) for fault in emulation.FAULTS}
     assert not any(result.passed for result in results.values())
     assert {fault: findings(result) for fault, result in results.items()} == {
         fault: rows()[fault][1] for fault in emulation.FAULTS
     }
     only_stored = {fault for fault, result in results.items() if not result.mismatches}
-    assert only_stored == {"group-offset-output", "no-store-wait", "no-named-barrier"}, (
+    assert only_stored == {"group-offset-output", "no-store-wait", "no-named-barrier", "alpha-of-one"}, (
         "faults of the epilogue affect only its output"
     )
 
@@ -224,10 +234,9 @@ def test_whole_kernel_with_its_scheduler(trees: dict[str, Path], run: Run) -> No
     tile = ("nvfp4", 128, 128, 128)
     correct = run(trees["patched"], *tile, stages=4, whole_kernel=True)
     assert (correct.passed, correct.stored_mismatches, correct.findings) == (True, 0, ())
-    assert correct.stored == 3 * (128 * 128 + 193 * 136 + 128)
-    assert correct.mma_count == 3 * (9 + 4 * 3 + 1) * 8 * 16 * 2
+    assert (correct.outputs, correct.stored, correct.mma_count) == (OUTPUTS, 2 * OUTPUTS, 2 * MMAS)
     for fault, kind in WHOLE_KERNEL.items():
-        result = run(trees["patched"], *tile, stages=4, whole_kernel=True, fault=fault)
+        result = run(trees["patched"], *tile, stages=4, whole_kernel=True, fault=f"{emulation.IN_KERNEL}{fault}")
         assert not result.passed, fault
         assert kind in {finding.kind for finding in result.findings}, fault
 

@@ -85,7 +85,9 @@ def test_every_tile_of_the_quick_group_is_proven(
         if fact.scheduler == "stream-k":
             assert (fact.numbers.proof, fact.tile.family) == (NumericStatus.NOT_CHECKED, "dense")
         else:
-            assert (fact.numbers.proof, fact.numbers.mismatches) == (NumericStatus.PROVEN, 0), fact
+            whole = (fact.tile.family, fact.tile.epilogue, fact.tile.output) == ("grouped", "none", "bf16")
+            proof = NumericStatus.PROVEN if whole else NumericStatus.MAINLOOP_PROVEN
+            assert (fact.numbers.proof, fact.numbers.mismatches) == (proof, 0), fact
             assert fact.numbers.outputs > 100_000
 
 

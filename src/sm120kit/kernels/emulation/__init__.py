@@ -3,12 +3,13 @@
 ``cpp/`` compiles CUTLASS's own SM120 block-scaled collectives for the host, the mainloop's ``load()`` and ``mma()`` and the
 epilogue's ``load()`` and ``store()`` unchanged, on top of an emulated machine: tensor maps with the rules of the driver's
 documentation, bulk copies in both directions, mbarriers with transaction bytes, named barriers, ldmatrix, stmatrix and the
-block-scaled mma by the fragment tables of the PTX ISA. One CTA computes three GEMMs (stages wrap around, ragged edges, a
-partial k tile, a single row), each with the producer ahead, behind, and at random. The epilogue is alpha A B + beta C in bf16;
-a grouped kernel has an alpha and tensor maps per group. Outputs are poisoned before the run and lie between guard bytes.
+block-scaled mma by the fragment tables of the PTX ISA. One CTA computes five GEMMs (stages wrap around, ragged edges, a
+partial k tile, a single row, odd and even numbers of k tiles, three tiles of n), each with the producer ahead, behind, and at
+random. The epilogue is alpha A B + beta C in bf16. A grouped kernel has nine groups, four of them empty, with an alpha and
+tensor maps per group. Outputs are poisoned before the run and lie between guard bytes.
 
-With ``whole_kernel``, the ``operator()`` of the grouped cooperative kernel runs instead, with its scheduler, as one to three
-persistent CTAs.
+With ``whole_kernel``, the ``operator()`` of the grouped cooperative kernel runs as well, with its scheduler, as one to three
+persistent CTAs. Both are in one program, because they share the templates whose instantiation takes the time.
 
 Not covered: FlashInfer's finalize epilogue (g++ 12 rejects its header), f16 outputs, the schedulers of dense kernels (stream-K
 among them), clusters, timing, memory ordering between the generic and the async proxy, and the instructions themselves.
@@ -73,8 +74,15 @@ FAULTS = (
     "group-offset-output",
     "no-store-wait",
     "no-named-barrier",
+    "alpha-of-one",
+    "even-k-tiles",
+    "third-tile-of-n",
+    "empty-groups-skipped",
 )
 """Faults that an emulation can seed (cpp/cta.hpp), each of which must be detected. Faults of groups need a grouped tile."""
+
+IN_KERNEL = "kernel:"
+"""Before the name of a fault: seed it in the whole kernel, which then runs alone."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +90,8 @@ class Mainloop:
     """The properties of a tile that its emulation depends on; tiles with equal properties share an emulation.
 
     The emulated epilogue is a plain one in bf16, whatever the tile's. ``stages`` 0 stands for the pipeline stages that this
-    epilogue leaves; the tile's own epilogue may leave fewer. ``whole_kernel`` runs the kernel itself, which must be grouped and
-    cooperative: its stored outputs are compared, its accumulators are not.
+    epilogue leaves; the tile's own epilogue may leave fewer. ``whole_kernel`` also runs the kernel itself, which must be
+    grouped and cooperative: its stored outputs are compared, its accumulators are not.
     """
 
     family: str
@@ -122,7 +130,8 @@ class Mainloop:
 class Emulator:
     """Emulations with the CUTLASS whose include directory is ``cutlass``. Its files are read once and must not change.
 
-    A compiled emulation and its results are stored in ``cache``, keyed by the digest of headers, sources, flags and compiler.
+    A compiled emulation and its results are stored in ``cache``, keyed by the digest of headers, sources, flags and compiler:
+    of all that is compiled. An engine's own launchers and epilogues are not.
     Processes can share a cache: the first compiles and runs an emulation while the rest wait for its result. ``tree`` is
     the git tree id of the engine; ``sm120kit cache gc`` keeps the emulations of trees that are in use.
     """
@@ -148,7 +157,8 @@ class Emulator:
     def run(self, mainloop: Mainloop, fault: str = "none", stop: threading.Event | None = None) -> Emulation:
         """The result of an emulation; one that is not cached is compiled (most of a minute) and run.
 
-        ``fault`` is one of :data:`FAULTS` to seed, or ``none``. ``stop`` ends compiler and emulation from another thread.
+        ``fault`` is one of :data:`FAULTS` to seed, or ``none``, either with :data:`IN_KERNEL` before it. ``stop`` ends compiler
+        and emulation from another thread.
 
         Raises:
             CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.

@@ -4,8 +4,9 @@
 //
 // -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4  -DTILE_M -DTILE_N -DTILE_K (elements)  -DSWAP=1: A and B change places
 // -DGROUPED=0: dense  -DPINGPONG=1: that schedule, else cooperative  -DSTAGES: a stage count, else the builder's (0)
-// -DKERNEL=1: the whole kernel instead, which is grouped and cooperative; its accumulators are not seen, only what it stores
-// An argument names a seeded fault (cta.hpp): each must be found, or the emulation proves nothing.
+// -DKERNEL=1: then also the whole kernel, which is grouped and cooperative; of it only what it stores is compared
+// An argument names a seeded fault (cta.hpp): each must be found, or the emulation proves nothing. `kernel:FAULT` runs the whole
+// kernel alone.
 #include "cta.hpp"
 
 #ifndef KERNEL
@@ -24,22 +25,22 @@ struct Totals {
   std::string signature;
 };
 
-void judge(cta::Problem const& p, cta::Output const& output, int group, float beta, Totals& totals) {
-  auto const compared = KERNEL ? emulate::Comparison{} : p.compare(output.accumulators, TILE_K);
-  totals.outputs += KERNEL ? 0 : output.accumulators.size();
+void judge(cta::Problem const& p, cta::Output const& output, int group, float beta, bool whole_kernel, Totals& totals) {
+  auto const compared = whole_kernel ? emulate::Comparison{} : p.compare(output.accumulators, TILE_K);
+  totals.outputs += whole_kernel ? 0 : output.accumulators.size();
   totals.mismatches += compared.mismatches;
   totals.max_error = std::max(totals.max_error, compared.max_error);
   if (totals.signature.empty()) totals.signature = compared.signature;
   for (int i = 0; i < p.m; ++i) {
     for (int j = 0; j < p.n; ++j) {
-      std::uint16_t const expected = p.stored(i, j, cta::alpha_of(group), beta), got = output.stored.get(i, j);
+      std::uint16_t const expected = p.stored(i, j, beta), got = output.stored.get(i, j);
       ++totals.stored;
       if (expected == got || ((expected | got) & 0x7fff) == 0) continue;
       ++totals.stored_mismatches;
-      if (KERNEL || p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
+      if (whole_kernel || p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
         emulate::report().add("wrongly stored",
                               emulate::format("group %d row %d column %d: %04x is stored, not %04x%s", group, i, j, got, expected,
-                                              KERNEL ? "" : "; the accumulator is right"));
+                                              whole_kernel ? " (whole kernel)" : "; the accumulator is right"));
     }
   }
   if (std::size_t const bytes = output.stored.overwritten()) {
@@ -51,74 +52,107 @@ void judge(cta::Problem const& p, cta::Output const& output, int group, float be
                  (TILE_K / int(cute::size<2>(typename cta::TiledMma::AtomShape_MNK{})));
 }
 
-}  // namespace
+using Orders = std::array<emulate::Schedule, 3>;
+constexpr Orders orders{emulate::Schedule::producer_first, emulate::Schedule::producer_last, emulate::Schedule::random};
 
-int main(int argc, char** argv) {
-  std::string const fault_name = argc > 1 ? argv[1] : "none";
-  auto const faults = cta::faults();
-  if (faults.count(fault_name) == 0) {
-    std::fprintf(stderr, "no such fault: %s\n", fault_name.c_str());
-    return 2;
-  }
-  cta::Fault const fault = faults.at(fault_name);
-#if KERNEL
-  if (fault.producer_stage != 0) {
-    std::fprintf(stderr, "the kernel counts its stages by itself: %s cannot be planted\n", fault_name.c_str());
-    return 2;
-  }
-  emulate::Machine machine(sizeof(cta::Kernel::SharedStorage));
-#else
-  emulate::Machine machine(sizeof(cta::SharedStorage));
-#endif
+/// Launch the problems in each order, a grouped kernel all at once and a dense one each by itself; false if a launch hung.
+template <class Launch>
+bool run_all(emulate::Machine& machine, std::vector<cta::Problem> const& problems, bool whole_kernel, Totals& totals,
+             Launch launch_one) {
   emulate::current_machine() = &machine;
   emulate::catch_wild_access(machine.shared);
-
-  // One row and a single k tile; ragged edges and a partial k tile; stages that wrap around twice.
-  constexpr int k_unit = cta::mixed ? 128 : 32;
-  constexpr int whole_k = TILE_K * (2 * cta::stage_count + 1);
-  constexpr int ragged_k = TILE_K % k_unit == 0 && TILE_K > k_unit ? 2 * TILE_K + k_unit : 2 * TILE_K;
-  std::vector<cta::Problem> problems;
-  problems.emplace_back(1, TILE_N, (TILE_K + k_unit - 1) / k_unit * k_unit, 1);
-  problems.emplace_back(TILE_M + TILE_M / 2 + 1, TILE_N + 8, (ragged_k + k_unit - 1) / k_unit * k_unit, 2);
-  problems.emplace_back(TILE_M, TILE_N, (whole_k + k_unit - 1) / k_unit * k_unit, 3);
-  for (auto const& p : problems) p.register_memory();
   auto const inputs = emulate::global_memory().ranges;
-
-  Totals totals;
-  bool hung = false, exact = true;
-  for (auto const& p : problems) exact = exact && p.exact;
+  std::uint64_t const needed_before = totals.mmas;
+  std::vector<std::vector<cta::Problem const*>> launches(1);
+  for (auto const& p : problems) {
+    if (!cta::grouped && !launches.back().empty()) launches.emplace_back();
+    launches.back().push_back(&p);
+  }
   int run = 0;
-  for (auto order : {emulate::Schedule::producer_first, emulate::Schedule::producer_last, emulate::Schedule::random}) {
+  for (auto order : orders) {
     float const beta = cta::grouped && order == emulate::Schedule::random ? 1 : 0;
-    std::vector<std::vector<cta::Problem const*>> launches(1);  // a grouped kernel takes all, a dense one each by itself
-    for (auto const& p : problems) {
-      if (!cta::grouped && !launches.back().empty()) launches.emplace_back();
-      launches.back().push_back(&p);
-    }
     for (auto const& launch : launches) {
       std::vector<cta::Output> outputs;
       outputs.reserve(launch.size());
       for (auto const* p : launch) outputs.emplace_back(*p);
+      bool hung = false;
       try {
-        ++run;
-#if KERNEL
-        cta::launch(launch, outputs, beta, /* CTAs */ run, fault, order, run);
-#else
-        cta::run(launch, outputs, beta, fault, order, run);
-#endif
+        launch_one(launch, outputs, beta, order, ++run);
       } catch (emulate::Hang const&) {
         hung = true;
       }
-      for (std::size_t i = 0; i < launch.size(); ++i) judge(*launch[i], outputs[i], int(i), beta, totals);
+      for (std::size_t i = 0; i < launch.size(); ++i) judge(*launch[i], outputs[i], int(i), beta, whole_kernel, totals);
       emulate::global_memory().ranges = inputs;
-      if (hung) break;
+      if (hung) return false;
     }
-    if (hung) break;
   }
-  if (!hung && machine.mma_count != totals.mmas) {
-    emulate::report().add("mma count", emulate::format("%llu mma instructions ran, %llu are needed",
-                                                       (unsigned long long)machine.mma_count, (unsigned long long)totals.mmas));
+  if (machine.mma_count != totals.mmas - needed_before) {
+    emulate::report().add("mma count", emulate::format("%llu mma instructions ran, %llu are needed%s",
+                                                       (unsigned long long)machine.mma_count,
+                                                       (unsigned long long)(totals.mmas - needed_before),
+                                                       whole_kernel ? " (whole kernel)" : ""));
   }
+  return true;
+}
+
+/// One row and a single k tile; ragged edges and a partial k tile; stages that wrap around twice; two k tiles and three tiles
+/// of n; four k tiles. A grouped kernel gets nine groups, four of them empty, the first and the last among these.
+std::vector<cta::Problem> problems() {
+  constexpr int k_unit = cta::mixed ? 128 : 32;
+  auto const whole = [](int k) { return (k + k_unit - 1) / k_unit * k_unit; };
+  constexpr int ragged_k = TILE_K % k_unit == 0 && TILE_K > k_unit ? 2 * TILE_K + k_unit : 2 * TILE_K;
+  std::vector<cta::Problem> all;
+  auto const empty = [&] {
+    if (cta::grouped) all.emplace_back(SWAP ? TILE_M : 0, SWAP ? 0 : TILE_N, whole(TILE_K), 9);
+  };
+  all.reserve(9);
+  empty();
+  all.emplace_back(1, TILE_N, whole(TILE_K), 1);
+  all.emplace_back(TILE_M + TILE_M / 2 + 1, TILE_N + 8, whole(ragged_k), 2);
+  empty();
+  empty();
+  all.emplace_back(TILE_M, TILE_N, whole(TILE_K * (2 * cta::stage_count + 1)), 3);
+  all.emplace_back(TILE_M, 2 * TILE_N + 8, whole(2 * TILE_K), 4);
+  all.emplace_back(16, TILE_N, whole(4 * TILE_K), 5);
+  empty();
+  return all;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string fault_name = argc > 1 ? argv[1] : "none";
+  bool const kernel_alone = fault_name.rfind("kernel:", 0) == 0;
+  if (kernel_alone) fault_name.erase(0, 7);
+  auto const faults = cta::faults();
+  if (faults.count(fault_name) == 0 || (kernel_alone && !KERNEL)) {
+    std::fprintf(stderr, "no such fault: %s\n", fault_name.c_str());
+    return 2;
+  }
+  cta::Fault const fault = faults.at(fault_name);
+  auto const all = problems();
+  for (auto const& p : all) p.register_memory();
+  bool exact = true;
+  for (auto const& p : all) exact = exact && p.exact;
+
+  Totals totals;
+  emulate::Machine machine(sizeof(cta::SharedStorage));
+  bool finished = true;
+  if (!kernel_alone) {
+    finished = run_all(machine, all, false, totals, [&](auto const& launch, auto& outputs, float beta, auto order, int run) {
+      cta::run(launch, outputs, beta, fault, order, run);
+    });
+  }
+#if KERNEL
+  emulate::Machine kernel_machine(sizeof(cta::Kernel::SharedStorage));
+  // The kernel counts its stages and tiles by itself: the faults that are planted there are not in it.
+  if (finished && (kernel_alone || fault_name == "none")) {
+    run_all(kernel_machine, all, true, totals, [&](auto const& launch, auto& outputs, float beta, auto order, int run) {
+      cta::launch(launch, outputs, beta, fault, order, run, /* CTAs */ run);
+    });
+    machine.mma_count += kernel_machine.mma_count;
+  }
+#endif
   if (!exact)
     emulate::report().add("inexact data", "a sum of magnitudes exceeds 24 bits: the order of addition could change bits");
   bool const passed = totals.mismatches == 0 && totals.stored_mismatches == 0 && emulate::report().clean();

@@ -18,6 +18,10 @@ struct Fault {
   char group_of = 0;           // an operand for which every group gets the address of group 0: a, b, s, t (scales of b), d
   bool no_store_wait = false;  // the epilogue does not wait until its stores have read shared memory
   bool no_named_barrier = false;
+  bool alpha_of_one = false;      // every alpha is 1
+  bool even_k_tiles = false;      // of an even number of k tiles the last one is left out
+  bool third_tile_of_n = false;   // tiles of n after the second are left out
+  bool skips_empty = false;       // operands are numbered without the empty groups
 };
 inline std::map<std::string, Fault> faults() {
   std::map<std::string, Fault> all;
@@ -37,6 +41,10 @@ inline std::map<std::string, Fault> faults() {
   all["group-offset-output"].group_of = 'd';
   all["no-store-wait"].no_store_wait = true;
   all["no-named-barrier"].no_named_barrier = true;
+  all["alpha-of-one"].alpha_of_one = true;
+  all["even-k-tiles"].even_k_tiles = true;
+  all["third-tile-of-n"].third_tile_of_n = true;
+  all["empty-groups-skipped"].skips_empty = true;
   return all;
 }
 
@@ -70,9 +78,6 @@ struct Output {
   emulate::Bf16Matrix stored;
 };
 
-/// Scalars of a group's epilogue: powers of two, so that they cost no bits.
-inline float alpha_of(int group) { return group == 0 ? 1.0f : group == 1 ? 0.5f : 2.0f; }
-
 template <class Stride>
 Stride k_major(int k) {
   Stride stride{};
@@ -101,6 +106,7 @@ struct Device {
   std::vector<float const*> alpha_address;
   std::vector<emulate::Bf16Matrix> source;
   std::vector<Shape<int, int, int>> shape;
+  std::size_t first = 0;  // the first group that is not empty
 
   Device(std::vector<Problem const*> const& problems, std::vector<Output>& outputs, Fault const& fault) {
     using Scales = typename Collective::Sm1xxBlkScaledConfig;
@@ -116,7 +122,7 @@ struct Device {
       layout_sfa.push_back(Scales::tile_atom_to_shape_SFA(make_shape(p.m, p.n, p.k + fault.scale_k, 1)));
       layout_sfb.push_back(Scales::tile_atom_to_shape_SFB(make_shape(p.m, p.n, p.k, 1)));
       shape.push_back(fault.swap_modes ? make_shape(p.n, p.m, p.k) : make_shape(p.m, p.n, p.k));
-      alpha.push_back(alpha_of(group));
+      alpha.push_back(fault.alpha_of_one ? 1.0f : p.alpha);
       auto& from = source.emplace_back(p.m, p.n, column_major);
       for (int i = 0; i < p.m; ++i)
         for (int j = 0; j < p.n; ++j)
@@ -128,7 +134,14 @@ struct Device {
       ++group;
     }
     for (auto const& each : alpha) alpha_address.push_back(&each);
-    auto all_as_first = [](auto& addresses) { std::fill(addresses.begin(), addresses.end(), addresses.front()); };
+    auto is_empty = [&](std::size_t each) { return problems[each]->m == 0 || problems[each]->n == 0; };
+    while (is_empty(first)) ++first;
+    if (fault.skips_empty) {
+      std::size_t to = 0;
+      for (std::size_t from = 0; from < problems.size(); ++from)
+        if (!is_empty(from)) b[to] = b[from], sfb[to++] = sfb[from];
+    }
+    auto all_as_first = [&](auto& addresses) { std::fill(addresses.begin(), addresses.end(), addresses[first]); };
     if (fault.group_of == 'a') all_as_first(a);
     if (fault.group_of == 'b') all_as_first(b);
     if (fault.group_of == 's') all_as_first(sfa);
@@ -267,7 +280,11 @@ inline void run(std::vector<Problem const*> const& problems, std::vector<Output>
     for (int group = 0; group < int(problems.size()); ++group) {
       auto const& p = *problems[group];
       for (int m = 0; m < (p.m + TILE_M - 1) / TILE_M; ++m)
-        for (int n = 0; n < (p.n + TILE_N - 1) / TILE_N; ++n) work_on(group, m, n, (p.k + TILE_K - 1) / TILE_K);
+        for (int n = 0; n < (p.n + TILE_N - 1) / TILE_N; ++n) {
+          int const k_tiles = (p.k + TILE_K - 1) / TILE_K;
+          if (fault.third_tile_of_n && n > 1) continue;
+          work_on(group, m, n, k_tiles - int(fault.even_k_tiles && k_tiles % 2 == 0));
+        }
     }
   };
   // The epilogue's tensor map of one direction, made to fit each group before its first tile.
@@ -299,8 +316,8 @@ inline void run(std::vector<Problem const*> const& problems, std::vector<Output>
     auto maps = collective.tensormaps_init(params, shared->tensormaps, 1, 0);
     int last_group = -1;
 #endif
-    // As the kernels do it: what load_init() makes of the first problem serves for all.
-    auto const inputs = collective.load_init(shape_of(0), params);
+    // As the kernels do it: what load_init() makes of the first tile's problem serves for all.
+    auto const inputs = collective.load_init(shape_of(int(device.first)), params);
     auto const k_shape = cute::shape<3>(get<0>(inputs));
     for_each_tile([&](int group, int m, int n, int k_tiles) {
       auto k_iterator = cute::make_coord_iterator(idx2crd(0, k_shape), k_shape);

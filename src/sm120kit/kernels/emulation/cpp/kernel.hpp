@@ -25,8 +25,8 @@ namespace cta {
 using Kernel = cutlass::gemm::kernel::GemmUniversal<ProblemShape, Collective, Epilogue, void>;
 
 /// Every tile of the problems, divided among `ctas` by the kernel's scheduler; what is stored goes to `outputs`.
-inline void launch(std::vector<Problem const*> const& problems, std::vector<Output>& outputs, float beta, int ctas,
-                   Fault const& fault, emulate::Schedule order, std::uint64_t seed) {
+inline void launch(std::vector<Problem const*> const& problems, std::vector<Output>& outputs, float beta, Fault const& fault,
+                   emulate::Schedule order, std::uint64_t seed, int ctas) {
   auto& machine = emulate::machine();
   plant(fault);
   Device device(problems, outputs, fault);

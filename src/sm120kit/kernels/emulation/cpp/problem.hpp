@@ -93,13 +93,15 @@ struct Comparison {
 template <Element A, Element B, Scale S, int Vector>
 struct Problem {
   int m, n, k;
+  float alpha;  // a power of two, so that it costs no bits
   Operand a, b;
   double unit = 0;
   bool exact = true;
   std::vector<std::int64_t> expected;  // in units, m x n
   std::vector<std::int32_t> source;    // the epilogue's C, in units, m x n: multiples of 16, so that bf16 holds them
 
-  Problem(int m_, int n_, int k_, std::uint64_t seed) : m(m_), n(n_), k(k_) {
+  Problem(int m_, int n_, int k_, std::uint64_t seed)
+      : m(m_), n(n_), k(k_), alpha(seed % 3 == 0 ? 1.0f : seed % 3 == 1 ? 0.5f : 2.0f) {
     std::mt19937_64 random(seed);
     double const unit_a = fill(a, m, A, random), unit_b = fill(b, n, B, random);
     unit = unit_a * unit_b;
@@ -120,9 +122,9 @@ struct Problem {
   }
 
   /// alpha A B + beta C rounded once; alpha is 1/2, 1 or 2, beta 0 or 1.
-  std::uint16_t stored(int i, int j, double alpha, double beta) const {
+  std::uint16_t stored(int i, int j, double beta) const {
     std::size_t const at = std::size_t(i) * n + j;
-    return bf16_of(static_cast<float>((alpha * double(expected[at]) + beta * source[at]) * unit));
+    return bf16_of(static_cast<float>((double(alpha) * double(expected[at]) + beta * source[at]) * unit));
   }
 
   void register_memory() const {
