@@ -259,6 +259,26 @@ def test_base_files_are_checked_in_pieces_and_metadata_is_parsed_once(
     assert read.count("METADATA") <= 3 and peak < 16 * 2**20
 
 
+def test_base_files_that_were_hashed_before_are_not_read(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    digests = {
+        str(path): "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+        for path in site.rglob("*.py")
+    }
+    count = base.check_files({})["files read"]
+    assert int(base.check_files({"digests": digests})["files read"]) == int(count) - len(digests) < int(count)
+    path = site / "one.py"
+    for wrong in ("sha256=" + "A" * 43, "sha512=" + "A" * 43):
+        with pytest.raises(AssertionError, match=r"one\.py is not the file of One 1\.0"):
+            base.check_files({"digests": digests | {str(path): wrong}})
+    path.unlink()
+    with pytest.raises(AssertionError, match=r"one\.py: No such file"):
+        base.check_files({"digests": digests})
+    path.mkdir()
+    with pytest.raises(AssertionError, match=r"one\.py: Is a directory"):
+        base.check_files({"digests": digests})
+
+
 def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[Any, Path]) -> None:
     base, site = tree
     record = site / "one-1.0.dist-info" / "RECORD"

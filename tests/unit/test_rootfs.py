@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import layers
 import pytest
+from small_engine import row_hash
 
 from sm120kit.core.errors import BadArtifact, UnsafeArchive
 from sm120kit.images import rootfs
@@ -16,7 +18,9 @@ from sm120kit.images.rootfs import UnpackedLayer
 def unpacked(directory: Path, *members: layers.Member) -> UnpackedLayer:
     tree = directory / "tree"
     tree.mkdir(parents=True)
-    return UnpackedLayer(tree, rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob")))
+    record, digests = rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
+    (directory / "digests.json").write_text(json.dumps(digests))
+    return UnpackedLayer(tree, record)
 
 
 def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
@@ -86,6 +90,32 @@ def test_owners_are_those_of_the_highest_layer(tmp_path: Path) -> None:
         unpacked(tmp_path / "1", ("a", b"", {"uid": 2}), ("b", b"", {})),
     ]
     assert rootfs.owners(sources) == {"/a": "2:0", "/c": "1:0"}
+
+
+def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:
+    link = {"type": b"2", "linkname": "a"}
+    sources = [
+        unpacked(tmp_path / "0", *((name, b"0", {}) for name in ("a", "b", "c", "d/x", "e", "f/x", "f/g/x"))),
+        unpacked(
+            tmp_path / "1",
+            ("a", b"1", {}),
+            ("b", b"", link),
+            ("name", b"", {"type": b"1", "linkname": "a"}),
+            ("e/x", b"1", {}),
+            ("f", b"", link),
+            ("last", b"first", {}),
+            ("last", b"1", {}),
+        ),
+    ]
+    zero, one = row_hash(b"0"), row_hash(b"1")
+    assert rootfs.digests(sources) == {"/a": one, "/name": one, "/c": zero, "/d/x": zero, "/last": one}
+    (tmp_path / "0" / "tree" / "c").write_bytes(b"2")
+    (tmp_path / "0" / "tree" / "d/x").unlink()
+    assert rootfs.digests(sources) == {"/a": one, "/name": one, "/last": one}
+    removes = unpacked(tmp_path / "2", ("d/.wh.x", b"", {}))
+    assert rootfs.digests([*sources, removes]) == {}
+    (tmp_path / "0" / "digests.json").unlink()  # unpacked by an older version
+    assert rootfs.digests(sources) == {}
 
 
 def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None:

@@ -376,24 +376,32 @@ def _assemble(
 
 
 def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
-    """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs."""
+    """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs.
+
+    Files that were hashed while the layers were unpacked are not read again.
+    """
     store = EveryStore(workspace)
     try:
         verified = checks.require_verified(image.id, store, workspace)
     except NotVerified:
-        return verify(image.id, workspace, reporting.info)
+        return verify(image.id, workspace, reporting.info, read_all=False)
     store.tag(image.id, verified.reference)
     return checks.CheckReport(image, verified.checks, verified.facts, verified)
 
 
-def verify(reference: str, workspace: Workspace, report: Callable[[str], None] = lambda line: None) -> checks.CheckReport:
+def verify(
+    reference: str, workspace: Workspace, report: Callable[[str], None] = lambda line: None, *, read_all: bool = True
+) -> checks.CheckReport:
     """Run the checks of a local image against the properties that its labels and its recipe require.
 
-    The image is in the state directory, or else in the container daemon.
+    The image is in the state directory, or else in the container daemon. Without ``read_all``, hashes of files are those of
+    when their layers were unpacked, if that was in this state directory.
     """
     store = EveryStore(workspace)
     image = store.find(reference)
     requirements = expected(image)
+    if not read_all:
+        requirements = replace(requirements, digests=store.digests(image.id))
     native = _native_checks(image, workspace) if requirements.foreign else None
     return checks.verify(image, image.canonical_name, requirements, store, workspace, report, native)
 

@@ -101,6 +101,10 @@ class LocalImages:
         """Owners ``uid:gid`` of the files that do not belong to root, by path, from the headers of the layers."""
         return rootfs.owners(self._layers(image))
 
+    def digests(self, image: str) -> dict[str, str]:
+        """The sha256 of files, by path, which were computed while the layers were unpacked."""
+        return rootfs.digests(self._layers(image))
+
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``.
 

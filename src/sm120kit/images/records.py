@@ -220,6 +220,10 @@ class ImageStore(Protocol):
         """Owners ``uid:gid`` of the files that do not belong to root, by path; None if programs of :meth:`run` detect them."""
         ...
 
+    def digests(self, image: str) -> dict[str, str]:
+        """The sha256 of files in the form of RECORD, by absolute path, as far as they were computed when they were unpacked."""
+        ...
+
     def fetch(self, image: str, path: str, into: Path) -> bool:
         """Copy a file or directory of an image below ``into``; false if the image does not have it.
 

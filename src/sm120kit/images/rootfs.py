@@ -7,7 +7,9 @@ that the layer has (OCI image-spec, layer.md). Device files and pipes are left o
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -32,6 +34,7 @@ OPAQUE = ".wh..wh..opq"
 """A file of this name hides everything that lower layers have in its directory."""
 
 _BUFFER = 2**20
+_DIGESTS = "digests.json"
 _HINT = "sm120kit builds no such image: build or pull it again"
 
 
@@ -113,13 +116,14 @@ def _unpack_layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Wor
             (directory / "tree").mkdir(mode=0o755)
             with _opened(path, blob.media_type) as stream:
                 reader = _HashingReader(stream, stop)
-                record = unpack(cast(IO[bytes], reader), directory / "tree", path)
+                record, digests = unpack(cast(IO[bytes], reader), directory / "tree", path)
                 if f"sha256:{reader.finish()}" != diff_id:
                     raise ArtifactChanged(
                         f"{path} is not the layer {diff_id}: it was changed",
                         f"rm {path}, then build or pull the image again",
                     )
             write_record(directory / "layer.json", record)
+            (directory / _DIGESTS).write_text(json.dumps(digests, sort_keys=True))
 
 
 @contextmanager
@@ -172,8 +176,14 @@ class _HashingReader:
         return self._hash.hexdigest()
 
 
-def unpack(stream: IO[bytes], tree: Path, origin: Path) -> LayerRecord:
+FileDigest = tuple[str, int, int]
+"""The sha256 of a file in the form of RECORD, its size, and its modification time in seconds."""
+
+
+def unpack(stream: IO[bytes], tree: Path, origin: Path) -> tuple[LayerRecord, dict[str, FileDigest | None]]:
     """Write the files of a layer below ``tree``, an empty directory. ``origin`` is named in errors.
+
+    Also returns the digest of each file by path, of links None.
 
     A member's parents must be directories of this layer, or are created: no path leads through a link. Modes of files and
     directories include permission for their owner to read and change them.
@@ -201,7 +211,8 @@ class _Unpacking:
         self._tree = tree
         self._origin = origin
         self._directories: dict[str, float | None] = {"": None}
-        self._files: set[str] = set()
+        self._files: dict[str, FileDigest] = {}
+        self._links: set[str] = set()
         self._record = LayerRecord({}, {}, whiteouts=False)
         self._whiteouts = False
 
@@ -227,6 +238,7 @@ class _Unpacking:
         self._replace(path, target)
         if member.issym():
             target.symlink_to(member.linkname)
+            self._links.add(path)
             os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
         elif member.islnk():
             source = self._path(member.linkname)
@@ -235,26 +247,31 @@ class _Unpacking:
                     f"{self._origin}: {member.name!r} is a hard link to {member.linkname!r}, no file of it", _HINT
                 )
             os.link(self._tree / source, target, follow_symlinks=False)
-            self._files.add(path)
+            self._files[path] = self._files[source]
         elif member.isreg():
             content = archive.extractfile(member)
             assert content is not None
+            digest = hashlib.sha256()
             with target.open("xb") as file:
-                shutil.copyfileobj(content, file, _BUFFER)
+                while piece := content.read(_BUFFER):
+                    digest.update(piece)
+                    file.write(piece)
             self._set_mode(path, target, member.mode, 0o600)
             os.utime(target, (member.mtime, member.mtime))
-            self._files.add(path)
+            sha256 = f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
+            self._files[path] = (sha256, member.size, int(member.mtime))
             self._whiteouts |= target.name.startswith(WHITEOUT)
         else:
             self._record.owners.pop(path, None)
 
-    def finish(self) -> LayerRecord:
-        """Set the times of directories, deepest first, and return the record."""
+    def finish(self) -> tuple[LayerRecord, dict[str, FileDigest | None]]:
+        """Set the times of directories, deepest first, and return the record and the digests."""
         for path in sorted(self._directories, reverse=True):
             mtime = self._directories[path]
             if mtime is not None:
                 os.utime(self._tree / path, (mtime, mtime))
-        return LayerRecord(self._record.owners, self._record.modes, self._whiteouts)
+        digests = {**self._files, **dict.fromkeys(self._links)}
+        return LayerRecord(self._record.owners, self._record.modes, self._whiteouts), digests
 
     def _path(self, name: str) -> str:
         """A member's path relative to the root; it cannot lead out of it."""
@@ -282,7 +299,8 @@ class _Unpacking:
             raise UnsafeArchive(f"{self._origin}: {path!r} is a directory and a file", _HINT)
         if os.path.lexists(target):
             target.unlink()
-            self._files.discard(path)
+            self._files.pop(path, None)
+            self._links.discard(path)
 
     def _set_mode(self, path: str, target: Path, mode: int, needed: int) -> None:
         target.chmod((mode | needed) & 0o7777)
@@ -359,6 +377,43 @@ def owners(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
             if not any(os.path.lexists(higher.tree / path) for higher in sources[number + 1 :]):
                 combined[f"/{path}"] = owner
     return combined
+
+
+def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
+    """The sha256 of the files of combined layers, in the form of RECORD, by absolute path, from when they were unpacked.
+
+    None of a file that has another size or time since then, of a path that is a directory in one layer and not in another, nor
+    of those below it. None at all if a layer removes files, or was unpacked by an older sm120kit.
+    """
+    combined: dict[str, str] = {}
+    for layer in sources:
+        try:
+            recorded = json.loads((layer.tree.parent / _DIGESTS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        if layer.record.whiteouts:
+            return {}
+        combined |= {path: _unchanged(layer.tree / path, digest) for path, digest in recorded.items()}
+
+    directories: set[str] = set()
+    for path in combined:
+        while (path := path.rpartition("/")[0]) and path not in directories:
+            directories.add(path)
+    mixed = directories & combined.keys()
+    return {
+        f"/{path}": digest
+        for path, digest in combined.items()
+        if digest and not any(path == other or path.startswith(f"{other}/") for other in mixed)
+    }
+
+
+def _unchanged(path: Path, digest: FileDigest | None) -> str:
+    """The sha256 of a file; empty for links and if it was changed."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ""
+    return digest[0] if digest and [status.st_size, int(status.st_mtime)] == [*digest[1:]] else ""
 
 
 def combine(sources: Sequence[UnpackedLayer], into: Path, path: str = "", *, link: bool = True) -> None:

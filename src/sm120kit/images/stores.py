@@ -83,6 +83,10 @@ class EveryStore:
         """See :meth:`ImageStore.owners`."""
         return self._of(image).owners(image)
 
+    def digests(self, image: str) -> dict[str, str]:
+        """See :meth:`ImageStore.digests`."""
+        return self._of(image).digests(image)
+
     def fetch(self, image: str, path: str, into: Path) -> bool:
         """Copy a file or directory of an image below ``into``; false if the image does not have it."""
         return self._of(image).fetch(image, path, into)

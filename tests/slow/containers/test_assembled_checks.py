@@ -15,16 +15,18 @@ import small_flashinfer
 
 from sm120kit.core.errors import NoPackageArchive
 from sm120kit.core.state import Workspace, file_sha256
-from sm120kit.images import assembly, base, context
+from sm120kit.images import assembly, base, context, delivery, rootfs
+from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
+from sm120kit.images.records import Image
 from sm120kit.recipes import bases
 from sm120kit.sources.context import Options
 
 pytestmark = pytest.mark.containers
 
 
-def verify(base_name: str, machine: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Assemble an image of the small FlashInfer for a machine, and run its checks: the command, and its report."""
+def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Workspace]:
+    """An image of the small FlashInfer for a machine, and its state directory."""
     workspace = Workspace.open(directory / "state")
     layout = Layout(workspace.root / "oci")
     try:
@@ -42,6 +44,12 @@ def verify(base_name: str, machine: str, directory: Path) -> tuple[subprocess.Co
     )
     files = locked | {described.ours[0].wheel: wheels.ours}
     image, _ = assembly.assemble(described, (text, scripts), image_base, files.__getitem__, layout, workspace)
+    return image, workspace
+
+
+def verify(base_name: str, machine: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Assemble an image and run its checks: the command, and its report."""
+    image, workspace = assemble(base_name, machine, directory)
     done = subprocess.run(
         [sys.executable, "-m", "sm120kit", "verify", "image", image.id, "--json", "--state", workspace.root],
         env=os.environ | {"DOCKER_HOST": f"unix://{directory}/absent"},
@@ -71,3 +79,37 @@ def test_image_for_another_machine_passes_the_checks_that_run_none_of_its_code(t
     assert passed >= {f"base/{name}" for name in static} and "flashinfer/patched" in passed
     assert verdicts["flashinfer/import"] == "not run"
     assert report["verified"] is None and report["facts"]["runtime"] in ("chroot", "unshare", "bubblewrap")
+
+
+def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(tmp_path: Path) -> None:
+    image, workspace = assemble("debian-12-python", platform.machine(), tmp_path)
+    layout = Layout(workspace.root / "oci")
+    manifest = layout.find(image.id)
+    assert manifest is not None
+
+    def checked(image: Image, read_all: bool) -> tuple[str, str]:
+        """Result of the check ``files``, and how many files it read."""
+        report = delivery.verify(image.id, workspace, read_all=read_all)
+        (check,) = (check for check in report.checks if check.name == "files")
+        assert report.verified is not None or check.verdict == "failed", report.checks
+        return check.detail.partition(" is ")[0], report.facts.get("files read", "")
+
+    assert checked(image, read_all=False) == ("", "0")
+    (detail, read) = checked(image, read_all=True)
+    assert not detail and int(read) > 50
+
+    # A layer that replaces a file, which no wheel's RECORD describes.
+    config = layout.config(manifest.digest)
+    path = f"opt/venv/lib/python{image.labels['sm120kit.python']}/site-packages/tqdm/utils.py"
+    with layout.writer() as blob:
+        writer = LayerWriter(blob, 0)
+        writer.file(path, [b"changed = True\n"], 15)
+        layer = writer.finish()
+    faulty = layout.add_image((*layout.layers(manifest.digest), layer), (*config["rootfs"]["diff_ids"], layer.digest), config)
+    for read_all in (False, True):
+        assert checked(layout.image(faulty.digest), read_all)[0] == f"1: /{path}", read_all
+
+    # A file that was changed where the layers are unpacked is read.
+    (tree,) = (each.tree for each in rootfs.layers(layout, manifest.digest, workspace) if (each.tree / path).exists())
+    (tree / path).write_bytes(b"changed = True\n")
+    assert checked(image, read_all=False)[0] == f"1: /{path}"

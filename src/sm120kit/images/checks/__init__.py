@@ -53,6 +53,8 @@ class ExpectedImage:
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
     None if it is not recorded; ``b12x`` the kernels of b12x that are compiled into the image.
 
+    ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
+
     ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
     code; ``machine`` is the image's, as in markers of requirements.
     """
@@ -80,6 +82,7 @@ class ExpectedImage:
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict, repr=False)
     foreign: str = ""
     machine: str = ""
 

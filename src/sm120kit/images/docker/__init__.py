@@ -147,6 +147,10 @@ class Daemon:
     def owners(self, image: str) -> None:
         """Programs in a container detect the owners of files."""
 
+    def digests(self, image: str) -> dict[str, str]:
+        """The daemon has no digests of files."""
+        return {}
+
     @contextlib.contextmanager
     def filesystem(self, image: str) -> Iterator[tarfile.TarFile]:
         """All files of an image as a tar stream that can be read once, front to back; nothing is written to disk.
