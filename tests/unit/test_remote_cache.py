@@ -12,15 +12,19 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from registry_server import Handler, RegistryServer, digest_of, registry_server
+from typer.testing import CliRunner
 
+from sm120kit.cli import app
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadKey, RegistryFailed
-from sm120kit.core.state import Workspace, read_record, record_json
+from sm120kit.core.state import Workspace, read_record, record_json, write_record
 from sm120kit.images import checks, shared_images
 from sm120kit.images.attestation import signature
+from sm120kit.images.context import context_of
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import VerifiedImage
+from sm120kit.images.records import BuiltWheel, VerifiedImage
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
+from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.plan import NO_TOOLCHAIN
 from sm120kit.wheels.published import published, push, remote_key, shared
 from sm120kit.wheels.records import Artifacts, BuildPlan
@@ -356,6 +360,37 @@ def test_image_of_another_machine_is_pulled(
     fetched = shared_images.fetch(IMAGE, BUILD_ID, cache(registry, signing(keys)), workspace)
     assert fetched == shared_image and tags(workspace) == [shared_image.reference] and not warnings
     assert read_record(VerifiedImage, checks.record_path(workspace, shared_image.image)) == shared_image
+
+
+def test_image_of_a_cache_without_a_key_is_recorded_as_unsigned(
+    registry: RegistryServer, shared_image: VerifiedImage, tmp_path: Path
+) -> None:
+    workspace = Workspace.open(tmp_path / "state")
+    fetched = shared_images.fetch(IMAGE, BUILD_ID, cache(registry), workspace)
+    assert fetched == read_record(VerifiedImage, checks.record_path(workspace, shared_image.image))
+    (statement,) = {*fetched.checks} - {*shared_image.checks}
+    assert "the image is from the cache" in statement.detail and "signature was not verified" in statement.detail
+    assert checks.signature(fetched.image, workspace) == (statement,), "checking it again does not verify the signature"
+    listed = CliRunner().invoke(app, ["image", "list", "--state", str(workspace.root)], env={"DOCKER_HOST": "unix:///absent"})
+    assert "signature was not verified" in " ".join(listed.stdout.split())
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_image_with_a_wheel_of_an_unsigned_cache_is_recorded_as_such(
+    signed: bool, registry: RegistryServer, keys: dict[str, Path], tmp_path: Path
+) -> None:
+    plan, workspace = plan_of(), Workspace.open(tmp_path / "state")
+    access = signing(keys)
+    cache(registry, access).push(remote_key(plan), written(tmp_path / "build", build_files(plan)))
+    assert shared(plan, workspace.build(plan.engine, plan.digest), cache(registry, access if signed else CacheAccess()))
+    manifest, _ = layout_images.add_image(workspace, (1,), size=2**12)
+    image = Layout(workspace.root / "oci").image(manifest)
+    assert checks.signature(image, workspace) == ()
+    context = context_of(image, workspace)
+    wheel = BuiltWheel(LockedWheel("x", "1", "x.whl", "a" * 64), {"plan": plan.digest})
+    write_record(workspace.root / "images" / context.digest / "context.json", dataclasses.replace(context, ours=(wheel,)))
+    details = [check.detail for check in checks.signature(image, workspace)]
+    assert [text for text in details if "a wheel is from the cache" in text] == details and bool(details) != signed
 
 
 def test_image_is_pushed_on_request_only(registry: RegistryServer, shared_image: VerifiedImage, tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sm120kit.cli.options import Index, Json, State, given
 from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from sm120kit.images.inventory import LocalImage
 
 
 def list_(
@@ -54,11 +57,19 @@ def _show_local(state: Path | None, *, json: bool) -> None:
                 local.image.labels.get("sm120kit.recipe"),
                 local.image.platform,
                 _size(local.image.bytes),
-                local.standing + (f": {inventory.check_summary(local.checks)}" if local.checks else ""),
+                _checks(local),
             )
             for local in images
         ),
     )
+
+
+def _checks(local: LocalImage) -> str:
+    from sm120kit.images import inventory
+    from sm120kit.images.checks import unsigned_checks
+
+    summary = f": {inventory.check_summary(local.checks)}" if local.checks else ""
+    return "; ".join([local.standing + summary, *(check.detail for check in unsigned_checks(local.checks))])
 
 
 def _show_remote(index: Path, *, json: bool) -> None:

@@ -33,6 +33,8 @@ RECORD = "image.json"
 def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) -> VerifiedImage | None:
     """Pull the image of an entry into the state directory; None, with a warning if it cannot be used, if there is none.
 
+    Its record states whether its signature was not verified.
+
     Raises:
         NotEnoughDisk, StateUnwritable: it cannot be stored.
     """
@@ -47,6 +49,8 @@ def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) ->
         except (BadRecord, OSError, NotVerified, NoSuchImage, HashMismatch, RegistryFailed, TagTaken, UnsafeArchive) as error:
             reporting.warn(f"cache {remote.repository}: the image of {key} is not used: {error}")
             return None
+    if not remote.publisher:
+        verified = replace(verified, checks=(*verified.checks, checks.unsigned(remote.repository, "the image")))
     write_record(checks.record_path(workspace, verified.image), verified)
     return verified
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import ArtifactChanged, BadRecord
-from sm120kit.core.state import disk_errors, file_sha256, mark_used, owned_directory, read_record, write_record
+from sm120kit.core.state import Workspace, disk_errors, file_sha256, mark_used, owned_directory, read_record, write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.context import RemoteCache
 from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan
@@ -42,6 +42,12 @@ def published(plan: BuildPlan, directory: Path, remote: RemoteCache | None = Non
         )
     mark_used(directory)
     return artifacts
+
+
+def unverified_cache(plan: str, workspace: Workspace) -> str:
+    """The cache that the build of a plan is from, if its signature was not verified; else empty."""
+    origins = map(_origin, (workspace.root / "build").glob(f"*/{plan}"))
+    return next((origin.repository for origin in origins if origin and not origin.publisher), "")
 
 
 def _origin(directory: Path) -> CacheOrigin | None:

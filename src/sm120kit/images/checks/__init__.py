@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadArtifact, NotVerified, UnknownName
+from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images import b12x
+from sm120kit.images.context import context_of
 from sm120kit.images.records import Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
+from sm120kit.wheels.published import unverified_cache
 
 PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
 """Parent of each kind of image. An image must pass the checks of its parents too."""
@@ -234,11 +236,37 @@ def _outside(
             yield _b12x_code(image, store, directory)
     with workspace.scratch() as directory:
         yield from _rebuilt(image, site, expected, store, directory)
+    for statement in signature(image, workspace):
+        yield statement, {}
     if expected.serve:
         yield _entrypoint(image, expected, store)
     for suite, (name, reason) in NEEDS_GPU.items():
         if suite in suites(expected.kind):
             yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def unsigned(repository: str, what: str = "a wheel") -> Check:
+    """The statement in the record of an image that it, or ``what`` is in it, is from a cache without a verified signature."""
+    detail = f"{what} is from the cache {repository}, and its signature was not verified"
+    return Check("base", "signature", CheckResult.NOT_RUN, detail)
+
+
+def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
+    """:func:`unsigned` for an image with a wheel from such a cache, or that was pulled from one; else nothing."""
+    try:
+        wheels = context_of(image, workspace).ours
+    except NotAttested:  # built by another machine
+        try:
+            return unsigned_checks(read_record(VerifiedImage, record_path(workspace, image)).checks)
+        except (OSError, BadRecord):
+            return ()
+    caches = {unverified_cache(str(built.origin.get("plan")), workspace) for built in wheels} - {""}
+    return tuple(map(unsigned, sorted(caches)))
+
+
+def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
+    """The results of :func:`signature` in those of an image."""
+    return tuple(check for check in results if (check.suite, check.name) == ("base", "signature"))
 
 
 def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
