@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.server
 import io
+import json
+import socketserver
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +78,40 @@ def test_unpack_refuses_links_special_files_and_paths_outside(
 def test_unpack_refuses_a_damaged_archive(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(UnsafeArchive, match="is damaged"):
         unpack(io.BytesIO(content), tmp_path, "image")
+
+
+@pytest.mark.parametrize("selected", ["variable", "file"])
+def test_daemon_is_that_of_the_docker_context(selected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rootless docker and Docker Desktop have a context instead of the default socket."""
+    requests: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            content = b'{"ApiVersion": "1.45"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    meta = tmp_path / "contexts" / "meta" / hashlib.sha256(b"rootless").hexdigest() / "meta.json"
+    meta.parent.mkdir(parents=True)
+    host = {"Host": f"unix://{tmp_path}/docker.sock", "SkipTLSVerify": False}
+    meta.write_text(json.dumps({"Name": "rootless", "Metadata": {}, "Endpoints": {"docker": host}}))
+    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "rootless"} if selected == "file" else {}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    if selected == "variable":
+        monkeypatch.setenv("DOCKER_CONTEXT", "rootless")
+    with socketserver.ThreadingUnixStreamServer(f"{tmp_path}/docker.sock", Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        Daemon()
+        server.shutdown()
+    assert requests == ["/version"]
 
 
 def test_missing_daemon_is_named_without_the_exceptions_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
