@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import synthetic_hosts
 from huggingface_hub import constants
+from huggingface_hub.utils import WeakFileLock
 from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 from model_hub import COMMIT, ModelHub, model_hub
 from typer.testing import CliRunner
@@ -99,9 +100,16 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     child.send_signal(sent)
     assert child.wait(timeout=30) == code
     hub.slow = ""
+    (left,) = (snapshot.parents[1] / "blobs").glob("*.incomplete")
+    running = left.with_name(f"another.{'0' * 8}.incomplete")
+    for path in (left, running):
+        path.touch()
+        os.utime(path, (1, 1))
     plan = download.plan(configurations.load(NAME), "", offline=False)
     assert (plan.repository, plan.commit, plan.missing_bytes) == (REPOSITORY, COMMIT, len(hub.files[shard]))
-    assert download.fetch(plan) == snapshot
+    with WeakFileLock(home / "hub" / ".locks" / running.parents[1].name / "another.lock"):
+        assert download.fetch(plan) == snapshot
+    assert running.exists() and not left.exists(), "what another download writes stays"
     expected = {name: content for name, content in hub.files.items() if name != "pytorch_model.bin"}
     assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == expected
     assert hub.sent == dict.fromkeys(others, 1) | {shard: 2}, "finished files are not downloaded again, other formats never"

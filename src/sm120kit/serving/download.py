@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -36,6 +37,8 @@ HEADERS_AT_ONCE = 8
 """Requests for headers of shards beside each other."""
 HEADER_BYTES = 100_000
 """Size of the first request for a header; most are smaller (huggingface_hub ``parse_safetensors_file_metadata``)."""
+WRITING_SECONDS = 60
+"""A download that has written nothing for this long may have ended."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -217,6 +220,8 @@ def cached(repository: str, revision: str) -> Path:
 def fetch(download: ModelDownload) -> Path:
     """Download the missing files and return the model's folder. Files that an interrupted download finished are kept.
 
+    Those that it did not finish are removed: the library gives the file of each download another name and resumes none.
+
     Raises:
         NoSuchModel, ModelRefused, FetchFailed: see :func:`plan`.
         NotEnoughDisk: the missing files are larger than the free space.
@@ -226,6 +231,7 @@ def fetch(download: ModelDownload) -> Path:
 
     if download.offline:
         return cached(download.repository, download.commit)
+    _remove_abandoned(download.repository)
     if download.missing_bytes:
         require_disk(_cache(), download.missing_bytes, f"{download.repository}: its download into HF_HOME")
     program = "from sm120kit.serving import download; download.fetch_here()"
@@ -257,6 +263,25 @@ def fetch(download: ModelDownload) -> Path:
     if "error" in ended:
         raise getattr(errors, ended["error"])(ended["message"], ended["hint"])
     return Path(ended["folder"])
+
+
+def _remove_abandoned(repository: str) -> None:
+    """Remove unfinished files of a model that no download writes: killed downloads left them in the download cache.
+
+    The library locks ``.locks/<model>/<etag>.lock`` while it writes ``<etag>.<8 digits>.incomplete`` (huggingface_hub 2.4,
+    ``_hf_hub_download_to_cache_dir``). Where locks have no effect, as on some network file systems, the time of the last write
+    decides.
+    """
+    from filelock import FileLock, Timeout
+    from huggingface_hub.file_download import repo_folder_name
+
+    name = repo_folder_name(repo_id=repository, repo_type="model")
+    for path in (_cache() / name / "blobs").glob("*.incomplete"):
+        etag = re.fullmatch(r"(.+)\.[0-9a-f]{8}\.incomplete", path.name)
+        with suppress(OSError, Timeout, NotImplementedError):  # another's file; it is being written; there are no locks
+            if etag and time.time() - path.stat().st_mtime > WRITING_SECONDS:
+                with FileLock(_cache() / ".locks" / name / f"{etag[1]}.lock", timeout=0, mode=0o664):
+                    path.unlink()
 
 
 def fetch_here() -> None:
