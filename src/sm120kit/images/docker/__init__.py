@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 600
 
 
 class Daemon:
-    """A connection to the daemon that ``docker`` uses: at ``DOCKER_HOST``, else of its context, such as that of rootless docker."""
+    """A connection to the daemon that ``docker`` uses: at ``DOCKER_HOST``, or of its context, as of rootless docker."""
 
     def __init__(self) -> None:
         """Connect.
