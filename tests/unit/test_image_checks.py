@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from sm120kit import recipes
+from sm120kit.core.state import data_root
 from sm120kit.images import checks, delivery
 from sm120kit.images.records import Image
 
@@ -870,11 +872,32 @@ def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() ->
     assert "b12x" in arguments and "--speculative-eagle-topk" in arguments
 
 
+def labelled(recipe: str, version: str, **changed: str) -> Image:
+    """An image with the labels of a recipe's."""
+    name = {"context": "4" * 64, "reference": f"sm120kit/vllm:{version}-sm120kit.{'4' * 12}"}
+    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "vllm", "recipe": recipe} | name | changed
+    labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": version}
+    return Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1)
+
+
+@pytest.mark.parametrize(("version", "served"), [("0.19.1", True), ("0.33.0", False)])
+def test_image_with_all_modules_is_complete_if_the_recipe_lists_those_that_engines_request(version: str, served: bool) -> None:
+    recipe = recipes.load_engine(f"vllm-{version}")
+    groups = recipes.load_flashinfer(recipe.flashinfer).groups
+    assert ("serve" in groups) is served
+    every = {"modules": ",".join(groups["all"].modules)}
+    assert delivery.expected(labelled(recipe.name, version, **every)).complete is served
+    assert not delivery.expected(labelled(recipe.name, version, modules=groups["all"].modules[0])).complete
+
+
+def test_expected_image_has_the_back_ends_that_were_recorded_for_its_configurations() -> None:
+    served = delivery.expected(labelled("vllm-0.33.0", "0.33.0")).served
+    assert served["minimax-m2.7-nvfp4-2x-rtx-pro-6000"]["selected"]["experts"] == ["NvFp4 FLASHINFER_CUTLASS"]
+    assert "FLASHINFER" in served["qwen3.8-27b-fp8-1x-rtx-pro-6000"]["selected"]["attention"]
+
+
 def test_files_that_are_exempt_are_those_of_the_recipe() -> None:
-    name = {"context": "4" * 64, "reference": f"sm120kit/vllm:0.33.0-sm120kit.{'4' * 12}"}
-    values = dict.fromkeys(delivery.CLAIMS, "") | {"kind": "vllm", "recipe": "vllm-0.33.0", "wrong-record": "vllm:*"} | name
-    labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.33.0"}
-    expected = delivery.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
+    expected = delivery.expected(labelled("vllm-0.33.0", "0.33.0", **{"wrong-record": "vllm:*"}))
     assert expected.wrong_record == {"pynvvideocodec": ("PyNvVideoCodec/PyNvVideoCodec_*.so",)}
     assert "nvidia/cu13/lib/libcusolverMg.so.12" in expected.leave_out["nvidia-cusolver"]
 
@@ -901,14 +924,63 @@ def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(
 
 
 @pytest.mark.parametrize(
-    ("version", "reason"), [("0.33.0", "written for vllm 0.19.1; 0.33.0"), ("0.19.1+local", "no configuration")]
+    ("version", "reason"), [("0.34.0", "written for vllm 0.19.1 and 0.33.0; 0.34.0"), ("0.19.1+local", "no configuration")]
 )
-def test_modules_are_looked_up_only_in_the_version_whose_functions_are_called(
+def test_modules_are_looked_up_only_in_versions_whose_functions_are_called(
     load: Callable[[str], Any], version: str, reason: str
 ) -> None:
-    expected = {"distributions": {"vllm": version}, "served": {"one": {"architecture": None}}}
+    expected = {"distributions": {"vllm": version}, "served": {"one": {"architecture": None, "selected": {}}}}
+    versions = {"0.19.1": len, "0.33.0": str}
+    engine = load("engine")
     with pytest.raises(NotRun, match=reason):
-        load("engine").require_served(expected, "vllm", "0.19.1")
+        engine.require_served(expected, "vllm", versions)
+    expected["served"] = {"one": {"architecture": None, "selected": {"attention": ["TRITON_ATTN"]}}}
+    expected["distributions"] = {"vllm": "0.33.0+local"}
+    assert engine.require_served(expected, "vllm", versions) is str
+
+
+def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(load: Callable[[str], Any]) -> None:
+    load("engine")
+    suite = load("vllm")
+    recorded = json.loads((data_root() / "recipes" / "engines" / "vllm-0.33.0.backends.json").read_text())["configurations"]
+    selected = {(use, name) for entry in recorded.values() for use, names in entry["selected"].items() for name in names}
+    calls = {pair: suite._calls(*pair, None, None) for pair in selected if pair[1] != "FLASHINFER"}
+    assert {name for (_, name), every in calls.items() if every} == {
+        "FLASHINFER_MLA_SPARSE_DSV4",
+        "FlashInferCutlassNvFp4LinearKernel",
+        "FlashInferFP8ScaledMMLinearKernel",
+        "NvFp4 FLASHINFER_CUTLASS",
+        "Unquantized FLASHINFER_CUTLASS",
+    }
+    with pytest.raises(AssertionError, match="layers: FlashInferNewKernel uses FlashInfer, and is not looked up"):
+        suite._calls("layers", "FlashInferNewKernel", None, None)
+
+
+@pytest.mark.parametrize(
+    ("selected", "architecture", "reason"),
+    [
+        ({}, {"attention": {}}, "its back-ends are not recorded"),
+        ({"attention": ["FLASHINFER"]}, None, "the sizes of its model are not recorded"),
+        ({"attention": ["FLASHINFER"]}, {"attention": {}}, ""),
+        ({"attention": ["TRITON_ATTN"]}, None, ""),
+    ],
+)
+def test_recorded_kernels_are_looked_up_without_sizes_unless_attention_is_flashinfers(
+    load: Callable[[str], Any], selected: dict[str, list[str]], architecture: Any, reason: str
+) -> None:
+    load("engine")
+    suite = load("vllm")
+    served = {"selected": selected, "architecture": architecture}
+    assert suite._not_looked_up(suite._recorded, served) == reason
+
+
+@pytest.mark.parametrize(
+    ("speculative", "tokens"),
+    [(None, 0), ('{"method": "mtp", "num_speculative_tokens": 4}', 4), ({"num_speculative_tokens": 2}, 2)],
+)
+def test_drafted_tokens_are_read_from_the_arguments(load: Callable[[str], Any], speculative: Any, tokens: int) -> None:
+    load("engine")
+    assert load("vllm")._drafted_tokens(SimpleNamespace(speculative_config=speculative)) == tokens
 
 
 def test_version_of_sglang_is_that_of_the_wheel_that_was_packed_again(load: Callable[[str], Any], capsys: Any) -> None:

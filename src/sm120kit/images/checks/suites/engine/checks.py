@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 STATIC = ("environment", "serve_command")
@@ -106,7 +107,7 @@ class Requested(Exception):
 def on_capability(major, minor):
     """Answer every query of the GPU's compute capability, and raise :class:`Requested` where FlashInfer would load a module.
 
-    Pinned memory, which only a driver can allocate, is ordinary memory.
+    The GPU has the 188 multiprocessors of an RTX PRO 6000. Pinned memory, which only a driver can allocate, is ordinary memory.
     """
     import torch
     from flashinfer import utils
@@ -121,10 +122,18 @@ def on_capability(major, minor):
     def empty(*arguments, pin_memory=False, **options):
         return allocate(*arguments, **options)
 
+    properties = SimpleNamespace(major=major, minor=minor, multi_processor_count=188)
+    answers = {
+        "get_device_capability": capability,
+        "get_device_properties": lambda device=None: properties,
+        "current_device": lambda: 0,
+        "device": contextlib.nullcontext,
+    }
     allocate, query = torch.empty, utils.get_compute_capability
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(JitSpec, "build_and_load", load))
-        patched.enter_context(mock.patch.object(torch.cuda, "get_device_capability", capability))
+        patched.enter_context(mock.patch.multiple(torch.cuda, **answers))
+        patched.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         patched.enter_context(mock.patch.object(torch, "empty", empty))
         for name, module in [*sys.modules.items()]:
             if name.startswith("flashinfer") and vars(module).get("get_compute_capability") is query:
@@ -141,13 +150,15 @@ def requested(call):
     raise AssertionError("it was expected to request a module of FlashInfer, and did not")
 
 
-def require_served(expected, engine, version):
-    """Raise NotRun for another version than the one whose functions are called, or without a configuration to look up."""
+def require_served(expected, engine, versions):
+    """The value of a mapping for the engine's version. Raises NotRun for another one, or without a configuration to look up."""
     locked = expected["distributions"][engine].partition("+")[0]
-    if locked != version:
-        raise NotRun(f"written for {engine} {version}; {locked} selects kernels with other functions")  # noqa: F821
-    if not any(served["architecture"] for served in expected["served"].values()):
+    if locked not in versions:
+        known = " and ".join(versions)
+        raise NotRun(f"written for {engine} {known}; {locked} selects kernels with other functions")  # noqa: F821
+    if not any(served["architecture"] or served.get("selected") for served in expected["served"].values()):
         raise NotRun("no configuration is for this engine's recipe and has a recorded model")  # noqa: F821 - the runner provides it
+    return versions[locked]
 
 
 def report_requests(expected, requests):

@@ -141,7 +141,7 @@ def check_modules_ahead(expected):
     SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. With a part of the
     kernels, missing modules are reported; with all of them, none may be missing.
     """
-    require_served(expected, "sglang", "0.5.11")
+    require_served(expected, "sglang", {"0.5.11": look_up})
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(expected, file)
         file.flush()

@@ -5,10 +5,12 @@ which ``vllm bench`` selects without a GPU, for its command line, which would qu
 """
 
 import importlib
+import json
 import logging
 import os
 import re
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +52,17 @@ def sm120_platform():
 
     capability = classmethod(lambda cls, device_id=0: DeviceCapability(12, 0))
     return mock.patch.object(type(current_platform), "get_device_capability", capability)
+
+
+def command_line():
+    """The module of vLLM's arguments, and the function that validates them last."""
+    try:
+        from vllm.entrypoints.common import cli_args  # since 0.33
+    except ImportError:
+        from vllm.entrypoints.openai import api_server, cli_args
+
+        return cli_args, api_server.validate_api_server_args
+    return cli_args, cli_args.validate_api_server_args
 
 
 def check_extensions(expected):
@@ -105,14 +118,7 @@ def check_command(expected):
 def check_arguments(expected):
     """vLLM's argument parser and the validation of its server accept the command line of every configuration."""
     on_cuda()
-    try:
-        from vllm.entrypoints.common import cli_args  # since 0.33
-
-        last = cli_args.validate_api_server_args
-    except ImportError:
-        from vllm.entrypoints.openai import api_server, cli_args
-
-        last = api_server.validate_api_server_args
+    cli_args, last = command_line()
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     def validate(parsed):
@@ -126,28 +132,38 @@ def check_arguments(expected):
 def check_modules_ahead(expected):
     """The FlashInfer modules that vLLM requests on SM120 for the configurations are compiled ahead.
 
-    vLLM's own functions select the kernels and call FlashInfer, up to the point where a module would be loaded. With a part of
-    the kernels, missing modules are reported; with all of them, none may be missing.
+    vLLM's own functions select the kernels and call FlashInfer, up to the point where a module would be loaded; the back-ends
+    of 0.33.0 are those that it selected when they were recorded, because that takes a model. With a part of the kernels,
+    missing modules are reported; with all of them, none may be missing.
     """
-    require_served(expected, "vllm", "0.19.1")
-    logging.disable(logging.INFO)  # vLLM logs each selection, which is reported below
+    look_up = require_served(expected, "vllm", {"0.19.1": _lookups, "0.33.0": _recorded})
+    logging.disable(logging.WARNING)  # vLLM logs each selection, which is reported below
     on_cuda()
+    cli_args, _ = command_line()
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
     requests, selected = {}, {}
     with on_capability(12, 0), sm120_platform():
+        parser = cli_args.make_arg_parser(FlexibleArgumentParser())  # loads plugins
         for name, served in expected["served"].items():
-            if served["architecture"] is None:
-                selected[f"kernels of {name}"] = "not looked up: the sizes of its model are not recorded"
+            if reason := _not_looked_up(look_up, served):
+                selected[f"kernels of {name}"] = f"not looked up: {reason}"
                 continue
             arguments = parser.parse_args([*expected["arguments"][name]])
             with mock.patch.dict(os.environ, served["environment"]), set_current_vllm_config(VllmConfig()):
-                choices, requests[name] = _lookups(arguments, served)
+                choices, requests[name] = look_up(arguments, served)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
     return report_requests(expected, requests) | selected
+
+
+def _not_looked_up(look_up, served):
+    """What is missing to look up the kernels of a configuration; empty if nothing."""
+    if look_up is _recorded and not served["selected"]:
+        return "its back-ends are not recorded"
+    # Recorded back-ends other than attention by FlashInfer are called the same for every model.
+    sizes = look_up is not _recorded or "FLASHINFER" in served["selected"].get("attention", ())
+    return "the sizes of its model are not recorded" if sizes and served["architecture"] is None else ""
 
 
 def _lookups(arguments, served):
@@ -220,8 +236,6 @@ def _plans(grouped, gpus, cache):
 
 def _linear(arguments, served):
     """The GEMM of quantized linear layers."""
-    import flashinfer
-    import torch
     from vllm.model_executor.layers.quantization.utils.nvfp4_utils import select_nvfp4_linear_backend
     from vllm.utils import flashinfer as support
 
@@ -233,17 +247,12 @@ def _linear(arguments, served):
     backend = select_nvfp4_linear_backend().value
     if not backend.startswith("flashinfer-"):
         return {"NVFP4 layers": backend}, {}
-    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
-    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": backend.removeprefix("flashinfer-")}
-    module = requested(
-        lambda: flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
-    )
+    module = requested(partial(_fp4_gemm, backend.removeprefix("flashinfer-")))
     return {"NVFP4 layers": backend}, {"NVFP4 layers": module}
 
 
 def _experts(arguments, served):
     """The kernels of routed experts."""
-    import flashinfer
     import torch
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
@@ -275,25 +284,17 @@ def _experts(arguments, served):
     backend, _ = select_nvfp4_moe_backend(config, quant_utils.kNvfp4Static, quant_utils.kNvfp4Dynamic)
     if backend.value != "FLASHINFER_CUTLASS":
         return {"NVFP4 experts": backend.value}, {}
-    tokens, weights = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
-    routed = (torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2))
-    module = requested(
-        lambda: flashinfer.fused_moe.cutlass_fused_moe(tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens)
-    )
-    return {"NVFP4 experts": backend.value}, {"NVFP4 experts": module}
+    return {"NVFP4 experts": backend.value}, {"NVFP4 experts": requested(_fused_moe)}
 
 
 def _sampler(arguments, served):
     """Top-k and top-p sampling."""
-    import torch
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, flashinfer_sample
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     name = TopKTopPSampler().forward.__name__
     if name != "forward_cuda":
         return {"sampler": "torch and Triton"}, {}
-    number = torch.ones(2)
-    module = requested(lambda: flashinfer_sample(torch.zeros(2, 32), number.int(), number, {}))
-    return {"sampler": "FlashInfer"}, {"sampler": module}
+    return {"sampler": "FlashInfer"}, {"sampler": requested(_sampling()[""])}
 
 
 def _others(arguments, served):
@@ -305,3 +306,154 @@ def _others(arguments, served):
     assert not enable_allreduce_rms_fusion(SimpleNamespace(parallel_config=gpus)), "the all-reduce is FlashInfer's"
     assert not DeepseekScalingRotaryEmbedding.enabled(), "RoPE of latent attention is FlashInfer's"
     return {}, {}
+
+
+def _recorded(arguments, served):
+    """The back-ends that vLLM 0.33.0 selects for a configuration, and the FlashInfer modules that they request, by use."""
+    choices = {use: ", ".join(names) for use, names in served["selected"].items()}
+    calls = {(use, name): _calls(use, name, arguments, served) for use, names in served["selected"].items() for name in names}
+    if _sampler_is_flashinfer():
+        choices["sampler"], calls["sampler", ""] = "FlashInfer", _sampling()
+    modules = {}
+    for (use, _), every in calls.items():
+        modules |= {", ".join(filter(None, (use, detail))): requested(call) for detail, call in every.items()}
+    return choices, modules
+
+
+def _calls(use, name, arguments, served):
+    """Calls of FlashInfer by a back-end of vLLM 0.33.0, by what distinguishes them. Empty if it has no module of FlashInfer."""
+    kind = use.removeprefix("draft: ")
+    if (kind, name) == ("attention", "FLASHINFER"):
+        return _flashinfer_attention(use, arguments, served)
+    if (kind, name) == ("attention", "FLASHINFER_MLA_SPARSE_DSV4"):
+        return {"": _sparse_mla}
+    if kind == "experts" and name.endswith(" FLASHINFER_CUTLASS"):
+        return {"": _fused_moe}
+    if (kind, name) == ("layers", "FlashInferCutlassNvFp4LinearKernel"):
+        return {name: _fp4_gemm}
+    if (kind, name) == ("layers", "FlashInferFP8ScaledMMLinearKernel"):
+        # It passes "auto", with which FlashInfer's autotuner loads CUTLASS first, and then cuBLAS.
+        return {f"{name}, {backend}": partial(_fp8_gemm, backend) for backend in ("auto", "cublas")}
+    # Attention for decoding is looked up with that for prompts; the prefill of gated DeltaNet on SM12x is in CuTe DSL.
+    without_module = {("attention, decode", "FLASHINFER"), ("attention, decode", "TRTLLM (XQA on SM12x)")}
+    without_module |= {("linear attention, prefill", "flashinfer")}
+    known = (kind, name) in without_module or not re.search("flashinfer|trtllm", name, re.IGNORECASE)
+    assert known, f"{use}: {name} uses FlashInfer, and is not looked up"
+    return {}
+
+
+def _flashinfer_attention(use, arguments, served):
+    """Calls that plan or run attention for prompts, and for decoding: FlashInfer's own kernels, or XQA.
+
+    XQA is used if vLLM reaches NVIDIA's server of kernels, or ``VLLM_HAS_FLASHINFER_CUBIN`` is set. The page size is part of
+    its name. vLLM computes that of models with linear attention from the size of their state, unless an argument sets it, and
+    then XQA is not looked up.
+    """
+    import torch
+    from vllm.v1.attention.backends import flashinfer as backend
+    from vllm.v1.worker.utils import select_common_block_size
+
+    grouped, gpus = served["architecture"]["attention"], arguments.tensor_parallel_size
+    draft = "draft: " if use.startswith("draft: ") else ""
+    (cache,) = served["selected"][f"{draft}KV cache"]
+    stored = torch.bfloat16 if cache == "auto" else backend.FlashInferBackend.get_dtype_for_flashinfer(cache)
+    heads, kept, size = grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus), grouped["head_dim"]
+    shape = {"num_qo_heads": heads, "num_kv_heads": kept, "page_size": 16}
+    scale = {"sm_scale": 1.0, "window_left": -1, "logits_soft_cap": 0.0}
+    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": stored, "o_data_type": torch.bfloat16}
+    workspace = torch.zeros(2**20, dtype=torch.uint8)
+
+    def indices(*values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    def prefill():
+        wrapper = backend.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="auto")
+        pages = (indices(0, 1), indices(0), indices(4))
+        wrapper.plan(indices(0, 4), *pages, seq_lens=indices(4), head_dim_qk=size, causal=True, **shape, **scale, **dtypes)
+
+    def decode():
+        wrapper = backend.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend="auto")
+        pages = (indices(0, 1), indices(0), indices(4), indices(4))
+        backend.fast_plan_decode(wrapper, *pages, head_dim=size, **shape, **scale, **dtypes)
+
+    def xqa(page, tokens):
+        pages, query = torch.zeros(2, page, kept, size).to(stored), torch.zeros(tokens, heads, size, dtype=torch.bfloat16)
+        backend.flashinfer_xqa_batch_decode_with_kv_cache(
+            query=query,
+            kv_cache=(pages, pages),
+            workspace_buffer=workspace,
+            block_tables=indices(0).view(1, 1),
+            seq_lens=indices(4),
+            max_seq_len=page,
+            out=query,
+            kv_layout="NHD",
+            q_len_per_req=tokens,
+            mask=backend._make_xqa_draft_block_mask(tokens, True, "cpu").unsqueeze(0) if tokens > 1 else None,
+        )
+
+    calls = {f"{cache} cache, prompts": prefill, f"{cache} cache, decoding": decode}
+    if arguments.block_size or not served["architecture"]["linear_attention"]:
+        page = select_common_block_size(arguments.block_size or 16, [backend.FlashInferBackend])
+        tokens = 1 if draft else 1 + _drafted_tokens(arguments)
+        calls[f"{cache} cache, decoding with XQA"] = partial(xqa, page, tokens)
+    return calls
+
+
+def _sparse_mla():
+    """Load the module of FlashInfer's sparse latent attention, which is the same for every model."""
+    from flashinfer.mla._sparse_mla_sm120 import _execution
+
+    _execution.get_sparse_mla_sm120_module()
+
+
+def _drafted_tokens(arguments):
+    """The number of tokens that a configuration drafts in a step."""
+    speculative = arguments.speculative_config or {}
+    return (json.loads(speculative) if isinstance(speculative, str) else speculative).get("num_speculative_tokens", 0)
+
+
+def _fp4_gemm(backend="cutlass"):
+    """Call FlashInfer's NVFP4 GEMM."""
+    import flashinfer
+    import torch
+
+    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
+    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": backend}
+    flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
+
+
+def _fp8_gemm(backend):
+    """Call FlashInfer's FP8 GEMM with a scale for each tensor."""
+    import flashinfer
+    import torch
+
+    matrix = torch.zeros(1, 32, 64).to(torch.float8_e4m3fn)
+    flashinfer.bmm_fp8(matrix, matrix.transpose(1, 2), torch.ones(1), torch.ones(1), torch.bfloat16, backend=backend)
+
+
+def _fused_moe():
+    """Call FlashInfer's mixture of experts of CUTLASS."""
+    import flashinfer
+    import torch
+
+    tokens, weights = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
+    routed = (torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2))
+    flashinfer.fused_moe.cutlass_fused_moe(tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens)
+
+
+def _sampler_is_flashinfer():
+    """Whether vLLM 0.33.0 samples with FlashInfer."""
+    import torch
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    with mock.patch.object(torch.accelerator, "current_device_index", lambda: 0):
+        return topk_topp_sampler.flashinfer_sampler_supported()
+
+
+def _sampling():
+    """Calls of top-k and top-p sampling."""
+    import torch
+    from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sample
+
+    number = torch.ones(2)
+    return {"": lambda: flashinfer_sample(torch.zeros(2, 32), number.int(), number, {})}
