@@ -107,6 +107,23 @@ def test_candidates_are_generated_calls_with_another_tile_shape(tree: Path) -> N
     assert "NONE, 128, 128, 64, 1, 1, 1, true" in wide.call
 
 
+def test_mx_candidates_are_calls_of_nvfp4_with_other_types(tree: Path) -> None:
+    generator = tree / "flashinfer/jit/gemm/cutlass/generate_kernels.py"
+    text = generator.read_text().replace("SafeFP4, half,", "SafeFP4, __nv_bfloat16,").replace("FINALIZE", "NONE")
+    generator.write_text(text.replace("false, false, false, true", "false, false, false, false"))
+    calls = [call for call in listing.instantiations(tree) if call.tile.dtype in ("mxfp4", "mxfp8")]
+    assert [call.tile for call in calls] == [
+        Tile("grouped", dtype, m, n, 64, "none", False, "bf16")
+        for dtype in ("mxfp4", "mxfp8")
+        for m, n in ((128, 128), (256, 128), (128, 256))
+    ]
+    assert not any(call.generated for call in calls)
+    assert calls[-1].call == (
+        "INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM(Sm120, __nv_fp8_e4m3, __nv_fp8_e4m3, __nv_bfloat16, void, "
+        "EpilogueOpDefault, NONE, 128, 256, 64, 1, 1, 1, true, false, false, false);"
+    )
+
+
 def test_generated_candidate_is_listed_once(tree: Path) -> None:
     core = tree / "flashinfer/jit/gemm/core.py"
     core.write_text(core.read_text().replace("(256, 128, 128)", "(128, 128, 64)"))

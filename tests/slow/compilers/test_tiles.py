@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from sm120kit.kernels.records import NumericStatus, TileFacts
 from sm120kit.kernels.tiles import compare, introspect, listing
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.context import Options
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +137,22 @@ def test_patches_make_the_big_tile_fit_and_keep_the_small_one(trees: dict[str, P
     (same,), (fixed,) = measure(calls, tree, tools, tmp_path)
     assert (same.stages, same.smem_bytes) == (4, 93_184)
     assert (fixed.stages, fixed.smem_bytes, fixed.fits) == (2, 74_752, True)
+
+
+def test_k64_tiles_of_scale_vector_32_need_the_patches(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    """Stages and bytes with the patches are those of the kernels that the H200 ran (patches/evidence)."""
+    expected = {"mxfp4": (9, 98_304), "mxfp8": (4, 84_992)}
+    for side in ("before", "after"):
+        calls = [bf16_call(trees[side], dtype, "128x128x64", "none") for dtype in expected]
+        facts = [fact for (fact,) in measure(calls, trees[side], tools, tmp_path / side)]
+        if side == "before":
+            assert not any(fact.compiles for fact in facts)
+            assert all("does not fit K=64" in fact.why_not for fact in facts)
+        else:
+            assert [(fact.stages, fact.smem_bytes) for fact in facts] == [*expected.values()]
+            receipt = json.loads((ROOT / "patches/evidence/verify-flashinfer-0.6.6-nvidia-h200.json").read_text())
+            rows = {row["name"]: (row["stages"], row["smem_bytes"]) for row in receipt["configurations"]}
+            assert {dtype: rows[f"grouped-{dtype}-128x128x64-bf16"] for dtype in expected} == expected
 
 
 def test_tile_that_does_not_compile_does_not_affect_another(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:

@@ -196,9 +196,9 @@ class LauncherModule:
         return self.cache / f"{digest_of([self.base, call.tile, call.head, call.call, call.tail])}.json"
 
     def groups(self) -> list[list[Instantiation]]:
-        """The calls that are not measured yet, grouped by dtype; candidates, which may not compile, by shape as well."""
+        """The calls that are not measured yet, grouped by dtype; candidates, which may not compile, apart."""
         missing = [call for call in self.calls if call not in self.measured]
-        return _split(missing, lambda call: f"{call.tile.dtype} {'' if call.generated else call.tile.shape}")
+        return _split(missing, lambda call: f"{call.tile.dtype} {call.generated}")
 
     def precompile(self) -> None:
         """Precompile the header if at least two translation units include it."""

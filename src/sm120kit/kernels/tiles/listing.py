@@ -42,9 +42,16 @@ CANDIDATES = (
 )
 """Tiles that are measured even if the engine does not generate them: those of the K=64 question (patches/README.md)."""
 
+PLAIN = Tile("grouped", "nvfp4", 128, 128, 128, "none", False, "bf16")
+"""The tile whose call, in any shape, the candidates of :data:`MX_OPERANDS` are made of."""
+
 LISTED_ONCE = "fp8xmxfp4"
 """The dtype whose candidates are listed once, with bf16 and without swap: each tile that does not compile takes seconds."""
 
+MX_OPERANDS = ("SafeFP4", "__nv_fp8_e4m3")
+"""Operand types of MXFP4 and MXFP8, whose grouped K=64 tiles are measured: the patch effective-block-sf makes them possible. No
+engine generates these dtypes, so the calls are those of NVFP4 with other types."""
+MX_SHAPES = ((128, 128, 64), (256, 128, 64), (128, 256, 64))
 
 DENSE_GENERATORS = "gen_gemm_sm120_module_cutlass_"
 """Start of the names of the functions that generate dense kernels."""
@@ -162,8 +169,22 @@ def _candidates(generated: list[Instantiation]) -> Iterator[Instantiation]:
             required = dtype != LISTED_ONCE or (tile.output, tile.swap) == ("bf16", False)
             if (tile.family, tile.dtype) == (family, dtype) and required and tile not in listed:
                 listed.add(tile)
-                shape = f"{call.tile.m}, {call.tile.n}, {call.tile.k}"
-                yield replace(call, tile=tile, call=call.call.replace(shape, f"{m}, {n}, {k}", 1), generated=False)
+                yield _changed(call, m=m, n=n, k=k)
+    plain = [call for call in generated if call.tile == replace(PLAIN, m=call.tile.m, n=call.tile.n, k=call.tile.k)]
+    for call in plain[:1]:
+        for operand in MX_OPERANDS:
+            for m, n, k in MX_SHAPES:
+                yield _changed(call, act=operand, weight=operand, mxfpx="true", m=m, n=n, k=k)
+
+
+def _changed(call: Instantiation, **values: object) -> Instantiation:
+    """A call that the engine does not generate: one of its calls with other arguments."""
+    macro, text = call.call.removesuffix(");").split("(", 1)
+    names, arguments = ARGUMENTS[macro].split(), text.split(", ")
+    for name, value in values.items():
+        arguments[names.index(name)] = str(value)
+    text = ", ".join(arguments)
+    return replace(call, tile=_tile(macro, text), call=f"{macro}({text});", generated=False)
 
 
 def _module(tree: Path, source: str) -> ast.Module:
