@@ -179,7 +179,8 @@ def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
     """
     if isinstance(recipe, EngineRecipe):
         raise UnknownName(
-            f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels", f"it uses those of {recipe.flashinfer}"
+            f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels",
+            f"the kernels of its FlashInfer are those of {recipe.flashinfer}; kernels that {recipe.engine} has besides are not listed",
         )
     return recipe
 
