@@ -180,7 +180,8 @@ def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
     if isinstance(recipe, EngineRecipe):
         raise UnknownName(
             f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels",
-            f"the kernels of its FlashInfer are those of {recipe.flashinfer}; kernels that {recipe.engine} has besides are not listed",
+            f"the kernels of its FlashInfer are those of {recipe.flashinfer}; "
+            f"kernels that {recipe.engine} has besides are not listed",
         )
     return recipe
 
