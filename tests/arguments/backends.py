@@ -1,16 +1,16 @@
 """Record the back-ends that engines select on SM12x for each configuration, without a GPU: ``backends.py [RECIPE]...``.
 
 A temporary environment has the locked distributions of a recipe, with their compiled libraries, and the patched Python files of
-the engine. In it, ``select_<engine>.py`` takes each configuration's command line, with the ``config.json`` of its checkpoint
-(``models/``) and a GPU of its kind, through the engine's own validation after parsing. The result is written to
-``recipes/engines/<recipe>.backends.json``. ``backends.py --table`` prints the table of docs/measurements/backends.md.
+the engine. In it, the program that checks images takes each configuration's command line, with the ``config.json`` of its
+checkpoint and a GPU of its kind, through the engine's own validation after parsing. The result is written to
+``recipes/engines/<recipe>.backends.json``, see :mod:`sm120kit.images.backends`.
+``backends.py --table`` prints the table of docs/measurements/backends.md.
 
 About 10 GB of disk for an engine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from sm120kit import recipes
-from sm120kit.core.state import Workspace, data_root
-from sm120kit.images import checks
-from sm120kit.recipes import arguments, configurations
+from sm120kit.core.state import Workspace
+from sm120kit.images import backends, checks
+from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.context import Options
@@ -37,14 +37,7 @@ from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 FORMAT = 1
 HERE = Path(__file__).parent
-GPUS: dict[str, dict[str, Any]] = {
-    "RTX PRO 6000": {"capability": [12, 0], "multiprocessors": 188, "memory_gb": 96.0},
-    "RTX 5090": {"capability": [12, 0], "multiprocessors": 170, "memory_gb": 32.0},
-    "GB10": {"capability": [12, 1], "multiprocessors": 48, "memory_gb": 128.0, "integrated": True},
-}
-"""GPUs by a part of ``hardware.gpu``: SMs and memory of NVIDIA's product pages."""
-TOKENS = ("<unk>", "<think>", "</think>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>")
-"""Tokens of the tokenizer beside ``config.json``: vLLM reads those that delimit reasoning, and nothing else of it."""
+SUITES = Path(checks.__file__).parent / "suites"
 LEFT_OUT = ("opencv-python-headless", "decord2")
 """Locked distributions that no selection imports."""
 NEEDED = {"qwen3.5-122b-nvfp4-2x-rtx-pro-6000": "--mamba-scheduler-strategy"}
@@ -107,24 +100,31 @@ def site_of(python: Path) -> Path:
 def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) -> None:
     """Select with an environment's Python for the configurations of a recipe, and write the record."""
     engine = recipes.load_engine(name)
-    collect = load_module(HERE / "collect.py")
-    cases, kept = {}, {}
-    for configuration in served(name):
-        kept[configuration.name] = inputs(configuration)
-        if (model := checkpoint(configuration)) is not None:
-            directory = write_model(model, scratch / "models")
-            argv = arguments.serve_arguments(configuration, engine, str(directory), node=collect.node_of(configuration))
-            cases[configuration.name] = {"argv": argv, "environment": {**configuration.environment}, "gpu": gpu(configuration)}
+    served = [c for c in map(configurations.load, configurations.names()) if c.engine == name]
+    every = {configuration.name: backends.case(configuration, engine) for configuration in served}
+    cases = {key: case for key, case in every.items() if case}
     for key, option in NEEDED.items():
         if key in cases:
             argv = list(cases[key]["argv"])
             del argv[argv.index(option) : argv.index(option) + 2]
             cases[f"{key} without {option}"] = {**cases[key], "argv": argv}
-    home = scratch / "home"
-    home.mkdir(exist_ok=True)
+    answers = select(engine, python, scratch, cases)
+    entries = {configuration.name: entry(configuration, answers.get(configuration.name)) for configuration in served}
+    for key in NEEDED.keys() & entries.keys():
+        entries[key]["refused_without"] = {NEEDED[key]: answers[f"{key} without {NEEDED[key]}"]["refusal"]}
+    head = {"format": FORMAT, "recipe": name, "wheel": {"filename": wheel.filename, "sha256": wheel.sha256}}
+    backends.record_path(name).write_text(record_text(head, entries))
+    for key, value in entries.items():
+        print(f"{name}: {key}: {value['refusal'] or value['not_validated'] or 'accepted'}")
+
+
+def select(engine: recipes.EngineRecipe, python: Path, scratch: Path, cases: dict[str, Any]) -> dict[str, Any]:
+    """The answers of the program that the check of images runs, too."""
+    home, stub = scratch / "home", scratch / "stub"
+    for directory in (home, stub):
+        directory.mkdir(exist_ok=True)
     site = site_of(python)
-    (scratch / "stub").mkdir(exist_ok=True)
-    write_stub(site, scratch / "stub")
+    write_stub(site, stub)
     env = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "SGLANG_", "FLASHINFER_"))},
         "HOME": str(home),
@@ -132,85 +132,24 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
         "VLLM_NO_USAGE_STATS": "1",
         "CUDA_HOME": str(site / "nvidia" / "cu13"),
         "PATH": f"{python.parent}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": str(scratch / "stub"),
+        "LD_LIBRARY_PATH": str(stub),
         **engine.env,
     }
-    program = HERE / f"select_{engine.engine}.py"
-    done = subprocess.run([python, program], input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
-    answers = json.loads(done.stdout)
-    entries = {key: value | result(answers.get(key), scratch) for key, value in kept.items()}
-    for key in NEEDED.keys() & entries.keys():
-        entries[key]["refused_without"] = {NEEDED[key]: result(answers[f"{key} without {NEEDED[key]}"], scratch)["refusal"]}
-    head = {"format": FORMAT, "recipe": name, "wheel": {"filename": wheel.filename, "sha256": wheel.sha256}}
-    record_path(name).write_text(record_text(head, entries))
-    for key, entry in entries.items():
-        print(f"{name}: {key}: {entry['refusal'] or entry['not_validated'] or 'accepted'}")
+    program = SUITES / "engine" / "select_backends.py"
+    argv = [python, program, engine.engine]
+    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
-def result(answer: dict[str, Any] | None, scratch: Path) -> dict[str, Any]:
-    """The part of a record's entry that the engine determines."""
-    if answer is None:
-        return {"not_validated": "the config.json of its checkpoint is not established", "refusal": "", "selected": {}}
-    refusal = answer["refusal"].replace(str(scratch / "models"), "").splitlines()
-    return {"not_validated": "", "refusal": " ".join(line.strip() for line in refusal)[:400], "selected": answer["selected"]}
-
-
-def inputs(configuration: configurations.Configuration) -> dict[str, Any]:
-    """What a selection depends on; a record whose inputs are not those of its configuration is out of date."""
-    path = model_path(configuration)
-    model = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    return {
-        "arguments": list(configuration.arguments),
-        "environment": dict(sorted(configuration.environment.items())),
-        "gpu": gpu(configuration),
-        "model": model,
-    }
-
-
-def served(engine: str) -> list[configurations.Configuration]:
-    """The configurations of a recipe."""
-    return [c for c in map(configurations.load, configurations.names()) if c.engine == engine]
-
-
-def gpu(configuration: configurations.Configuration) -> dict[str, Any]:
-    """The GPU of a configuration."""
-    (kind,) = [kind for kind in GPUS if kind in configuration.hardware.gpu]
-    return {"name": f"NVIDIA {kind}", **GPUS[kind]}
-
-
-def model_path(configuration: configurations.Configuration) -> Path:
-    """Path of a checkpoint's ``config.json`` with its source."""
-    return HERE / "models" / f"{configuration.model.repository.replace('/', '--')}.json"
-
-
-def checkpoint(configuration: configurations.Configuration) -> dict[str, Any] | None:
-    """The ``config.json`` of a configuration's checkpoint, with its source; None if it is not established."""
-    path = model_path(configuration)
-    return dict(json.loads(path.read_text())) if path.is_file() else None
-
-
-def write_model(model: dict[str, Any], directory: Path) -> Path:
-    """Write a model's directory: its ``config.json`` and a tokenizer of a few tokens."""
-    path = directory / model["repository"].replace("/", "--")
-    path.mkdir(parents=True, exist_ok=True)
-    vocabulary = {token: number for number, token in enumerate(TOKENS)}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [{"id": number, "content": token, **flags} for token, number in vocabulary.items()],
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": TOKENS[0]},
-        **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")),
-    }
-    (path / "config.json").write_text(json.dumps(model["config"]))
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<|im_end|>"}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    return path
+def entry(configuration: configurations.Configuration, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """The entry of a configuration in a record."""
+    reason = "" if answer else "the config.json of its checkpoint is not established"
+    return backends.inputs(configuration) | {"not_validated": reason, **(answer or {"refusal": "", "selected": {}})}
 
 
 def write_stub(site: Path, directory: Path) -> None:
     """Write the stub of the CUDA driver that the checks of images use, for all libraries of an environment."""
-    stub = load_module(Path(checks.__file__).parent / "suites" / "driver_stub.py")
+    stub = load_module(SUITES / "driver_stub.py")
     names = stub.imported_names(path for path in site.rglob("*.so*") if path.is_file())
     (directory / stub.SONAME).write_bytes(stub.library(names))
 
@@ -222,11 +161,6 @@ def load_module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def record_path(recipe: str) -> Path:
-    """Path of the record of the back-ends that a recipe's engine selects."""
-    return data_root() / "recipes" / "engines" / f"{recipe}.backends.json"
 
 
 def record_text(head: dict[str, Any], entries: dict[str, Any]) -> str:
@@ -244,10 +178,8 @@ def entries() -> dict[str, tuple[str, dict[str, Any]]]:
     found = {}
     for name in configurations.names():
         engine = configurations.load(name).engine
-        if record_path(engine).is_file():
-            recorded = json.loads(record_path(engine).read_text())["configurations"]
-            if name in recorded:
-                found[name] = (engine, recorded[name])
+        if recorded := backends.load(engine).get(name):
+            found[name] = (engine, recorded)
     return found
 
 

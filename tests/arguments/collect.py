@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sm120kit import recipes, serving
 from sm120kit.core.state import Workspace
-from sm120kit.images import context
+from sm120kit.images import backends, context
 from sm120kit.images.records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
-from sm120kit.recipes.arguments import Node, record_path
+from sm120kit.recipes.arguments import record_path
 from sm120kit.sources.context import Options
 from sm120kit.wheels import parser_options
 
@@ -39,18 +39,12 @@ def collect(name: str, of_engine: list[configurations.Configuration]) -> None:
         print(f"{name}: {configuration}: {answer or 'accepted'}")
 
 
-def node_of(configuration: configurations.Configuration) -> Node | None:
-    """The last node of a configuration for several machines, which has the options of all others and --headless."""
-    addresses = tuple(f"192.0.2.{number}" for number in range(1, configuration.hardware.nodes + 1))
-    return Node(len(addresses) - 1, addresses, "eth0") if len(addresses) > 1 else None
-
-
 def command_line(configuration: configurations.Configuration, engine: recipes.EngineRecipe, scratch: Path) -> list[str]:
     """The arguments of the engine's server, as ``serve`` passes them."""
     image = Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1)
     model = scratch / "model"
     model.mkdir(exist_ok=True)
-    placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=node_of(configuration))
+    placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=backends.last_node(configuration))
     service = serving.make_service(configuration, engine, image, image.id, model, placement)
     program = tuple(context.entrypoint(engine.serve) if engine.b12x else engine.serve)
     assert service.argv[: len(program)] == program

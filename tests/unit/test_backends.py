@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sm120kit.core.state import data_root
-from sm120kit.recipes import configurations, locate, lock_path, lockfile
+from sm120kit.images import backends
+from sm120kit.recipes import configurations, load_engine, locate, lock_path, lockfile
 
 BACKENDS = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "backends.py"))
 PAGE = data_root() / "docs" / "measurements" / "backends.md"
@@ -40,7 +41,7 @@ def test_record_is_of_the_configuration_as_it_is(name: str) -> None:
     configuration = configurations.load(name)
     entry = ENTRIES[name][1]
     recorded = {key: entry[key] for key in ("arguments", "environment", "gpu", "model")}
-    assert recorded == BACKENDS["inputs"](configuration), f"record again: nox -s backends -- {configuration.engine}"
+    assert recorded == backends.inputs(configuration), f"record again: nox -s backends -- {configuration.engine}"
     assert bool(entry["model"]) == (not entry["not_validated"])
 
 
@@ -61,9 +62,19 @@ def test_changed_configuration_needs_a_new_record() -> None:
     configuration = configurations.load("gpt-oss-20b-1x-rtx-pro-6000")
     entry = ENTRIES[configuration.name][1]
     changed = configuration.model_copy(update={"arguments": (*configuration.arguments, "--attention-backend", "FLASHINFER")})
-    assert BACKENDS["inputs"](changed)["arguments"] != entry["arguments"]
+    assert backends.inputs(changed)["arguments"] != entry["arguments"]
     other = configuration.model_copy(update={"environment": {"VLLM_MXFP4_USE_MARLIN": "0"}})
-    assert BACKENDS["inputs"](other)["environment"] != entry["environment"]
+    assert backends.inputs(other)["environment"] != entry["environment"]
+
+
+def test_image_is_compared_only_with_the_record_of_the_same_configuration() -> None:
+    engine, configuration = load_engine("vllm-0.33.0"), configurations.load("gpt-oss-20b-1x-rtx-pro-6000")
+    entry = backends.expected(engine, [configuration])[configuration.name]
+    assert entry["selected"]["attention"] == ["TRITON_ATTN"] and entry["case"]["model"]["repository"] == "openai/gpt-oss-20b"
+    changed = configuration.model_copy(update={"environment": {"VLLM_MXFP4_USE_MARLIN": "0"}})
+    assert backends.expected(engine, [changed])[configuration.name]["case"] is None
+    unknown = configuration.model_copy(update={"name": "another"})
+    assert backends.expected(engine, [unknown])["another"]["case"] is None
 
 
 def test_back_end_without_an_entry_in_the_table_is_detected() -> None:
@@ -85,7 +96,7 @@ def test_table_of_capable_back_ends_has_sources_and_nothing_unused() -> None:
 
 @pytest.mark.parametrize("engine", sorted({engine for engine, _ in ENTRIES.values()}))
 def test_records_are_of_the_locked_wheel_and_in_written_form(engine: str) -> None:
-    text = BACKENDS["record_path"](engine).read_text()
+    text = backends.record_path(engine).read_text()
     record = json.loads(text)
     head = {key: record[key] for key in ("format", "recipe", "wheel")}
     assert BACKENDS["record_text"](head, record["configurations"]) == text
@@ -100,7 +111,7 @@ def test_page_has_the_recorded_table() -> None:
 
 def test_models_have_a_source_and_list_what_is_assumed() -> None:
     served = {configurations.load(name).model.repository for name in configurations.names()}
-    for path in sorted((Path(__file__).parents[1] / "arguments" / "models").glob("*.json")):
+    for path in sorted((data_root() / "recipes" / "checkpoints").glob("*.json")):
         model = json.loads(path.read_text())
         assert set(model) == {"repository", "source", "assumed", "config"} and model["source"] and model["assumed"]
         assert path.stem == model["repository"].replace("/", "--") and model["repository"] in served

@@ -676,8 +676,8 @@ ARGUMENTS = {
 }
 
 
-NEED_ENGINE = ("compiles_at_run_time", "modules_ahead")
-"""Checks that need FlashInfer, and the engine's own selection of kernels."""
+NEED_ENGINE = ("compiles_at_run_time", "modules_ahead", "backends")
+"""Checks that need FlashInfer, and the engine's own selection of kernels and back-ends."""
 
 RunEngine = Callable[..., tuple[dict[str, Any], str]]
 
@@ -705,10 +705,13 @@ def run_engine(
         "serve": ["python", "-m", "sglang.launch_server"] if kind == "sglang" else ["python"],
         "arguments": {"a-configuration": ARGUMENTS[kind]},
         "served": {"a-configuration": {"architecture": None}},
+        "kind": kind,
+        "backends": {},
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     directory = tmp_path / "checks"
-    for path in ("run.py", "driver_stub.py", "engine/checks.py", f"{kind}/checks.py"):
+    programs = ("engine/checks.py", "engine/gpu.py", "engine/select_backends.py", f"{kind}/checks.py", f"{kind}/backends.py")
+    for path in ("run.py", "driver_stub.py", *programs):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes((IMAGE / path).read_bytes())
     (tmp_path / "libcuda.so.1").write_bytes(driver_stub)
@@ -819,6 +822,71 @@ def test_sglang_without_and_with_faults(engine: RunEngine, tmp_path: Path) -> No
     assert lines["extensions"]["detail"] == "sgl_kernel/flash_ops: libnuma.so.1"
 
 
+SELECTS = {
+    "torch.py": "class cuda: pass\n",
+    "triton/__init__.py": "class runtime:\n    class driver:\n        def set_active(active): pass\n",
+    "triton/backends/__init__.py": "class nvidia:\n    class driver: pass\nbackends = {'nvidia': nvidia}\n",
+    "triton/backends/compiler.py": "def GPUTarget(*values): return values\n",
+    "sglang/srt/configs/__init__.py": "",
+    "sglang/srt/configs/model_config.py": """
+import json
+from pathlib import Path
+class ModelConfig:
+    def __init__(self, path): self.quantization = json.loads((Path(path) / "config.json").read_text())["quantization"]
+    @classmethod
+    def from_server_args(cls, server): return cls(server.model_path)
+""",
+    "sglang/srt/server_args.py": """
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--model-path", required=True)
+        parser.add_argument("--tp-size", type=int)
+    @classmethod
+    def from_cli_args(cls, parsed):
+        if ModelConfig.from_server_args(parsed).quantization == "nvfp4" and parsed.tp_size == 1:
+            raise ValueError("needs\\n  two GPUs")
+        server = cls()
+        server.model_path = parsed.model_path
+        server.attention_backend = {12: "flashinfer", 9: "fa3"}[torch.cuda.get_device_capability()[0]]
+        print("selected", server.attention_backend)
+        return server
+""",
+}
+"""Files of a small SGLang that selects its attention."""
+
+
+def test_engine_must_select_the_recorded_back_ends(engine: RunEngine, tmp_path: Path) -> None:
+    """The engine decides with the model's config.json and the GPU of the configuration; what it prints is no answer."""
+
+    def check(name: str, attention: str, gpus: str, **changed: Any) -> Any:
+        case = {
+            "argv": ["--model-path", "/model", "--tp-size", gpus],
+            "environment": {},
+            "gpu": {"name": "NVIDIA RTX PRO 6000", "capability": [12, 0], "multiprocessors": 188, "memory_gb": 96.0},
+            "model": {"repository": "a/b", "config": {"quantization": "nvfp4"}},
+        }
+        selected = {"attention": [attention], "quantization": ["nvfp4"]}
+        entry = {"refusal": "", "selected": selected, "case": case} | changed
+        lines, stderr = engine(
+            tmp_path / name, "sglang", SELECTS, backends={"a-configuration": entry, "b": entry | {"case": None}}
+        )
+        assert "selected" not in stderr
+        return lines["backends"]
+
+    line = check("same", "flashinfer", "2")
+    assert line["verdict"] == "passed", line["detail"]
+    assert line["facts"] == {"selects the recorded back-ends for": "a-configuration", "back-ends not recorded": "b"}
+    line = check("other", "triton", "2")
+    assert (line["verdict"], line["detail"]) == ("failed", "a-configuration: attention flashinfer, recorded triton")
+    line = check("refused", "flashinfer", "1")
+    assert line["detail"] == "a-configuration: ValueError: needs two GPUs, recorded accepted"
+    assert check("recorded", "", "1", refusal="ValueError: needs two GPUs", selected={})["verdict"] == "passed"
+    assert check("none", "flashinfer", "2", case=None)["verdict"] == "not run"
+
+
 def test_sglang_0_5_23_compiles_its_fp4_experts(engine: RunEngine, tmp_path: Path) -> None:
     lines, _ = engine(tmp_path, "sglang", SGLANG_0_5_23)
     assert lines["compiles_fp4"]["verdict"] == "passed", lines["compiles_fp4"]
@@ -870,6 +938,8 @@ def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() ->
     (arguments,) = expected.arguments.values()
     assert arguments[:2] == ("--model-path", "/model")
     assert "b12x" in arguments and "--speculative-eagle-topk" in arguments
+    (entry,) = expected.backends.values()
+    assert entry["case"]["argv"] == list(arguments) and entry["selected"]["experts"] == ["b12x"]
 
 
 def labelled(recipe: str, version: str, **changed: str) -> Image:

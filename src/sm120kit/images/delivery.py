@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sm120kit import recipes, sources
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified, ToolchainUnsuitable
-from sm120kit.core.state import Workspace, data_root, digest_of, parse_json, read_record, require_disk
-from sm120kit.images import assembly, checks
+from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
+from sm120kit.images import assembly, backends, checks
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
@@ -452,7 +452,7 @@ def expected(image: Image) -> checks.ExpectedImage:
     built = [name for name in modules if name in flashinfer.modules]
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     of_engine = _configurations(engine) if engine else []
-    selections = _selections(engine) if engine else {}
+    recorded = backends.load(engine.name) if engine else {}
     exceptions = _exceptions(engine) if engine else {}  # not the labels: an image does not exempt its own files
     architecture = image.platform.split("/")[1]
     machine = next((key for key, value in ARCHITECTURES.items() if value == architecture), architecture)
@@ -480,29 +480,22 @@ def expected(image: Image) -> checks.ExpectedImage:
         arguments={
             configuration.name: arguments.serve_arguments(configuration, engine) for configuration in of_engine if engine
         },
-        served={configuration.name: _served(configuration, selections) for configuration in of_engine},
+        served={configuration.name: _served(configuration, recorded) for configuration in of_engine},
+        backends=backends.expected(engine, of_engine) if engine else {},
         b12x=engine.b12x.model_dump(mode="json") if engine and engine.b12x else {},
         foreign="" if machine == platform.machine() else image.platform,
         machine=machine,
     )
 
 
-def _selections(engine: recipes.EngineRecipe) -> dict[str, Any]:
-    """The back-ends that an engine selected for each configuration when they were recorded; empty without a record."""
-    path = data_root() / "recipes" / "engines" / f"{engine.name}.backends.json"
-    if not path.is_file():
-        return {}
-    return {name: entry["selected"] for name, entry in parse_json(path.read_text())["configurations"].items()}
-
-
-def _served(configuration: configurations.Configuration, selections: Mapping[str, Any]) -> dict[str, Any]:
+def _served(configuration: configurations.Configuration, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the modules that an engine requests for a configuration, beside its arguments."""
     listed = architectures.of_checkpoint(configuration.model.repository)
     return {
         "environment": dict(configuration.environment),
         "quantization": configuration.model.quantization,
         "architecture": listed[0].model_dump(mode="json", exclude={"source", "checkpoint"}) if listed else None,
-        "selected": selections.get(configuration.name, {}),
+        "selected": recorded.get(configuration.name, {}).get("selected", {}),
     }
 
 

@@ -53,7 +53,8 @@ class ExpectedImage:
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
-    None if it is not recorded; ``b12x`` the kernels of b12x that are compiled into the image.
+    None if it is not recorded; ``backends`` what it selects on SM12x, see :func:`sm120kit.images.backends.expected`; ``b12x``
+    the kernels of b12x that are compiled into the image.
 
     ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
 
@@ -83,6 +84,7 @@ class ExpectedImage:
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
+    backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict, repr=False)
     foreign: str = ""
@@ -406,5 +408,5 @@ def _root() -> Path:
 
 def _files(kind: str) -> list[str]:
     directories = [_root() / name for name in suites(kind)]
-    files = [path for suite in directories for path in (suite / "checks.py", suite / "allowed.toml") if path.is_file()]
+    files = sorted(path for suite in directories for path in suite.iterdir() if path.suffix in (".py", ".toml"))
     return ["run.py", "driver_stub.py", *(str(path.relative_to(_root())) for path in files)]

@@ -1,12 +1,17 @@
-"""Checks of every engine: environment, serve command, and compilation at run time. Also helpers for the engines' suites."""
+"""Checks of every engine: environment, serve command, compilation at run time, and selected back-ends.
+
+Also helpers for the engines' suites.
+"""
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -58,9 +63,35 @@ def check_compiles_at_run_time(expected):
     return {"compiled at run time": "a kernel, by FlashInfer's JIT; its launch failed without a GPU"}
 
 
-def run(argv, environment=None):
-    """Run a program and capture its output."""
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+def check_backends(expected):
+    """The engine's own validation after parsing, with each model's config.json and an SM12x GPU, selects what is recorded."""
+    cases = {name: entry["case"] for name, entry in expected["backends"].items() if entry["case"]}
+    if not cases:
+        raise NotRun("no configuration for this engine's recipe has a recorded model")  # noqa: F821 - the runner provides it
+    program = Path(__file__).with_name("select_backends.py")
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "HOME": home, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        result = run([sys.executable, "-B", str(program), expected["kind"]], environment, json.dumps(cases))
+    assert result.returncode == 0, output_tail(result)
+    answers = json.loads(result.stdout)
+    differences = [text for name in cases for text in differing(name, answers[name], expected["backends"][name])]
+    assert not differences, "; ".join(differences)
+    others = ", ".join(sorted({*expected["backends"]} - {*cases}))
+    return {"selects the recorded back-ends for": ", ".join(cases)} | ({"back-ends not recorded": others} if others else {})
+
+
+def differing(name, answer, recorded):
+    """Differences between an engine's answer for a configuration and the recorded one."""
+    if answer["refusal"] != recorded["refusal"]:
+        return [f"{name}: {answer['refusal'] or 'accepted'}, recorded {recorded['refusal'] or 'accepted'}"]
+    uses = sorted({*answer["selected"]} | {*recorded["selected"]})
+    pairs = {use: [", ".join(each["selected"].get(use, ["none"])) for each in (answer, recorded)] for use in uses}
+    return [f"{name}: {use} {selected}, recorded {before}" for use, (selected, before) in pairs.items() if selected != before]
+
+
+def run(argv, environment=None, text=None):
+    """Run a program with ``text`` as its input, and capture its output."""
+    return subprocess.run(argv, env=environment, input=text, capture_output=True, text=True, check=False)
 
 
 def output_tail(result):

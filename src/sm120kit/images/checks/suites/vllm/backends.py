@@ -1,19 +1,13 @@
-"""Print what vLLM selects for configurations on a GPU that is not there; run by a Python that has the engine.
+"""What vLLM selects for a command line on a GPU that is not there; for ``../engine/select_backends.py``.
 
-Reads ``{name: {"argv": [...], "environment": {...}, "gpu": {...}}}`` from stdin, where ``argv`` names a directory with the
-model's ``config.json``. A command line takes vLLM's own way to the model: parser, ``EngineArgs.create_engine_config``, and the
-model with all its layers on torch's meta device, on the first of as many processes as it has GPUs. Writes
-``{name: {"refusal": text, "selected": {use: [back-end, ...]}}}`` to stdout.
+A command line takes vLLM's own way to the model: parser, ``EngineArgs.create_engine_config``, and the model with all its layers
+on torch's meta device, on the first of as many processes as it has GPUs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import importlib
-import json
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -60,7 +54,7 @@ def parse(argv: list[str]) -> Any:
     return parsed
 
 
-def select(argv: list[str]) -> Selected:
+def select(argv: list[str]) -> dict[str, list[str]]:
     """The back-ends by use that vLLM selects for a command line. Raises vLLM's own errors."""
     import torch
     from vllm.config import set_current_vllm_config
@@ -69,6 +63,7 @@ def select(argv: list[str]) -> Selected:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.usage.usage_lib import UsageContext
 
+    clear_caches()
     config = AsyncEngineArgs.from_cli_args(parse(argv)).create_engine_config(UsageContext.OPENAI_API_SERVER)
     gpus = config.parallel_config.tensor_parallel_size
     selected: Selected = defaultdict(set)
@@ -90,7 +85,16 @@ def select(argv: list[str]) -> Selected:
                     )
                 collect(model, "draft: ", selected)
     selected["quantization"].add(str(config.model_config.quantization))
-    return selected
+    return {use: sorted(names) for use, names in selected.items()}
+
+
+def clear_caches() -> None:
+    """Let vLLM ask again for what depends on the environment and on the GPU."""
+    from vllm.utils import flashinfer as support
+
+    for function in vars(support).values():
+        if clear := getattr(function, "cache_clear", None):
+            clear()
 
 
 def stand_in_for_other_processes(parallel_state: Any, count: int) -> None:
@@ -160,41 +164,3 @@ def layer(module: Any) -> Iterator[tuple[str, str]]:
     use = "experts" if "Experts" in kind or "FusedMoE" in kind else "layers"
     for name in names or [type(method).__name__]:
         yield use, name
-
-
-def answer(case: dict[str, Any]) -> dict[str, Any]:
-    """The selection or the refusal for a configuration."""
-    os.environ.update(case["environment"])
-    from vllm.utils import flashinfer as support
-
-    for function in vars(support).values():
-        if clear := getattr(function, "cache_clear", None):
-            clear()  # may depend on the environment
-    try:
-        selected = select(case["argv"])
-    except SystemExit as end:
-        return {"refusal": f"exit code {end.code}", "selected": {}}
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        return {"refusal": f"{type(error).__name__}: {error}", "selected": {}}
-    return {"refusal": "", "selected": {use: sorted(names) for use, names in sorted(selected.items())}}
-
-
-def main() -> None:
-    """Answer for each configuration in a process of its own: settings and process groups are global."""
-    cases = json.load(sys.stdin)
-    gpus = [gpu.gpu_from(case["gpu"]) for case in cases.values()]
-    assert len({each.capability for each in gpus}) == 1, "the engine caches the capability: one kind of GPU a process"
-    gpu.install(gpus[0])
-    answers = {}
-    with contextlib.redirect_stdout(sys.stderr):
-        prepare()
-        for name, case in cases.items():
-            answers[name] = gpu.forked(answer, case)
-    json.dump(answers, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

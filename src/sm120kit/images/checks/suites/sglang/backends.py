@@ -1,21 +1,12 @@
-"""Print what SGLang selects for configurations on a GPU that is not there; run by a Python that has the engine.
+"""What SGLang selects for a command line on a GPU that is not there; for ``../engine/select_backends.py``.
 
-Input and output are those of ``select_vllm.py``. Each command line takes SGLang's own way up to the scheduler: parser,
-resolution of ``ServerArgs`` (0.5.11: its ``__post_init__``) with the model's ``config.json``, and ``ModelConfig``. Layers are
-not created: what they select after that is not in the answer.
+A command line takes SGLang's own way up to the scheduler: parser, resolution of ``ServerArgs`` (0.5.11: its ``__post_init__``)
+with the model's ``config.json``, and ``ModelConfig``. Layers are not created: what they select after that is not in the answer.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import sys
-import traceback
-from typing import Any
-
-import gpu
 
 USES = {
     "attention": ("attention_backend",),
@@ -31,6 +22,12 @@ USES = {
     "state of linear attention": ("mamba_scheduler_strategy",),
 }
 """Fields of ``ServerArgs`` by use. A field that is None was not decided there."""
+
+
+def prepare() -> None:
+    """Import what all configurations share, once."""
+    import sglang.srt.configs.model_config
+    import sglang.srt.server_args  # noqa: F401
 
 
 def select(argv: list[str]) -> dict[str, list[str]]:
@@ -58,34 +55,3 @@ def select(argv: list[str]) -> dict[str, list[str]]:
         ]:
             selected[use] = chosen
     return selected
-
-
-def answer(case: dict[str, Any]) -> dict[str, Any]:
-    """The selection or the refusal for a configuration."""
-    os.environ.update(case["environment"])
-    gpu.install(gpu.gpu_from(case["gpu"]))
-    try:
-        return {"refusal": "", "selected": select(case["argv"])}
-    except SystemExit as end:
-        return {"refusal": f"exit code {end.code}", "selected": {}}
-    except Exception as error:
-        traceback.print_exc()
-        return {"refusal": f"{type(error).__name__}: {error}", "selected": {}}
-
-
-def main() -> None:
-    """Answer for each configuration in a process of its own."""
-    cases = json.load(sys.stdin)
-    gpus = [gpu.gpu_from(case["gpu"]) for case in cases.values()]
-    assert len({each.capability for each in gpus}) == 1, "the engine caches the capability: one kind of GPU a process"
-    gpu.install(gpus[0])
-    with contextlib.redirect_stdout(sys.stderr):
-        import sglang.srt.configs.model_config
-        import sglang.srt.server_args  # noqa: F401
-
-        answers = {name: gpu.forked(answer, case) for name, case in cases.items()}
-    json.dump(answers, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

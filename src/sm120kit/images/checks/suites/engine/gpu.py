@@ -130,17 +130,31 @@ def gpu_from(table: dict[str, Any]) -> Gpu:
     return Gpu(**values | {"capability": tuple(table["capability"])})
 
 
-def forked(answer: Callable[[dict[str, Any]], dict[str, Any]], case: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a case from a process of its own, as settings and process groups of engines are global."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(answer(case), pipe)
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return dict(json.loads(text)) if text else {"refusal": "the process ended without an answer", "selected": {}}
+def forked(answers: dict[str, Callable[[], dict[str, Any]]], at_once: int) -> dict[str, dict[str, Any]]:
+    """Answers by name, each from a process of its own, of which some run at once."""
+    results: dict[str, dict[str, Any]] = {}
+    running: dict[str, tuple[int, int]] = {}
+
+    def finish() -> None:
+        name = next(iter(running))
+        child, reading = running.pop(name)
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        results[name] = json.loads(text) if text else {"refusal": "the process ended without an answer", "selected": {}}
+
+    for name, answer in answers.items():
+        if len(running) == at_once:
+            finish()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(answer(), pipe)
+            sys.stderr.flush()
+            os._exit(0)
+        os.close(writing)
+        running[name] = child, reading
+    while running:
+        finish()
+    return results

@@ -1,0 +1,108 @@
+"""The back-ends that an engine selects on SM12x for its configurations, as recorded beside its recipe.
+
+``tests/arguments/backends.py`` writes the records, and the check ``backends`` of images compares with them; both run
+``checks/suites/engine/select_backends.py``. The ``config.json`` of checkpoints are in ``recipes/checkpoints/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core.errors import BadRecipe
+from sm120kit.core.state import data_root, file_sha256, parse_json
+from sm120kit.recipes import EngineRecipe, arguments
+from sm120kit.recipes.arguments import Node
+from sm120kit.recipes.configurations import Configuration
+
+GPUS: dict[str, dict[str, Any]] = {
+    "RTX PRO 6000": {"capability": [12, 0], "multiprocessors": 188, "memory_gb": 96.0},
+    "RTX 5090": {"capability": [12, 0], "multiprocessors": 170, "memory_gb": 32.0},
+    "GB10": {"capability": [12, 1], "multiprocessors": 48, "memory_gb": 128.0, "integrated": True},
+}
+"""GPUs by a part of ``hardware.gpu``: SMs and memory of NVIDIA's product pages."""
+
+
+def record_path(recipe: str) -> Path:
+    """Path of the record of a recipe."""
+    return data_root() / "recipes" / "engines" / f"{recipe}.backends.json"
+
+
+def load(recipe: str) -> dict[str, dict[str, Any]]:
+    """The recorded entries of a recipe by configuration, none without a record.
+
+    Raises:
+        BadRecipe: the record is damaged.
+    """
+    path = record_path(recipe)
+    if not path.is_file():
+        return {}
+    try:
+        entries: dict[str, dict[str, Any]] = parse_json(path.read_bytes())["configurations"]
+        return {name: {"refusal": "", "selected": {}, **entry} for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadRecipe(f"{path} is not a record of back-ends: {error!r}", "restore it") from error
+
+
+def expected(engine: EngineRecipe, of_engine: Iterable[Configuration]) -> dict[str, dict[str, Any]]:
+    """What an image of an engine must select: ``refusal`` and ``selected`` by configuration, and the ``case`` of the program.
+
+    ``case`` is None for a configuration that was not recorded, or differently: its answer is not established.
+
+    Raises:
+        BadRecipe: the record is damaged.
+    """
+    recorded = load(engine.name)
+    requirements = {}
+    for configuration in of_engine:
+        entry = recorded.get(configuration.name, {})
+        same = all(entry.get(key) == value for key, value in inputs(configuration).items())
+        requirements[configuration.name] = {
+            "refusal": entry.get("refusal", ""),
+            "selected": entry.get("selected", {}),
+            "case": case(configuration, engine) if same else None,
+        }
+    return requirements
+
+
+def case(configuration: Configuration, engine: EngineRecipe) -> dict[str, Any] | None:
+    """The input of the program for a configuration; None if the ``config.json`` of its checkpoint is not established."""
+    path = model_path(configuration)
+    if not path.is_file():
+        return None
+    model = parse_json(path.read_bytes())
+    return {
+        "argv": list(arguments.serve_arguments(configuration, engine, node=last_node(configuration))),
+        "environment": {**configuration.environment},
+        "gpu": gpu(configuration),
+        "model": {key: model[key] for key in ("repository", "config")},
+    }
+
+
+def inputs(configuration: Configuration) -> dict[str, Any]:
+    """What a selection depends on; a record whose inputs are not those of its configuration is out of date."""
+    path = model_path(configuration)
+    return {
+        "arguments": list(configuration.arguments),
+        "environment": dict(sorted(configuration.environment.items())),
+        "gpu": gpu(configuration),
+        "model": file_sha256(path) if path.is_file() else "",
+    }
+
+
+def gpu(configuration: Configuration) -> dict[str, Any]:
+    """The GPU of a configuration, empty if it is none of :data:`GPUS`."""
+    kinds = [kind for kind in GPUS if kind in configuration.hardware.gpu]
+    return {"name": f"NVIDIA {kinds[0]}", **GPUS[kinds[0]]} if kinds else {}
+
+
+def model_path(configuration: Configuration) -> Path:
+    """Path of the ``config.json`` of a configuration's checkpoint, with its source."""
+    return data_root() / "recipes" / "checkpoints" / f"{configuration.model.repository.replace('/', '--')}.json"
+
+
+def last_node(configuration: Configuration) -> Node | None:
+    """The last node of a configuration for several machines, which has the options of all others and --headless."""
+    addresses = tuple(f"192.0.2.{number}" for number in range(1, configuration.hardware.nodes + 1))
+    return Node(len(addresses) - 1, addresses, "eth0") if len(addresses) > 1 else None
