@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 import zstandard
 from debian_archive import ar, control, member, package, tar
 
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import LockDiffers, UnknownName, UnsafeArchive
 from sm120kit.images.base import DebianSystem, unpack
 from sm120kit.images.oci import Layout
+from sm120kit.recipes import bases
 from sm120kit.recipes.bases import Base
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -239,3 +241,23 @@ def test_content_of_layer_is_that_of_packages(tmp_path: Path) -> None:
         for path in ("usr/bin/awk", "usr/bin/uncompress"):
             content = layer.extractfile(path)
             assert content is not None and content.read() == b"#!/bin/sh\n"
+
+
+def test_base_like_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the keys of that base, and the entries of both in its tables."""
+    directory = tmp_path / "recipes" / "bases"
+    shutil.copytree(bases.lock_path("debian-12").parent, directory)
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    parent, base = bases.load("debian-12"), bases.load("debian-12-rdma")
+    assert {*base.packages} - {*parent.packages} == {"libibverbs1", "ibverbs-providers"}
+    assert {*parent.packages} < {*base.packages} and {*parent.left_out} < {*base.left_out}
+    assert (base.suite, base.links) == (parent.suite, parent.links) and base.summary != parent.summary
+    bases.read_lock("debian-12-rdma", "aarch64")
+    file = directory / "debian-12.toml"
+    file.write_text(file.read_text().replace("[packages]\n", '[packages]\ncurl = "a test"\n'))
+    with pytest.raises(LockDiffers, match="other values of packages"):
+        bases.read_lock("debian-12-rdma", "aarch64")
+    other = directory / "debian-12-rdma.toml"
+    other.write_text(other.read_text().replace('like = "debian-12"', 'like = "debian-21"'))
+    with pytest.raises(UnknownName, match="like: unknown base 'debian-21'; did you mean"):
+        bases.load("debian-12-rdma")

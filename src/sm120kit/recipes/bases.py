@@ -35,6 +35,7 @@ Mode = Annotated[str, StringConstraints(pattern=r"^[0-7]{4}$")]
 class Base(Strict):
     """A file of ``recipes/bases/``: the packages of a Debian suite that an image starts from.
 
+    A base that is ``like`` another one has its keys and the entries of its tables, beside those of its own file.
     ``python`` is the version of its Python; ``machines`` are names of ``uname -m``. ``packages`` and ``left_out`` (shell-style
     patterns of paths) have reasons as values. The others are what maintainer scripts would do: ``alternatives`` are links in
     ``/usr/bin`` to programs there, ``copies`` paths of files with the paths of their contents, ``links`` paths with their
@@ -87,13 +88,21 @@ def load(name: str) -> Base:
     """Load a base by its name.
 
     Raises:
-        UnknownName: there is no such base; the hint lists them.
+        UnknownName: there is no such base, or none that it is like; the hint lists them.
         BadRecipe: the file is not well-formed; the message lists every problem.
     """
     if name not in names():
         raise UnknownName(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
     path = _directory() / f"{name}.toml"
     data = read_toml(path, "see the files in recipes/bases for examples")
+    if (like := data.pop("like", None)) in names():
+        inherited = load(like).model_dump()
+        tables = {key: {**value, **data.get(key, {})} for key, value in inherited.items() if isinstance(value, dict)}
+        data = inherited | data | tables
+    elif like is not None:
+        raise UnknownName(
+            f"{path}: like: unknown base {like!r}{did_you_mean(str(like), names())}", f"bases: {', '.join(names())}"
+        )
     stem = [] if data.get("name", name) == name else [f"name: {data['name']!r} is not the file's name {name!r}"]
     return validate(Base, data, path, f"correct the file and lock it again: sm120kit recipe lock {name}", stem)
 

@@ -202,7 +202,7 @@ class TestBases:
         monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
         return root
 
-    @pytest.mark.parametrize("name", ["debian-12", "debian-13"])
+    @pytest.mark.parametrize("name", ["debian-12", "debian-12-rdma", "debian-13"])
     def test_every_base_is_locked(self, name: str) -> None:
         for machine, architecture in debian.ARCHITECTURES.items():
             packages = bases.read_lock(name, machine)
