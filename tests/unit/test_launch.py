@@ -48,6 +48,7 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint
+from sm120kit.serving import resolve as resolving
 from sm120kit.serving.container import Mount
 from sm120kit.serving.render import yaml
 
@@ -454,6 +455,30 @@ def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path:
     assert result.exit_code == 0, result.output
     assert f"{LocalImages(workspace).find(name).id} serve /model" in result.stdout
     assert f"sm120kit image load {name}" in result.stderr
+
+
+def test_plan_on_a_host_without_the_gpus(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for another host, of which nothing is known but that it has the configuration's GPUs."""
+    host = synthetic_hosts.build("no-gpu", tmp_path / "none")
+    monkeypatch.setattr(resolving, "HOST", host)
+    monkeypatch.setattr("sm120kit.cli.serve.HOST", host)
+    at = options.index("--root")
+    words = [*options[:at], *options[at + 2 :]]
+    files = ["--compose", str(tmp_path / "c.yaml"), "--kubernetes", str(tmp_path / "m.yaml")]
+    result = CliRunner().invoke(app, ["serve", FOUR, *words, "--print", *files])
+    assert result.exit_code == 0, result.output
+    assert "device=0,1,2,3" in result.stdout and "nvidia.com/gpu: 4" in (tmp_path / "m.yaml").read_text()
+    assert "memory unknown" in result.stderr and "planned for one that does" in result.stderr
+    assert f"  sm120kit doctor {FOUR}\n" in result.stderr and "doctor   " not in result.stderr, "findings are of another host"
+    result = CliRunner().invoke(app, ["serve", FOUR, *words, "--gpus", "4,5,6,7", "--print"])
+    assert "device=4,5,6,7" in result.stdout
+    for refused in (
+        ["--gpus", "4", "--print"],
+        [],
+        ["--print", "--root", str(synthetic_hosts.build("no-gpu", tmp_path / "b"))],
+    ):
+        result = CliRunner().invoke(app, ["serve", FOUR, *words, *refused])
+        assert isinstance(result.exception, TooFewGpus), (refused, result.output)
 
 
 def test_print_without_an_image(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

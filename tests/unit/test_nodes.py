@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, Sm120kitError, StateUnwritable, WrongNodes
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.state import Workspace, data_root, write_record
 from sm120kit.hosts.facts import probe
-from sm120kit.images.records import Image
+from sm120kit.images.index import FORMAT, PublishedIndex
+from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import arguments, configurations
 from sm120kit.recipes.arguments import Node
 from sm120kit.serving import nodes
@@ -90,12 +91,50 @@ def test_each_machine_has_a_command(options: list[str], tmp_path: Path, monkeypa
     assert [word for word in same[0] if "HOST_IP" not in word] == [word for word in same[1] if "HOST_IP" not in word]
 
 
+def test_rdma(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL uses these devices and no others; the container has them, and may lock memory for them."""
+    monkeypatch.chdir(tmp_path / "host")
+    words = [*options, "--nodes", ",".join(ADDRESSES), "--rdma", "rocep1s0f1,roceP2p1s0f1"]
+    result = serve(SPARKS, *words, "--print", "--compose", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    for rank, (*_, argv) in enumerate(scripts(result.stdout)):
+        assert variables(argv)["NCCL_IB_HCA"] == "=rocep1s0f1,roceP2p1s0f1"
+        assert "--device=/dev/infiniband" in argv and value(argv, "--ulimit") == "memlock=-1"
+        (container,) = yaml.safe_load((tmp_path / "out" / f"node-{rank}.yaml").read_text())["services"].values()
+        assert container["devices"] == ["/dev/infiniband:/dev/infiniband"] and container["ulimits"] == {"memlock": -1}
+        validator = jsonschema.Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
+        assert list(validator.iter_errors({"services": {"a": container}})) == []
+    without = recipes.load_engine(configurations.load(SPARKS).engine).model_copy(update={"base": "debian-12"})
+    with pytest.raises(BadRecipe, match="based on debian-12, without libibverbs1: NCCL would use TCP"):
+        nodes.require_span(configurations.load(SPARKS), without, Node(0, ADDRESSES, "eth0", ("rocep1s0f1",)))
+
+
 def test_only_the_first_machine_serves(options: list[str], tmp_path: Path) -> None:
     model = Path(options[1])
     head, worker = (service(model, tmp_path / "s", Node(rank, ADDRESSES, "eth0")) for rank in range(2))
     assert (value(list(head.argv), "--host"), head.key) == ("0.0.0.0", "hunter2")
     assert (value(list(worker.argv), "--host"), worker.key) == ("127.0.0.1", "")
     assert "hunter2" not in " ".join(serving.docker_run(worker))
+
+
+def test_what_machines_share_is_shown_once(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings of a recording that stands for all machines, and the warning on an index without a key."""
+    monkeypatch.setitem(synthetic_hosts.HOSTS, "older", {"like": "gb10", "driver": ("570.86.15", "12.8")})
+    root = synthetic_hosts.build("older", tmp_path / "older")
+    engine = configurations.load(SPARKS).engine
+    name, context = f"sm120kit/vllm:0.33.0-sm120kit.{'4' * 12}", "4" * 64
+    labels = {"recipe": engine, "kind": "vllm", "context": context, "reference": name, "wheels": "x==1"}
+    labels = {f"sm120kit.{key}": text for key, text in labels.items()} | {"org.opencontainers.image.version": "0.33.0"}
+    image = Image("sha256:1", "c" * 64, "linux/arm64", (), labels, "1000", 1)
+    verified = VerifiedImage(image, name, "", (Check("base", "user", CheckResult.PASSED),), {})
+    entry = PublishedImage("r.example/vllm", "t", f"sha256:{'a' * 64}", engine, "b" * 64, verified)
+    write_record(tmp_path / "images.json", PublishedIndex(FORMAT, (entry,)))
+    words = [*options[:2], "--root", str(root), *options[4:], "--index", str(tmp_path / "images.json")]
+    result = serve(SPARKS, *words, "--nodes", ",".join(ADDRESSES), "--print")
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert len({*warnings}) == len(warnings) > 2 and any("signature not verified" in line for line in warnings), warnings
+    assert any("on each node breaks: " in line for line in warnings) and "on node 1" not in result.stderr
 
 
 def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +261,7 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "", "--print"], "is not a network interface"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a,b,c", "--print"], "3 interfaces for 2 machines"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a b", "--print"], "'a b' is not a network interface"),
+        (["--nodes", "10.0.0.1,10.0.0.2", "--rdma", "roce 1", "--print"], "'roce 1' is not an RDMA device"),
         (["--print"], "it is for --nodes"),
     ],
 )

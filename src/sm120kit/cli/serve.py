@@ -248,18 +248,26 @@ class SpannedNodes:
         typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
     ] = ""
 
+    rdma: Annotated[
+        str,
+        typer.Option("--rdma", metavar="NAME,...", help="With --nodes: their RDMA devices, see `rdma link`; default: TCP."),
+    ] = ""
+
     def each(self, planned: PlannedOutput, port: int) -> tuple[Node | None, ...]:
         """The machines, or None for this one alone.
 
         Raises:
             typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
-                for all or for each; the output is not a form for several machines; or they meet on the server's ``port``.
+                for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
+                meet on the server's ``port``.
         """
         from sm120kit.recipes.arguments import MASTER_PORT, Node
 
         if not self.nodes:
             if self.interface:
                 raise typer.BadParameter("it is for --nodes", param_hint="--interface")
+            if self.rdma:
+                raise typer.BadParameter("it is for --nodes", param_hint="--rdma")
             return (None,)
         addresses = tuple(map(_node_address, self.nodes.split(",")))
         if len(addresses) == 1:
@@ -273,6 +281,11 @@ class SpannedNodes:
                 raise typer.BadParameter(message, param_hint="--interface")
         if len(names) not in (1, len(addresses)):
             raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
+        devices = tuple(self.rdma.split(",")) if self.rdma else ()
+        for device in devices:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]+)?", device):
+                message = f"{device!r} is not an RDMA device, such as rocep1s0f1; `rdma link` lists them with their interfaces"
+                raise typer.BadParameter(message, param_hint="--rdma")
         if planned.kubernetes or not planned:
             message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
             raise typer.BadParameter(message, param_hint="--nodes")
@@ -281,7 +294,7 @@ class SpannedNodes:
         if port == MASTER_PORT:
             raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
         names *= len(addresses) // len(names)
-        return tuple(Node(rank, addresses, name) for rank, name in enumerate(names))
+        return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
 
 
 def _address(text: str, option: str) -> IPv4Address | IPv6Address:
@@ -333,8 +346,8 @@ def serve_(
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations
     from sm120kit.serving import checkpoint, launch
-    from sm120kit.serving.nodes import differences
-    from sm120kit.serving.resolve import resolve
+    from sm120kit.serving.nodes import differences, preparation
+    from sm120kit.serving.resolve import on_node, resolve
 
     nodes = spanned.each(planned, server.port)
     roots = planned.roots(len(nodes))
@@ -346,10 +359,9 @@ def serve_(
         if model.revision:
             raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
         checkpoint.read(model.model)
-    every = [
-        resolve(configuration, server.image, source, replace(location, node=node), workspace, root=root, planned=bool(planned))
-        for node, root in zip(nodes, roots, strict=True)
-    ]
+    location = replace(location, node=nodes[0])
+    first = resolve(configuration, server.image, source, location, workspace, root=roots[0], planned=bool(planned))
+    every = [first, *(on_node(first, node, root) for node, root in zip(nodes[1:], roots[1:], strict=True))]
     for difference in differences([resolved.host for resolved in every]):
         reporting.warn(f"the machines differ: {difference}")
     if not planned:
@@ -364,8 +376,14 @@ def serve_(
     prepared = launches[0]
     _show(prepared)
     named = str(Path(config).absolute()) if config.endswith(".toml") else config
-    for each, root in zip(launches, roots, strict=True):
-        _show_problems(each, named, root)
+    if first.assumed:
+        console.info(f"this host does not have {configuration.hardware.gpu}: planned for one that does; there, run before:")
+        for line in preparation(prepared.service, named):
+            console.info(f"  {line}")
+    for root in dict.fromkeys(roots):
+        ranks = [rank for rank, each in enumerate(roots) if each == root]
+        where = "" if len(nodes) == 1 else f" on node {ranks[0]}" if len(ranks) == 1 else " on each node"
+        _show_problems(launches[ranks[0]], named, root, where)
     if planned:
         planned.write(launches, named)
         if hint := launch.missing_image(prepared, workspace):
@@ -427,15 +445,13 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(line)
 
 
-def _show_problems(prepared: PreparedLaunch, config: str, root: Path) -> None:
-    """Show what doctor finds on the host at ``root``: what breaks the server as warnings."""
+def _show_problems(prepared: PreparedLaunch, config: str, root: Path, host: str) -> None:
+    """Show what doctor finds on the ``host`` at ``root``: what breaks the server as warnings."""
     import shlex
 
     from sm120kit.core import reporting
     from sm120kit.hosts.doctor import Impact
 
-    node = prepared.service.node
-    host = f" on node {node.rank}" if node else ""
     for finding in prepared.problems:
         text = f"{finding.check}{host} {finding.verdict.impact}: {finding.verdict.fact}"
         if finding.verdict.impact is Impact.BREAKS:

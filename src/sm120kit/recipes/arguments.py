@@ -77,12 +77,13 @@ class Arguments:
 class Node:
     """One of the machines that a server spans: number ``rank`` of those with these ``addresses``, the first of which serves.
 
-    ``interface`` is the network interface with its address.
+    ``interface`` is the network interface with its address, and ``rdma`` are the RDMA devices that transfer data, none for TCP.
     """
 
     rank: int
     addresses: tuple[str, ...]
     interface: str
+    rdma: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -213,9 +214,11 @@ def node_environment(engine: EngineRecipe, node: Node) -> dict[str, str]:
 
     Without them, Gloo binds to the address of the host's name, which can be 127.0.1.1, and the engines to another one, such as
     that of the default route (vLLM 0.33.0, vllm/utils/network_utils.py ``get_ip``; SGLang 0.5.11, srt/utils/network.py
-    ``get_local_ip_auto``). NCCL takes names as prefixes unless they start with "=" (its manual, NCCL_SOCKET_IFNAME).
+    ``get_local_ip_auto``). NCCL takes names as prefixes unless they start with "=" (its manual, NCCL_SOCKET_IFNAME,
+    NCCL_IB_HCA).
     """
     return {
+        **({"NCCL_IB_HCA": f"={','.join(node.rdma)}"} if node.rdma else {}),
         "NCCL_SOCKET_IFNAME": f"={node.interface}",
         "GLOO_SOCKET_IFNAME": node.interface,
         HOST_ADDRESS[engine.engine]: node.address,

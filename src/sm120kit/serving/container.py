@@ -19,6 +19,8 @@ from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, Node, node_environ
 from sm120kit.recipes.configurations import Configuration
 
 LOOPBACK = "127.0.0.1"
+RDMA_DEVICES = "/dev/infiniband"
+"""Directory of the devices through which programs transfer data by RDMA (linux, drivers/infiniband)."""
 IMAGE_USER = "1000:1000"
 """The user in the images of sm120kit."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
@@ -84,6 +86,11 @@ class Service:
     api_key: ApiKey = ApiKey("VLLM_API_KEY")
     key: str = field(default="", repr=False)
     node: Node | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of the host, or directories of them, that are not GPUs."""
+        return (RDMA_DEVICES,) if self.node and self.node.rdma else ()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -175,7 +182,8 @@ def make_service(
         gpus=tuple(number for number, _ in placement.gpus),
         shm_gib=configuration.container.shm_gib,
         ipc_host=configuration.container.ipc_host,
-        ulimits=dict(configuration.container.ulimits),
+        # Memory for RDMA is locked.
+        ulimits=configuration.container.ulimits | ({"memlock": -1} if node and node.rdma else {}),
         port=placement.port,
         listen=listen,
         key="" if node and node.rank else placement.key,

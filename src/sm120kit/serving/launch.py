@@ -99,7 +99,7 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
-    findings = doctor.diagnose(host, doctor.checks_for(configuration))
+    findings = () if resolved.assumed else doctor.diagnose(host, doctor.checks_for(configuration))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
     problems = tuple(finding for finding in findings if finding.verdict.impact in serious)
     return PreparedLaunch(

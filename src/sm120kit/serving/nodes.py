@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadRecipe, WrongNodes
 from sm120kit.hosts.facts import Host
-from sm120kit.recipes import arguments
+from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.arguments import Node
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.container import Service
@@ -17,13 +17,16 @@ from sm120kit.serving.render import compose, docker_run
 if TYPE_CHECKING:
     from sm120kit.recipes import EngineRecipe
 
+RDMA_PACKAGE = "libibverbs1"
+"""Debian package of libibverbs.so.1, which NCCL loads if it exists."""
+
 
 def require_span(configuration: Configuration, engine: EngineRecipe, node: Node | None) -> None:
     """Require that a configuration is for as many machines as a server is to span; without a ``node`` for this one only.
 
     Raises:
         WrongNodes: it is for another number of machines.
-        BadRecipe: the engine's parser lacks the options for that, or was not recorded.
+        BadRecipe: the engine's parser lacks the options for that, or was not recorded; or its image has no libraries for RDMA.
     """
     needed, count = configuration.hardware.nodes, len(node.addresses) if node else 1
     if needed != count:
@@ -43,6 +46,11 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
         raise BadRecipe(
             f"{engine.name} cannot span several machines: its argument parser rejects: {reason}",
             "use a configuration with a newer engine",
+        )
+    if node.rdma and engine.base and RDMA_PACKAGE not in bases.load(engine.base).packages:
+        raise BadRecipe(
+            f"the images of {engine.name} are based on {engine.base}, without {RDMA_PACKAGE}: NCCL would use TCP",
+            "omit --rdma, or use a configuration for an engine whose base has it, such as debian-12-rdma",
         )
 
 

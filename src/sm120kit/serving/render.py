@@ -28,6 +28,7 @@ def docker_run(service: Service, *, values: bool = True, detach: bool = False) -
     if service.scratch:
         argv += ["--read-only", *(text for scratch in service.scratch for text in ("--tmpfs", _tmpfs(scratch)))]
     argv += ["--gpus", f'"device={",".join(map(str, service.gpus))}"']
+    argv += [f"--device={device}" for device in service.devices]
     argv += ["--ipc=host"] if service.ipc_host else [f"--shm-size={service.shm_gib}g"]
     for name, limit in service.ulimits.items():
         argv += ["--ulimit", f"{name}={limit}"]
@@ -67,6 +68,7 @@ def compose(service: Service) -> str:
         "entrypoint": [service.command[0]],
         "command": [argument.replace("$", "$$") for argument in service.command[1:]],
         "environment": {name: value.replace("$", "$$") for name, value in service.variables.items()},
+        "devices": [f"{device}:{device}" for device in service.devices],
         "ulimits": service.ulimits,
         "volumes": [
             {"type": "bind", "source": str(mount.source), "target": mount.target, "read_only": mount.read_only}
@@ -76,7 +78,7 @@ def compose(service: Service) -> str:
         "stop_grace_period": f"{PATIENCE_SECONDS}s",
         "deploy": {"resources": {"reservations": {"devices": devices}}},
     }
-    return yaml({"services": {service.name: {key: value for key, value in container.items() if value != {}}}})
+    return yaml({"services": {service.name: {key: value for key, value in container.items() if value not in ({}, [])}}})
 
 
 def kubernetes(service: Service) -> str:

@@ -53,7 +53,8 @@ class ResolvedLaunch:
     """A launch whose image, GPUs and location are decided and free; its model is not yet read.
 
     ``published`` is the entry in the index ``source``, None for an image that only this host has. ``image`` is None if there is
-    none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the server may use.
+    none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the server may use; they are
+    ``assumed`` if it is planned on a host without them, for another one.
     """
 
     configuration: Configuration
@@ -65,6 +66,7 @@ class ResolvedLaunch:
     source: Source
     published: PublishedImage | None = None
     devices: tuple[Device, ...] = ()
+    assumed: bool = False
 
     @property
     def image_name(self) -> str:
@@ -88,8 +90,8 @@ def resolve(
 
     ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
     configuration's engine, or without an index, these must have one that is verified. If the source has a key, an image of
-    this host must have been built on it, or be listed and signed. What is only ``planned`` needs no image, and GPUs and ports
-    in use do not matter.
+    this host must have been built on it, or be listed and signed. What is only ``planned`` needs no image, GPUs and ports in
+    use do not matter, and on this host, GPUs that it lacks are assumed.
 
     Raises:
         UnknownName: no recipe builds the configuration's engine.
@@ -111,18 +113,9 @@ def resolve(
             f"other machines can reach {location.listen}: a server there requires an API key",
             "set SM120KIT_API_KEY or pass --api-key @FILE; openssl rand -hex 32 makes a key",
         )
-    host = probe(root)
-    devices = [
-        serving.Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
-        for number, gpu in requirements.suitable(host, configuration)
-    ]
-    if location.gpus:
-        devices = list(serving.choose_gpus(configuration, devices, location.gpus))
-    taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}
-    gpus = serving.select_gpus(configuration, devices, taken)
     if not planned:
         require_port(location.port, location.listen)
-    resolved = ResolvedLaunch(configuration, engine, None, host, gpus, location, source, devices=tuple(devices))
+    resolved = _on_host(ResolvedLaunch(configuration, engine, None, probe(root), (), location, source), root, planned=planned)
     # The records of a host do not include its architecture; the engine's images are for one only.
     machine = engine.environment.platforms[0].split("_", 3)[3]
     indexed = not image and (source.index != INDEX or source.index.exists())
@@ -149,6 +142,34 @@ def resolve(
                 "sm120kit config list has configurations with other engines",
             )
     return resolved
+
+
+def on_node(resolved: ResolvedLaunch, node: Node | None, root: Path) -> ResolvedLaunch:
+    """A planned launch on another of the machines that its server spans, which is like the host at ``root``.
+
+    Raises:
+        TooFewGpus: see :func:`resolve`.
+    """
+    moved = replace(resolved, host=probe(root), location=replace(resolved.location, node=node))
+    return _on_host(moved, root, planned=True)
+
+
+def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> ResolvedLaunch:
+    """A launch with GPUs of its host, which is the one at ``root``."""
+    configuration, host, numbers = resolved.configuration, resolved.host, resolved.location.gpus
+    hardware = configuration.hardware
+    devices = [
+        Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
+        for number, gpu in requirements.suitable(host, configuration)
+    ]
+    assumed = planned and root == HOST and len(devices) < hardware.gpus_per_node
+    if assumed:
+        devices = [Device(number, hardware.gpu, None) for number in numbers or range(hardware.gpus_per_node)]
+    if numbers:
+        devices = list(serving.choose_gpus(configuration, devices, numbers))
+    taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}
+    gpus = serving.select_gpus(configuration, devices, taken)
+    return replace(resolved, gpus=gpus, devices=tuple(devices), assumed=assumed)
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
