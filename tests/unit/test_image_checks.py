@@ -165,6 +165,43 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
     assert done.stderr == "small/unknown_message: oops\n"
 
 
+MEETING = """
+import os, pathlib, subprocess, time
+PROGRAMS = ("program",)
+def meet(name, other):
+    pathlib.Path(name).touch()
+    deadline = time.monotonic() + 60
+    while not pathlib.Path(other).exists():
+        assert time.monotonic() < deadline, f"{other} is not running"
+        time.sleep(0.01)
+def check_program(expected):
+    meet("one", "two")
+    subprocess.run("echo oops >&2", shell=True)
+    return {"home": os.environ["HOME"]}
+def check_module(expected): meet("two", "one"); return {"home of a module": os.environ["HOME"]}
+"""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: bool) -> None:
+    for name in ("run.py", "driver_stub.py"):
+        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    (tmp_path / "small").mkdir()
+    end = "    if 'ends' in expected: os.kill(os.getpid(), 9)\n    subprocess"
+    (tmp_path / "small" / "checks.py").write_text(MEETING.replace("    subprocess", end))
+    (tmp_path / "expected.json").write_text(json.dumps({"ends": True} if ends else {}))
+    argv = [sys.executable, "-B", "run.py", "expected.json", "small"]
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True)
+    lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert lines["module"]["verdict"] == "passed", lines["module"]["detail"]
+    assert lines["module"]["facts"] == {"home of a module": str(tmp_path)}
+    if ends:
+        assert done.returncode != 0 and "program" not in lines  # the host reports that the checks did not finish
+    else:
+        assert [*lines] == ["module", "program"] and lines["program"]["facts"]["home"] != str(tmp_path)
+        assert done.returncode == 0 and done.stderr == "small/program: oops\n"
+
+
 def test_runner_runs_static_checks_only_in_an_image_for_another_machine(tmp_path: Path) -> None:
     for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())

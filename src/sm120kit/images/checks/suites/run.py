@@ -5,6 +5,9 @@ and returns the facts that it established, as a mapping of texts. It fails by ra
 well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason, which is
 reported as a fact.
 
+Checks in ``PROGRAMS`` of their suite only start programs. They run in a process with a home directory of its own beside the
+others, and their lines are printed last: ``run.py expected.json --programs SUITE...``.
+
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
 which run no code of the image.
@@ -17,6 +20,7 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -148,9 +152,18 @@ def require_driver():
     os.execv(sys.executable, [sys.executable, "-B", *sys.argv])
 
 
+def run_programs(path, names):
+    """Start this program for the checks in ``PROGRAMS``. Of these, only ``compiles_at_run_time`` lets FlashInfer compile."""
+    argv = [sys.executable, "-B", __file__, path, "--programs", *names]
+    environment = {**os.environ, "HOME": tempfile.mkdtemp(), "FLASHINFER_DISABLE_JIT": "1"}
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def main():
     """Run all checks of the suites in the arguments, parents first."""
     _, path, *names = sys.argv
+    programs = names[:1] == ["--programs"]
+    names = names[programs:]
     expected = json.loads(Path(path).read_text())
     if expected.get("foreign"):
         sys.prefix = "/opt/venv"
@@ -159,14 +172,27 @@ def main():
         require_driver()
     directories = [Path(__file__).parent / name for name in names]
     expected["allowed"] = load_exemptions(directories)
+    checks, of_programs = [], []
     for directory in directories:
         module = load_suite(directory / "checks.py")
-        for check in [value for key, value in vars(module).items() if key.startswith("check_")]:
-            line, unexpected = run(directory.name, check, expected)
-            print(json.dumps(line), flush=True)
-            for message in unexpected:
-                print(f"{directory.name}/{line['name']}: {message}", file=sys.stderr, flush=True)
-    os._exit(0)  # messages of extension modules at interpreter shutdown belong to no check
+        checks += [(directory.name, check) for name, check in vars(module).items() if name.startswith("check_")]
+        of_programs += [(directory.name, vars(module)[f"check_{name}"]) for name in getattr(module, "PROGRAMS", ())]
+    beside = None
+    if not expected.get("foreign"):
+        beside = run_programs(path, names) if of_programs and not programs else None
+        checks = of_programs if programs else [each for each in checks if each not in of_programs]
+    for suite, check in checks:
+        line, unexpected = run(suite, check, expected)
+        print(json.dumps(line), flush=True)
+        for message in unexpected:
+            print(f"{suite}/{line['name']}: {message}", file=sys.stderr, flush=True)
+    code = 0
+    if beside:
+        for stream, content in zip((sys.stdout, sys.stderr), beside.communicate(), strict=True):
+            stream.buffer.write(content)
+            stream.flush()
+        code = beside.returncode
+    os._exit(code)  # messages of extension modules at interpreter shutdown belong to no check
 
 
 if __name__ == "__main__":

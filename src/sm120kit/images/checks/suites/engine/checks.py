@@ -19,6 +19,9 @@ from unittest import mock
 STATIC = ("environment", "serve_command")
 """Checks that run no code of the image."""
 
+PROGRAMS = ("compiles_at_run_time",)
+"""Checks that only start programs."""
+
 PROBE = """
 #include <cuda_runtime.h>
 #include <tvm/ffi/function.h>

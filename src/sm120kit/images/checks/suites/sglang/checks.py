@@ -25,6 +25,9 @@ from checks_engine import (
     run,
 )
 
+PROGRAMS = ("command",)
+"""Checks that only start programs."""
+
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
 """Suffixes of extensions for this Python. A library that is not an extension has no tag."""
 

@@ -18,6 +18,9 @@ from unittest import mock
 
 from checks_engine import accepts_configurations, on_capability, output_tail, report_requests, requested, require_served, run
 
+PROGRAMS = ("command",)
+"""Checks that only start programs."""
+
 START = """
 import sys
 from vllm import platforms
