@@ -17,6 +17,7 @@ import pytest
 
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels import cubin
+from sm120kit.kernels.ptx import session
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options
 from sm120kit.wheels import parser_options
@@ -28,6 +29,8 @@ ENGINE = data_root() / "dockerfiles" / "engine"
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of configuration A on one of two GPUs: kernels dynamic, static twice, and micro."""
 REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "rows": [8]}]}
+
+NVFP4_MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 
 
 class Library:
@@ -101,6 +104,26 @@ def test_kernels_are_for_sm120_and_use_fp4_tensor_cores(library: Library, entrie
         entry.with_suffix(".cubin").write_bytes(code[start : start + image.bytes])
         listing = subprocess.run([disassembler, "-c", entry.with_suffix(".cubin")], capture_output=True, text=True, check=True)
         assert listing.stdout.count(" OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X ") == kernel.fp4_mma
+
+
+def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    library.request.write_text(json.dumps(REQUEST | {"moe": []}))
+    keep = {"CUTE_DSL_KEEP_PTX": "1", "CUTE_DSL_DUMP_DIR": str(dump)}
+    monkeypatch.setattr(library, "environment", library.environment | keep)
+    (kernel,) = library.compile(tmp_path / "cache")["kernels"]
+    (path,) = dump.glob("*.ptx")
+    report = session.rewrite_file(path)
+    assert (report.module.source_target, len(report.kernels)) == ("sm_120a", 1)
+    assert {opcode: count for opcode, count in report.module.counts.items() if opcode.startswith("mma.")} == {NVFP4_MMA: 24}
+    # The DSL's host code writes tensor maps itself: the library that `verify run` preloads does not see them.
+    undefined = subprocess.run(
+        ["nm", "-u", tmp_path / "cache" / kernel["path"]], capture_output=True, text=True, check=True
+    ).stdout
+    assert "_cudaLaunchKernelEx" in undefined and "TensorMapEncode" not in undefined
 
 
 def test_host_code_runs_on_every_cpu(entries: Path) -> None:
