@@ -80,7 +80,7 @@ def check(
 ) -> None:
     """Validate configurations.
 
-    All problems of a file are reported at once. Arguments must be known to the engine's own parser.
+    All problems of a file are reported at once. Arguments must be options of the engine's own parser.
     """
     from sm120kit.recipes import arguments, configurations
 

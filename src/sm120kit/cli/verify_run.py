@@ -27,7 +27,7 @@ def verify_run(
 ) -> None:
     """Run a program for SM120 on a Hopper GPU.
 
-    The program sees an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
+    The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
     preloaded for that. Exit code: that of the program; 45, 46: no Hopper GPU; 55: a module was refused although the program
     succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
     """

@@ -36,7 +36,7 @@ def write_cuda_home(layer: LayerWriter, wheels: str, libraries: Iterable[str], s
 
 
 def driver_stub(header: str, architecture: str) -> bytes:
-    """A stub of libcuda.so.1 with the functions that the text of ``cuda.h`` names: what linkers want before a driver exists.
+    """A stub of libcuda.so.1 with the functions that the text of ``cuda.h`` names, which linkers require without a driver.
 
     A shared library that follows from its arguments alone; each function returns ``CUDA_ERROR_STUB_LIBRARY``.
     """

@@ -84,7 +84,7 @@ def build(
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:
         return planned
-    # Ninja does not notice that a header is older or that the same path is another compiler.
+    # Ninja does not detect that a header is older or that the same path is another compiler.
     name = f"{plan.engine}-{digest_of([tree.tree, plan.archs, plan.toolchain, versions])[:12]}"
     work, directory = workspace.work(name), workspace.build(plan.engine, plan.digest)
     with workspace.exclusive(name):

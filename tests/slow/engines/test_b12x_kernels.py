@@ -27,7 +27,7 @@ RECIPE = "sglang-0.5.11-b12x"
 LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
 ENGINE = data_root() / "dockerfiles" / "engine"
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
-"""The experts of configuration A on one of two GPUs: kernels dynamic, static twice, and micro."""
+"""The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""
 REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "rows": [8]}]}
 
 NVFP4_MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
