@@ -199,12 +199,14 @@ NCCL = "(Worker pid=9) INFO 11-22 {} [pynccl.py:113] vLLM is using nccl==2.28.9"
         (["vLLM is using nccl==2.28.9"], ["hang-after-nccl"]),
         ([NCCL.format("11:00:00"), "INFO 11-22 11:00:09 loading"], []),
         ([NCCL.format("11:59:30")], []),
+        (["RuntimeError: NCCL error: unhandled cuda error", NCCL.format("11:00:00")], ["nccl-unhandled-cuda"]),
+        (["flashinfer.jit: [Autotuner]: Autotuning process ends"], []),
         (["[HAMI-core Msg(1:2:libvgpu.c:873)]: Initializing.....", NCCL.format("11:00:00")], ["hami-hang"]),
     ],
 )
 def test_a_hang_requires_that_nothing_follows_for_a_minute(log: list[str], found: list[str]) -> None:
     assert ids(explain("\n".join(log) + "\n")) == found
-    assert ids(explain("\n".join(log), ended=True)) == []
+    assert not any(match.rule.kind is Kind.HANG for match in explain("\n".join(log), ended=True).found)
 
 
 def test_the_last_line_of_a_live_log_is_no_hang_for_a_minute() -> None:
@@ -249,11 +251,48 @@ def test_a_healthy_log_has_no_failure() -> None:
         ("/entry.sh: line 7: 111 Illegal instruction (core dumped) vllm serve", "cpu-illegal-instruction"),
         ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", "illegal-instruction"),
         ("GPU 0: NVIDIA RTX PRO 6000\nNVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "nv-no-memory"),
+        ("CUDA error: out of memory", "cuda-oom-driver"),
+        ("    return torch.cuda.cudart().cudaMemGetInfo(device)\nCUDA error: out of memory", "memory-query"),
+        ("CUDA error: device-side assert triggered", "device-assert"),
+        ("VLLM::EngineCor invoked oom-killer: gfp_mask=0x0", "oom-killer-invoked"),
+        ("python invoked oom-killer: x\nMemory cgroup out of memory: Killed process 1 (python)", "oom-kill-cgroup"),
         ("GPU 0: NVIDIA GB10\nNVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "gb10-memory"),
     ],
 )
 def test_similar_lines_with_different_causes(log: str, found: str) -> None:
     assert ids(explain(log + "\n"))[0] == found
+
+
+@pytest.mark.parametrize("gpu", ["GPU 0: NVIDIA GB10", "GPU 0: NVIDIA GeForce RTX 5090"])
+def test_a_failed_allocation_of_the_driver_is_no_failure_if_the_server_serves(gpu: str) -> None:
+    lines = [gpu, "NVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "INFO:     Application startup complete."]
+    assert explain("\n".join(lines)).found == ()
+    assert explain("\n".join([lines[0], lines[2], lines[1]])).known
+
+
+def test_sglang_is_known_by_its_own_lines() -> None:
+    log = (
+        "[2026-07-22 08:14:55 TP3] Scheduler hit an exception: Traceback (most recent call last):\nCUDA error: out of memory\n"
+    )
+    assert explain(log).found[0].fixes == explain("sglang\nCUDA error: out of memory\n").found[0].fixes
+    assert "--gpu-memory-utilization" not in str(explain(log).found[0].fixes)
+
+
+def test_a_class_quotes_whole_words() -> None:
+    line = f"ValueError: {'word ' * 30}Unsupported compute capability: 12.0\n"
+    cause = explain(line).found[0].cause
+    assert "word Unsupported compute capability: 12.0." in cause and re.search(r": (word )+Unsupp", cause)
+
+
+def test_one_gpu_gets_no_advice_on_peers() -> None:
+    fault = "CUDA error: an illegal memory access was encountered\n"
+    assert "P2P" not in str(explain(fault).found[0].fixes)
+    assert "P2P" in str(explain("(Worker_TP1 pid=9) INFO loading\n" + fault).found[0].fixes)
+
+
+def test_what_slows_a_server_is_explained() -> None:
+    slow = CliRunner().invoke(app, ["explain", "-"], input=BY_ID["marlin-fp4"].sample)
+    assert slow.exit_code == 0 and "marlin-fp4 (slow)" in slow.output and "unknown" not in slow.output
 
 
 def test_fixes_are_those_of_the_engine_and_version() -> None:

@@ -33,7 +33,7 @@ def explain_(
 
     Prints cause, fixes and sources of each known error, the first failure first, then its consequences. For an unknown failure:
     the lines most likely to matter, and the text of an issue without tokens, home directories and host names. Exit code 0: at
-    least one failure is explained; 1: none is.
+    least one failure, or what slows the server, is explained; 1: nothing is.
     """
     import re
     import signal

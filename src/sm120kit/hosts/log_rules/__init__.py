@@ -86,6 +86,11 @@ VERSIONS = {
     "gpu": re.compile(rb"(rtx (?:pro )?\d{4}(?: d| ti)?\b(?: blackwell[\w -]*?edition| blackwell)?|gb10\b)"),
 }
 """Versions in lower-case logs, by package."""
+ENGINES = {
+    "vllm": (b"vllm", b"(enginecore", b"(apiserver pid="),
+    "sglang": (b"sglang", b"sgl_kernel", b"scheduler hit an exception", b"received sigquit from a child process"),
+}
+"""Strings of lower-case logs of an engine, by its name."""
 
 
 @cache
@@ -162,7 +167,7 @@ class LogScan:
         self._revoked: dict[tuple[tuple[str, ...], bytes], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
-        self._words = {b"vllm": False, b"sglang": False}
+        self._engines = dict.fromkeys(ENGINES, False)
         self._condition = b""
         """The condition of an assertion, of which a traceback printed the source code last."""
         self._hang_from: int | None = None
@@ -188,9 +193,9 @@ class LogScan:
     def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
         """What is explained so far.
 
-        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no other
-        line follows and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the line, or since it was fed to a
-        live log.
+        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no failure
+        is found, no other line follows, and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the line, or since
+        it was fed to a live log.
         """
         now = now or datetime.now()
         matches: dict[str, RuleMatch] = {}
@@ -207,6 +212,8 @@ class LogScan:
                     fixes = tuple(dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line)[1]))
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
+        if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
+            matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
         order = list(Kind)
         ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
         errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
@@ -292,8 +299,8 @@ class LogScan:
         for name, pattern in VERSIONS.items():
             if name not in self._versions and (match := pattern.search(lowered)):
                 self._versions[name] = block[slice(*match.span(1))].decode(errors="replace").strip()
-        for word, seen in self._words.items():
-            self._words[word] = seen or word in lowered
+        for engine, seen in self._engines.items():
+            self._engines[engine] = seen or any(text in lowered for text in ENGINES[engine])
         for text, seen in self._contexts.items():
             self._contexts[text] = seen or text.lower().encode() in lowered
         for unless in {rule.unless for rule in rules() if rule.unless}:
@@ -321,10 +328,9 @@ class LogScan:
         """Whether the log is of a package in these versions; None if it does not show that."""
         required = Requirement(versions)
         version = self._versions.get(required.name)
-        engines = {"vllm", "sglang"}
-        if version is None and required.name in engines:
-            others = [name for name in engines - {required.name} if name in self._versions]
-            words = [word.decode() for word, seen in self._words.items() if seen]
+        if version is None and required.name in ENGINES:
+            others = [name for name in ENGINES if name != required.name and name in self._versions]
+            words = [name for name, seen in self._engines.items() if seen]
             return False if others or (words and required.name not in words) else None
         try:
             return None if version is None else required.specifier.contains(Version(version), prereleases=True)
@@ -335,7 +341,7 @@ class LogScan:
         """Versions that accept the options which a line refuses, of the log's engine if it shows only one."""
         if not rule.options:
             return ()
-        engines = [word.decode() for word, seen in self._words.items() if seen]
+        engines = [name for name, seen in self._engines.items() if seen]
         return options.recorded(line.decode(errors="replace"), engines[0] if len(engines) == 1 else "")
 
     def _fixes(self, fixes: tuple[Remedy, ...]) -> Iterable[str]:
