@@ -193,9 +193,9 @@ class LogScan:
     def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
         """What is explained so far.
 
-        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no failure
-        is found, no other line follows, and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the line, or since
-        it was fed to a live log.
+        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no
+        failure is found, no other line follows, and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the
+        line, or since it was fed to a live log.
         """
         now = now or datetime.now()
         matches: dict[str, RuleMatch] = {}
