@@ -1063,6 +1063,18 @@ def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(lo
         suite._calls("layers", "FlashInferNewKernel", None, None)
 
 
+def test_back_end_of_sglang_that_uses_flashinfer_is_looked_up(load: Callable[[str], Any]) -> None:
+    load("engine")
+    suite = load("sglang")
+    recorded = json.loads((data_root() / "recipes" / "engines" / "sglang-0.5.23.backends.json").read_text())["configurations"]
+    selected = {(use, name) for entry in recorded.values() for use, names in entry["selected"].items() for name in names}
+    known = {("attention", "flashinfer"), ("sampling", "flashinfer"), ("experts", "flashinfer_mxfp4")}
+    assert {(use.removeprefix("draft: "), name) for use, name in selected if "flashinfer" in name} == known
+    assert all(suite._calls(use, name, None, None) == {} for use, name in selected if "flashinfer" not in name)
+    with pytest.raises(AssertionError, match="experts: flashinfer_new uses FlashInfer, and is not looked up"):
+        suite._calls("experts", "flashinfer_new", None, None)
+
+
 @pytest.mark.parametrize(
     ("selected", "architecture", "reason"),
     [

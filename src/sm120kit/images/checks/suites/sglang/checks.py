@@ -39,7 +39,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import run
 suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
-print(json.dumps(suites[-1].look_up(json.load(open(sys.argv[2])))))
+print(json.dumps(getattr(suites[-1], sys.argv[3])(json.load(open(sys.argv[2])))))
 """
 """Program that looks up the modules: SGLang decides when it is imported whether there is a GPU."""
 
@@ -141,14 +141,15 @@ def check_arguments(expected):
 def check_modules_ahead(expected):
     """The FlashInfer modules that SGLang requests on SM120 for the configurations are compiled ahead.
 
-    SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. With a part of the
-    kernels, missing modules are reported; with all of them, none may be missing.
+    SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. The back-ends of
+    0.5.23 are those that it selected when they were recorded. With a part of the kernels, missing modules are reported; with
+    all of them, none may be missing.
     """
-    require_served(expected, "sglang", {"0.5.11": look_up})
+    function = require_served(expected, "sglang", {"0.5.11": look_up, "0.5.23": look_up_recorded}).__name__
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(expected, file)
         file.flush()
-        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name])
+        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name, function])
     assert result.returncode == 0, output_tail(result)
     choices, modules = json.loads(result.stdout.splitlines()[-1])
     requests = {name: {use: Requested(*module) for use, module in uses.items()} for name, uses in modules.items()}
@@ -269,17 +270,7 @@ def look_up(expected):
 
     Both by configuration. For a process of its own, in which torch reports an SM120 GPU from now on.
     """
-    import torch
-
-    torch.cuda.is_available = lambda: True
-    torch.cuda.device_count = lambda: 1
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_capability = lambda device=None: (12, 0)
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(major=12, minor=0, multi_processor_count=188)
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    parser = _parser_on_sm120()
     choices, modules = {}, {}
     with on_capability(12, 0):
         for name, served in expected["served"].items():
@@ -295,6 +286,76 @@ def look_up(expected):
             looked_up = {use: requested(call) for use, call in calls.items()}
             modules[name] = {use: (module.name, module.ahead) for use, module in looked_up.items()}
     return choices, modules
+
+
+def look_up_recorded(expected):
+    """What :func:`look_up` returns, for the back-ends that SGLang 0.5.23 selected when they were recorded."""
+    parser = _parser_on_sm120()
+    choices, modules = {}, {}
+    with on_capability(12, 0):
+        for name, served in expected["served"].items():
+            selected = served["selected"]
+            if not selected or ("flashinfer" in selected["attention"] and served["architecture"] is None):
+                missing = "the sizes of its model" if selected else "its back-ends"
+                choices[name] = f"not looked up: {missing} are not recorded"
+                continue
+            arguments = parser.parse_args([*expected["arguments"][name]])
+            pairs = [(use, backend) for use, backends in selected.items() for backend in backends]
+            calls = {}
+            for use, backend in pairs:
+                calls |= {", ".join((use, detail)): call for detail, call in _calls(use, backend, arguments, served).items()}
+            choices[name] = ", ".join(f"{use}: {backend}" for use, backend in pairs)
+            looked_up = {use: requested(call) for use, call in calls.items()}
+            modules[name] = {use: (module.name, module.ahead) for use, module in looked_up.items()}
+    return choices, modules
+
+
+def _parser_on_sm120():
+    """SGLang's argument parser in a process in which torch reports an SM120 GPU from now on."""
+    import torch
+
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda device=None: (12, 0)
+    torch.cuda.get_device_name = lambda device=None: "NVIDIA RTX PRO 6000"
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(major=12, minor=0, multi_processor_count=188)
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _calls(use, backend, arguments, served):
+    """Calls of FlashInfer by a back-end of SGLang 0.5.23, by what distinguishes them; none without a module of FlashInfer."""
+    kind = use.removeprefix("draft: ")
+    if (kind, backend) == ("attention", "flashinfer"):
+        (cache,) = served["selected"]["KV cache"]
+        options = {
+            "attention_backend": backend,
+            "kv_cache_dtype": cache,
+            "tensor_parallel_size": arguments.tp_size,
+            "speculative_algorithm": arguments.speculative_algorithm,
+        }
+        return _attention(SimpleNamespace(**options), served["architecture"]["attention"], {})
+    if (kind, backend) == ("sampling", "flashinfer"):
+        calls = _sampling(SimpleNamespace(sampling_backend=backend), {}, lambda arguments: None)
+        return {use: call for use, call in calls.items() if use != "draft probabilities"}  # sglang-kernel computes these
+    if (kind, backend) == ("experts", "flashinfer_mxfp4"):  # on SM120 layers/quantization/mxfp4.py takes CUTLASS
+        import flashinfer
+        import torch
+
+        tokens, weights = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
+        routed = (torch.zeros(32, 2, dtype=torch.int32), torch.zeros(32, 2))
+        return {
+            "inputs": lambda: flashinfer.mxfp8_quantize(tokens, True, alignment=32),
+            "GEMM": lambda: flashinfer.fused_moe.cutlass_fused_moe(
+                tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens, use_mxfp8_act_scaling=True
+            ),
+        }
+    assert "flashinfer" not in backend, f"{use}: {backend} uses FlashInfer, and is not looked up"
+    return {}
 
 
 def _attention(arguments, grouped, chosen):
@@ -335,13 +396,19 @@ def _attention(arguments, grouped, chosen):
     return calls
 
 
-def _sampling(arguments, chosen):
-    """Calls of sampling, with the backend that SGLang takes by default."""
-    import torch
-    from sglang.srt.layers import sampler
+def _default_sampling(arguments):
+    """Set the backend of sampling that SGLang 0.5.11 takes by default."""
     from sglang.srt.server_args import ServerArgs
 
     ServerArgs._handle_sampling_backend(arguments)
+
+
+def _sampling(arguments, chosen, complete=_default_sampling):
+    """Calls of sampling, with the backend of the arguments after ``complete``."""
+    import torch
+    from sglang.srt.layers import sampler
+
+    complete(arguments)
     chosen["sampling"] = arguments.sampling_backend
     if arguments.sampling_backend != "flashinfer":
         return {}
