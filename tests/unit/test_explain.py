@@ -357,6 +357,72 @@ def test_unknown_log_lists_possible_errors() -> None:
     assert explain("").lines == 0
 
 
+NOISE = """\
+INFO 11-21 11:59:30 [gpu_worker.py:298] Available KV cache memory: 40.17 GiB
+WARNING 11-21 11:59:31 [vllm.py:848] Failed to import Triton kernels of a new kind {0}
+WARNING 11-21 11:59:32 [registry.py:512] Model architecture {0} has no implementation, falling back to Transformers.
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(EngineCore pid=9) ERROR 11-21 12:00:00 [core.py:700] RuntimeError: the flux is broken",
+        "panic: 0",
+        "what():  the flux is broken",
+        "kernel: flux[12]: segfault",
+        "flux: Operation not permitted",
+        "flux is unreachable",
+    ],
+)
+def test_unknown_logs_show_the_decisive_line_among_warnings(line: str) -> None:
+    noise = [NOISE.format(chr(97 + number)) for number in range(26)]
+    wrapper = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    log = "".join(noise[:13]) + line + "\n" + ("".join(noise[13:]) if "Error" in line else "") + wrapper
+    if "Error" not in line:
+        log = line + "\n" + wrapper
+    explanation = explain(log)
+    assert line in [error.line for error in explanation.errors] and ids(explanation)[0] == "engine-failed"
+    printed = CliRunner().invoke(app, ["explain", "-"], input=log).output
+    assert f": {line}" in printed and "engine-failed: reports a failure whose cause is above it, among these lines" in printed
+
+
+def test_a_wrapper_alone_requires_the_log_from_its_start() -> None:
+    printed = (
+        CliRunner().invoke(app, ["explain", "-"], input="Engine core initialization failed. See root cause above.\n").output
+    )
+    assert "whose cause is above it, not in this log" in printed and "give the log from its start" in printed
+
+
+NO_KERNEL = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+EXTENSION = '  File "/w/site-packages/causal_conv1d/cpp_functions.py", line 118, in forward'
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([EXTENSION, NO_KERNEL], "extension-no-kernel"),
+        ([EXTENSION, '  File "/w/site-packages/torch/_ops.py", line 1, in __call__', NO_KERNEL], "extension-no-kernel"),
+        ([EXTENSION, '  File "/w/site-packages/vllm/_custom_ops.py", line 1, in silu', NO_KERNEL], "no-kernel-image"),
+        ([EXTENSION, "RuntimeError: another failure", NO_KERNEL], "no-kernel-image"),
+        ([EXTENSION, *["INFO of a server"] * 40, NO_KERNEL], "no-kernel-image"),
+        (['  File "/home/jane/train.py", line 3, in <module>', NO_KERNEL], "no-kernel-image"),
+        (['  File "flash_attn3/interface.py", line 3, in f', NO_KERNEL], "flash-attention-3-extension"),
+    ],
+)
+def test_the_innermost_frame_outside_of_torch_names_the_extension(lines: list[str], found: str) -> None:
+    explanation = explain("\n".join(lines) + "\n")
+    assert found in ids(explanation) and ("extension-no-kernel" in ids(explanation)) is (found == "extension-no-kernel")
+    if found == "extension-no-kernel":
+        assert "the extension causal_conv1d, " in explanation.found[0].cause and "{" not in explanation.found[0].fixes[0]
+
+
+def test_events_of_kubernetes_are_no_warnings_of_a_program() -> None:
+    event = "Warning  FailedScheduling  default-scheduler  0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert ids(explain(event + "\n")) == ["class-kubernetes"]
+    assert not explain("WARNING Failed to reach kubelet: Insufficient nvidia.com/gpu, nodes are available\n").known
+
+
 def test_line_across_blocks_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_rules, "BLOCK_BYTES", 64)
     text = "x" * 50 + "\n" + BY_ID["nccl-calloc"].sample + "\n" + "y" * 500 + "\n"
@@ -430,6 +496,12 @@ def test_similar_lines_are_no_members_of_a_class(line: str) -> None:
         "[2026-04-13 12:34:29 TP0] Error when compiling Jinja template: x",
         "Flashinfer TRTLLM MOE backend is only supported on SM100 and later, using CUTLASS backend instead",
         "[W socket.cpp:436] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - unsupported family).",
+        "[2026-04-13 12:34:29] Some weights were not initialized from checkpoint: ['model.layers.0.mlp.gate.bias']",
+        "[2026-04-13 12:34:29] Following weight_scale weights were not initialized from checkpoint: {'model.x_scale'}",
+        "trtllm MoE requires SM100, not selected",
+        "W1203 08:20:11.772031       1 devices.go:77] Ignoring error getting device memory: Not Supported",
+        "        HW Thermal Slowdown                          : Not Active",
+        "EDAC MC0: Giving out device to module skx_edac",
     ],
 )
 def test_healthy_lines_do_not_explain_a_log(line: str) -> None:
@@ -521,6 +593,8 @@ IGNORED = "[2026-04-13 12:34:29] Ignore import error when loading sglang.srt.mod
         "{FLASH_ATTN: [sink setting not supported]}.",
         "[2026-04-13 12:34:29] FA4 vision attention uses torch SDPA because FA4 does not support packed sequences",
         "[2026-04-13 12:34:29] Failed to fetch 4f2a from HiCacheFile storage.",
+        "process was killed",
+        "job finished with exit status 1",
         "[2026-04-13 12:34:29] rope_dim=64 must be divisible by per-thread width=48 for fused QKNorm+RoPE",
         "[2026-04-13 12:34:29] Failed to release an unused multimodal feature transport",
     ],
@@ -540,7 +614,7 @@ def test_healthy_lines_are_no_members_of_a_class(line: str) -> None:
         ("modprobe: ERROR: could not insert nvidia_peermem: Invalid argument", "class-rdma"),
         (f"torch.distributed.DistNetworkError: {FALLBACK}", "class-rendezvous"),
         ("[E1014 05:11:02.123 socket.cpp:767] The client socket has timed out after 600000ms", "class-rendezvous"),
-        (" nvidia-open : Depends: nvidia-kernel-open-dkms (>= 580) but it is not installable", "class-apt"),
+        (" nvidia-open : Depends: nvidia-kernel-open-dkms (>= 580) but it is not going to be installed", "class-apt"),
         ("E: Failed to fetch https://archive.ubuntu.com/ubuntu/pool/x.deb  404  Not Found", "class-apt"),
         ("RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "class-cuda-unavailable"),
     ],
@@ -656,6 +730,7 @@ sample='x'
         GOOD + "kind='class'\npattern='(x'",
         GOOD + "kind='class'\npattern='x'",
         GOOD + "failed=true",
+        GOOD + "frame='(x'",
     ],
 )
 def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

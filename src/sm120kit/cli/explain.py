@@ -86,6 +86,7 @@ def explain_(
 
 def _print(explanation: Explanation, printed: set[str]) -> None:
     from sm120kit.core import console
+    from sm120kit.hosts.log_rules import Kind
     from sm120kit.hosts.log_rules.issue import issue_text
 
     for match in explanation.found:
@@ -93,6 +94,11 @@ def _print(explanation: Explanation, printed: set[str]) -> None:
             _print_match(match)
     if not explanation.known:
         console.data(f"unknown: no known failure in {explanation.lines} lines")
+        if reports := [match.rule.id for match in explanation.found if match.rule.kind is Kind.CONSEQUENCE]:
+            where = "among these lines" if explanation.errors else "not in this log"
+            console.data(f"  {', '.join(reports)}: reports a failure whose cause is above it, {where}")
+        if not explanation.errors:
+            console.data("  no other line looks like an error: give the log from its start, and those of the other ranks")
         for error in explanation.errors:
             console.data(f"  line {error.number}: {error.line}")
         console.data("")

@@ -12,7 +12,7 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -38,7 +38,27 @@ SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
 HANG_SECONDS = 60
 """A line that is younger than this is not the last line of a hang."""
-FIRST_ERRORS, LAST_ERRORS = 5, 3
+FIRST_ERRORS, LAST_ERRORS = 4, 2
+"""Numbers of first and last lines of each degree that are shown for an unexplained log."""
+TRACEBACK_LINES, FRAMES = 40, 4
+"""Maximum number of lines between an exception and its innermost frames, and of these frames."""
+FRAME = re.compile(rb'file "([^"]+)", line \d+(?:, in (\S+))?', re.IGNORECASE)
+TORCH = re.compile(rb"(?:^|[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
+"""Paths of frames that do not identify a program."""
+RAISED = re.compile(
+    rb"(?<![\w./])(?:[\w.]+\.)?\w*(?:error|exception|exit|interrupt|unsupported|failure): \S|\bfatal\b|\bpanic\b"
+    rb"|\bxid\b|\bsegfault\b|\bfatal(?:error)? *:|\bwhat\(\):|\boops\b",
+    re.IGNORECASE,
+)
+"""Lines that state a failure: exceptions and what ends a program or a kernel."""
+DOUBTFUL = re.compile(
+    rb"\b(abort\w*|can't|conflict\w*|corrupt\w*|could not|couldn't|crash\w*|denied|died|does not exist|exceed\w*|expired"
+    rb"|fail\w*|illegal|incompatible|insufficient|invalid|is a directory|mismatch\w*|missing|no such"
+    rb"|not (?:found|permitted|allowed|available|installed)"
+    rb"|refused|stuck|timed? ?out|timeout|unable|undefined|unexpected|unhealthy|unknown|unrecognized|unreachable|warning)\b",
+    re.IGNORECASE,
+)
+"""Lines that are shown if a log has no line with a word for errors."""
 ERROR = re.compile(
     rb"\b(\w*(error|exception)|fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
     rb"|not supported|out of memory|panic\w*|oops)\b",
@@ -50,7 +70,8 @@ NOISE = re.compile(
     re.IGNORECASE,
 )
 HANDLED = re.compile(
-    rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|warning|debug|\w*warning|deprecated)\b"
+    rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|debug|deprecated"
+    rb"|\w*warning(?!\s+(?:failed(?:scheduling|mount|create\w*| {2,})|backoff|unhealthy|evicted|unexpectedadmissionerror)))\b"
     rb"|\blevel=(?:info|warn|debug)|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
     rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error"
     rb"|(?<!marked as )skip(?:ped|ping)\b|will retry|retrying|, chang(?:e|ing) \w+ (?:from \w+ )?to \w|automatically set"
@@ -127,8 +148,33 @@ class _Group:
     line: bytes
     last: int
     last_line: bytes
+    frames: str
+    """The innermost frames before the first line."""
     lines: dict[str, bytes]
     """The first line with each name, of a class of failures."""
+
+
+class _Degree:
+    """The first and the last different lines of a kind."""
+
+    def __init__(self) -> None:
+        self._messages: set[bytes] = set()
+        self._first: list[Candidate] = []
+        self._last: deque[Candidate] = deque(maxlen=LAST_ERRORS)
+
+    def add(self, number: int, line: bytes) -> None:
+        message = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))[:SHOWN_BYTES]
+        if message in self._messages:
+            return
+        candidate = Candidate(number, _shown(line))
+        if len(self._first) < FIRST_ERRORS:
+            self._messages.add(message)
+            self._first.append(candidate)
+        elif not any(candidate.line == other.line for other in self._last):
+            self._last.append(candidate)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter((*self._first, *self._last))
 
 
 class _Joined:
@@ -172,8 +218,10 @@ class LogScan:
         """The condition of an assertion, of which a traceback printed the source code last."""
         self._hang_from: int | None = None
         """Number of the first of the last lines, all of which match rules for hangs."""
-        self._errors: dict[bytes, Candidate] = {}
-        self._last_errors: deque[Candidate] = deque(maxlen=LAST_ERRORS)
+        self._before: deque[bytes] = deque(maxlen=TRACEBACK_LINES)
+        """The lines before a line, in which its traceback is."""
+        self._errors: tuple[_Degree, ...] = (_Degree(), _Degree(), _Degree())
+        """Unexplained lines that state a failure, have a word for errors, or may matter if there is no other."""
 
     def feed(self, chunk: bytes) -> None:
         """Match more of the log; an incomplete last line is kept for the next call."""
@@ -206,17 +254,20 @@ class LogScan:
             if previous := matches.get(rule.id):
                 matches[rule.id] = replace(previous, count=previous.count + group.count)
             else:
-                cause, fixes = _filled(rule, group.line)
+                cause, fixes = _filled(rule, group.line, group.frames)
                 if others := [name for name, line in group.lines.items() if rule.pattern and line != group.line]:
                     cause = f"{cause} Other lines: {', '.join(others)}."
-                    fixes = tuple(dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line)[1]))
+                    fixes = tuple(
+                        dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line, group.frames)[1])
+                    )
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
         if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
             matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
         order = list(Kind)
         ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
-        errors = {candidate.number: candidate for candidate in (*self._errors.values(), *self._last_errors)}
+        stated, worded, doubtful = self._errors
+        errors = {error.number: error for error in (*stated, *worded)} or {error.number: error for error in doubtful}
         return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
 
     def _match(self, block: bytes) -> None:
@@ -254,7 +305,9 @@ class LogScan:
         return line
 
     def _match_line(self, candidates: Sequence[Rule], line: bytes) -> None:
-        matched = tuple(self._matching(candidates, line)) if candidates else ()
+        frames = self._frames() if any(rule.frame for rule in candidates) else ""
+        matched = tuple(self._matching(candidates, line, frames)) if candidates else ()
+        self._before.append(line[:SHOWN_BYTES])
         if any(rule.kind is Kind.HANG for rule in matched):
             self._hang_from = self._hang_from or self._number
         else:
@@ -263,14 +316,14 @@ class LogScan:
             key = tuple(rule.id for rule in matched)
             if any(rule.unless for rule in matched):
                 key = (*key, _device(line).decode())
-            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b"", {}))
+            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b"", frames, {}))
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
-        elif ERROR.search(line) and not NOISE.search(line):
+        elif not NOISE.search(line) and not FRAME.search(line):
             self._add_error(line)
 
-    def _matching(self, candidates: Sequence[Rule], line: bytes) -> Iterable[Rule]:
+    def _matching(self, candidates: Sequence[Rule], line: bytes, frames: str) -> Iterable[Rule]:
         """The rules that match a line, up to the first that depends on nothing else."""
         lowered = line.lower()
         for rule in candidates:
@@ -278,6 +331,7 @@ class LogScan:
                 _in_order(self._needles[rule.id], lowered)
                 and any(text in lowered for text in self._alternatives[rule.id])
                 and not any(text in lowered for text in self._excluded[rule.id])
+                and (not rule.frame or _compiled(rule.frame).search(frames))
                 and (not rule.pattern or _member(rule, line))
             ):
                 yield rule
@@ -285,14 +339,23 @@ class LogScan:
                     return
 
     def _add_error(self, line: bytes) -> None:
-        candidate = Candidate(self._number, _shown(line))
-        message = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))[:SHOWN_BYTES]
-        if message in self._errors:
-            return
-        if len(self._errors) < FIRST_ERRORS:
-            self._errors[message] = candidate
-        elif not any(candidate.line == other.line for other in self._last_errors):
-            self._last_errors.append(candidate)
+        part = line[:PATTERN_BYTES]
+        if ERROR.search(part) or RAISED.search(part):
+            handled = HANDLED.search(part)
+            self._errors[2 if handled else 0 if RAISED.search(part) else 1].add(self._number, line)
+        elif DOUBTFUL.search(part):
+            self._errors[2].add(self._number, line)
+
+    def _frames(self) -> str:
+        """The innermost frames of the traceback that precedes a line, outside of torch, one per line, the innermost first."""
+        frames: list[str] = []
+        for line in reversed(self._before):
+            if match := FRAME.search(line):
+                if not TORCH.search(match[1]):
+                    frames.append(f"{match[1].decode(errors='replace')} in {(match[2] or b'').decode(errors='replace')}")
+            elif len(frames) == FRAMES or RAISED.search(line):
+                break
+        return "\n".join(frames[:FRAMES])
 
     def _note(self, block: bytes, lowered: bytes) -> None:
         """Note versions and contexts."""
@@ -395,12 +458,14 @@ def _member(rule: Rule, line: bytes) -> bool:
     return bool(names) and (bool(rule.fixes) or _entry(rule, names["name"]) is not None)
 
 
-def _filled(rule: Rule, line: bytes) -> tuple[str, tuple[Remedy, ...]]:
-    """Cause and remedies of a rule, with the names in the line if it is for a class."""
-    if not rule.pattern:
+def _filled(rule: Rule, line: bytes, frames: str) -> tuple[str, tuple[Remedy, ...]]:
+    """Cause and remedies of a rule, with the names in the line and in the traceback before it."""
+    names = _names(rule, line) if rule.pattern else {}
+    if rule.frame and (match := _compiled(rule.frame).search(frames)):
+        names |= {name: text or "" for name, text in match.groupdict().items()}
+    if not names:
         return rule.cause, rule.fixes
-    names = _names(rule, line)
-    entry = _entry(rule, names["name"])
+    entry = _entry(rule, names["name"]) if rule.table else None
     fixes = (*((Remedy(entry.fix),) if entry else ()), *rule.fixes)
     cause = entry.cause if entry and entry.cause else rule.cause
     return cause.format_map(names), tuple(replace(fix, text=fix.text.format_map(names)) for fix in fixes)

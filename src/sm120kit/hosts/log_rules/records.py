@@ -21,12 +21,16 @@ def _requirement(text: str) -> str:
     return text
 
 
-def _pattern(text: str) -> str:
+def _expression(text: str) -> str:
     try:
-        names = re.compile(text).groupindex
+        re.compile(text)
     except re.error as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from error
-    if text and "name" not in names:
+    return text
+
+
+def _pattern(text: str) -> str:
+    if _expression(text) and "name" not in re.compile(text).groupindex:
         raise ValueError(f"{text!r} has no group `name`")
     return text
 
@@ -90,7 +94,9 @@ class Rule:
 
     ``match`` are strings that must occur in the line, in this order, case-insensitively; ``any``, strings of which at least
     one must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log;
-    ``unless``, strings that must not occur, in this order, in a later line of the same PCI device.
+    ``unless``, strings that must not occur, in this order, in a later line of the same PCI device; ``frame``, a regular
+    expression that the innermost frames of the traceback before the line match, whose groups replace ``{name}`` in cause and
+    fixes.
     ``engines`` are packages and versions, one of which the log must be of, as far as it shows. ``consequence`` is the effect
     of an error of the host, which doctor finds in the kernel log by this rule; "" for all other lines.
 
@@ -118,6 +124,7 @@ class Rule:
     log: tuple[Text, ...] = ()
     unless: tuple[Text, ...] = ()
     engines: tuple[Versions, ...] = ()
+    frame: Annotated[str, AfterValidator(_expression)] = ""
     pattern: Annotated[str, AfterValidator(_pattern)] = ""
     table: tuple[ClassEntry, ...] = ()
     failed: bool = False
