@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -102,14 +103,15 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     hub.slow = ""
     (left,) = (snapshot.parents[1] / "blobs").glob("*.incomplete")
     running = left.with_name(f"another.{'0' * 8}.incomplete")
-    for path in (left, running):
+    retrying = left.with_name(f"without-lock.{'0' * 8}.incomplete")
+    for path, written in ((left, 1.0), (running, 1.0), (retrying, time.time() - 360)):
         path.touch()
-        os.utime(path, (1, 1))
+        os.utime(path, (written, written))
     plan = download.plan(configurations.load(NAME), "", offline=False)
     assert (plan.repository, plan.commit, plan.missing_bytes) == (REPOSITORY, COMMIT, len(hub.files[shard]))
     with WeakFileLock(home / "hub" / ".locks" / running.parents[1].name / "another.lock"):
         assert download.fetch(plan) == snapshot
-    assert running.exists() and not left.exists(), "what another download writes stays"
+    assert running.exists() and retrying.exists() and not left.exists(), "what another download writes stays"
     expected = {name: content for name, content in hub.files.items() if name != "pytorch_model.bin"}
     assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == expected
     assert hub.sent == dict.fromkeys(others, 1) | {shard: 2}, "finished files are not downloaded again, other formats never"

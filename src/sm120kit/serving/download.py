@@ -37,8 +37,9 @@ HEADERS_AT_ONCE = 8
 """Requests for headers of shards beside each other."""
 HEADER_BYTES = 100_000
 """Size of the first request for a header; most are smaller (huggingface_hub ``parse_safetensors_file_metadata``)."""
-WRITING_SECONDS = 60
-"""A download that has written nothing for this long may have ended."""
+WRITING_SECONDS = 600
+"""A download that has written nothing for this long has ended: the library repeats a request for at most six minutes (xet-core,
+``CLIENT_RETRY_MAX_DURATION_MS``)."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
