@@ -145,6 +145,15 @@ def test_files_as_released_are_a_layer_that_changed_patches_share(small: SmallIm
         lower = next(layer for layer in layers if f"{SITE}/flashinfer/released.py" in tree(small.layout, (layer,)))
 
 
+def test_layer_of_files_as_released_does_not_depend_on_earlier_images(small: SmallImage) -> None:
+    """Files of a layer are in the order of the wheel: another order is another layer."""
+    small.assemble()
+    small.released = dict(reversed(small.released.items()))
+    after_another, _ = small.assemble()
+    small.state = "other-state"
+    assert small.assemble()[0] == after_another
+
+
 def test_files_as_released_are_written_again_if_their_layer_is_gone(small: SmallImage) -> None:
     image, _ = small.assemble()
     for layer in image.layers[-3:]:

@@ -376,9 +376,11 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
 def _our_layers(inputs: _Inputs, built: BuiltWheel, without: Mapping[LockedWheel, frozenset[str]]) -> Iterator[_Layer]:
     """The layers of a wheel that sm120kit built: the files that are as released, and above them those that it changed.
 
-    The lower one follows from the files in it, not from the wheel: images with other patches or modules have it, too.
+    The lower one follows from the files in it and their order, not from the wheel: images with other patches or modules have
+    it, too.
     """
-    wheel, contents = built.wheel, inputs.contents[built.wheel]
+    wheel = built.wheel
+    contents = wheels.read_contents(wheel, inputs.files(wheel), inputs.python)  # records do not have the order of files
     listed = {*built.origin.get("changed", ()), *built.origin.get("replaced", ())}
     site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
     wrong = patterns(inputs.context.labels, WRONG_RECORD).get(wheel.name, ())
@@ -390,7 +392,7 @@ def _our_layers(inputs: _Inputs, built: BuiltWheel, without: Mapping[LockedWheel
     }
     changed = frozenset(contents.files.keys() - released.keys())
     if listed and released:
-        written = sorted(released.keys() - without[wheel])
+        written = [path for path in released if path not in without[wheel]]
         files = [(path, released[path], path in contents.executable) for path in written]
         lower = _wheel_layer(inputs, [wheel], {wheel: without[wheel] | changed})
         yield replace(lower, description=f"{wheel.name} as released", inputs=inputs.digest(["released files", files]))
