@@ -382,12 +382,13 @@ def test_image_with_a_wheel_of_an_unsigned_cache_is_recorded_as_such(
     plan, workspace = plan_of(), Workspace.open(tmp_path / "state")
     access = signing(keys)
     cache(registry, access).push(remote_key(plan), written(tmp_path / "build", build_files(plan)))
-    assert shared(plan, workspace.build(plan.engine, plan.digest), cache(registry, access if signed else CacheAccess()))
+    artifacts = shared(plan, workspace.build(plan.engine, plan.digest), cache(registry, access if signed else CacheAccess()))
+    assert artifacts
     manifest, _ = layout_images.add_image(workspace, (1,), size=2**12)
     image = Layout(workspace.root / "oci").image(manifest)
     assert checks.signature(image, workspace) == ()
     context = context_of(image, workspace)
-    wheel = BuiltWheel(LockedWheel("x", "1", "x.whl", "a" * 64), {"plan": plan.digest})
+    wheel = BuiltWheel(LockedWheel("x", "1", "x.whl", artifacts.wheel.sha256), {"plan": "stated by the wheel"})
     write_record(workspace.root / "images" / context.digest / "context.json", dataclasses.replace(context, ours=(wheel,)))
     details = [check.detail for check in checks.signature(image, workspace)]
     assert [text for text in details if "a wheel is from the cache" in text] == details and bool(details) != signed

@@ -44,10 +44,19 @@ def published(plan: BuildPlan, directory: Path, remote: RemoteCache | None = Non
     return artifacts
 
 
-def unverified_cache(plan: str, workspace: Workspace) -> str:
-    """The cache that the build of a plan is from, if its signature was not verified; else empty."""
-    origins = map(_origin, (workspace.root / "build").glob(f"*/{plan}"))
-    return next((origin.repository for origin in origins if origin and not origin.publisher), "")
+def unverified_cache(sha256: str, workspace: Workspace) -> str:
+    """The cache that a wheel is from, if its signature was not verified; else empty.
+
+    The wheel is found by its hash: what it states of itself is from the cache, too.
+    """
+    for path in sorted((workspace.root / "build").glob(f"*/*/{_ORIGIN}")):
+        try:
+            same = read_record(Artifacts, path.with_name("artifacts.json")).wheel.sha256 == sha256
+        except (OSError, BadRecord):  # a damaged build, which is not used
+            continue
+        if same and not (origin := read_record(CacheOrigin, path)).publisher:
+            return origin.repository
+    return ""
 
 
 def _origin(directory: Path) -> CacheOrigin | None:

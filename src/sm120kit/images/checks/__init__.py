@@ -262,7 +262,7 @@ def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
             return unsigned_checks(read_record(VerifiedImage, record_path(workspace, image)).checks)
         except (OSError, BadRecord):
             return ()
-    caches = {unverified_cache(str(built.origin.get("plan")), workspace) for built in wheels} - {""}
+    caches = {unverified_cache(built.wheel.sha256, workspace) for built in wheels} - {""}
     return tuple(map(unsigned, sorted(caches)))
 
 
