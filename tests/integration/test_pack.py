@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from patch_series import checkout_of, trees
 
 from sm120kit import patches, recipes
@@ -65,6 +67,21 @@ def packed(tree: PatchedTree, work: Path, libraries: dict[str, Path] | None = No
     return plan, pack.pack_wheel(plan, tree, libraries or {}, out, work, {"recipe": RECIPE.name})
 
 
+@pytest.mark.parametrize(
+    ("digest", "label"),
+    [
+        ("0123456789ab" * 5, "0123456789ab"),
+        ("9" * 64, "9" * 12),
+        ("012345678901" * 5, "p012345678901"),
+        ("0" * 64, "p" + "0" * 12),
+    ],
+)
+def test_installers_do_not_change_our_version(digest: str, label: str) -> None:
+    version = pack.local_version("0.6.6", digest)
+    assert version == f"0.6.6+sm120kit.{label}" == str(Version(version))
+    assert SpecifierSet("==0.6.6").contains(version)
+
+
 def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.testzip() is None
@@ -75,7 +92,7 @@ def test_wheel_has_our_version_and_modules(repository: Repository, tmp_path: Pat
     library = tmp_path / "m.so"
     library.write_bytes(b"\x7fELF")
     plan, wheel = packed(tree_of(repository, {}), tmp_path / "work", {"m": library})
-    version = pack.local_version(plan)
+    version = pack.local_version(plan.version, plan.digest)
     assert wheel.name.startswith(f"flashinfer_python-{version}-py3-none-linux_")
     members, info = contents(wheel), f"flashinfer_python-{version}.dist-info"
     assert members["flashinfer/_build_meta.py"].decode() == f'__version__ = "{version}"\n'

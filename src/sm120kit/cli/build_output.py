@@ -120,10 +120,11 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
 
 def _show_repacked_wheel(wheel: RepackedWheel) -> None:
     """The replaced files of an engine's own wheel, and the modules that are built from source."""
+    from sm120kit.wheels.pack import local_version
+
     plan = wheel.plan
-    console.data(
-        f"\n{plan.engine} {plan.version}+sm120kit.{plan.digest[:12]}: the official wheel packed again, tree {plan.tree}"
-    )
+    version = local_version(plan.version, plan.digest)
+    console.data(f"\n{plan.engine} {version}: the official wheel packed again, tree {plan.tree}")
     console.table(
         ("replaced in it", "patch"),
         ((path, f"{patch.project}/{patch.slug}") for path, patches in wheel.patched_members.items() for patch in patches),

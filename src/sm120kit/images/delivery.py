@@ -29,6 +29,7 @@ from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.wheels.engines import EngineBuild
+from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.plan import PLAN_FORMAT
 from sm120kit.wheels.records import BuildRequest, WheelBuild
 
@@ -459,7 +460,7 @@ def expected(image: Image) -> checks.ExpectedImage:
     return checks.ExpectedImage(
         kind=labels["kind"],
         recipe=flashinfer.name,
-        version=f"{flashinfer.version}+sm120kit.{labels['plan'][:12]}",
+        version=local_version(flashinfer.version, labels["plan"]),
         commit=labels["commit"],
         tree=labels["tree"],
         plan=labels["plan"],

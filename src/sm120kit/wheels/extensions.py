@@ -289,7 +289,13 @@ def publish_extensions(
     }
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
-        packed = repack(official, local_version(plan), replaced, {"sm120kit.json": record_json(record).encode()}, staging)
+        packed = repack(
+            official,
+            local_version(plan.version, plan.digest),
+            replaced,
+            {"sm120kit.json": record_json(record).encode()},
+            staging,
+        )
         (staging / "logs").mkdir()
         for log in ("configure.log", LOG):
             shutil.copyfile(work / log, staging / "logs" / log)

@@ -219,7 +219,12 @@ def _build_info(plan: BuildPlan, tree: PatchedTree) -> Mapping[str, object]:
     (module,) = plan.modules
     cutlass = next(project.version for project in tree.inside if project.project == "cutlass")
     kernels = [Path(unit.source).stem for unit in module.units]
-    return {**wheel_record(plan, tree), "version": local_version(plan), "cutlass": cutlass, "kernels": kernels}
+    return {
+        **wheel_record(plan, tree),
+        "version": local_version(plan.version, plan.digest),
+        "cutlass": cutlass,
+        "kernels": kernels,
+    }
 
 
 def _copy_source(target: Path, build_info: bytes) -> None:

@@ -91,7 +91,7 @@ def pack_overlay(
     record = record_json(repacked_record(plan, applied, official, replaced)).encode()
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
-        packed = repack(official[1], local_version(plan), replaced, {"sm120kit.json": record}, staging)
+        packed = repack(official[1], local_version(plan.version, plan.digest), replaced, {"sm120kit.json": record}, staging)
         artifacts = Artifacts(plan.digest, artifact_of(packed, staging), modules=(), kernels=0, left_out=plan.left_out)
         write_record(staging / "artifacts.json", artifacts)
     return artifacts

@@ -42,9 +42,14 @@ _NOT_RUN_BY_BACKEND = {".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inl"}
 """Suffixes of files that the backend only copies."""
 
 
-def local_version(plan: BuildPlan) -> str:
-    """``0.6.6+sm120kit.<first 12 digits of the plan digest>``; a requirement ``==0.6.6`` accepts it (PEP 440)."""
-    return f"{plan.version}+sm120kit.{plan.digest[:12]}"
+def local_version(version: str, plan: str) -> str:
+    """``0.6.6+sm120kit.<first 12 digits of a plan's digest>``; a requirement ``==0.6.6`` accepts it (PEP 440).
+
+    Decimal digits with a leading zero follow a ``p``: installers compare a segment of decimal digits as a number, and would
+    look for a ``.dist-info`` without the zero.
+    """
+    digits = plan[:12]
+    return f"{version}+sm120kit.{'p' if digits.isdecimal() and digits.startswith('0') else ''}{digits}"
 
 
 def pack_wheel(
@@ -60,7 +65,7 @@ def pack_wheel(
         CommandFailed: the backend failed.
     """
     plain, changed = _kept_wheel(tree, work / "plain") or (_run_backend(tree, work), {})
-    version = local_version(plan)
+    version = local_version(plan.version, plan.digest)
     with archives.open_wheel(plain) as source:
         (old,) = {name.partition("/")[0] for name in source.namelist() if re.fullmatch(r"[^/]+\.dist-info/WHEEL", name)}
         distribution = old.partition("-")[0]
