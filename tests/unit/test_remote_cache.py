@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -371,6 +372,11 @@ def test_image_of_a_cache_without_a_key_is_recorded_as_unsigned(
     (statement,) = {*fetched.checks} - {*shared_image.checks}
     assert "the image is from the cache" in statement.detail and "signature was not verified" in statement.detail
     assert checks.signature(fetched.image, workspace) == (statement,), "checking it again does not verify the signature"
+    own = workspace.root / "images" / fetched.image.labels["sm120kit.context"]
+    shutil.copytree(tmp_path / "builder" / "images" / own.name, own, dirs_exist_ok=True)
+    other = dataclasses.replace(fetched.image, content="0" * 64)
+    write_record(own / "image.json", other)
+    assert checks.signature(fetched.image, workspace) == (statement,), "a label names the context of an image built here"
     listed = CliRunner().invoke(app, ["image", "list", "--state", str(workspace.root)], env={"DOCKER_HOST": "unix:///absent"})
     assert "signature was not verified" in " ".join(listed.stdout.split())
 

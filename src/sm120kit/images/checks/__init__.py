@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerified, UnknownName
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images import b12x
-from sm120kit.images.context import context_of
-from sm120kit.images.records import Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.context import built_locally, context_of
+from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.wheels.published import unverified_cache
@@ -255,15 +256,15 @@ def unsigned(repository: str, what: str = "a wheel") -> Check:
 
 def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
     """:func:`unsigned` for an image with a wheel from such a cache, or that was pulled from one; else nothing."""
-    try:
+    earlier: tuple[Check, ...] = ()
+    if not built_locally(image, workspace):  # whatever context its labels name
+        with suppress(OSError, BadRecord):
+            earlier = unsigned_checks(read_record(VerifiedImage, record_path(workspace, image)).checks)
+    wheels: tuple[BuiltWheel, ...] = ()
+    with suppress(NotAttested):
         wheels = context_of(image, workspace).ours
-    except NotAttested:  # built by another machine
-        try:
-            return unsigned_checks(read_record(VerifiedImage, record_path(workspace, image)).checks)
-        except (OSError, BadRecord):
-            return ()
     caches = {unverified_cache(built.wheel.sha256, workspace) for built in wheels} - {""}
-    return tuple(map(unsigned, sorted(caches)))
+    return tuple(dict.fromkeys((*earlier, *map(unsigned, sorted(caches)))))
 
 
 def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
