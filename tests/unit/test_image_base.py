@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from debian_archive import ar, control, member, package, tar
 
-from sm120kit.core.errors import LockDiffers, UnknownName, UnsafeArchive
+from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName, UnsafeArchive
 from sm120kit.images.base import DebianSystem, unpack
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
@@ -261,3 +261,10 @@ def test_base_like_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     other.write_text(other.read_text().replace('like = "debian-12"', 'like = "debian-21"'))
     with pytest.raises(UnknownName, match="like: unknown base 'debian-21'; did you mean"):
         bases.load("debian-12-rdma")
+    other.write_text(other.read_text().replace('like = "debian-21"', 'like = "debian-12"\nlinks = 5'))
+    with pytest.raises(BadRecipe, match="links: input should be a valid dictionary"):
+        bases.load("debian-12-rdma")
+    file.write_text(file.read_text().replace("edition = 1\n", 'edition = 1\nlike = "debian-12-rdma"\n', 1))
+    for name in ("debian-12", "debian-12-rdma"):
+        with pytest.raises(BadRecipe, match=r"like: .* is the base itself, or like it"):
+            bases.load(name)

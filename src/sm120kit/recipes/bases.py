@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from sm120kit.core.errors import LockDiffers, UnknownName
+from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName
 from sm120kit.core.state import data_root, digest_of, record_json, write_atomic
 from sm120kit.recipes.load import did_you_mean, read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
@@ -84,20 +84,28 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _directory().glob("*.toml")))
 
 
-def load(name: str) -> Base:
-    """Load a base by its name.
+def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
+    """Load a base by its name. ``heirs`` are the bases that are like it and loaded because of it.
 
     Raises:
         UnknownName: there is no such base, or none that it is like; the hint lists them.
-        BadRecipe: the file is not well-formed; the message lists every problem.
+        BadRecipe: the file is not well-formed, and the message lists every problem; or the base is like itself.
     """
     if name not in names():
         raise UnknownName(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
     path = _directory() / f"{name}.toml"
     data = read_toml(path, "see the files in recipes/bases for examples")
-    if (like := data.pop("like", None)) in names():
-        inherited = load(like).model_dump()
-        tables = {key: {**value, **data.get(key, {})} for key, value in inherited.items() if isinstance(value, dict)}
+    if (like := data.pop("like", None)) in (name, *heirs):
+        raise BadRecipe(
+            f"{path}: like: {like!r} is the base itself, or like it", "name a base that is complete, or omit the key"
+        )
+    if like in names():
+        inherited = load(like, (name, *heirs)).model_dump()
+        tables = {
+            key: {**value, **own}
+            for key, value in inherited.items()
+            if isinstance(value, dict) and isinstance(own := data.get(key, {}), dict)
+        }
         data = inherited | data | tables
     elif like is not None:
         raise UnknownName(
