@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Gpu:
+class SelectedGpu:
     """A GPU with its compute capability, number of SMs, and memory in 10^9 bytes."""
 
     name: str
@@ -38,7 +38,7 @@ class Handle:
         pass
 
 
-def install(gpu: Gpu) -> None:
+def install(gpu: SelectedGpu) -> None:
     """Answer the queries of torch and Triton for GPUs of this kind, eight of them. Before an engine is imported."""
     import torch
     import triton
@@ -124,10 +124,10 @@ def fake_process_groups(size: int) -> None:
     distributed.new_group = fake_group
 
 
-def gpu_from(table: dict[str, Any]) -> Gpu:
+def gpu_from(table: dict[str, Any]) -> SelectedGpu:
     """A GPU from its JSON form."""
-    values = {field.name: table[field.name] for field in fields(Gpu) if field.name in table}
-    return Gpu(**values | {"capability": tuple(table["capability"])})
+    values = {field.name: table[field.name] for field in fields(SelectedGpu) if field.name in table}
+    return SelectedGpu(**values | {"capability": tuple(table["capability"])})
 
 
 def forked(answers: dict[str, Callable[[], dict[str, Any]]], at_once: int) -> dict[str, dict[str, Any]]:
