@@ -326,7 +326,10 @@ class LogScan:
     def _matching(self, candidates: Sequence[Rule], line: bytes, frames: str) -> Iterable[Rule]:
         """The rules that match a line, up to the first that depends on nothing else."""
         lowered = line.lower()
+        handled = any(rule.pattern for rule in candidates) and bool(HANDLED.search(line) or NOISE.search(line))
         for rule in candidates:
+            if handled and rule.pattern:
+                continue
             if (
                 _in_order(self._needles[rule.id], lowered)
                 and any(text in lowered for text in self._alternatives[rule.id])
@@ -451,8 +454,8 @@ def _entry(rule: Rule, name: str) -> ClassEntry | None:
 
 
 def _member(rule: Rule, line: bytes) -> bool:
-    """Whether a line is of a rule's class."""
-    if HANDLED.search(line) or NOISE.search(line) or (rule.failed and not ERROR.search(line)):
+    """Whether a line that no program handled is of a rule's class."""
+    if rule.failed and not ERROR.search(line):
         return False
     names = _names(rule, line)
     return bool(names) and (bool(rule.fixes) or _entry(rule, names["name"]) is not None)
