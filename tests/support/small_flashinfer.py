@@ -24,6 +24,9 @@ ORIGIN = {
     "tree": "d" * 40,
     "archs": ["sm_120f"],
     "modules": [],
+    "kernel_groups": [],
+    "pin": {"project": "flashinfer"},
+    "inside": [],
     "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
 }
 SETUP = context.ImageSetup(

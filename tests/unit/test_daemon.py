@@ -114,6 +114,20 @@ def test_daemon_is_that_of_the_docker_context(selected: str, tmp_path: Path, mon
     assert requests == ["/version"]
 
 
+@pytest.mark.parametrize("selected", ["variable", "file"])
+def test_docker_context_that_does_not_exist_is_not_the_default_socket(
+    selected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "absent"} if selected == "file" else {}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    if selected == "variable":
+        monkeypatch.setenv("DOCKER_CONTEXT", "absent")
+    with pytest.raises(DaemonUnreachable, match="docker context absent does not exist"):
+        Daemon()
+
+
 def test_missing_daemon_is_named_without_the_exceptions_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
     with pytest.raises(DaemonUnreachable, match=r"the container daemon does not respond: No such file or directory$"):

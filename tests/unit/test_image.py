@@ -54,6 +54,9 @@ ORIGIN = {
     "tree": "d" * 40,
     "archs": ["sm_120f"],
     "modules": ["fp4_quantization_120f"],
+    "kernel_groups": ["quick"],
+    "pin": {"project": "flashinfer"},
+    "inside": [],
     "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
 }
 
@@ -205,6 +208,18 @@ def test_wheel_with_another_hash_is_refused(make: Any, tmp_path: Path) -> None:
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
+        make(ours={wheel: file_sha256(wheel)})
+
+
+@pytest.mark.parametrize(
+    ("origin", "absent"), [([], "recipe"), ({**ORIGIN, "patches": "none"}, "patches"), ({**ORIGIN, "pin": None}, "pin")]
+)
+def test_wheel_with_another_origin_is_refused(make: Any, tmp_path: Path, origin: object, absent: str) -> None:
+    """A cache whose entries are not signed may have any file as ``sm120kit.json``."""
+    wheel = tmp_path / "wheels" / "flashinfer_python-0.6.6+sm120kit.2-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("flashinfer_python-0.6.6.dist-info/sm120kit.json", json.dumps(origin))
+    with pytest.raises(BadArtifact, match=f"its sm120kit.json has no {absent}"):
         make(ours={wheel: file_sha256(wheel)})
 
 

@@ -924,6 +924,21 @@ def test_engine_must_select_the_recorded_back_ends(engine: RunEngine, tmp_path: 
     assert check("none", "flashinfer", "2", case=None)["verdict"] == "not run"
 
 
+def test_process_that_fails_does_not_continue_in_its_parent() -> None:
+    program = """
+import gpu
+def fails(): raise SystemExit("stopped by the engine")
+def unwritable(): return {"selected": object()}
+try: print(gpu.forked({"a": fails, "b": unwritable, "c": lambda: {"selected": {}}}, 2))
+finally: print("end")
+"""
+    argv = [sys.executable, "-B", "-c", program]
+    done = subprocess.run(argv, cwd=IMAGE / "engine", capture_output=True, text=True, check=True)
+    refused = {"refusal": "the process ended without an answer", "selected": {}}
+    assert done.stdout.splitlines() == [str({"a": refused, "b": refused, "c": {"selected": {}}}), "end"]
+    assert "stopped by the engine" in done.stderr and "not JSON serializable" in done.stderr
+
+
 def test_sglang_0_5_23_compiles_its_fp4_experts(engine: RunEngine, tmp_path: Path) -> None:
     lines, _ = engine(tmp_path, "sglang", SGLANG_0_5_23)
     assert lines["compiles_fp4"]["verdict"] == "passed", lines["compiles_fp4"]

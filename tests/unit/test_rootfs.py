@@ -114,6 +114,9 @@ def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:
     assert rootfs.digests(sources) == {"/a": one, "/name": one, "/last": one}
     removes = unpacked(tmp_path / "2", ("d/.wh.x", b"", {}))
     assert rootfs.digests([*sources, removes]) == {}
+    for damaged in ('{"c": ["a", 1]', "[]", '{"c": [1, 2]}', '{"c": "text"}'):
+        (tmp_path / "0" / "digests.json").write_text(damaged)
+        assert rootfs.digests(sources) == {}
     (tmp_path / "0" / "digests.json").unlink()  # unpacked by an older version
     assert rootfs.digests(sources) == {}
 

@@ -106,10 +106,15 @@ def configuration_names(incomplete: str) -> list[str]:
 
 def patch_names(incomplete: str) -> list[str]:
     """Names of patches, ``project/slug``, that start with ``incomplete``, for completion; the files are not read."""
+    names = (f"{path.parent.name}/{path.stem}" for path in patches_root().glob("*/*.patch"))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def patches_root() -> Path:
+    """The directory of the patch series."""
     from sm120kit.core.state import data_root
 
-    names = (f"{path.parent.name}/{path.stem}" for path in (data_root() / "patches").glob("*/*.patch"))
-    return sorted(name for name in names if name.startswith(incomplete))
+    return data_root() / "patches"
 
 
 def _names(folder: str, incomplete: str) -> list[str]:

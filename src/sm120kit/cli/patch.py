@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, SourceRecipeName, Sources, recipe_names
+from sm120kit.cli.options import Json, SourceRecipeName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -15,16 +15,10 @@ if TYPE_CHECKING:
     from sm120kit.recipes.target import PatchSource
 
 
-def _root() -> Path:
-    from sm120kit.core.state import data_root
-
-    return data_root() / "patches"
-
-
 def _status(source: PatchSource) -> tuple[PatchStatus, ...]:
     from sm120kit import patches
 
-    return patches.status(source.checkout, source.inside, _root())
+    return patches.status(source.checkout, source.inside, patches_root())
 
 
 def list_(json: Json = False) -> None:
@@ -34,7 +28,7 @@ def list_(json: Json = False) -> None:
     """
     from sm120kit import patches
 
-    listed = [patch for project in patches.projects(_root()) for patch in patches.load(_root(), project)]
+    listed = [patch for project in patches.projects(patches_root()) for patch in patches.load(patches_root(), project)]
     if json:
         rows = (
             {"project": p.project, "slug": p.slug, "subject": p.subject, "sha256": p.sha256, **dict(p.trailers)} for p in listed
@@ -99,8 +93,8 @@ def check(
     from sm120kit.recipes.target import resolve_source
 
     source = resolve_source(recipe, sources.run_options()) if recipe else None
-    wrote = patches.fix(_root()) if fix else []
-    problems = patches.lint(_root())
+    wrote = patches.fix(patches_root()) if fix else []
+    problems = patches.lint(patches_root())
     states = _status(source) if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:
@@ -114,7 +108,8 @@ def check(
             console.data(f"{s.project}/{s.slug}: {s.state} in {s.project} {s.version}\n{s.detail}")
         if not problems and not unfit:
             fits = [status for status in states if status.state is PatchState.APPLIES]
-            console.data(f"ok {', '.join(patches.projects(_root()))}" + (f"; {len(fits)} patches apply" if recipe else ""))
+            applied = f"; {len(fits)} patches apply" if recipe else ""
+            console.data(f"ok {', '.join(patches.projects(patches_root()))}{applied}")
     if problems or unfit:
         raise typer.Exit(1)
 
@@ -189,7 +184,7 @@ def export(
 
     path, loaded = recipes.load_with_path(recipe)
     pin = recipes.require_pin(loaded)
-    changed = patches.export_edits(from_, argument(path), pin, loaded.inside, _root(), overwrite or ())
+    changed = patches.export_edits(from_, argument(path), pin, loaded.inside, patches_root(), overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Overwrite, Sources
+from sm120kit.cli.options import Json, Overwrite, Sources, patches_root
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 def _projects(incomplete: str) -> list[str]:
-    from sm120kit.core.state import data_root
     from sm120kit.patches import matrix
 
-    return [name for name in matrix.with_releases(data_root() / "patches") if name.startswith(incomplete)]
+    return [name for name in matrix.with_releases(patches_root()) if name.startswith(incomplete)]
 
 
 def drift(
@@ -46,12 +45,11 @@ def drift(
     shown whether its diff would apply. Sdists are downloaded once. Exit code 1 if a release cannot be fetched or imported.
     """
     from sm120kit.core.errors import UnknownName
-    from sm120kit.core.state import data_root
     from sm120kit.patches import matrix
     from sm120kit.recipes.load import did_you_mean
     from sm120kit.sources.releases import Releases
 
-    root = data_root() / "patches"
+    root = patches_root()
     known = matrix.with_releases(root)
     for name in projects or ():
         if name not in known:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, PatchName, Sources, recipe_names
+from sm120kit.cli.options import Json, PatchName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -42,12 +42,6 @@ class ImportOptions:
     ] = 1
 
 
-def _root() -> Path:
-    from sm120kit.core.state import data_root
-
-    return data_root() / "patches"
-
-
 def new(
     patch: Annotated[str, typer.Argument(metavar="PROJECT/SLUG", help="Name of the patch.")],
     recipe: RecipeOption = "flashinfer",
@@ -62,7 +56,7 @@ def new(
 
     loaded = recipes.load(recipe)
     projects = patches.projects_in_tree(recipes.require_pin(loaded), loaded.inside)
-    console.data(patches.new_message(patch, projects, _root()).rstrip("\n"))
+    console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 
 def import_(
@@ -85,7 +79,7 @@ def import_(
     foreign = patches.read_commit(target.repository, source) if target.repository else patches.read_diff(Path(source))
     tree = resolve_source(target.recipe, sources.run_options()).tree
     place = patches.ImportTarget(target.project, target.name, target.strip)
-    file, problems = patches.import_patch(foreign, tree, place, _root())
+    file, problems = patches.import_patch(foreign, tree, place, patches_root())
     if json:
         console.json_data({"wrote": file, "to_fill_in": [asdict(problem) for problem in problems]})
         return
@@ -111,10 +105,10 @@ def show(
     from sm120kit import patches, proofs
     from sm120kit.patches.evidence import path_of
 
-    shown = patches.find(_root(), patch)
+    shown = patches.find(patches_root(), patch)
     states = _states(shown, sources.run_options())
     files = patches.diffstat(shown)
-    proof = proofs.read(path_of(_root(), shown.name))
+    proof = proofs.read(path_of(patches_root(), shown.name))
     if json:
         record = {
             "name": shown.name,
@@ -157,12 +151,12 @@ def drop(
     from sm120kit import patches
     from sm120kit.core.state import data_root
 
-    dropped = patches.find(_root(), patch)
+    dropped = patches.find(patches_root(), patch)
     overrides = data_root() / "cutlass_overrides"
     required_by: dict[str, list[str]] = {}
     for source in [] if force else _sources_for(dropped, sources.run_options()):
-        required_by[source.recipe] = patches.dependents(dropped, source.unpatched_tree, _root(), overrides)
-    _print_changed(patches.drop(dropped, _root(), required_by), json)
+        required_by[source.recipe] = patches.dependents(dropped, source.unpatched_tree, patches_root(), overrides)
+    _print_changed(patches.drop(dropped, patches_root(), required_by), json)
 
 
 def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
@@ -174,9 +168,9 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
 
     from sm120kit import patches
 
-    renamed = patches.find(_root(), patch)
-    changed = patches.rename(renamed, slug, _root())
-    others = list(patches.mentions(renamed, _root().parent))
+    renamed = patches.find(patches_root(), patch)
+    changed = patches.rename(renamed, slug, patches_root())
+    others = list(patches.mentions(renamed, patches_root().parent))
     if json:
         console.json_data({"changed": changed, "mentions": [asdict(mention) for mention in others]})
         return
@@ -199,7 +193,7 @@ def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
     return [
         (source.recipe, status)
         for source in _sources_for(patch, options)
-        for status in patches.status(source.checkout, source.inside, _root())
+        for status in patches.status(source.checkout, source.inside, patches_root())
         if f"{status.project}/{status.slug}" == patch.name
     ]
 

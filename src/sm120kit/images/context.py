@@ -68,6 +68,13 @@ WRONG_RECORD = f"{LABEL}wrong-record"
 USAGE = "help.txt"
 """The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
 
+_ORIGIN: dict[str, type] = {
+    **dict.fromkeys(("recipe", "plan", "commit", "tree"), str),
+    **dict.fromkeys(("archs", "kernel_groups", "modules", "patches", "inside"), list),
+    "pin": dict,
+}
+"""What ``sm120kit.json`` of a wheel contains, see :func:`sm120kit.wheels.published.wheel_record`."""
+
 NVIDIA = "nvidia-"
 """Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in layers of their own."""
 
@@ -396,6 +403,9 @@ def _built_wheel(wheel: Path, sha256: str) -> BuiltWheel:
         with archives.open_wheel(wheel) as archive:
             (member,) = (name for name in archive.namelist() if name.endswith(".dist-info/sm120kit.json"))
             origin: dict[str, Any] = parse_json(archives.read_member(archive, member))
+        absent = [key for key, kind in _ORIGIN.items() if not (isinstance(origin, dict) and isinstance(origin.get(key), kind))]
+        if absent:
+            raise ValueError(f"its sm120kit.json has no {absent[0]}")
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadArtifact(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build builds one") from error
     name, version, *_ = parse_wheel_filename(wheel.name)

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from sm120kit.core import archives, reporting
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, BadRecord, UnsafeArchive
 from sm120kit.core.process import Stopped
 from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
 from sm120kit.images.oci import Descriptor, Layout
@@ -388,8 +388,8 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
     combined: dict[str, str] = {}
     for layer in sources:
         try:
-            recorded = json.loads((layer.tree.parent / _DIGESTS).read_bytes())
-        except (OSError, ValueError):
+            recorded = read_record(dict[str, FileDigest | None], layer.tree.parent / _DIGESTS)
+        except (OSError, BadRecord):
             return {}
         if layer.record.whiteouts:
             return {}

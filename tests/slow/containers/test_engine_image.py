@@ -203,6 +203,7 @@ def test_rebuilt_module_must_be_the_recorded_file_with_code_for_sm12x_only(
         "failed",
         "vllm/tiny.so: device code for sm_90a, which was not requested",
     )
+    assert rebuilt(engine, engine_image, ours, b"") == ("failed", "vllm 0.0.1+sm120kit.abc records no replaced file")
     assert rebuilt(engine, engine_image, ours, None) == ("failed", "vllm 0.0.1+sm120kit.abc does not record its replaced files")
 
 
@@ -210,11 +211,11 @@ SITE = "/opt/venv/lib/python3.11/site-packages"
 
 
 def rebuilt(engine: ImageHost, engine_image: str, library: bytes, recorded: bytes | None) -> tuple[str, str]:
-    """Result and detail of the check ``rebuilt`` for an image with a module, and a wheel that records ``recorded``."""
+    """Result and detail of the check ``rebuilt`` for an image with a module, and a wheel that records ``recorded`` if any."""
     container = engine.client.containers.create(engine_image)
     container.put_archive(SITE, packed("vllm/tiny.so", library))
     if recorded is not None:
-        origin = {"replaced": {"vllm/tiny.so": {"here": hashlib.sha256(recorded).hexdigest()}, "vllm/x.py": {"here": "0"}}}
+        origin = {"replaced": {"vllm/tiny.so": {"here": hashlib.sha256(recorded).hexdigest()}} if recorded else {}}
         container.put_archive(SITE, packed("vllm-0.0.1+sm120kit.abc.dist-info/sm120kit.json", json.dumps(origin).encode()))
     config = engine.client.api.inspect_image(engine_image)["Config"]
     config["Labels"]["sm120kit.ours"] += ",vllm==0.0.1+sm120kit.abc"

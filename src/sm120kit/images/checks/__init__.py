@@ -357,7 +357,7 @@ def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check,
 def _rebuilt(
     image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Check the modules of the engine's wheel that were built from source: sha256 as recorded, device code for SM12x only."""
+    """Check the replaced files of the engine's wheel: sha256 as recorded, modules with device code for SM12x only."""
     version = expected.distributions.get(expected.kind, "")
     if "+sm120kit." not in version:
         return
@@ -367,24 +367,29 @@ def _rebuilt(
             {},
         )
         return
-    replaced: dict[str, dict[str, str]] = parse_json((directory / "sm120kit.json").read_text())["replaced"]
-    modules = {member: hashes["here"] for member, hashes in sorted(replaced.items()) if member.endswith(".so")}
+    try:
+        hashes = parse_json((directory / "sm120kit.json").read_text())["replaced"]
+        replaced: dict[str, str] = {member: hashes[member]["here"] for member in sorted(hashes)}
+    except (ValueError, LookupError, TypeError):
+        replaced = {}
+    if not replaced:
+        yield Check("engine", "rebuilt", CheckResult.FAILED, f"{expected.kind} {version} records no replaced file"), {}
+        return
     problems: list[str] = []
     count = 0
-    for member, sha256 in modules.items():
-        library = directory / Path(member).name
-        if not store.fetch(image.id, f"{site}/{member}", directory) or file_sha256(library) != sha256:
+    for member, sha256 in replaced.items():
+        file = directory / Path(member).name
+        if not store.fetch(image.id, f"{site}/{member}", directory) or file_sha256(file) != sha256:
             problems.append(f"{member} is not the file that was built")
-            continue
-        cubins = read(library)
-        count += sum(len(cubin.kernels) for cubin in cubins)
-        problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
-    if modules:
-        result = CheckResult.FAILED if problems else CheckResult.PASSED
-        yield (
-            Check("engine", "rebuilt", result, "; ".join(problems)),
-            {"rebuilt": ", ".join(modules), "kernels rebuilt": str(count)},
-        )
+        elif file.suffix == ".so":
+            cubins = read(file)
+            count += sum(len(cubin.kernels) for cubin in cubins)
+            problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
+    result = CheckResult.FAILED if problems else CheckResult.PASSED
+    yield (
+        Check("engine", "rebuilt", result, "; ".join(problems)),
+        {"replaced files": ", ".join(replaced), "kernels rebuilt": str(count)},
+    )
 
 
 def _foreign(archs: set[str], expected: ExpectedImage) -> list[str]:

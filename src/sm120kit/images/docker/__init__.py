@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,14 +28,22 @@ class Daemon:
         """Connect.
 
         Raises:
-            DaemonUnreachable: the daemon does not respond.
+            DaemonUnreachable: the daemon does not respond, or the context does not exist.
             ToolchainMissing: the Docker SDK is not installed.
         """
         try:
             import docker
+            from docker.context import ContextAPI, config
         except ModuleNotFoundError as error:
             raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
+        context = os.environ.get("DOCKER_CONTEXT") or config.get_current_context_name() or "default"
         with daemon_call("connecting"):
+            # The SDK would connect to the default socket.
+            if not os.environ.get("DOCKER_HOST") and ContextAPI.get_context(context) is None:
+                raise DaemonUnreachable(
+                    f"docker context {context} does not exist",
+                    "docker context ls lists them; or set DOCKER_HOST to the socket of the daemon",
+                )
             self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)  # queries the daemon's version
 
     def inspect(self, reference: str) -> Image | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
@@ -149,10 +150,15 @@ def forked(answers: dict[str, Callable[[], dict[str, Any]]], at_once: int) -> di
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            with os.fdopen(writing, "w") as pipe:
-                json.dump(answer(), pipe)
-            sys.stderr.flush()
-            os._exit(0)
+            try:  # an exception must not return into the caller's frames, which are the parent's
+                text = json.dumps(answer())
+                with os.fdopen(writing, "w") as pipe:
+                    pipe.write(text)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
         os.close(writing)
         running[name] = child, reading
     while running:
