@@ -27,6 +27,9 @@ ORIGIN = {
     "commit": "c" * 40,
     "tree": "d" * 40,
     "archs": ["sm_120f"],
+    "kernel_groups": [],
+    "pin": {"project": "flashinfer"},
+    "inside": [],
     "modules": ["fp4_quantization_120f"],
     "patches": [],
 }
