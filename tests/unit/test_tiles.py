@@ -58,6 +58,24 @@ def gen_gemm_sm120_module_cutlass_fp4():
         cta_m_n_k_list = [(128, 128, 128), (256, 128, 128)]
     return spec(extra_cuda_cflags=flags + ["-DENABLE_FP4"], extra_cflags=["-DFAST_BUILD"])
 """
+GROUPWISE = """
+import jinja2
+import torch
+from ...artifacts import ArtifactPath
+from .. import env as jit_env
+from ..core import current_compilation_context, gen_jit_spec
+def gen_gemm_sm120_module():
+    directory = jit_env.FLASHINFER_GEN_SRC_DIR / "gen_gemm_sm120"
+    directory.mkdir()
+    with open(jit_env.FLASHINFER_CSRC_DIR / "groupwise.jinja") as f:
+        template = jinja2.Template(f.read())
+    for dtype in [torch.float8_e4m3fn, torch.float8_e5m2]:
+        (directory / f"{dtype.__name__}.cu").write_text(template.render(dtype=dtype.__name__))
+    (directory / "binding.cu").write_text((jit_env.FLASHINFER_CSRC_DIR / "binding.cu").read_text())
+    flags = current_compilation_context.get_nvcc_flags_list(supported_major_versions=[12])
+    return gen_jit_spec("gemm_sm120", [], extra_cuda_cflags=flags + ["-DGDC=1"])
+"""
+GROUPWISE_TEMPLATE = "#include <groupwise.cuh>\ntemplate void launch<{{ dtype }}>(int);\nvoid f() { g<<<1, n>>>(3); }\n"
 MOE = 'def gen_cutlass_fused_moe_sm120_module():\n    flags = ["-DENABLE_FP4", "-O3"]\n'
 TEMPLATE = """// text
 #include <a.h>
@@ -71,7 +89,9 @@ INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER({{ type }}, {{ cta_m }}, {{ cta_n }}, {{ ct
 def tree(tmp_path: Path) -> Path:
     files = {
         "flashinfer/jit/gemm/cutlass/generate_kernels.py": GENERATOR,
-        "flashinfer/jit/gemm/core.py": DENSE,
+        "flashinfer/jit/gemm/core.py": DENSE + GROUPWISE,
+        "csrc/groupwise.jinja": GROUPWISE_TEMPLATE,
+        "csrc/binding.cu": "#include <binding.h>\n",
         "flashinfer/jit/fused_moe.py": MOE,
         "csrc/fp4_gemm_cutlass_sm120.jinja": TEMPLATE,
     }
@@ -84,7 +104,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_instantiations_of_the_engines_generators(tree: Path) -> None:
-    calls = [call for call in listing.instantiations(tree) if call.generated]
+    calls = [call for call in listing.instantiations(tree) if call.generated and not call.whole_files]
     assert [call.tile for call in calls] == [
         Tile("grouped", "nvfp4", 128, 256, 128, "finalize", True, "f16"),
         Tile("grouped", "fp8xmxfp4", 128, 128, 128, "none", False, "bf16"),
@@ -96,6 +116,14 @@ def test_instantiations_of_the_engines_generators(tree: Path) -> None:
     assert calls[0].definitions == ("-DENABLE_FP4",)
     assert calls[2].definitions == ("-DENABLE_FP4",), "flags for the C++ compiler only do not reach kernels"
     assert calls[2].call == "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER(__nv_bfloat16, 128, 128, 128, 1, 1, 1, _1SM);"
+
+
+def test_groupwise_files_with_the_same_includes_are_one_text(tree: Path) -> None:
+    (files,) = (call for call in listing.instantiations(tree) if call.whole_files)
+    assert (files.tile.family, files.module, files.definitions) == ("groupwise", "gemm_sm120-0", ("-DGDC=1",))
+    assert files.head == "#include <groupwise.cuh>\n"
+    assert "<float8_e4m3fn>(int)" in files.call and "<float8_e5m2>(int)" in files.call
+    assert files.call.count("{ g(3); }") == 2, "kernels are launched as functions are called"
 
 
 def test_candidates_are_generated_calls_with_another_tile_shape(tree: Path) -> None:
@@ -150,22 +178,25 @@ def test_tree_without_flashinfer_is_refused(tmp_path: Path) -> None:
         listing.instantiations(tmp_path)
 
 
-GCC = """\
-probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<1, 3, 102400, 1, 0, 2>]' is deprecated
-probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated
-probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<0, 4, 93184, 1, 1, 2>]' is deprecated
-"""
+FACT = "probe.h:12:3: warning: 'constexpr bool sm120kit_probe::fact() [with Found = Values<{}>]' is deprecated\n"
+GCC = FACT.format("1, 3, 102400, 1, 0, 2, 256, 128, 128, 1, 1, 5, 16, 0, 0, 0, 0, 0") + 2 * FACT.format(
+    "0, 4, 93184, 1, 1, 2, 128, 32, 128, 1, 2, 4, 32, 0, 0, 0, 1, 1"
+)
 CLANG = (
-    "probe.h:12:3: warning: 'fact<sm120kit_probe::Values<0, 9, 28672, 2, 0, 1>>' is deprecated [-Wdeprecated-declarations]\n"
+    "probe.h:12:3: warning: 'fact<sm120kit_probe::Values<0, 9, 28672, 2, 0, 1, 64, 128, 128, 2, 2, 5, 0, 1, 128, 128, 0, 0>>'"
+    " is deprecated [-Wdeprecated-declarations]\n"
 )
 
 
 def test_reports_of_gcc_and_clang_are_parsed_in_order() -> None:
+    mixed = Tile("grouped", "fp8xmxfp4", 128, 32, 128, "none", True, "f16")
+    dense = Tile("dense", "nvfp4", 256, 128, 128, "none", False, "bf16")
     assert diagnostics.reports(GCC) == [
-        diagnostics.ProbeReport(0, 4, 93184, "cooperative", "stream-k", 2),
-        diagnostics.ProbeReport(1, 3, 102400, "cooperative", "persistent", 2),
+        diagnostics.ProbeReport(0, mixed, 4, 93184, "cooperative", "stream-k", 2),
+        diagnostics.ProbeReport(1, dense, 3, 102400, "cooperative", "persistent", 2),
     ]
-    assert diagnostics.reports(CLANG) == [diagnostics.ProbeReport(0, 9, 28672, "pingpong", "persistent", 1)]
+    groupwise = Tile("dense", "fp8", 64, 128, 128, "none", False, "bf16", "1x128x128")
+    assert diagnostics.reports(CLANG) == [diagnostics.ProbeReport(0, groupwise, 9, 28672, "pingpong", "persistent", 1)]
 
 
 @pytest.mark.parametrize(
@@ -393,9 +424,9 @@ def test_tree_changed_on_disk_is_written_again(tmp_path: Path, change: str) -> N
 
 
 def test_tables_are_needed_for_modules_of_launcher_calls_only() -> None:
-    """Modules of quantization, attention and block-scaled FP8 have no tile in a table."""
+    """Modules of quantization, attention and sampling have no tile in a table."""
     for path in sorted((ROOT / "recipes" / "engines").glob("flashinfer-*.toml")):
         recipe = recipes.load_flashinfer(path.stem)
         tiled = {name for name, module in recipe.modules.items() if listing.generates_tiles(module.generator)}
-        assert {"fused_moe_120", "fp4_gemm_cutlass_sm120"} <= tiled, path.stem
-        assert tiled <= {"fused_moe_120", "fp4_gemm_cutlass_sm120", "mxfp8_gemm_cutlass_sm120"}, path.stem
+        assert {"fused_moe_120", "fp4_gemm_cutlass_sm120", "gemm_sm120"} <= tiled, path.stem
+        assert tiled <= {"fused_moe_120", "fp4_gemm_cutlass_sm120", "mxfp8_gemm_cutlass_sm120", "gemm_sm120"}, path.stem

@@ -104,7 +104,7 @@ def _cells(row: TileComparison) -> list[str]:
     schedule = f"{fact.schedule} {fact.scheduler}".removesuffix(" persistent").strip()
     return [
         fact.tile.family,
-        fact.tile.dtype,
+        f"{fact.tile.dtype} {fact.tile.scales}".strip(),
         fact.tile.shape,
         fact.tile.epilogue,
         "yes" if fact.tile.swap else "",

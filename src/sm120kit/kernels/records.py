@@ -13,8 +13,10 @@ SMEM_CAPACITY_BYTES = 101_376
 class Tile:
     """A CTA tile that an engine instantiates for SM120: ``m`` x ``n`` x ``k`` in elements.
 
-    ``family`` is grouped (fused MoE) or dense; ``dtype`` nvfp4, mxfp4, mxfp8 or fp8xmxfp4 (activations x weights); ``epilogue``
-    none or finalize; ``swap`` whether A and B change places; ``output`` bf16 or f16.
+    ``family`` is grouped (fused MoE) or dense, and groupwise or groupwise-grouped for those of FlashInfer's ``gemm_sm120``;
+    ``dtype`` nvfp4, mxfp4, mxfp8, fp8xmxfp4 (activations x weights) or fp8, with ``fp8_e5m2`` for fp8 that is not e4m3;
+    ``epilogue`` none or finalize; ``swap`` whether A and B change places; ``output`` bf16 or f16; ``scales`` the rows of A x
+    rows of B x elements of K that share an fp32 scale, empty for other types of scales.
     """
 
     family: str
@@ -25,6 +27,12 @@ class Tile:
     epilogue: str
     swap: bool
     output: str
+    scales: str = ""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether its kernel computes a group of GEMMs."""
+        return self.family.endswith("grouped")
 
     @property
     def shape(self) -> str:

@@ -89,7 +89,7 @@ def _mainloop(fact: TileFacts) -> emulation.Mainloop | str:
     if fact.tile.dtype not in emulation.DTYPES:
         return f"{fact.tile.dtype} is not emulated"
     pingpong = fact.schedule == "pingpong"
-    whole_kernel = fact.tile.family == "grouped" and not pingpong
+    whole_kernel = fact.tile.grouped and not pingpong
     return emulation.Mainloop.of(fact.tile, pingpong=pingpong, stages=fact.stages, whole_kernel=whole_kernel)
 
 
@@ -98,6 +98,7 @@ def _not_run(fact: TileFacts, mainloop: emulation.Mainloop) -> list[str]:
     parts = {
         f"{fact.tile.epilogue} epilogue": fact.tile.epilogue != "none",
         f"{fact.tile.output} output": fact.tile.output != "bf16",
+        "its launcher's epilogue": fact.tile.family.startswith("groupwise"),
         "tile scheduler": not mainloop.whole_kernel,
     }
     return [part for part, left_out in parts.items() if left_out]

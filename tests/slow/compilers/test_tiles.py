@@ -66,7 +66,7 @@ def quick(tree: Path) -> list[listing.Instantiation]:
     recipe = recipes.load_flashinfer("flashinfer-0.6.6")
     group = recipe.groups["quick"]
     calls = [call for call in listing.instantiations(tree) if call.generated and call.module in group.modules]
-    units = listing.grouped_sources(tree)
+    units = listing.generated_sources(tree)["fused_moe"]
     patterns = [f"{pattern.rsplit('/', 1)[1]}.cu" for pattern in group.samples]
     names = [name for name in units for pattern in patterns if fnmatch.fnmatch(name, pattern)]
     sampled = {call.tile for name in names for call in listing.parse(units[name], "", ())}

@@ -107,7 +107,8 @@ class Mainloop:
     @classmethod
     def of(cls, tile: Tile, *, pingpong: bool = False, stages: int = 0, whole_kernel: bool = False) -> Mainloop:
         """The mainloop of a tile."""
-        return cls(tile.family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages, whole_kernel)
+        family = "grouped" if tile.grouped else "dense"
+        return cls(family, tile.dtype, tile.m, tile.n, tile.k, tile.swap, pingpong, stages, whole_kernel)
 
     @property
     def tile(self) -> Tile:

@@ -14,6 +14,9 @@ from sm120kit.kernels.records import Tile, TileFacts
 MX_SHAPES = ((128, 128, 128), (128, 128, 64), (256, 128, 64), (128, 256, 64))
 """Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8. FlashInfer 0.6 generates none for SM120; the K=64 patches concern them."""
 
+FAMILIES = ("grouped", "dense")
+"""Families of tiles that ``gemm.cu`` has launchers for."""
+
 NO_DENSE_MX = "effective-block-sf is for grouped GEMM; the builder refuses dense K=64 with scale vector 32"
 
 F16_SHAPE = "128x128x128"
@@ -35,7 +38,7 @@ class KernelConfiguration:
     def name(self) -> str:
         """The name for ``--only``: ``grouped-nvfp4-128x128x64-finalize-swap-bf16``."""
         tile = self.tile
-        words = [tile.family, tile.dtype, tile.shape]
+        words = [tile.family, tile.dtype, *([tile.scales] if tile.scales else []), tile.shape]
         words += ["finalize"] * (tile.epilogue == "finalize") + ["swap"] * tile.swap
         words += ["pingpong"] * self.pingpong + ["streamk"] * self.streamk
         return "-".join([*words, tile.output])
@@ -95,7 +98,9 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
         configuration = KernelConfiguration(
             fact.tile, fact.schedule == "pingpong", fact.scheduler == "stream-k", fact.generated, fact.stages, fact.smem_bytes
         )
-        if not fact.compiles:
+        if fact.tile.family not in FAMILIES:
+            excluded["left out"].append(LeftOut(configuration.name, "a groupwise GEMM of gemm_sm120, which no program runs"))
+        elif not fact.compiles:
             excluded["does not compile"].append(LeftOut(configuration.name, f"{fact.why_not} ({fact.where})"))
         elif not fact.fits:
             excess = f"{fact.smem_bytes:,} B of shared memory, {-(fact.margin_bytes or 0):,} too many"

@@ -10,6 +10,9 @@ from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, Tile
 
 SCHEDULES = ("", "cooperative", "pingpong")
 SCHEDULERS = ("persistent", "stream-k")
+TYPES = ("other", "fp4", "fp8", "fp8_e5m2", "f16", "bf16")
+BLOCK_SCALED = {("fp4", 16): "nvfp4", ("fp4", 32): "mxfp4", ("fp8", 32): "mxfp8", ("fp8_e5m2", 32): "mxfp8_e5m2"}
+"""Names of operand types with scale factors, by the elements of K that share one."""
 
 REPORT = re.compile(r"warning:.*\bfact\b.*?Values<(-?\d+(?:, -?\d+)*)>")
 ERROR = re.compile(r"^(?P<file>[^\n:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.+)$(?=(?P<source>\n.*)?)", re.MULTILINE)
@@ -20,9 +23,13 @@ BROKEN = re.compile(r"internal compiler error.*")
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The probe's report on one kernel. ``line`` is the number of the call in its translation unit."""
+    """The probe's report on one kernel. ``line`` is the number of the call in its translation unit.
+
+    ``tile`` is what the kernel's types show: grouped or dense, swapped if the output is column-major, epilogue none.
+    """
 
     line: int
+    tile: Tile
     stages: int
     smem_bytes: int
     schedule: str
@@ -47,9 +54,31 @@ def reports(messages: str) -> list[ProbeReport]:
     """The distinct reports of the probe, in the order of the kernels."""
     distinct: dict[ProbeReport, None] = {}
     for match in REPORT.finditer(messages):
-        line, stages, smem_bytes, schedule, scheduler, k_blocks = (int(value) for value in match[1].split(", "))
-        distinct[ProbeReport(line, stages, smem_bytes, SCHEDULES[schedule], SCHEDULERS[scheduler], k_blocks)] = None
+        values = [int(value) for value in match[1].split(", ")]
+        line, stages, smem_bytes, schedule, scheduler, k_blocks = values[:6]
+        tile = _tile(*values[6:])
+        distinct[ProbeReport(line, tile, stages, smem_bytes, SCHEDULES[schedule], SCHEDULERS[scheduler], k_blocks)] = None
     return sorted(distinct, key=lambda report: (report.line, report.scheduler))
+
+
+def _tile(*values: int) -> Tile:
+    """The tile of a report, from its values after the MMA k-blocks (``probe/``)."""
+    m, n, k, a, b, output, vector, scale_m, scale_n, scale_k, grouped, swap = values
+    operands = [TYPES[code] for code in ((b, a) if swap else (a, b))]  # activations, weights
+    if vector:
+        mixed = operands[0] != operands[1]  # MXFP4 with FP8 activations, whose name does not repeat their scales
+        operands = [name if mixed and name != "fp4" else BLOCK_SCALED.get((name, vector), name) for name in operands]
+    return Tile(
+        family="grouped" if grouped else "dense",
+        dtype="x".join(dict.fromkeys(operands)),
+        m=m,
+        n=n,
+        k=k,
+        epilogue="none",
+        swap=bool(swap),
+        output=TYPES[output],
+        scales=f"{scale_m}x{scale_n}x{scale_k}" if scale_k else "",
+    )
 
 
 def breakdown(messages: str) -> str:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
@@ -20,7 +20,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.state import digest_of, file_sha256, owned_directory, read_record, write_record
 from sm120kit.core.toolchain import PLACEHOLDERS
-from sm120kit.kernels.records import TileFacts
+from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics
 from sm120kit.kernels.tiles.listing import Instantiation
 
@@ -217,7 +217,8 @@ class LauncherModule:
             return
         reports = diagnostics.reports(messages)
         for number, call in enumerate(calls):
-            if reason and reason.about_tile and "sm120kit_probe::Adapter" not in reason.text:
+            about_tile = reason and reason.about_tile and "sm120kit_probe::Adapter" not in reason.text
+            if reason and about_tile and not call.whole_files:
                 why = diagnostics.plain(reason.text, call.tile)
                 facts = [TileFacts(call.tile, call.generated, False, why, reason.text, reason.where)]
             elif reason:
@@ -225,7 +226,7 @@ class LauncherModule:
             else:
                 facts = [
                     TileFacts(
-                        call.tile,
+                        _tile(call, report),
                         call.generated,
                         True,
                         schedule=report.schedule,
@@ -240,11 +241,19 @@ class LauncherModule:
             if not facts:
                 cause = f"{reason.text} ({reason.where})" if reason else "the probe reported nothing"
                 raise CompileFailed(
-                    f"the compiler made no kernel of {call.call}: {cause}",
+                    f"the compiler made no kernel of {call.name}: {cause}",
                     "sm120kit tiles does not support the launcher of this engine version",
                 )
             self.measured[call] = tuple(facts)
             write_record(self.record(call), TileFactsRecord(tuple(facts)))
+
+
+def _tile(call: Instantiation, report: diagnostics.ProbeReport) -> Tile:
+    """The tile of a kernel: what the call names, or what the probe reports of whole files, in the family of these."""
+    if not call.whole_files:
+        return call.tile
+    family = "-".join(dict.fromkeys(part for part in (call.tile.family, report.tile.family) if part and part != "dense"))
+    return replace(report.tile, family=family or "dense")
 
 
 def measure(

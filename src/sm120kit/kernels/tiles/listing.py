@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,12 @@ MX_OPERANDS = ("SafeFP4", "__nv_fp8_e4m3")
 engine generates these dtypes, so the calls are those of NVFP4 with other types."""
 MX_SHAPES = ((128, 128, 64), (256, 128, 64), (128, 256, 64))
 
+FUSED_MOE_GENERATOR = "gen_cutlass_fused_moe_sm120_module"
+GROUPWISE_GENERATOR = "gen_gemm_sm120_module"
 DENSE_GENERATORS = "gen_gemm_sm120_module_cutlass_"
 """Start of the names of the functions that generate dense kernels."""
+
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
 
 UNSUPPORTED = "sm120kit tiles does not support this engine version"
 
@@ -63,13 +67,18 @@ def generates_tiles(generator: str) -> bool:
     """Whether the modules of a generator, ``package.module:function``, consist of tiles that :func:`instantiations` lists."""
     package, _, function = generator.partition(":")
     if package == "flashinfer.jit.fused_moe":
-        return function == "gen_cutlass_fused_moe_sm120_module"
-    return package == "flashinfer.jit.gemm.core" and function.startswith(DENSE_GENERATORS)
+        return function == FUSED_MOE_GENERATOR
+    return package == "flashinfer.jit.gemm.core" and (function.startswith(DENSE_GENERATORS) or function == GROUPWISE_GENERATOR)
 
 
 @dataclass(frozen=True)
 class Instantiation:
-    """A launcher macro call. ``head`` and ``tail`` are the C++ text around it, common to the calls of a ``module``."""
+    """A launcher macro call, or the text of whole source files.
+
+    ``head`` and ``tail`` are the C++ text around it, common to the calls of a ``module``. ``tile`` is what a macro call names;
+    of whole files it has the family only, and the probe describes their kernels. ``directory``, relative to the tree, is that
+    of a source file, which its includes are relative to.
+    """
 
     tile: Tile
     module: str
@@ -78,6 +87,27 @@ class Instantiation:
     tail: str
     definitions: tuple[str, ...]
     generated: bool = True
+    directory: str = ""
+
+    @property
+    def whole_files(self) -> bool:
+        """Whether it is the text of whole source files."""
+        return not self.tile.m
+
+    @property
+    def name(self) -> str:
+        """The macro call, or the name of the module that source files belong to."""
+        return self.module if self.whole_files else self.call
+
+
+def whole_files(
+    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = ""
+) -> Instantiation:
+    """Source files with the same includes as one translation unit, in which kernels are launched as functions are called."""
+    head = "\n".join(INCLUDE.findall(texts[0])) + "\n"
+    text = "\n".join(re.sub(r"<<<[^<>]*>>>", "", INCLUDE.sub("", text)) for text in texts)
+    tile = Tile(family, "", 0, 0, 0, "none", False, "")
+    return Instantiation(tile, module, head, text, "", definitions, directory=directory)
 
 
 def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantiation]:
@@ -88,28 +118,42 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
         CommandFailed: a generator fails.
     """
     try:
-        generated = [*_grouped(tree, sandbox), *_dense(tree)]
+        fused_moe = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", FUSED_MOE_GENERATOR))
+        groupwise = _definitions(_function(tree, "flashinfer/jit/gemm/core.py", GROUPWISE_GENERATOR))
+        sources = generated_sources(tree, sandbox)
+        generated = [
+            *_grouped(sources["fused_moe"], fused_moe),
+            *_dense(tree),
+            *_groupwise(sources["gemm_sm120"], groupwise),
+        ]
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
         raise ExpectationFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
 
 
-def _grouped(tree: Path, sandbox: Sandbox | None) -> Iterator[Instantiation]:
-    definitions = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", "gen_cutlass_fused_moe_sm120_module"))
-    for text in grouped_sources(tree, sandbox).values():
+def _grouped(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:
+    for text in sources.values():
         yield from parse(text, "fused_moe", definitions)
 
 
-def grouped_sources(tree: Path, sandbox: Sandbox | None = None) -> dict[str, str]:
-    """The text of each file that the engine generates for its grouped kernels on SM120, by name.
+def _groupwise(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:
+    by_includes: dict[str, list[str]] = {}
+    for text in sources.values():
+        by_includes.setdefault("\n".join(INCLUDE.findall(text)), []).append(text)
+    for number, texts in enumerate(by_includes.values()):
+        yield whole_files(f"gemm_sm120-{number}", "groupwise", texts, definitions)
+
+
+def generated_sources(tree: Path, sandbox: Sandbox | None = None) -> dict[str, dict[str, str]]:
+    """The text of each file that the engine generates for SM120, by module (``fused_moe``, ``gemm_sm120``) and by name.
 
     Raises:
-        CommandFailed: the generator fails.
+        CommandFailed: a generator fails.
     """
     argv, env = wrap([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree], sandbox, read=[tree])
     printed = process.run(argv, env=env).stdout.splitlines()
-    sources: dict[str, str] = parse_json(printed[-1] if printed else "")
+    sources: dict[str, dict[str, str]] = parse_json(printed[-1] if printed else "")
     return sources
 
 

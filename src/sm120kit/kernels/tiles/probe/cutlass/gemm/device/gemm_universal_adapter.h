@@ -1,6 +1,8 @@
 // Stands in for CUTLASS's GemmUniversalAdapter, the one place where every launcher names its finished kernel type.
 // Instantiating it reports the kernel as a deprecation warning, whose text holds the numbers of sm120kit_probe::Values:
-//   line, pipeline stages, shared memory bytes, schedule, scheduler, MMA k-blocks per tile.
+//   line, pipeline stages, shared memory bytes, schedule, scheduler, MMA k-blocks per tile,
+//   tile M, N, K, types of A, B and D, scale vector, scale granularity M, N, K, whether grouped, whether D is column-major.
+// Kernels for other architectures than SM120 report nothing.
 // The launcher's own code then uses the kernel's parameters and its device code, as the real adapter does.
 #pragma once
 
@@ -39,6 +41,57 @@ template <class Kernel>
 constexpr int scheduler_of<Kernel, std::void_t<typename Kernel::TileSchedulerTag>> =
     std::is_same_v<typename Kernel::TileSchedulerTag, cutlass::gemm::StreamKScheduler>;
 
+template <class Element>
+constexpr int type_code() {
+  if constexpr (std::is_void_v<Element>) {
+    return 0;
+  } else if constexpr (cutlass::sizeof_bits_v<Element> == 4) {
+    return 1;
+  }
+  return std::is_same_v<Element, cutlass::float_e4m3_t>   ? 2
+         : std::is_same_v<Element, cutlass::float_e5m2_t> ? 3
+         : std::is_same_v<Element, cutlass::half_t>       ? 4
+         : std::is_same_v<Element, cutlass::bfloat16_t>   ? 5
+                                                          : 0;
+}
+
+// Elements of K that share a scale factor of the instruction; 0 without one
+template <class Mainloop, class = void>
+constexpr int vector_of = 0;
+template <class Mainloop>
+constexpr int vector_of<Mainloop, std::void_t<decltype(Mainloop::SFVecSize)>> = Mainloop::SFVecSize;
+
+// Rows of A, rows of B and elements of K that share a scale in fp32; 0 without one
+template <class Mainloop, class = void>
+struct Granularity {
+  static constexpr int m = 0, n = 0, k = 0;
+};
+template <class Mainloop>
+struct Granularity<Mainloop, std::void_t<decltype(Mainloop::ScaleGranularityM)>> {
+  static constexpr int m = Mainloop::ScaleGranularityM, n = Mainloop::ScaleGranularityN, k = Mainloop::ScaleGranularityK;
+};
+
+template <class Kernel, int line>
+constexpr bool report() {
+  if constexpr (Kernel::ArchTag::kMinComputeCapability == 120) {
+    using Mainloop = typename Kernel::CollectiveMainloop;
+    using Policy = typename Mainloop::DispatchPolicy;
+    using Tile = typename Kernel::TileShape;
+    using Scales = Granularity<Mainloop>;
+    using StrideD = std::remove_pointer_t<typename Kernel::CollectiveEpilogue::StrideD>;
+    return fact<Values<line, Policy::Stages, static_cast<int>(Kernel::SharedStorageSize), schedule_of<typename Policy::Schedule>,
+                       scheduler_of<Kernel>,
+                       int(cute::size<2>(Tile{})) / int(cute::size<2>(typename Mainloop::TiledMma::AtomShape_MNK{})),
+                       int(cute::size<0>(Tile{})), int(cute::size<1>(Tile{})), int(cute::size<2>(Tile{})),
+                       type_code<typename Kernel::ElementA>(), type_code<typename Kernel::ElementB>(),
+                       type_code<typename Kernel::ElementD>(),
+                       vector_of<Mainloop>, Scales::m, Scales::n, Scales::k,
+                       std::is_pointer_v<typename Kernel::CollectiveEpilogue::StrideD>,
+                       cute::is_constant<1, decltype(cute::get<0>(StrideD{}))>::value>>();
+  }
+  return true;
+}
+
 template <class Kernel, int line>
 struct Adapter {
   using GemmKernel = Kernel;
@@ -47,13 +100,11 @@ struct Adapter {
   using ElementB = typename Kernel::ElementB;
   using ElementC = typename Kernel::ElementC;
   using ElementD = typename Kernel::ElementD;
-  using Mainloop = typename Kernel::CollectiveMainloop;
-  using Policy = typename Mainloop::DispatchPolicy;
+  using CollectiveMainloop = typename Kernel::CollectiveMainloop;
+  using CollectiveEpilogue = typename Kernel::CollectiveEpilogue;
+  using EpilogueOutputOp = typename CollectiveEpilogue::ThreadEpilogueOp;
 
-  static_assert(fact<Values<line, Policy::Stages, static_cast<int>(Kernel::SharedStorageSize), schedule_of<typename Policy::Schedule>,
-                            scheduler_of<Kernel>,
-                            int(cute::size<2>(typename Kernel::TileShape{})) /
-                                int(cute::size<2>(typename Mainloop::TiledMma::AtomShape_MNK{}))>>());
+  static_assert(report<Kernel, line>());
 
   static size_t get_workspace_size(Arguments const& arguments) { return Kernel::get_workspace_size(arguments); }
   static cutlass::Status can_implement(Arguments const& arguments) {
