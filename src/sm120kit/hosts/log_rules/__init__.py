@@ -1,7 +1,8 @@
 """Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
 
 The rules are data: ``system_rules.toml`` for the transport of KV caches, SGLang's caches and devices that do not start,
-``host_rules.toml`` for drivers, containers, installations, networks, SGLang and TensorRT-LLM,
+``vllm_rules.toml`` for messages of vLLM, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
+TensorRT-LLM,
 ``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
 ``rules.toml`` for the others.
 """
@@ -30,9 +31,8 @@ from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation,
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-RULES = tuple(
-    Path(__file__).with_name(f"{name}.toml") for name in ("system_rules", "host_rules", "rules", "class_rules", "message_rules")
-)
+NAMES = ("system_rules", "host_rules", "vllm_rules", "rules", "class_rules", "message_rules")
+RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in NAMES)
 """Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
 MAXIMUM_NAMES = 6
