@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
+from sm120kit.core.errors import BadRecipe, CompileFailed, ExpectationFailed, NotEnoughMemory, UnknownName
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, write_record
+from sm120kit.kernels import tables
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tables import export_tree
 from sm120kit.kernels.tiles import compare, diagnostics, introspect, listing
 from sm120kit.patches import index_file
 from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes.target import EngineTarget, resolve, resolve_flashinfer
+from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout, GitPin
 
@@ -124,6 +127,43 @@ def test_groupwise_files_with_the_same_includes_are_one_text(tree: Path) -> None
     assert files.head == "#include <groupwise.cuh>\n"
     assert "<float8_e4m3fn>(int)" in files.call and "<float8_e5m2>(int)" in files.call
     assert files.call.count("{ g(3); }") == 2, "kernels are launched as functions are called"
+
+
+def test_files_of_vllm_are_those_with_kernels_for_sm120(tmp_path: Path) -> None:
+    files = {
+        "CMakeLists.txt": 'list(APPEND FLAGS "-DENABLE_NVFP4_SM120=1")\nlist(APPEND FLAGS "-DENABLE_X_SM90=1")',
+        "csrc/own/a.cu": '#include "cutlass/cutlass.h"\nusing A = cutlass::arch::Sm120;\nvoid f() { g<<<1, n, 0, s>>>(a); }\n',
+        "csrc/beside/b.cu": '#include "b_dispatch.cuh"\nvoid g();\n',
+        "csrc/beside/b_dispatch.cuh": "using Arch = cutlass::arch::Sm120;\n",
+        "csrc/beside/c.cu": '#include "c_dispatch.cuh"\n',
+        "csrc/beside/c_dispatch.cuh": "using Arch = cutlass::arch::Sm90;\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    calls = listing.engine_files(tmp_path)
+    assert [(call.module, call.directory, call.head) for call in calls] == [
+        ("b", "csrc/beside", '#include "b_dispatch.cuh"\n'),
+        ("a", "csrc/own", '#include "cutlass/cutlass.h"\n'),
+    ]
+    assert calls[1].call.splitlines()[1:] == ["using A = cutlass::arch::Sm120;", "void f() { g(a); }"]
+    assert calls[0].definitions == ("-DENABLE_NVFP4_SM120=1", "-DTORCH_TARGET_VERSION=1")
+    (tmp_path / "csrc/own/a.cu").unlink()
+    (tmp_path / "csrc/beside/b.cu").unlink()
+    with pytest.raises(ExpectationFailed, match="no kernels for SM120 below csrc"):
+        listing.engine_files(tmp_path)
+
+
+def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tmp_path: Path) -> None:
+    options = Options(Workspace.open(tmp_path / "state"))
+    for name in ("vllm-0.33.0", "sglang-0.5.11-b12x"):
+        with pytest.raises(UnknownName, match=f"{name} has no source of kernels"):
+            tables.require_tiles(resolve(name, options))
+    target = resolve("vllm-0.20.0", options)
+    assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
+    other = replace(target, flashinfer=resolve_flashinfer("flashinfer-0.6.6", options))
+    with pytest.raises(BadRecipe, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):
+        tables.require_tiles(other)
 
 
 def test_candidates_are_generated_calls_with_another_tile_shape(tree: Path) -> None:

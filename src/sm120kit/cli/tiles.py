@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import FlashInferName, Sources
+from sm120kit.cli.options import SourceRecipeName, Sources
 
 if TYPE_CHECKING:
     from sm120kit.kernels.records import TileFacts
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tiles_(
-    engine: FlashInferName,
+    engine: SourceRecipeName,
     patched: Annotated[
         bool, typer.Option("--patched/--unpatched", help="Compare with the patched source, or show the unpatched one only.")
     ] = True,
@@ -29,6 +29,7 @@ def tiles_(
 ) -> None:
     """List the CTA tiles of an engine and whether SM120 can launch them.
 
+    The tiles are FlashInfer's, or with a recipe of vLLM with a source those of vLLM's own kernels.
     The host compiler evaluates the engine's own templates for stages and shared memory; neither nvcc nor a GPU is used. Tiles
     with "no" under generated are of interest, but the engine does not instantiate them. A tile that fits can still compute
     wrong numbers: --emulate checks them. Speed and the instructions themselves are unverified on SM120.
@@ -36,9 +37,9 @@ def tiles_(
     from sm120kit.core import console
     from sm120kit.kernels import tables
     from sm120kit.kernels.tiles import compare
-    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.recipes.target import resolve
 
-    target = resolve_flashinfer(engine, sources.run_options())
+    target = tables.require_tiles(resolve(engine, sources.run_options()))
     before = tables.tiles(target, patched=False, emulated=emulate)
     after = tables.tiles(target, patched=True, emulated=emulate) if patched else before
     if as_json:

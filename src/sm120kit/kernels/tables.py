@@ -9,30 +9,72 @@ from pathlib import Path
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import CompileFailed
+from sm120kit.core.errors import BadRecipe, CompileFailed, UnknownName
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, mark_used
 from sm120kit.kernels import emulation
 from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.records import Emulation, NumericResult, NumericStatus, TileFacts
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target
 from sm120kit.recipes.toolchain import compilers
 
 
-def tiles(target: FlashInferTarget, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
+def tiles(target: Target, *, patched: bool, emulated: bool = False) -> tuple[TileFacts, ...]:
     """The tiles of a recipe's engine, with or without its series, and with cached results of their emulation.
+
+    Those of vLLM are the ones of its own sources, with the CUTLASS of its FlashInfer recipe (:func:`require_tiles`).
 
     ``emulated`` runs the emulations that are not cached, most of a minute each.
     """
+    flashinfer, workspace = target.flashinfer, target.options.workspace
+    tools = compilers(flashinfer)
+    tree = flashinfer.tree if patched else flashinfer.unpatched_tree
+    (cutlass,) = (inside for inside in flashinfer.recipe.inside if inside.project == "cutlass")
+    directory = export_tree(tree, workspace) / cutlass.path
+    if isinstance(target, EngineTarget):
+        facts = _engine_table(target, patched, directory, tools)
+    else:
+        facts = tile_table(target.recipe, tree, tools, workspace)
+    emulator = emulation.Emulator(directory / "include", tools, workspace.cache, tree.tree)
+    return with_numbers(facts, emulator, f"{target.recipe.name}, {'patched' if patched else 'unpatched'}", emulated)
+
+
+def _engine_table(target: EngineTarget, patched: bool, cutlass: Path, tools: Toolchain) -> tuple[TileFacts, ...]:
+    """What the tiles of an engine's own source compile to with a CUTLASS directory."""
     recipe, workspace = target.recipe, target.options.workspace
-    tools = compilers(target)
-    tree = target.tree if patched else target.unpatched_tree
-    facts = tile_table(recipe, tree, tools, workspace)
-    (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
-    headers = export_tree(tree, workspace) / cutlass.path / "include"
-    emulator = emulation.Emulator(headers, tools, workspace.cache, tree.tree)
-    return with_numbers(facts, emulator, f"{recipe.name}, {'patched' if patched else 'unpatched'}", emulated)
+    assert target.source is not None
+    tree = target.source.tree if patched else target.source.unpatched_tree
+    carrier = target.flashinfer.tree if patched else target.flashinfer.unpatched_tree
+    identity = f"{tree.tree} {carrier.tree}"
+    with workspace.exclusive(f"tiles-{tree.tree}"):
+        cached = tile_facts.cached_table(identity, recipe.name, tools, workspace.cache)
+        return cached or tile_facts.table(export_tree(tree, workspace), identity, recipe.name, tools, workspace.cache, cutlass)
+
+
+def require_tiles(target: Target) -> Target:
+    """Return ``target`` if its tiles can be listed: a FlashInfer recipe, or an engine whose source is built with CUTLASS.
+
+    Raises:
+        UnknownName: it is the recipe of another engine.
+        BadRecipe: the engine requires another CUTLASS than its FlashInfer carries.
+    """
+    if isinstance(target, FlashInferTarget):
+        return target
+    recipe, carried = target.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
+    injected = recipe.from_source.injected.values() if recipe.from_source else ()
+    required = [filled.version for filled in injected if filled.project == "cutlass"]
+    if not required or target.source is None:
+        raise UnknownName(
+            f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its official binaries",
+            f"sm120kit tiles {recipe.flashinfer} lists the tiles of its FlashInfer; sm120kit inspect lists kernels of a wheel",
+        )
+    if required != [carried.get("cutlass")]:
+        raise BadRecipe(
+            f"{recipe.name} requires cutlass {required[0]}; {recipe.flashinfer} carries {carried.get('cutlass')}",
+            "name a FlashInfer recipe that carries the version that the engine requires",
+        )
+    return target
 
 
 def tile_table(

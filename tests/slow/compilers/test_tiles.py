@@ -21,7 +21,7 @@ from sm120kit.kernels import tables
 from sm120kit.kernels.emulation import Emulator
 from sm120kit.kernels.records import NumericStatus, TileFacts
 from sm120kit.kernels.tiles import compare, introspect, listing
-from sm120kit.recipes.target import resolve_flashinfer
+from sm120kit.recipes.target import resolve, resolve_flashinfer
 from sm120kit.sources.context import Options
 
 ROOT = Path(__file__).parents[3]
@@ -273,3 +273,30 @@ def test_nvcc_rejects_a_wrong_figure(trees: dict[str, Path], tools: Toolchain, t
     done = compile_with_nvcc(call, tools, trees["before"], tmp_path, 4, 93_185)
     assert done.returncode != 0
     assert "bytes differ" in done.stderr
+
+
+VLLM_TILES = {
+    ("grouped", "nvfp4", "128x128x128", "", False, 4, 89_088),
+    ("dense", "nvfp4", "128x128x128", "", False, 4, 88_064),
+    ("dense", "nvfp4", "256x128x128", "", False, 3, 97_280),
+    ("dense", "fp8", "64x128x128", "1x128x128", False, 3, 84_992),
+    ("dense", "fp8", "128x128x128", "1x128x128", False, 2, 77_824),
+    ("dense", "fp8", "128x32x128", "128x1x128", True, 4, 93_184),
+    ("dense", "fp8", "16x64x128", "", False, 9, 96_256),
+    ("dense", "fp8", "32x64x128", "", False, 7, 92_160),
+    ("dense", "fp8", "64x64x128", "", False, 5, 92_160),
+    ("dense", "fp8", "128x128x128", "", False, 2, 75_776),
+}
+
+
+def test_tiles_of_vllm_are_those_of_its_own_sources(tmp_path: Path) -> None:
+    """vLLM 0.20.0, with the CUTLASS 4.4.2 of FlashInfer 0.6.8.post1. The patches change none of them."""
+    target = tables.require_tiles(resolve("vllm-0.20.0", Options(Workspace.open(tmp_path))))
+    facts = tables.tiles(target, patched=True)
+    tiles = [fact.tile for fact in facts]
+    assert {
+        (tile.family, tile.dtype, tile.shape, tile.scales, tile.swap, fact.stages, fact.smem_bytes)
+        for fact, tile in zip(facts, tiles, strict=True)
+    } == VLLM_TILES
+    outputs = {tile.output for tile in tiles if tile.family == "dense"}
+    assert outputs == {"bf16", "f16"} and {tile.output for tile in tiles if tile.family == "grouped"} == {"bf16"}

@@ -77,11 +77,15 @@ class HostCompiler:
         definitions: Sequence[str],
         stop: threading.Event | None = None,
         sandbox: Sandbox | None = None,
+        includes: Sequence[Path] = (),
     ) -> HostCompiler:
-        """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last."""
+        """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last.
+
+        ``includes`` are include directories besides those of FlashInfer.
+        """
         major, minor = toolchain.nvcc_version.split(".")[:2]
         cuda = toolchain.cuda_home / "include"
-        system = [path for path in (*(tree / name for name in INCLUDES), cuda, cuda / "cccl") if path.is_dir()]
+        system = [path for path in (*(tree / name for name in INCLUDES), *includes, cuda, cuda / "cccl") if path.is_dir()]
         return cls(
             toolchain.host_compiler,
             (
@@ -263,8 +267,12 @@ def measure(
     cache: Path,
     advance: Callable[[int], None],
     sandbox: Sandbox | None = None,
+    includes: Sequence[Path] = (),
 ) -> dict[Instantiation, tuple[TileFacts, ...]]:
-    """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged."""
+    """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged.
+
+    ``includes`` are include directories outside of ``tree``.
+    """
     tree, stop = tree.resolve(), threading.Event()
     cache.mkdir(parents=True, exist_ok=True)
     with owned_directory(cache, ".work-") as directory, ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
@@ -272,7 +280,9 @@ def measure(
             modules = [
                 LauncherModule(
                     group,
-                    HostCompiler.of(toolchain, tree, group[0].definitions, stop, sandbox),
+                    HostCompiler.of(
+                        toolchain, tree, group[0].definitions, stop, sandbox, [tree / group[0].directory, *includes]
+                    ),
                     directory / group[0].module,
                     cache / "units",
                     toolchain,

@@ -87,7 +87,7 @@ class Instantiation:
     tail: str
     definitions: tuple[str, ...]
     generated: bool = True
-    directory: str = ""
+    directory: str = "."
 
     @property
     def whole_files(self) -> bool:
@@ -101,7 +101,7 @@ class Instantiation:
 
 
 def whole_files(
-    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = ""
+    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = "."
 ) -> Instantiation:
     """Source files with the same includes as one translation unit, in which kernels are launched as functions are called."""
     head = "\n".join(INCLUDE.findall(texts[0])) + "\n"
@@ -130,6 +130,26 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
         raise ExpectationFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
+
+
+def engine_files(tree: Path) -> list[Instantiation]:
+    """The source files of vLLM with kernels for SM120: they, or files beside them that they include, name its architecture.
+
+    Raises:
+        ExpectationFailed: there is none.
+    """
+    cmake = tree / "CMakeLists.txt"
+    options = re.findall(r"-D\w+_SM120=1", cmake.read_text()) if cmake.is_file() else []
+    definitions = tuple(sorted({*options, "-DTORCH_TARGET_VERSION=1"}))
+    files = []
+    for path in sorted((tree / "csrc").rglob("*.cu")):
+        text, directory = path.read_text(), path.parent
+        beside = (directory / name for name in re.findall(r'#include "(\w+\.cuh)"', text))
+        if any("arch::Sm120" in part for part in (text, *(other.read_text() for other in beside if other.is_file()))):
+            files.append(whole_files(path.stem, "", [text], definitions, str(directory.relative_to(tree))))
+    if not files:
+        raise ExpectationFailed(f"{tree} has no kernels for SM120 below csrc", UNSUPPORTED)
+    return files
 
 
 def _grouped(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:
