@@ -28,7 +28,7 @@ def incapable(engine: str, selected: dict[str, list[str]]) -> list[str]:
         f"{use}: {name}"
         for use, names in uses.items()
         for name in names
-        if {"runs", "undecided"}.isdisjoint(listed.get(use.removeprefix("draft: "), {}).get(name, {}))
+        if "runs" not in listed.get(use.removeprefix("draft: "), {}).get(name, {})
     ]
 
 

@@ -1,12 +1,16 @@
 """What SGLang selects for a command line on a GPU that is not there; for ``../engine/select_backends.py``.
 
 A command line takes SGLang's own way up to the scheduler: parser, resolution of ``ServerArgs`` (0.5.11: its ``__post_init__``)
-with the model's ``config.json``, and ``ModelConfig``. Layers are not created: what they select after that is not in the answer.
+with the model's ``config.json``, ``ModelConfig``, and the GEMM back-ends, which the scheduler decides before it loads a model.
+Layers are not created: what they select after that is not in the answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
+from typing import Any
 
 USES = {
     "attention": ("attention_backend",),
@@ -17,7 +21,6 @@ USES = {
     "KV cache": ("kv_cache_dtype",),
     "experts": ("moe_runner_backend",),
     "draft: experts": ("speculative_moe_runner_backend",),
-    "layers": ("fp4_gemm_runner_backend", "fp8_gemm_runner_backend"),
     "sampling": ("sampling_backend",),
     "state of linear attention": ("mamba_scheduler_strategy",),
 }
@@ -48,10 +51,20 @@ def select(argv: list[str]) -> dict[str, list[str]]:
     selected: dict[str, list[str]] = {"quantization": [str(model.quantization)]}
     for use, names in USES.items():
         values = [getattr(resolved, name, None) for name in names]
-        if chosen := [
-            f"{name.partition('_gemm')[0]}: {value}" if use == "layers" else str(value)
-            for name, value in zip(names, values, strict=True)
-            if value is not None
-        ]:
+        if chosen := [str(value) for value in values if value is not None]:
             selected[use] = chosen
-    return selected
+    if resolved.speculative_algorithm is None:
+        selected.pop("draft: experts", None)
+    return selected | {"layers": [f"{kind}: {gemm(kind, server)}" for kind in ("fp4", "fp8")]}
+
+
+def gemm(kind: str, server: Any) -> str:
+    """The back-end of the GEMMs of linear layers with this type of weights, as the scheduler initializes it."""
+    module = importlib.import_module(f"sglang.srt.layers.quantization.{kind}_utils")
+    initialize = getattr(module, f"initialize_{kind}_gemm_config")
+    if inspect.signature(initialize).parameters:
+        initialize(server)
+    else:  # 0.5.23: it reads what the process published
+        importlib.import_module("sglang.srt.runtime_context").publish(server, role="scheduler")
+        initialize()
+    return str(getattr(module, f"get_{kind}_gemm_runner_backend")().value)
