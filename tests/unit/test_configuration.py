@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.bench import roofline
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, UnknownName
 from sm120kit.core.state import data_root
@@ -81,3 +83,18 @@ def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) ->
         assert (" * " in row) == bool(configuration.reference[0].differs)
     shown = CliRunner().invoke(app, ["config", "show", "minimax-m2.7-nvfp4-2x-rtx-pro-6000"]).stdout
     assert "not in this configuration: SGLang and b12x instead of vLLM" in " ".join(shown.split())
+
+
+def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense model without drafts reads its weights for each token: GB10 has 273 GB/s."""
+    monkeypatch.setenv("COLUMNS", "400")
+    name = "qwen3.8-27b-fp8-1x-dgx-spark"
+    assert all(reference.differs for reference in configurations.load(name).reference)
+    model = roofline.model_of("Qwen/Qwen3.8-27B-FP8")
+    assert model is not None
+    limit = 273e9 / model.main.fixed_bytes
+    assert f"ceiling {limit:.0f}\n" in re.sub(" +\n", "\n", CliRunner().invoke(app, ["config", "show", name]).stdout)
+    for other in ("gpt-oss-20b-1x-dgx-spark", "minimax-m2.7-nvfp4-2x-dgx-spark"):
+        assert "roofline" not in CliRunner().invoke(app, ["config", "show", other]).stdout
+    drafting = CliRunner().invoke(app, ["config", "show", "qwen3.6-27b-nvfp4-1x-dgx-spark"]).stdout
+    assert "if every draft is accepted" in drafting

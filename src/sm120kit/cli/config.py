@@ -10,7 +10,7 @@ from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.recipes.configurations import Container, Reference
+    from sm120kit.recipes.configurations import Configuration, Container, Reference
 
 
 def list_(json: Json = False) -> None:
@@ -39,6 +39,7 @@ def list_(json: Json = False) -> None:
 
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
+    from sm120kit.bench import reproduce
     from sm120kit.recipes import configurations
 
     config = configurations.load(name)
@@ -58,6 +59,8 @@ def show(name: ConfigName, json: Json = False) -> None:
         *((f"environment {key}", value) for key, value in config.environment.items()),
         ("container", _container(config.container)),
     ]
+    if bounds := reproduce.one_user(config):
+        rows.append(("roofline", "{:.0f} tok/s of one user without context, ceiling {:.0f}".format(*bounds) + _drafts(config)))
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("changed", f"{change.field}: {change.reason}") for change in config.ours]
@@ -95,6 +98,10 @@ def _container(container: Container) -> str:
     if container.ulimits:
         parts.append(f"ulimits {' '.join(f'{name}={value}' for name, value in container.ulimits.items())}")
     return "; ".join([*parts, f"caches {' '.join(container.caches) or 'none'}"])
+
+
+def _drafts(configuration: Configuration) -> str:
+    return ", if every draft is accepted" if configuration.speculation else ""
 
 
 def _conditions(reference: Reference) -> str:

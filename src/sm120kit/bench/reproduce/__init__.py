@@ -20,6 +20,7 @@ from sm120kit.bench.reproduce.judging import (
     RooflineInputs,
     expected_cells,
     judge,
+    one_user,
 )
 from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import StateUnwritable
@@ -44,6 +45,7 @@ __all__ = [
     "findings",
     "judge",
     "measurements",
+    "one_user",
     "plan",
     "receipt_path",
 ]

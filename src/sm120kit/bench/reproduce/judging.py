@@ -285,6 +285,19 @@ def _bound(
     )
 
 
+def one_user(configuration: Configuration) -> tuple[float, float] | None:
+    """Roofline and ceiling in tokens per second of one user without context, with every draft accepted.
+
+    None if the model or the GPU is not modelled, and for several machines.
+    """
+    known = RooflineInputs()
+    modelled = _modelled(configuration, None, known)
+    if modelled is None:
+        return None
+    work = _work(configuration, 1, None, known)
+    return roofline.roofline(*modelled, work, 1.0), roofline.ceiling(*modelled, work)
+
+
 def _modelled(
     configuration: Configuration, receipt: Receipt | None, known: RooflineInputs
 ) -> tuple[RooflineModel, GpuKind] | None:
