@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
-from itertools import accumulate
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -28,6 +26,7 @@ from pydantic import TypeAdapter
 
 from sm120kit.hosts.log_rules import options
 from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
+from sm120kit.hosts.log_rules.strings import Expression, Strings
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
@@ -45,36 +44,41 @@ FIRST_ERRORS, LAST_ERRORS = 4, 2
 """Numbers of first and last lines of each degree that are shown for an unexplained log."""
 TRACEBACK_LINES, FRAMES = 40, 4
 """Maximum number of lines between an exception and its innermost frames, and of these frames."""
-FRAME = re.compile(rb'file "([^"]+)", line \d+(?:, in (\S+))?', re.IGNORECASE)
+FRAME = Expression.of('file "', rb'file "([^"]+)", line \d+(?:, in (\S+))?')
 TORCH = re.compile(rb"(?:^|[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
 """Paths of frames that do not identify a program."""
-RAISED = re.compile(
+RAISED = Expression.of(
+    "error: |exception: |exit: |interrupt: |unsupported: |failure: |fatal|panic|xid|segfault|what():|oops",
     rb"(?<![\w./])(?:[\w.]+\.)?\w*(?:error|exception|exit|interrupt|unsupported|failure): \S|\bfatal\b|\bpanic\b"
     rb"|\bxid\b|\bsegfault\b|\bfatal(?:error)? *:|\bwhat\(\):|\boops\b",
-    re.IGNORECASE,
 )
 """Lines that state a failure: exceptions and what ends a program or a kernel."""
-DOUBTFUL = re.compile(
+DOUBTFUL = Expression.of(
+    "abort|can't|conflict|corrupt|could not|couldn't|crash|denied|died|does not exist|exceed|expired|fail|illegal|incompatible"
+    "|insufficient|invalid|is a directory|mismatch|missing|no such|not found|not permitted|not allowed|not available"
+    "|not installed|refused|stuck|timeout|time out|timed out|timedout|unable|undefined|unexpected|unhealthy|unknown"
+    "|unrecognized|unreachable|warning",
     rb"\b(abort\w*|can't|conflict\w*|corrupt\w*|could not|couldn't|crash\w*|denied|died|does not exist|exceed\w*|expired"
     rb"|fail\w*|illegal|incompatible|insufficient|invalid|is a directory|mismatch\w*|missing|no such"
     rb"|not (?:found|permitted|allowed|available|installed)"
     rb"|refused|stuck|timed? ?out|timeout|unable|undefined|unexpected|unhealthy|unknown|unrecognized|unreachable|warning)\b",
-    re.IGNORECASE,
 )
 """Lines that are shown if a log has no line with a word for errors."""
-ERROR = re.compile(
-    rb"\b(\w*(error|exception)|fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
+ERROR = Expression.of(
+    "error|exception|fatal|traceback|xid|assert|segfault|core dumped|nvrm|killed|failed|cannot|unsupported|not supported"
+    "|out of memory|panic|oops",
+    rb"(?:error|exception)\b|\b(?:fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
     rb"|not supported|out of memory|panic\w*|oops)\b",
-    re.IGNORECASE,
 )
-NOISE = re.compile(
+NOISE = Expression.of(
+    'traceback (most recent|during handling of the above|direct cause of the following|file "|^|~|resource_tracker'
+    "|stacktrace below might be incorrect|ignored exception|raise |loading nvidia unix",
     rb"traceback \(most recent|during handling of the above|direct cause of the following|^\s*file \"|^[\s^~]+$"
     rb"|resource_tracker|stacktrace below might be incorrect|ignored exception|\braise \w+|loading nvidia unix",
-    re.IGNORECASE,
 )
 HANDLED = re.compile(
-    rb"\b((?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|debug|deprecated"
-    rb"|\w*warning(?!\s+(?:failed(?:scheduling|mount|create\w*| {2,})|backoff|unhealthy|evicted|unexpectedadmissionerror)))\b"
+    rb"\b(?:(?<!=)(?<!more )info|(?<!nccl )(?<!=)warn|debug|deprecated)\b"
+    rb"|warning(?!\s+(?:failed(?:scheduling|mount|create\w*| {2,})|backoff|unhealthy|evicted|unexpectedadmissionerror))\b"
     rb"|\blevel=(?:info|warn|debug)|(?-i:\[[IW](?:\d{4})? |^\s*[IW]\d{4} \d)"
     rb"|fall(?:s|ing|en)? ?back|[,;] using \w|will be ignored|ignore import error"
     rb"|(?<!marked as )skip(?:ped|ping)\b|will retry|retrying|, chang(?:e|ing) \w+ (?:from \w+ )?to \w|automatically set"
@@ -89,7 +93,6 @@ PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
 TERMINAL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
-LINE_END = re.compile(rb"\r\n|\n|\r")
 DEVICE = re.compile(rb"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 """The address of a PCI device."""
 TIME = re.compile(rb"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -97,22 +100,30 @@ PREFIX = re.compile(rb"^\s*(\([^)]*\)\s*|\[[^\]]*\]:?\s*|(INFO|WARNING|ERROR|DEB
 """Ranks, levels, times and places before the message of a line."""
 _VERSION = rb"v?(\d+\.\d+[\w.+]*)"
 VERSIONS = {
-    "vllm": re.compile(
-        rb"(?:vllm api server version|llm engine \(|vllm==|vllm version *:?|\xe2\x96[\x80-\x9f] +version) *" + _VERSION
+    "vllm": Expression.of(
+        "vllm==|llm engine (| version",
+        rb"(?:vllm api server version|llm engine \(|vllm==|vllm version *:?|\xe2\x96[\x80-\x9f] +version) *" + _VERSION,
     ),
-    "sglang": re.compile(rb"sglang(?:==| version *:?|:) *" + _VERSION),
-    "flashinfer": re.compile(rb"flashinfer(?:[-_]python)?(?:==| version:? *)" + _VERSION),
-    "torch": re.compile(rb"torch(?:==| version *: *)" + _VERSION),
-    "triton": re.compile(rb"triton==" + _VERSION),
-    "nccl": re.compile(rb"nccl(?: version |==)" + _VERSION),
-    "driver": re.compile(rb"(?:driver version *:|kernel module(?: for \w+)?) *(\d{3}\.\d+[\d.]*)"),
-    "cuda": re.compile(rb"cuda(?: runtime)? version *: *(\d+\.\d+[\d.]*)"),
-    "gpu": re.compile(rb"(rtx (?:pro )?\d{4}(?: d| ti)?\b(?: blackwell[\w -]*?edition| blackwell)?|gb10\b)"),
+    "sglang": Expression.of("sglang==|sglang version|sglang:", rb"sglang(?:==| version *:?|:) *" + _VERSION),
+    "flashinfer": Expression.of(
+        "flashinfer==|flashinfer-python==|flashinfer_python==| version",
+        rb"flashinfer(?:[-_]python)?(?:==| version:? *)" + _VERSION,
+    ),
+    "torch": Expression.of("torch==|torch version", rb"torch(?:==| version *: *)" + _VERSION),
+    "triton": Expression.of("triton==", rb"triton==" + _VERSION),
+    "nccl": Expression.of("nccl version |nccl==", rb"nccl(?: version |==)" + _VERSION),
+    "driver": Expression.of(
+        "driver version|kernel module", rb"(?:driver version *:|kernel module(?: for \w+)?) *(\d{3}\.\d+[\d.]*)"
+    ),
+    "cuda": Expression.of("cuda version|cuda runtime version", rb"cuda(?: runtime)? version *: *(\d+\.\d+[\d.]*)"),
+    "gpu": Expression.of("rtx |gb10", rb"(rtx (?:pro )?\d{4}(?: d| ti)?\b(?: blackwell[\w -]*?edition| blackwell)?|gb10\b)"),
 }
-"""Versions in lower-case logs, by package."""
+"""Versions in lines, by package."""
+EXCEPTIONS = frozenset((b"error", b"exception"))
+"""Strings of lines with the name of an exception."""
 ENGINES = {
-    "vllm": (b"vllm", b"(enginecore", b"(apiserver pid="),
-    "sglang": (b"sglang", b"sgl_kernel", b"scheduler hit an exception", b"received sigquit from a child process"),
+    "vllm": frozenset((b"vllm", b"(enginecore", b"(apiserver pid=")),
+    "sglang": frozenset((b"sglang", b"sgl_kernel", b"scheduler hit an exception", b"received sigquit from a child process")),
 }
 """Strings of lower-case logs of an engine, by its name."""
 
@@ -180,20 +191,73 @@ class _Degree:
         return iter((*self._first, *self._last))
 
 
-class _Joined:
-    """Lines of a block with their numbers, joined so that one search finds all that have a string."""
+@dataclass(frozen=True)
+class _Condition:
+    """A rule with the lower-case strings of its conditions on a line."""
 
-    def __init__(self, lines: Sequence[bytes], numbers: Sequence[int]) -> None:
-        self._numbers = numbers
-        self._text = b"\n".join(lines)
-        self._ends = list(accumulate(len(line) + 1 for line in lines))
+    rule: Rule
+    match: tuple[bytes, ...]
+    any: frozenset[bytes]
+    without: frozenset[bytes]
 
-    def having(self, text: bytes) -> Iterable[int]:
-        start = self._text.find(text)
-        while start >= 0:
-            index = bisect_right(self._ends, start)
-            yield self._numbers[index]
-            start = self._text.find(text, self._ends[index])
+    @property
+    def anchors(self) -> Iterable[bytes]:
+        """Strings of which each matching line has at least one."""
+        return (max(self.match, key=len),) if self.match else self.any
+
+    def requires(self, found: frozenset[bytes]) -> bool:
+        """Whether a line with the strings ``found`` may fulfil it, which depends on their order if it has several."""
+        return (
+            found.issuperset(self.match)
+            and (not self.any or not self.any.isdisjoint(found))
+            and self.without.isdisjoint(found)
+            and (not self.rule.raised or not EXCEPTIONS.isdisjoint(found))
+        )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The conditions of all rules, in the order of these, and the strings for which a log is searched."""
+
+    conditions: tuple[_Condition, ...]
+    anchored: Mapping[bytes, Sequence[int]]
+    """Indexes of the conditions that a line with a string may fulfil."""
+    contexts: frozenset[bytes]
+    unless: frozenset[tuple[bytes, ...]]
+    noted: frozenset[bytes]
+    """Strings of lines with versions and contexts."""
+    strings: Strings
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule]) -> _Search:
+        conditions = tuple(
+            _Condition(rule, _encoded(rule.match), frozenset(_encoded(rule.any)), frozenset(_encoded(rule.without)))
+            for rule in rules
+        )
+        anchored: dict[bytes, list[int]] = {}
+        for index, condition in enumerate(conditions):
+            for text in condition.anchors:
+                anchored.setdefault(text, []).append(index)
+        contexts = frozenset(text for condition in conditions for text in _encoded(condition.rule.log))
+        unless = frozenset(_encoded(condition.rule.unless) for condition in conditions if condition.rule.unless)
+        noted = contexts.union(*unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
+        of_rules = (text for rule in conditions for text in (*rule.match, *rule.any, *rule.without))
+        of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE) for text in expression.texts)
+        return cls(conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS)))
+
+
+@cache
+def _search() -> _Search:
+    return _Search.of(rules())
+
+
+@lru_cache(maxsize=4096)
+def _candidates(found: frozenset[bytes]) -> tuple[_Condition, ...]:
+    """The conditions that a line with these strings may fulfil, in their order."""
+    search = _search()
+    indexes = {index for text in found for index in search.anchored.get(text, ())}
+    conditions = (search.conditions[index] for index in sorted(indexes))
+    return tuple(condition for condition in conditions if condition.requires(found))
 
 
 class LogScan:
@@ -205,15 +269,10 @@ class LogScan:
         self._rest = b""
         self._number = 0
         self._groups: dict[tuple[str, ...], _Group] = {}
-        self._needles = {rule.id: _encoded(rule.match) for rule in rules()}
-        self._alternatives = {rule.id: _encoded(rule.any) or (b"",) for rule in rules()}
-        self._anchors = {
-            rule.id: (max(_encoded(rule.match), key=len),) if rule.match else _encoded(rule.any) for rule in rules()
-        }
-        """Strings of which each matching line has at least one."""
-        self._excluded = {rule.id: _encoded(rule.without) for rule in rules()}
-        self._contexts = {text: False for rule in rules() for text in rule.log}
-        self._revoked: dict[tuple[tuple[str, ...], bytes], int] = {}
+        self._search = _search()
+        self._contexts: set[bytes] = set()
+        """Strings of rules' ``log`` that occurred."""
+        self._revoked: dict[tuple[tuple[bytes, ...], bytes], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
         self._engines = dict.fromkeys(ENGINES, False)
@@ -274,28 +333,18 @@ class LogScan:
         return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
 
     def _match(self, block: bytes) -> None:
-        block = TERMINAL.sub(b"", block)
-        lowered = block.lower()
-        self._note(block, lowered)
-        candidates = self._candidates(lowered)
-        for position, line in enumerate(LINE_END.split(block)):
+        if b"\x1b" in block or b"\x08" in block:
+            block = TERMINAL.sub(b"", block)
+        lines = (block + b"\n").splitlines()
+        for line, texts in zip(lines, self._search.strings.of_lines(lines), strict=True):
             self._number += 1
             if line.strip():
                 completed = self._with_condition(line)
-                rules = candidates.get(position, ()) if completed is line else self._candidates(completed.lower()).get(0, ())
-                self._match_line(rules, completed)
-
-    def _candidates(self, lowered: bytes) -> dict[int, list[Rule]]:
-        """The rules of which a line of a block has the rarest string, by the number of the line from 0."""
-        lines = LINE_END.split(lowered)
-        raised = [number for number, line in enumerate(lines) if b"error" in line or b"exception" in line]
-        searched = {False: _Joined(lines, range(len(lines))), True: _Joined([lines[number] for number in raised], raised)}
-        candidates: dict[int, list[Rule]] = {}
-        for rule in rules():
-            joined = searched[rule.raised]
-            for number in {number for text in self._anchors[rule.id] for number in joined.having(text)}:
-                candidates.setdefault(number, []).append(rule)
-        return candidates
+                if completed is not line:
+                    texts = next(self._search.strings.of_lines([completed]))
+                if not self._search.noted.isdisjoint(texts):
+                    self._note(line, texts)
+                self._match_line(texts, completed)
 
     def _with_condition(self, line: bytes) -> bytes:
         """An AssertionError without a message, with the condition in the line of source code before it."""
@@ -307,9 +356,11 @@ class LogScan:
             self._condition = b""
         return line
 
-    def _match_line(self, candidates: Sequence[Rule], line: bytes) -> None:
-        frames = self._frames() if any(rule.frame for rule in candidates) else ""
-        matched = tuple(self._matching(candidates, line, frames)) if candidates else ()
+    def _match_line(self, texts: frozenset[bytes], line: bytes) -> None:
+        """Match a line that has these of the strings."""
+        candidates = _candidates(texts)
+        frames = self._frames() if any(condition.rule.frame for condition in candidates) else ""
+        matched = tuple(self._matching(candidates, line, texts, frames)) if candidates else ()
         self._before.append(line[:SHOWN_BYTES])
         if any(rule.kind is Kind.HANG for rule in matched):
             self._hang_from = self._hang_from or self._number
@@ -323,66 +374,63 @@ class LogScan:
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
-        elif not NOISE.search(line) and not FRAME.search(line):
-            self._add_error(line)
+        elif not NOISE.search(line, texts) and not FRAME.search(line, texts):
+            self._add_error(line, texts)
 
-    def _matching(self, candidates: Sequence[Rule], line: bytes, frames: str) -> Iterable[Rule]:
+    def _matching(self, candidates: Sequence[_Condition], line: bytes, texts: frozenset[bytes], frames: str) -> Iterable[Rule]:
         """The rules that match a line, up to the first that depends on nothing else."""
         lowered = line.lower()
-        handled = any(rule.pattern for rule in candidates) and bool(HANDLED.search(line) or NOISE.search(line))
-        for rule in candidates:
-            if handled and rule.pattern:
+        handled: bool | None = None
+        for condition in candidates:
+            rule = condition.rule
+            if len(condition.match) > 1 and not _in_order(condition.match, lowered):
                 continue
-            if (
-                _in_order(self._needles[rule.id], lowered)
-                and any(text in lowered for text in self._alternatives[rule.id])
-                and not any(text in lowered for text in self._excluded[rule.id])
-                and (not rule.frame or _compiled(rule.frame).search(frames))
-                and (not rule.pattern or _member(rule, line))
-            ):
-                yield rule
-                if not rule.conditional:
-                    return
+            if rule.frame and not _compiled(rule.frame).search(frames):
+                continue
+            if rule.pattern:
+                if handled is None:
+                    handled = bool(HANDLED.search(line) or NOISE.search(line, texts))
+                if handled or not _member(rule, line):
+                    continue
+            yield rule
+            if not rule.conditional:
+                return
 
-    def _add_error(self, line: bytes) -> None:
+    def _add_error(self, line: bytes, texts: frozenset[bytes]) -> None:
         part = line[:PATTERN_BYTES]
-        if ERROR.search(part) or RAISED.search(part):
-            handled = HANDLED.search(part)
-            self._errors[2 if handled else 0 if RAISED.search(part) else 1].add(self._number, line)
-        elif DOUBTFUL.search(part):
+        raised = RAISED.search(part, texts)
+        if raised or ERROR.search(part, texts):
+            self._errors[2 if HANDLED.search(part) else 0 if raised else 1].add(self._number, line)
+        elif DOUBTFUL.search(part, texts):
             self._errors[2].add(self._number, line)
 
     def _frames(self) -> str:
         """The innermost frames of the traceback that precedes a line, outside of torch, one per line, the innermost first."""
         frames: list[str] = []
         for line in reversed(self._before):
-            if match := FRAME.search(line):
+            if match := FRAME.pattern.search(line):
                 if not TORCH.search(match[1]):
                     frames.append(f"{match[1].decode(errors='replace')} in {(match[2] or b'').decode(errors='replace')}")
-            elif len(frames) == FRAMES or RAISED.search(line):
+            elif len(frames) == FRAMES or RAISED.pattern.search(line):
                 break
         return "\n".join(frames[:FRAMES])
 
-    def _note(self, block: bytes, lowered: bytes) -> None:
-        """Note versions and contexts."""
-        for name, pattern in VERSIONS.items():
-            if name not in self._versions and (match := pattern.search(lowered)):
-                self._versions[name] = block[slice(*match.span(1))].decode(errors="replace").strip()
+    def _note(self, line: bytes, texts: frozenset[bytes]) -> None:
+        """Note versions and contexts of a line that has these of the strings."""
+        for name, version in VERSIONS.items():
+            if name not in self._versions and (match := version.search(line, texts)):
+                self._versions[name] = match[1].decode(errors="replace").strip()
         for engine, seen in self._engines.items():
-            self._engines[engine] = seen or any(text in lowered for text in ENGINES[engine])
-        for text, seen in self._contexts.items():
-            self._contexts[text] = seen or text.lower().encode() in lowered
-        for unless in {rule.unless for rule in rules() if rule.unless}:
-            needles = _encoded(unless)
-            if all(needle in lowered for needle in needles):
-                for number, line in enumerate(LINE_END.split(lowered), self._number + 1):
-                    if _in_order(needles, line):
-                        self._revoked[unless, _device(line)] = number
+            self._engines[engine] = seen or not ENGINES[engine].isdisjoint(texts)
+        self._contexts |= self._search.contexts & texts
+        for unless in self._search.unless:
+            if texts.issuperset(unless) and _in_order(unless, line.lower()):
+                self._revoked[unless, _device(line)] = self._number
 
     def _applies(self, rule: Rule, group: _Group, ended: bool, now: datetime) -> bool:
-        if rule.log and not any(self._contexts[text] for text in rule.log):
+        if rule.log and self._contexts.isdisjoint(_encoded(rule.log)):
             return False
-        if rule.unless and self._revoked.get((rule.unless, _device(group.line)), 0) > group.last:
+        if rule.unless and self._revoked.get((_encoded(rule.unless), _device(group.line)), 0) > group.last:
             return False
         if rule.engines and all(self._fits(versions) is False for versions in rule.engines):
             return False
@@ -458,7 +506,7 @@ def _entry(rule: Rule, name: str) -> ClassEntry | None:
 
 def _member(rule: Rule, line: bytes) -> bool:
     """Whether a line that no program handled is of a rule's class."""
-    if rule.failed and not ERROR.search(line):
+    if rule.failed and not ERROR.pattern.search(line):
         return False
     names = _names(rule, line)
     return bool(names) and (bool(rule.fixes) or _entry(rule, names["name"]) is not None)
