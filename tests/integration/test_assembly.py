@@ -179,12 +179,36 @@ def test_disk_space_is_required_for_layers_that_are_not_written_or_not_unpacked(
 
     missing = required([*official])
     assert missing >= 2 * size
-    image, _ = small.assemble()
-    written = required([*official])
-    assert written == missing / 2
-    rootfs.layers(small.layout, small.layout.find(image.id).digest, small.workspace)
+    small.assemble()
     assert required([*official]) == 0
+    shutil.rmtree(small.workspace.root / "oci-unpacked")
+    assert required([*official]) == missing / 2
     assert required([wheel for wheel in official if wheel.name != "zlast"]) > 0  # another layer of small wheels
+
+
+def test_files_unpacked_while_layers_are_written_are_those_of_the_layers(small: SmallImage) -> None:
+    """Contents, modes, times and records are the same as when the layers are read."""
+    image, _ = small.assemble()
+    unpacked, written = small.workspace.root / "oci-unpacked", small.workspace.root / "written"
+    unpacked.rename(written)
+    rootfs.layers(small.layout, small.layout.find(image.id).digest, small.workspace)
+    own = image.layers[1:]  # the lowest is the base
+    assert everything(unpacked, own) == everything(written, own)
+
+
+def everything(unpacked: Path, layers: Sequence[str]) -> dict[str, tuple[int, float, bytes]]:
+    """Modes, times and contents of the unpacked files of layers and of their records, by path."""
+    found: dict[str, tuple[int, float, bytes]] = {}
+    for layer in layers:
+        directory = unpacked / layer.removeprefix("sha256:")
+        assert directory.is_dir(), layer
+        for path in directory.rglob("*"):
+            status = path.lstat()
+            link, file = path.is_symlink(), path.is_file()
+            content = str(path.readlink()).encode() if link else path.read_bytes() if file else b""
+            mtime = 0.0 if path.parent == directory else status.st_mtime  # the records and the root have none in the layer
+            found[str(path.relative_to(unpacked))] = (status.st_mode, mtime, content)
+    return found
 
 
 def test_removed_layer_is_written_again_and_a_changed_one_is_detected(small: SmallImage) -> None:

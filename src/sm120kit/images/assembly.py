@@ -459,7 +459,7 @@ def _write(
     written = {layer: _written(record, layout) for layer, record in records.items()}
     missing = sorted((layer for layer in planned if written[layer] is None), key=lambda layer: -layer.size)
     total = sum(layer.size for layer in missing)
-    require_disk(layout.directory, int(total * 1.05) + _MARGIN_BYTES if missing else 0, "the image")
+    require_disk(layout.directory, int(2 * total * 1.05) + _MARGIN_BYTES if missing else 0, "the image and its unpacked files")
     stop = threading.Event()
     with reporting.task(f"writing {len(missing)} of {len(planned)} layers", total, transfer=True) as advance:
 
@@ -475,10 +475,11 @@ def _write(
                     advance(unreported)
                     unreported = 0
 
-            with layout.writer() as blob:
-                tar = LayerWriter(blob, inputs.epoch, observe)
+            with layout.writer() as blob, rootfs.layer_files(workspace) as files:
+                tar = LayerWriter(blob, inputs.epoch, observe, files.add)
                 layer.write(tar, bytecode)
                 descriptor = tar.finish()
+                files.publish(descriptor.digest)
             write_record(records[layer], descriptor)
             return descriptor
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sm120kit.core.errors import UnsafeArchive
 from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
+
+AddEntry = Callable[[tarfile.TarInfo, Iterable[bytes]], None]
+"""Gets each entry of a layer with the contents of a file, which it must read to their end."""
+
+
+def _read(entry: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
+    for _ in chunks:
+        pass
 
 
 class LayerWriter:
@@ -17,12 +25,16 @@ class LayerWriter:
     owner root. Long names and large files have PAX headers.
     """
 
-    def __init__(self, blob: BlobWriter, epoch: int, observe: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(
+        self, blob: BlobWriter, epoch: int, observe: Callable[[int], None] = lambda size: None, add: AddEntry = _read
+    ) -> None:
         """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries.
 
-        ``observe`` is called with the number of bytes before each write, and may raise to end the layer.
+        ``observe`` is called with the number of bytes before each write, and may raise to end the layer. ``add`` also gets
+        each entry.
         """
         self._blob = blob
+        self._add = add
         self._observe = observe
         self._epoch = epoch
         self._types: dict[str, bytes] = {"": tarfile.DIRTYPE}
@@ -37,7 +49,7 @@ class LayerWriter:
         Raises:
             UnsafeArchive: the path is not a path in a layer, exists already, or leads through an entry that is no directory.
         """
-        self._header(path, tarfile.DIRTYPE, mode=mode, uid=uid, gid=gid)
+        self._add(self._header(path, tarfile.DIRTYPE, mode=mode, uid=uid, gid=gid), ())
 
     def file(self, path: str, chunks: Iterable[bytes], size: int, *, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
         """Add a file of ``size`` bytes. See :meth:`directory`.
@@ -45,21 +57,28 @@ class LayerWriter:
         Raises:
             UnsafeArchive: also if ``chunks`` have another size.
         """
-        self._header(path, tarfile.REGTYPE, mode=mode, uid=uid, gid=gid, size=size)
-        written = sum(map(self._write, chunks))
+        entry = self._header(path, tarfile.REGTYPE, mode=mode, uid=uid, gid=gid, size=size)
+        start = self._blob.size
+        self._add(entry, self._written(chunks))
+        written = self._blob.size - start
         if written != size:
             raise UnsafeArchive(f"{path} has {written} bytes, not {size}", "fetch its archive again")
         self._write(bytes(-size % tarfile.BLOCKSIZE))
 
+    def _written(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._write(chunk)
+            yield chunk
+
     def symlink(self, path: str, target: str, *, uid: int = 0, gid: int = 0) -> None:
         """Add a symbolic link. See :meth:`directory`."""
-        self._header(path, tarfile.SYMTYPE, mode=0o777, uid=uid, gid=gid, linkname=target)
+        self._add(self._header(path, tarfile.SYMTYPE, mode=0o777, uid=uid, gid=gid, linkname=target), ())
 
     def hardlink(self, path: str, target: str, *, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
         """Add another name of the file ``target``, an entry before this one. See :meth:`directory`."""
         if self._types.get(target) != tarfile.REGTYPE:
             raise UnsafeArchive(f"{path} is a link to {target}, which is no file before it", "fetch its archive again")
-        self._header(path, tarfile.LNKTYPE, mode=mode, uid=uid, gid=gid, linkname=target)
+        self._add(self._header(path, tarfile.LNKTYPE, mode=mode, uid=uid, gid=gid, linkname=target), ())
 
     def finish(self) -> Descriptor:
         """End the layer and commit the blob. Its digest is the diff id."""
@@ -70,7 +89,7 @@ class LayerWriter:
         self._observe(len(data))
         return self._blob.write(data)
 
-    def _header(self, path: str, type_: bytes, **fields: Any) -> None:
+    def _header(self, path: str, type_: bytes, **fields: Any) -> tarfile.TarInfo:
         parts = path.split("/")
         if "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
             raise UnsafeArchive(f"{path!r} is not a path in a layer", "fetch its archive again")
@@ -87,3 +106,4 @@ class LayerWriter:
         for name, value in fields.items():
             setattr(entry, name, value)
         self._write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        return entry

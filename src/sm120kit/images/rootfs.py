@@ -16,10 +16,11 @@ import stat
 import tarfile
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -122,8 +123,43 @@ def _unpack_layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Wor
                         f"{path} is not the layer {diff_id}: it was changed",
                         f"rm {path}, then build or pull the image again",
                     )
-            write_record(directory / "layer.json", record)
-            (directory / _DIGESTS).write_text(json.dumps(digests, sort_keys=True))
+            _write_records(directory, record, digests)
+
+
+def _write_records(directory: Path, record: LayerRecord, digests: Mapping[str, FileDigest | None]) -> None:
+    write_record(directory / "layer.json", record)
+    (directory / _DIGESTS).write_text(json.dumps(digests, sort_keys=True))
+
+
+class LayerFiles:
+    """The files of a layer that is being written, which is then unpacked; see :func:`layer_files`."""
+
+    def __init__(self, directory: Path, workspace: Workspace) -> None:
+        self._directory, self._workspace = directory, workspace
+        (directory / "tree").mkdir(mode=0o755)
+        self._unpacking = _Unpacking(directory / "tree", directory)
+        self.add = self._unpacking.add
+
+    def publish(self, diff_id: str) -> None:
+        """Keep the files as those of the layer ``diff_id``, unless it is unpacked already."""
+        target = _target(self._workspace.root / "oci-unpacked", diff_id)
+        _write_records(self._directory, *self._unpacking.finish())
+        with self._workspace.exclusive(f"unpack-{target.name}"), disk_errors(target):
+            target.parent.mkdir(exist_ok=True)
+            if not target.is_dir():
+                self._directory.rename(target)
+
+
+@contextmanager
+def layer_files(workspace: Workspace) -> Iterator[LayerFiles]:
+    """Unpack a layer in the pass in which it is written: :attr:`LayerFiles.add` gets its entries.
+
+    The checks of an image then need not read its layers again. Nothing is kept if the block fails.
+    """
+    with workspace.scratch() as scratch, disk_errors(scratch):
+        directory = scratch / "layer"
+        directory.mkdir(mode=0o755)
+        yield LayerFiles(directory, workspace)
 
 
 @contextmanager
@@ -195,7 +231,8 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> tuple[LayerRecord, di
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER) as archive:
             for member in archive:
-                unpacking.add(member, archive)
+                content = archive.extractfile(member) if member.isreg() else None
+                unpacking.add(member, iter(partial(content.read, _BUFFER), b"") if content else ())
                 archive.members = []  # type: ignore[attr-defined]  # otherwise the archive keeps every header
     except (tarfile.TarError, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in archives.UNFIT:
@@ -216,8 +253,8 @@ class _Unpacking:
         self._record = LayerRecord({}, {}, whiteouts=False)
         self._whiteouts = False
 
-    def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        """Write a member."""
+    def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
+        """Write a member; ``chunks`` are the contents of a file."""
         path = self._path(member.name)
         target = self._tree / path
         if path:
@@ -249,11 +286,9 @@ class _Unpacking:
             os.link(self._tree / source, target, follow_symlinks=False)
             self._files[path] = self._files[source]
         elif member.isreg():
-            content = archive.extractfile(member)
-            assert content is not None
             digest = hashlib.sha256()
             with target.open("xb") as file:
-                while piece := content.read(_BUFFER):
+                for piece in chunks:
                     digest.update(piece)
                     file.write(piece)
             self._set_mode(path, target, member.mode, 0o600)
