@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ from sm120kit.core.errors import LogUnreadable
 from sm120kit.core.state import data_root
 from sm120kit.hosts import log_rules
 from sm120kit.hosts.log_rules import Kind, inputs
-from sm120kit.hosts.log_rules.issue import without_names
+from sm120kit.hosts.log_rules.issue import issue_text, without_names
 from sm120kit.hosts.log_rules.records import Remedy, Rule
 from sm120kit.recipes import arguments
 
@@ -747,6 +748,9 @@ def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytes
     ("line", "shown"),
     [
         ("HF_TOKEN=hf_abcdefghijklmnop123", "HF_TOKEN=***"),
+        ("AWS_SECRET_ACCESS_KEY=abc/def AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY=*** ***"),
+        ("AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE", "AWS_ACCESS_KEY_ID=***"),
+        ("jane@janes-box:~/work$ vllm serve", "USER@HOST:~/work$ vllm serve"),
         (
             "non-default args: {'api_key': ['open-sesame'], 'port': 8000}",
             "non-default args: {'api_key': ['***'], 'port': 8000}",
@@ -870,3 +874,71 @@ def test_what_a_program_prints_is_matched(tmp_path: Path) -> None:
         with pytest.raises(LogUnreadable, match=re.escape(argv[0])):
             inputs.read_program(argv, scan, lambda: None)
     assert CliRunner().invoke(app, ["explain", "--container", "a/b"]).exit_code == 2
+
+
+TRACE = ["Traceback (most recent call last):", EXTENSION, NO_KERNEL]
+UNKNOWN = "RuntimeError: the flux is broken at /home/jane/x.py"
+
+
+def as_docker(line: str) -> str:
+    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-07-22T08:14:55.123Z"})
+
+
+def as_journal(line: str) -> str:
+    return json.dumps({"_HOSTNAME": "janes-box", "_CMDLINE": "vllm serve --api-key s3cret", "MESSAGE": line})
+
+
+def as_journal_bytes(line: str) -> str:
+    return json.dumps({"_HOSTNAME": "janes-box", "MESSAGE": list(line.encode())})
+
+
+@pytest.mark.parametrize("form", [as_docker, as_journal, as_journal_bytes], ids=lambda form: form.__name__)
+def test_messages_of_json_lines(form: Callable[[str], str]) -> None:
+    (match,) = explain("\n".join(map(form, TRACE)) + "\n").found
+    assert match.rule.id == "extension-no-kernel" and match.line == NO_KERNEL and match.number == 3
+    result = explain(form(UNKNOWN) + "\n")
+    assert [error.line for error in result.errors] == [UNKNOWN]
+    assert "janes-box" not in issue_text(result) and "s3cret" not in issue_text(result)
+
+
+@pytest.mark.parametrize("line", ['{"log": 3}', "{", '{"a": "RuntimeError: x"}', "[1]", '{"MESSAGE": [300]}', "{" * 5000])
+def test_other_json_is_a_line(line: str) -> None:
+    assert explain(line + "\nend\n").lines == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_encodings_with_a_byte_order_mark(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_rules, "BLOCK_BYTES", 151)
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    explanation = explain(f"{mark}start\r\n{NO_KERNEL}\r\n".encode(encoding))
+    assert [(match.rule.id, match.line, match.number) for match in explanation.found] == [("no-kernel-image", NO_KERNEL, 2)]
+    assert explain(f"{mark}{UNKNOWN}\r\n".encode(encoding)).errors[0].line == UNKNOWN
+
+
+def test_a_long_line_shows_what_matched() -> None:
+    (match,) = explain("x " * 5000 + NO_KERNEL + " y" * 5000).found
+    assert NO_KERNEL in match.line and len(match.line) <= log_rules.SHOWN_BYTES
+
+
+def test_lines_have_no_control_characters() -> None:
+    (error,) = explain("ERROR the \x07flux\x00\x9b31m is broken\n").errors
+    assert error.line.isprintable() and "flux" in error.line
+
+
+@pytest.mark.parametrize("start", inputs.COMPRESSED)
+def test_compressed_logs_are_refused(start: bytes, tmp_path: Path) -> None:
+    log = tmp_path / "server.log.gz"
+    log.write_bytes(start + b"x" * 50)
+    with pytest.raises(LogUnreadable, match="is compressed"):
+        inputs.read_file(log, log_rules.LogScan(), lambda: None)
+
+
+def test_closed_standard_input_is_an_error() -> None:
+    command = [sys.executable, "-m", "sm120kit", "explain", "-"]
+    result = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert result.returncode == LogUnreadable.exit_code and "standard input is closed" in result.stderr
+
+
+def test_an_empty_log_has_no_text_for_an_issue() -> None:
+    result = CliRunner().invoke(app, ["explain", "-"], input="")
+    assert result.exit_code == 1 and result.output.strip() == "unknown: the log is empty"

@@ -93,7 +93,10 @@ def _print(explanation: Explanation, printed: set[str]) -> None:
         if match.rule.id not in printed:
             _print_match(match)
     if not explanation.known:
-        console.data(f"unknown: no known failure in {explanation.lines} lines")
+        if not explanation.lines:
+            console.data("unknown: the log is empty")
+            return
+        console.data(f"unknown: no known failure in {explanation.lines} line{'s' * (explanation.lines != 1)}")
         if reports := [match.rule.id for match in explanation.found if match.rule.kind is Kind.CONSEQUENCE]:
             where = "among these lines" if explanation.errors else "not in this log"
             console.data(f"  {', '.join(reports)}: reports a failure whose cause is above it, {where}")

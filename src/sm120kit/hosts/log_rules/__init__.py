@@ -9,11 +9,12 @@ TensorRT-LLM,
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import tomllib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
@@ -24,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter
 
-from sm120kit.hosts.log_rules import options
+from sm120kit.hosts.log_rules import options, records
 from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
 from sm120kit.hosts.log_rules.strings import Expression, Strings
 
@@ -266,6 +267,7 @@ class LogScan:
     def __init__(self, *, live: bool = False) -> None:
         self._live = live
         self._fed = datetime.min
+        self._decoder: Callable[[bytes], bytes] | None = None
         self._rest = b""
         self._number = 0
         self._groups: dict[tuple[str, ...], _Group] = {}
@@ -288,7 +290,9 @@ class LogScan:
     def feed(self, chunk: bytes) -> None:
         """Match more of the log; an incomplete last line is kept for the next call."""
         self._fed = datetime.now()
-        block = self._rest + chunk
+        if self._decoder is None:
+            self._decoder = _decoder(chunk)
+        block = self._rest + self._decoder(chunk)
         cut = block.rfind(b"\n") + 1 or (len(block) if len(block) > BLOCK_BYTES else 0)
         self._rest = block[cut:]
         if cut:
@@ -336,6 +340,8 @@ class LogScan:
         if b"\x1b" in block or b"\x08" in block:
             block = TERMINAL.sub(b"", block)
         lines = (block + b"\n").splitlines()
+        if block.startswith(b"{") or b"\n{" in block:
+            lines = [records.message(line) if line.startswith(b"{") else line for line in lines]
         for line, texts in zip(lines, self._search.strings.of_lines(lines), strict=True):
             self._number += 1
             if line.strip():
@@ -370,7 +376,9 @@ class LogScan:
             key = tuple(rule.id for rule in matched)
             if any(rule.unless for rule in matched):
                 key = (*key, _device(line).decode())
-            group = self._groups.setdefault(key, _Group(matched, 0, self._number, line[:PATTERN_BYTES], 0, b"", frames, {}))
+            group = self._groups.setdefault(
+                key, _Group(matched, 0, self._number, _excerpt(line, matched[0]), 0, b"", frames, {})
+            )
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
@@ -539,5 +547,24 @@ def _time(line: bytes, now: datetime) -> datetime | None:
     return time.replace(year=year - 1) if match[1] is None and time > now + timedelta(days=1) else time
 
 
+def _decoder(first: bytes) -> Callable[[bytes], bytes]:
+    """A function from parts of a log to UTF-8. Programs on Windows write UTF-16, which starts with a byte order mark."""
+    if not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return bytes
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    return lambda chunk: decoder.decode(chunk).encode(errors="replace")
+
+
 def _shown(line: bytes) -> str:
-    return line[:SHOWN_BYTES].decode(errors="replace").strip()
+    """The start of a line, without characters that control a terminal."""
+    text = line[:SHOWN_BYTES].decode(errors="replace").replace("\t", " ").strip(" \ufeff\r\x00")
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _excerpt(line: bytes, rule: Rule) -> bytes:
+    """The start of a line, or of what a rule without pattern matches in a line that is too long to be shown."""
+    if rule.pattern or len(line) <= SHOWN_BYTES:
+        return line[:PATTERN_BYTES]
+    lowered = line.lower()
+    first = min(start for text in _encoded(rule.match[:1] or rule.any) if (start := lowered.find(text)) >= 0)
+    return line[:PATTERN_BYTES] if first < SHOWN_BYTES // 2 else b"... " + line[first - SHOWN_BYTES // 4 :][:PATTERN_BYTES]

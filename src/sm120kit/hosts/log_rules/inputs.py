@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import sys
@@ -17,6 +18,8 @@ from sm120kit.core.errors import LogUnreadable, ToolchainMissing
 from sm120kit.hosts.log_rules import BLOCK_BYTES, LogScan
 
 POLL_SECONDS = 0.5
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zX", b"BZh", b"PK\x03\x04")
+"""First bytes of gzip, zstd, xz, bzip2 and zip files."""
 Changed = Callable[[], None]
 """Called after each part of a log, and while it does not grow."""
 
@@ -25,15 +28,19 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
     """Match a file, or standard input for ``-``; with ``follow`` until the program is interrupted.
 
     Raises:
-        LogUnreadable: the file cannot be read, or is a device such as ``/dev/zero``, which does not end.
+        LogUnreadable: the file cannot be read, is compressed, or is a device such as ``/dev/zero``, which does not end.
     """
     try:
         if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, "standard input is closed")
             read_stream(sys.stdin.buffer, scan, changed, growing=lambda: False)
         else:
             with path.open("rb") as stream:
                 if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
                     raise OSError(errno.EINVAL, "is a device")
+                if isinstance(stream, io.BufferedReader) and stream.peek(4).startswith(COMPRESSED):
+                    raise LogUnreadable(f"{path} is compressed", f"zcat or zstdcat {path} | sm120kit explain -")
                 read_stream(stream, scan, changed, growing=lambda: follow)
     except OSError as error:
         raise LogUnreadable(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error

@@ -10,11 +10,12 @@ from sm120kit.hosts.log_rules.records import Explanation, Kind
 
 _SECRETS = [
     (re.compile(r"\b(?:hf|sk|ghp|gho|ghs|github_pat|glpat|nvapi|xox[abp])[-_][\w-]{8,}"), REDACTED),
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}"), REDACTED),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"), REDACTED),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {REDACTED}"),
     (
         re.compile(
-            r"(?i)((?:api[_-]?key|token|passw(?:or)?d|secret|credential)\w{0,3}['\"]?\s*[:=]\s*\[?['\"]?)(?!\d)[^\s,'\"\])}]+"
+            r"(?i)((?:api[_-]?key|access[_-]?key|token|passw(?:or)?d|secret|credential)(?:_?id|\w{0,3})['\"]?\s*[:=]\s*\[?['\"]?)(?!\d)[^\s,'\"\])}]+"
         ),
         rf"\1{REDACTED}",
     ),
@@ -25,6 +26,7 @@ _NAMES = [
     (re.compile(r"^(\s*(?:\w{3} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\dT\S+) )\S+( [\w./-]+(?:\[\d+\])?:)"), r"\1HOST\2"),
     (re.compile(r"(?<![\w.-])[\w.-]+(:\d+:\d+ \[\d+\] NCCL)"), r"HOST\1"),
     (re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.]+\b"), "USER@HOST"),
+    (re.compile(r"\b[\w.-]+@[\w.-]+(?=:[~/])"), "USER@HOST"),
     (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE), "MAC"),
     (re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+\b", re.IGNORECASE), "UUID"),
     (re.compile(r"(?<![\w.-])(?<!==)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"), "ADDRESS"),
@@ -53,7 +55,7 @@ def issue_text(explanation: Explanation) -> str:
             *(versions or ["- GPU, driver and versions: (the log does not name them)"]),
             "- command:",
             "",
-            f"### Log ({explanation.lines} lines)",
+            f"### Log ({explanation.lines} line{'s' * (explanation.lines != 1)})",
             "```",
             *(lines or ["(no line looks like an error)"]),
             "```",

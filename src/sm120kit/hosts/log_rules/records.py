@@ -1,7 +1,8 @@
-"""Rules for logs, and what they match."""
+"""Rules for logs, what they match, and the messages of JSON lines."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,24 @@ def _pattern(text: str) -> str:
 Text = Annotated[str, StringConstraints(min_length=1)]
 Versions = Annotated[str, AfterValidator(_requirement)]
 """A package and its versions, as in ``vllm>=0.20,<0.33``."""
+
+
+def message(line: bytes) -> bytes:
+    """The message of a JSON object that Docker, journalctl or a program with structured logs wrote; other lines as they are.
+
+    Docker's files have it in ``log``, ``journalctl -o json`` in ``MESSAGE``, which is a list of bytes if it is not printable.
+    """
+    try:
+        table = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    for name in ("log", "MESSAGE", "message", "msg"):
+        match table.get(name) if isinstance(table, dict) else None:
+            case str(text):
+                return " ".join(text.encode(errors="replace").decode().split("\n")).rstrip().encode()
+            case list(numbers) if all(isinstance(number, int) and 0 <= number < 256 for number in numbers):
+                return bytes(numbers).replace(b"\n", b" ")
+    return line
 
 
 class Kind(StrEnum):
