@@ -444,7 +444,8 @@ def test_classes_name_what_is_in_the_line(rule: Rule) -> None:
     for entry in rule.table:
         assert entry.name == entry.name.lower()
         assert (entry.fix + entry.cause).format_map(dict.fromkeys(names, "NAME"))
-    assert all(ids(explain(f"{level} {rule.sample}\n")) == [] for level in ("WARNING", "DEBUG"))
+    frames, newline, line = rule.sample.rpartition("\n")
+    assert all(ids(explain(f"{frames}{newline}{level} {line}\n")) == [] for level in ("WARNING", "DEBUG"))
     assert not explain(f"{rule.sample}, falling back to another\n").known
 
 
