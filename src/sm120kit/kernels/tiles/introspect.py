@@ -260,6 +260,11 @@ def _tile(call: Instantiation, report: diagnostics.ProbeReport) -> Tile:
     return replace(report.tile, family=family or "dense")
 
 
+def _beside(tree: Path, call: Instantiation) -> list[Path]:
+    """The directory that the includes of whole files are relative to."""
+    return [tree / call.directory] if call.directory else []
+
+
 def measure(
     calls: Sequence[Instantiation],
     tree: Path,
@@ -281,7 +286,7 @@ def measure(
                 LauncherModule(
                     group,
                     HostCompiler.of(
-                        toolchain, tree, group[0].definitions, stop, sandbox, [tree / group[0].directory, *includes]
+                        toolchain, tree, group[0].definitions, stop, sandbox, [*_beside(tree, group[0]), *includes]
                     ),
                     directory / group[0].module,
                     cache / "units",

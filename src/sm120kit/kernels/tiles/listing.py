@@ -87,7 +87,7 @@ class Instantiation:
     tail: str
     definitions: tuple[str, ...]
     generated: bool = True
-    directory: str = "."
+    directory: str = ""
 
     @property
     def whole_files(self) -> bool:
@@ -101,7 +101,7 @@ class Instantiation:
 
 
 def whole_files(
-    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = "."
+    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = ""
 ) -> Instantiation:
     """Source files with the same includes as one translation unit, in which kernels are launched as functions are called."""
     head = "\n".join(INCLUDE.findall(texts[0])) + "\n"
