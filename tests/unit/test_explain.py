@@ -253,6 +253,8 @@ def test_a_healthy_log_has_no_failure() -> None:
         ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", "illegal-instruction"),
         ("GPU 0: NVIDIA RTX PRO 6000\nNVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "nv-no-memory"),
         ("CUDA error: out of memory", "cuda-oom-driver"),
+        ("TypeError: Descriptors cannot not be created directly.", "protobuf-generated"),
+        ("ptxas application ptx input, line 9; fatal   : Unsupported .version 8.7; current version is '8.4'", "ptxas-version"),
         ("    return torch.cuda.cudart().cudaMemGetInfo(device)\nCUDA error: out of memory", "memory-query"),
         ("CUDA error: device-side assert triggered", "device-assert"),
         ("VLLM::EngineCor invoked oom-killer: gfp_mask=0x0", "oom-killer-invoked"),
