@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import psutil
@@ -77,6 +78,15 @@ def test_run_lines_while_program_runs(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="exit code 3\nfirst\nsecond"):
         process.run_lines(["/bin/sh", "-c", script], on_line)
     assert lines == ["first", "second"]
+
+
+def test_memory_does_not_grow_with_the_lines_of_a_program() -> None:
+    script = "yes 'a line of a log of a server that runs for weeks' | head -n 200000"
+    tracemalloc.start()
+    process.run_lines(["/bin/sh", "-c", script], lambda line: None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_run_until_stop_event() -> None:

@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ Environment = Mapping[str, str | None]
 
 RunningProgram = subprocess.Popen[bytes]
 """A running program."""
+
+LAST_LINES = 1000
+"""Lines of a program's output that are kept for its error, while it prints without end."""
 
 
 class Stopped(Exception):
@@ -105,7 +109,7 @@ def run_lines(
         ToolchainMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0.
     """
-    lines = []
+    lines: deque[str] = deque(maxlen=LAST_LINES)
     with _child(argv, env=env, stderr=subprocess.STDOUT, tied=tied) as child:
         assert child.stdout is not None
         for raw in child.stdout:

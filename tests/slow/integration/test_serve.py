@@ -12,6 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,11 +219,21 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     two = ("serve", "tiny-on-two.toml", "--port", str(free_port()))
     host.refused(83, *two, message=f"1 of 2 are free, others are used by {server['name']}")
     code, out, err = host.run("logs", "tiny")
-    assert code == 0 and "POST /v1/chat/completions" in out, (out, err)
+    assert code == 0 and "POST /v1/chat/completions" in out and "GET /while-followed" not in out, (out, err)
     host.refused(106, "stop", "other", message="no server is named other")
 
+    interrupted, followed = (host.start("logs", "-f", "tiny") for _ in range(2))
+    for child in (interrupted, followed):
+        assert child.stdout and any("POST /v1/chat/completions" in line for line in child.stdout)
+    with pytest.raises(urllib.error.HTTPError, match="404"), urllib.request.urlopen(f"{url}/while-followed", timeout=60):
+        pass
+    assert interrupted.stdout and any("GET /while-followed" in line for line in interrupted.stdout)
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(60) == 0
     code, out, err = host.run("stop")
     assert code == 0 and f"stopped: {server['name']}" in err
+    out, err = followed.communicate(timeout=60)
+    assert followed.returncode == 0 and "error" not in err and "GET /while-followed" in out, "until the server exits"
     assert host.run("ps", "--json")[:2] == (0, "[]\n")
     record = json.loads(Path(server["record"]).read_text())
     assert record["ending"] == "stopped" and record["healthy_seconds"] < record["seconds"]
