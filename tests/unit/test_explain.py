@@ -111,9 +111,23 @@ def rejection(record: arguments.Arguments, argv: list[str]) -> str:
     return arguments.rejection(record, [*model, *argv])
 
 
+def refused(rule: Rule) -> list[str]:
+    """Refusals of all fixes of a rule; those in its table apply to each engine."""
+    return [reason for fix in (*rule.fixes, *(Remedy(entry.fix) for entry in rule.table)) for reason in refusals(fix)]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_engines_accept_the_options_in_fixes(rule: Rule) -> None:
-    assert [reason for fix in rule.fixes for reason in refusals(fix)] == []
+    assert refused(rule) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_refused_option_is_found_in_each_rule(rule: Rule) -> None:
+    wrong = Remedy("`--moe-backend flashinfer_b12x`", "vllm>=0.19")
+    assert refused(replace(rule, fixes=(*rule.fixes, wrong)))
+    if rule.table:
+        entries = (*rule.table[:-1], replace(rule.table[-1], fix="Start it with --moe-backend marlin."))
+        assert refused(replace(rule, table=entries))
 
 
 @pytest.mark.parametrize(
