@@ -26,7 +26,8 @@ WARM = """
 import sys, time
 began = time.perf_counter()
 from pathlib import Path
-from sm120kit import tiles, toolchain
+from sm120kit.core import toolchain
+from sm120kit.kernels import tiles
 tiles.table(Path(sys.argv[1]), sys.argv[2], sys.argv[3], toolchain.find(), Path(sys.argv[4]))
 print(time.perf_counter() - began)
 """

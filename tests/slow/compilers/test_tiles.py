@@ -275,6 +275,22 @@ def test_nvcc_rejects_a_wrong_figure(trees: dict[str, Path], tools: Toolchain, t
     assert "bytes differ" in done.stderr
 
 
+def test_groupwise_tiles_are_described_by_the_probe(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
+    """The FP8 GEMMs of gemm_sm120, dense and grouped: 2 operand types, 2 output types, 2 granularities, 2 orders of scales."""
+    calls = [call for call in listing.instantiations(trees["before"]) if call.whole_files]
+    facts = [fact for kernels in measure(calls, trees["before"], tools, tmp_path) for fact in kernels]
+    assert {(fact.tile.family, fact.tile.scales, fact.stages, fact.smem_bytes) for fact in facts} == {
+        ("groupwise", "1x128x128", 2, 81_920),
+        ("groupwise", "128x128x128", 2, 80_896),
+        ("groupwise-grouped", "1x128x128", 2, 77_824),
+        ("groupwise-grouped", "128x128x128", 2, 76_800),
+    }
+    assert len({fact.tile for fact in facts}) == len(facts) == 16
+    assert {(fact.tile.dtype, fact.tile.output, fact.tile.shape, fact.tile.swap) for fact in facts} == {
+        (dtype, output, "128x128x128", False) for dtype in ("fp8", "fp8_e5m2") for output in ("f16", "bf16")
+    }
+
+
 VLLM_TILES = {
     ("grouped", "nvfp4", "128x128x128", "", False, 4, 89_088),
     ("dense", "nvfp4", "128x128x128", "", False, 4, 88_064),
