@@ -13,9 +13,10 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core.errors import ExpectationFailed, ToolchainUnsuitable, UnknownName
-from sm120kit.core.records import Arch, Toolchain
+from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.patches.records import PatchedTree
+from sm120kit.recipes.schema import UndefinedSymbols
 from sm120kit.sources.records import Checkout
 from sm120kit.wheels import engines, plan
 from sm120kit.wheels.records import BuildPlan, BuildRequest, Generated, Stage
@@ -171,3 +172,12 @@ def test_arguments_of_a_generator_are_part_of_its_call_and_of_the_lock() -> None
     assert locked[prefill]["arguments"] == requests[prefill]["arguments"]
     assert "arguments" not in locked["gemm_sm120"]
     assert "arguments" not in requests["sampling"]
+
+
+def test_functions_that_a_module_does_not_contain_are_listed_with_their_reason_and_change_the_digest() -> None:
+    functions = UndefinedSymbols(symbols="_ZN10flashinfer*Lj32E*", reason="never called")
+    table = RECIPE.modules[DENSE.name].model_copy(update={"undefined": (functions,)})
+    built = make_plan(recipe=RECIPE.model_copy(update={"modules": {**RECIPE.modules, DENSE.name: table}}))
+    assert built.modules[0].undefined == ("_ZN10flashinfer*Lj32E*",)
+    assert LeftOut("fp4_gemm_cutlass_sm120: functions _ZN10flashinfer*Lj32E*", "never called") in built.left_out
+    assert built.digest != make_plan().digest

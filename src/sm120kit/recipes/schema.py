@@ -121,6 +121,16 @@ class UnitsLeftOut(Strict):
     reason: str
 
 
+class UndefinedSymbols(Strict):
+    """Functions that a module refers to but does not contain, as it never calls them; ``symbols`` is a shell-style pattern.
+
+    A module with undefined functions loads if they are resolved when they are called, as FlashInfer loads it.
+    """
+
+    symbols: str
+    reason: str
+
+
 def _regular_expression(text: str) -> str:
     try:
         re.compile(text)
@@ -149,6 +159,7 @@ class ModuleTable(Strict):
     ``torch.<name>`` is a data type. Units are named by shell-style patterns of their file names after ``regroup``. ``gib``
     (memory, GiB) and ``seconds`` are estimates for a unit, used until its cost has been measured. ``expect_kernels`` is the
     least number of kernels in the finished module, by shell-style pattern of the mangled name and, after ``@``, of the arch.
+    Symbols of the finished module that match ``undefined`` need not resolve.
     """
 
     generator: Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
@@ -158,6 +169,7 @@ class ModuleTable(Strict):
     gib: dict[str, float] = {}
     seconds: dict[str, float] = {}
     expect_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
+    undefined: Annotated[tuple[UndefinedSymbols, ...], Field(strict=False)] = ()
 
     @property
     def call(self) -> dict[str, Any]:

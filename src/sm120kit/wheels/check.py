@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sm120kit.core import process
@@ -15,6 +16,18 @@ from sm120kit.wheels.records import BuildPlan, Module
 
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 """Archs of device code, PTX included, that SM12x runs."""
+
+LOAD = """\
+import ctypes, os, sys
+for path in filter(os.path.exists, sys.argv[2:]):
+    ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+symbols = sys.stdin.read().split()
+library = ctypes.CDLL(sys.argv[1], os.RTLD_LAZY if symbols else os.RTLD_NOW)
+missing = [name for name in symbols if not any(hasattr(scope, name) for scope in (library, ctypes.CDLL(None)))]
+if missing:
+    sys.exit(f"undefined symbol: {missing[0]}")
+"""
+"""Load a library after others. With symbols on standard input, only these have to resolve."""
 
 
 def check_modules(
@@ -76,20 +89,26 @@ def _device_code_problems(module: Module, cubins: tuple[Cubin, ...]) -> list[str
 def tvm_ffi_loader(library: Path, work: Path) -> Callable[[Module], tuple[str, ...]]:
     """A function that returns why a module does not load beside tvm-ffi's ``library``, when every symbol has to resolve.
 
-    The driver is the stub in the CUDA home of ``work``.
+    Symbols that the module's ``undefined`` patterns match are exempt. The driver is the stub in the CUDA home of ``work``.
     """
-    program = (
-        "import ctypes, os, sys\n"
-        "for path in filter(os.path.exists, sys.argv[2:]):\n"
-        "    ctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
-        "ctypes.CDLL(sys.argv[1], os.RTLD_NOW)\n"
-    )
-    libraries = [work / "cuda" / "lib64" / name for name in ("stubs/libcuda.so", "libcudart.so", "libnvrtc.so")]
+    names = ("stubs/libcuda.so", "libcudart.so", "libnvrtc.so", "libcublasLt.so", "libcublas.so")
+    libraries = [work / "cuda" / "lib64" / name for name in names]
 
     def problems(module: Module) -> tuple[str, ...]:
-        done = process.run([sys.executable, "-c", program, work / module.library, library, *libraries], check=False)
+        path = work / module.library
+        # With undefined functions a module cannot be loaded at once: each symbol that it needs is looked up instead.
+        symbols = _undefined_symbols(path, module.undefined) if module.undefined else ()
+        names = "\n".join(symbols).encode()
+        done = process.run([sys.executable, "-c", LOAD, path, library, *libraries], stdin=names, check=False)
         if done.returncode == 0:
             return ()
         return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
 
     return problems
+
+
+def _undefined_symbols(library: Path, exempt: Sequence[str]) -> tuple[str, ...]:
+    """The symbols that a library needs from others, without weak ones and those that match an ``exempt`` pattern."""
+    output = process.run(["readelf", "--dyn-syms", "--wide", library]).stdout
+    names = re.findall(r"\bGLOBAL\s+\w+\s+UND\s+([^\s@]+)", output)
+    return tuple(name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in exempt))

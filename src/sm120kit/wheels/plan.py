@@ -115,7 +115,8 @@ def plan_flashinfer(
             _unit(output.name, source, object_file, settings, environment.measured_cost) for source, object_file in output.units
         )
         expect = settings.expect_kernels if packed else table.expect_sample_kernels
-        modules.append(Module(output.name, output.library, units, packed, tuple(sorted(expect.items()))))
+        undefined = tuple(table.symbols for table in settings.undefined)
+        modules.append(Module(output.name, output.library, units, packed, tuple(sorted(expect.items())), undefined))
         left_out += _left_out(output, settings, packed)
     selected = {output.name for output in generated}
     left_out += [LeftOut(name, f"not in kernel group {group_name}") for name in recipe.modules if name not in selected]
@@ -335,7 +336,7 @@ def _first_match(values: Mapping[str, float], *names: str, default: float) -> fl
 
 
 def _left_out(module: Generated, settings: ModuleTable, packed: bool) -> Iterator[LeftOut]:
-    """The sources of a module that are not compiled, by the pattern that leaves them out."""
+    """The sources of a module that are not compiled, by the pattern that leaves them out, and functions that it lacks."""
     compiled = {PurePosixPath(source).name for source, _ in module.units}
     absent = [source for source in module.sources if source not in compiled]
     for table in settings.leave_out:
@@ -343,6 +344,8 @@ def _left_out(module: Generated, settings: ModuleTable, packed: bool) -> Iterato
         absent = [source for source in absent if source not in matching]
         if matching:
             yield LeftOut(f"{module.name}: {len(matching)} units {table.units}", table.reason)
+    for functions in settings.undefined:
+        yield LeftOut(f"{module.name}: functions {functions.symbols}", functions.reason)
     if absent and not packed:
         yield LeftOut(
             f"{module.name}: {len(absent)} further units",

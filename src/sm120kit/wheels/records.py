@@ -56,7 +56,8 @@ class Unit:
 class Module:
     """One shared object of the engine, ``library`` relative to the work directory.
 
-    ``packed`` is false if only a sample of its units is compiled: they are checked, but not linked.
+    ``packed`` is false if only a sample of its units is compiled: they are checked, but not linked. Symbols that match one of
+    the shell-style patterns ``undefined`` need not resolve.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Module:
     units: tuple[Unit, ...]
     packed: bool
     expect_kernels: tuple[tuple[str, int], ...]
+    undefined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
