@@ -279,7 +279,7 @@ def look_up(expected):
                 continue
             arguments = parser.parse_args([*expected["arguments"][name]])
             chosen = {}
-            calls = {**_attention(arguments, served["architecture"]["attention"], chosen), **_sampling(arguments, chosen)}
+            calls = {**_attention(arguments, served["architecture"], chosen), **_sampling(arguments, chosen)}
             if served["quantization"].startswith("NVFP4"):
                 calls |= _fp4(arguments, chosen)
             choices[name] = ", ".join(f"{use}: {choice}" for use, choice in chosen.items())
@@ -338,7 +338,7 @@ def _calls(use, backend, arguments, served):
             "tensor_parallel_size": arguments.tp_size,
             "speculative_algorithm": arguments.speculative_algorithm,
         }
-        return _attention(SimpleNamespace(**options), served["architecture"]["attention"], {})
+        return _attention(SimpleNamespace(**options), served["architecture"], {})
     if (kind, backend) == ("sampling", "flashinfer"):
         calls = _sampling(SimpleNamespace(sampling_backend=backend), {}, lambda arguments: None)
         return {use: call for use, call in calls.items() if use != "draft probabilities"}  # sglang-kernel computes these
@@ -358,7 +358,7 @@ def _calls(use, backend, arguments, served):
     return {}
 
 
-def _attention(arguments, grouped, chosen):
+def _attention(arguments, architecture, chosen):
     """Calls of the FlashInfer backend for new tokens, cached ones, both, and drafted ones with a mask."""
     import torch
     from sglang.srt.layers.attention import flashinfer_backend as backend
@@ -366,6 +366,9 @@ def _attention(arguments, grouped, chosen):
     chosen["attention"] = arguments.attention_backend
     if arguments.attention_backend != "flashinfer":
         return {}
+    grouped = architecture["attention"]
+    if grouped is None:
+        return _latent_attention(arguments, architecture["latent_attention"])
     gpus, size = arguments.tensor_parallel_size, grouped["head_dim"]
     heads = (grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus))
     stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
@@ -394,6 +397,32 @@ def _attention(arguments, grouped, chosen):
     if arguments.speculative_algorithm:
         calls["drafted tokens"] = lambda: cached(custom_mask=torch.ones(16, dtype=torch.bool))
     return calls
+
+
+def _latent_attention(arguments, latent):
+    """Calls of the FlashInfer backend for latent attention: new tokens, and those with cached ones, also drafted ones."""
+    import torch
+    from sglang.srt.layers.attention import flashinfer_mla_backend as backend
+
+    heads = latent["heads"] // arguments.tensor_parallel_size
+    stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
+    workspace = torch.zeros(2**10, dtype=torch.uint8)
+
+    def indices(*values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    def cached():
+        wrapper = backend.BatchMLAPagedAttentionWrapper(workspace, backend="auto")
+        pages = (indices(0, 1), indices(0, 1), indices(0), indices(1))
+        wrapper.plan(*pages, heads, latent["kv_rank"], latent["rope"], 1, False, 1.0, torch.bfloat16, stored)
+
+    def new():
+        wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
+        sizes = {"head_dim_qk": latent["nope"] + latent["rope"], "head_dim_vo": latent["v_dim"]}
+        rows = (indices(0, 4), indices(0, 4))
+        wrapper.begin_forward(*rows, heads, heads, **sizes, q_data_type=torch.bfloat16, causal=True)
+
+    return {"cached tokens": cached, "new tokens": new}
 
 
 def _default_sampling(arguments):
