@@ -887,10 +887,21 @@ class ServerArgs:
             raise ValueError("needs\\n  two GPUs")
         server = cls()
         server.model_path = parsed.model_path
+        server.speculative_algorithm = None
         server.attention_backend = {12: "flashinfer", 9: "fa3"}[torch.cuda.get_device_capability()[0]]
         print("selected", server.attention_backend)
         return server
 """,
+    "sglang/srt/layers/__init__.py": "",
+    "sglang/srt/layers/quantization/__init__.py": "",
+    **{
+        f"sglang/srt/layers/quantization/{kind}_utils.py": f"""
+class chosen: value = ""
+def initialize_{kind}_gemm_config(server): chosen.value = f"{{server.attention_backend}}_{kind}"
+def get_{kind}_gemm_runner_backend(): return chosen
+"""
+        for kind in ("fp4", "fp8")
+    },
 }
 """Files of a small SGLang that selects its attention."""
 
@@ -905,7 +916,8 @@ def test_engine_must_select_the_recorded_back_ends(engine: RunEngine, tmp_path: 
             "gpu": {"name": "NVIDIA RTX PRO 6000", "capability": [12, 0], "multiprocessors": 188, "memory_gb": 96.0},
             "model": {"repository": "a/b", "config": {"quantization": "nvfp4"}},
         }
-        selected = {"attention": [attention], "quantization": ["nvfp4"]}
+        layers = ["fp4: flashinfer_fp4", "fp8: flashinfer_fp8"]
+        selected = {"attention": [attention], "quantization": ["nvfp4"], "layers": layers}
         entry = {"refusal": "", "selected": selected, "case": case} | changed
         lines, stderr = engine(
             tmp_path / name, "sglang", SELECTS, backends={"a-configuration": entry, "b": entry | {"case": None}}
@@ -1081,11 +1093,17 @@ def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(lo
 def test_back_end_of_sglang_that_uses_flashinfer_is_looked_up(load: Callable[[str], Any]) -> None:
     load("engine")
     suite = load("sglang")
-    recorded = json.loads((data_root() / "recipes" / "engines" / "sglang-0.5.23.backends.json").read_text())["configurations"]
-    selected = {(use, name) for entry in recorded.values() for use, names in entry["selected"].items() for name in names}
+    files = (data_root() / "recipes" / "engines").glob("sglang-0.5.23*.backends.json")
+    recorded = [entry for path in files for entry in json.loads(path.read_text())["configurations"].values()]
     known = {("attention", "flashinfer"), ("sampling", "flashinfer"), ("experts", "flashinfer_mxfp4")}
-    assert {(use.removeprefix("draft: "), name) for use, name in selected if "flashinfer" in name} == known
-    assert all(suite._calls(use, name, None, None) == {} for use, name in selected if "flashinfer" not in name)
+    selected = [(entry, use, name) for entry in recorded for use, names in entry["selected"].items() for name in names]
+    met = {(use.removeprefix("draft: "), name) for _, use, name in selected}
+    assert met >= known and ("layers", "fp4: flashinfer_cutlass") in met
+    for entry, use, name in selected:
+        if (use.removeprefix("draft: "), name) not in known:
+            assert suite._calls(use, name, None, {"selected": entry["selected"]}) == {}
+    with pytest.raises(AssertionError, match="layers: fp4: flashinfer_cutlass uses FlashInfer, and is not looked up"):
+        suite._calls("layers", "fp4: flashinfer_cutlass", None, {"selected": {"quantization": ["modelopt_fp4"]}})
     with pytest.raises(AssertionError, match="experts: flashinfer_new uses FlashInfer, and is not looked up"):
         suite._calls("experts", "flashinfer_new", None, None)
 

@@ -354,6 +354,10 @@ def _calls(use, backend, arguments, served):
                 tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens, use_mxfp8_act_scaling=True
             ),
         }
+    if kind == "layers":  # SGLang initializes the GEMMs of both types of weights, whatever the model's is
+        weights = {"fp4": "modelopt_fp4", "fp8": "fp8"}[backend.partition(":")[0]]
+        if weights not in served["selected"]["quantization"]:
+            return {}
     assert "flashinfer" not in backend, f"{use}: {backend} uses FlashInfer, and is not looked up"
     return {}
 
