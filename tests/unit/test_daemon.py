@@ -128,6 +128,30 @@ def test_docker_context_that_does_not_exist_is_not_the_default_socket(
         Daemon()
 
 
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"Name": "rootless", "Metadata": {}}', "is damaged"),
+        ('{"Metadata": {}, "Endpoints": {"docker": {}}}', "is damaged"),
+        ('{"Name": "rootless", "Metadata": {}, "Endpoints": {"kubernetes": {}}}', "has no endpoint of docker"),
+    ],
+)
+def test_docker_context_that_cannot_be_used_is_an_error(
+    meta: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "contexts" / "meta" / hashlib.sha256(b"rootless").hexdigest() / "meta.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(meta)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONTEXT", "rootless")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(DaemonUnreachable, match=f"docker context rootless {message}"):
+        Daemon()
+
+
 def test_missing_daemon_is_named_without_the_exceptions_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
     with pytest.raises(DaemonUnreachable, match=r"the container daemon does not respond: No such file or directory$"):

@@ -28,22 +28,15 @@ class Daemon:
         """Connect.
 
         Raises:
-            DaemonUnreachable: the daemon does not respond, or the context does not exist.
+            DaemonUnreachable: the daemon does not respond, or the context does not exist or is damaged.
             ToolchainMissing: the Docker SDK is not installed.
         """
         try:
             import docker
-            from docker.context import ContextAPI, config
         except ModuleNotFoundError as error:
             raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
-        context = os.environ.get("DOCKER_CONTEXT") or config.get_current_context_name() or "default"
+        _require_context()
         with daemon_call("connecting"):
-            # The SDK would connect to the default socket.
-            if not os.environ.get("DOCKER_HOST") and ContextAPI.get_context(context) is None:
-                raise DaemonUnreachable(
-                    f"docker context {context} does not exist",
-                    "docker context ls lists them; or set DOCKER_HOST to the socket of the daemon",
-                )
             self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)  # queries the daemon's version
 
     def inspect(self, reference: str) -> Image | None:
@@ -326,3 +319,21 @@ def _with_directories(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str,
                 seen.add(parent)
                 yield parent, None
         yield name, content
+
+
+def _require_context() -> None:
+    """Raise DaemonUnreachable if the SDK cannot use docker's context, where it would connect to the default socket or fail."""
+    from docker.context import ContextAPI, config
+
+    if os.environ.get("DOCKER_HOST"):
+        return
+    name = os.environ.get("DOCKER_CONTEXT") or config.get_current_context_name() or "default"
+    hint = "docker context ls lists them; or set DOCKER_HOST to the socket of the daemon"
+    try:
+        context = ContextAPI.get_context(name)
+    except Exception as error:  # the SDK reads meta.json without checking it
+        raise DaemonUnreachable(f"docker context {name} is damaged: {error!r}", hint) from error
+    if context is None:
+        raise DaemonUnreachable(f"docker context {name} does not exist", hint)
+    if "docker" not in context.endpoints:
+        raise DaemonUnreachable(f"docker context {name} has no endpoint of docker", hint)
