@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -660,6 +661,7 @@ def test_an_assertion_without_message_has_its_condition() -> None:
 
 
 LONG_LINES = """
+import gzip
 import io
 from sm120kit.hosts import log_rules
 for rule in log_rules.rules():
@@ -942,12 +944,29 @@ def test_lines_have_no_control_characters() -> None:
     assert error.line.isprintable() and "flux" in error.line
 
 
-@pytest.mark.parametrize("start", inputs.COMPRESSED)
-def test_compressed_logs_are_refused(start: bytes, tmp_path: Path) -> None:
-    log = tmp_path / "server.log.gz"
+@pytest.mark.parametrize(
+    ("start", "program"),
+    [
+        (b"\x1f\x8b", "zcat"),
+        (b"\x28\xb5\x2f\xfd", "zstdcat"),
+        (b"\xfd7zX", "xzcat"),
+        (b"BZh", "bzcat"),
+        (b"PK\x03\x04", "unzip -p"),
+    ],
+)
+def test_compressed_logs_are_refused_with_the_program_that_reads_them(start: bytes, program: str, tmp_path: Path) -> None:
+    log = tmp_path / "server log"
     log.write_bytes(start + b"x" * 50)
-    with pytest.raises(LogUnreadable, match="is compressed"):
+    with pytest.raises(LogUnreadable, match="is compressed") as refused:
         inputs.read_file(log, log_rules.LogScan(), lambda: None)
+    assert refused.value.hint == f"{program} '{log}' | sm120kit explain -"
+
+
+def test_compressed_standard_input_is_refused() -> None:
+    command = [sys.executable, "-m", "sm120kit", "explain", "-"]
+    result = subprocess.run(command, input=gzip.compress(b"a log"), capture_output=True, check=False)
+    assert result.returncode == LogUnreadable.exit_code
+    assert b"standard input is compressed" in result.stderr and b"zcat FILE | sm120kit explain -" in result.stderr
 
 
 def test_closed_standard_input_is_an_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 import stat
 import sys
 import tempfile
@@ -18,8 +19,14 @@ from sm120kit.core.errors import LogUnreadable, ToolchainMissing
 from sm120kit.hosts.log_rules import BLOCK_BYTES, LogScan
 
 POLL_SECONDS = 0.5
-COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zX", b"BZh", b"PK\x03\x04")
-"""First bytes of gzip, zstd, xz, bzip2 and zip files."""
+COMPRESSED = {
+    b"\x1f\x8b": "zcat",
+    b"\x28\xb5\x2f\xfd": "zstdcat",
+    b"\xfd7zX": "xzcat",
+    b"BZh": "bzcat",
+    b"PK\x03\x04": "unzip -p",
+}
+"""First bytes of gzip, zstd, xz, bzip2 and zip files, and the program that prints their content."""
 Changed = Callable[[], None]
 """Called after each part of a log, and while it does not grow."""
 
@@ -34,16 +41,24 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
         if str(path) == "-":
             if sys.stdin is None:
                 raise OSError(errno.EBADF, "standard input is closed")
+            _require_plain(path, sys.stdin.buffer)
             read_stream(sys.stdin.buffer, scan, changed, growing=lambda: False)
         else:
             with path.open("rb") as stream:
                 if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
                     raise OSError(errno.EINVAL, "is a device")
-                if isinstance(stream, io.BufferedReader) and stream.peek(4).startswith(COMPRESSED):
-                    raise LogUnreadable(f"{path} is compressed", f"zcat or zstdcat {path} | sm120kit explain -")
+                _require_plain(path, stream)
                 read_stream(stream, scan, changed, growing=lambda: follow)
     except OSError as error:
         raise LogUnreadable(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error
+
+
+def _require_plain(path: Path, stream: BinaryIO) -> None:
+    start = stream.peek(4) if isinstance(stream, io.BufferedReader) else b""
+    for magic, program in COMPRESSED.items():
+        if start.startswith(magic):
+            name, file = ("standard input", "FILE") if str(path) == "-" else (path, shlex.quote(str(path)))
+            raise LogUnreadable(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
 
 
 def read_container(name: str, scan: LogScan, changed: Changed, *, follow: bool = False) -> None:
