@@ -143,11 +143,16 @@ def test_files_of_vllm_are_those_with_kernels_for_sm120(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     calls = listing.engine_files(tmp_path)
     assert [(call.module, call.directory, call.head) for call in calls] == [
-        ("b", "csrc/beside", '#include "b_dispatch.cuh"\n'),
-        ("a", "csrc/own", '#include "cutlass/cutlass.h"\n'),
+        ("beside-b", "csrc/beside", '#include "b_dispatch.cuh"\n'),
+        ("own-a", "csrc/own", '#include "cutlass/cutlass.h"\n'),
     ]
     assert calls[1].call.splitlines()[1:] == ["using A = cutlass::arch::Sm120;", "void f() { g(a); }"]
     assert calls[0].definitions == ("-DENABLE_NVFP4_SM120=1", "-DTORCH_TARGET_VERSION=1")
+    (tmp_path / "csrc/other").mkdir()
+    (tmp_path / "csrc/other/a.cu").write_text("using A = cutlass::arch::Sm120;\n")
+    modules = [call.module for call in listing.engine_files(tmp_path)]  # calls of one module share a directory and includes
+    assert modules == ["beside-b", "other-a", "own-a"]
+    (tmp_path / "csrc/other/a.cu").unlink()
     (tmp_path / "csrc/own/a.cu").unlink()
     (tmp_path / "csrc/beside/b.cu").unlink()
     with pytest.raises(ExpectationFailed, match="no kernels for SM120 below csrc"):

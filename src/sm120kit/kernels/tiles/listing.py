@@ -146,7 +146,8 @@ def engine_files(tree: Path) -> list[Instantiation]:
         text, directory = path.read_text(), path.parent
         beside = (directory / name for name in re.findall(r'#include "(\w+\.cuh)"', text))
         if any("arch::Sm120" in part for part in (text, *(other.read_text() for other in beside if other.is_file()))):
-            files.append(whole_files(path.stem, "", [text], definitions, str(directory.relative_to(tree))))
+            module = "-".join(path.relative_to(tree / "csrc").with_suffix("").parts)
+            files.append(whole_files(module, "", [text], definitions, str(directory.relative_to(tree))))
     if not files:
         raise ExpectationFailed(f"{tree} has no kernels for SM120 below csrc", UNSUPPORTED)
     return files
