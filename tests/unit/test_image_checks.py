@@ -1146,6 +1146,49 @@ def test_version_of_sglang_is_that_of_the_wheel_that_was_packed_again(load: Call
         suite.check_command(expected | {"distributions": {"sglang": "0.5.12"}})
 
 
+def test_latent_attention_in_sglang_0_5_11_requests_modules_of_its_recipe(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer selects a module by the types and sizes that its wrappers plan with, as the recipe's arguments have them."""
+    load("engine")
+    suite = load("sglang")
+    planned: list[tuple[str, int, dict[str, Any]]] = []
+
+    class Wrapper:
+        def __init__(self, workspace: Any, layout: str = "", *, backend: str) -> None:
+            assert backend == "auto"
+
+        def plan(self, *operands: Any) -> None:
+            heads, rank, rope, _page, _causal, _scale, q, kv = operands[4:]
+            types = {"dtype_q": str(q), "dtype_kv": str(kv), "dtype_o": str(q), "dtype_idx": str(operands[0].dtype)}
+            planned.append(("gen_batch_mla_module", heads, types | {"head_dim_ckv": rank, "head_dim_kpe": rope}))
+
+        def begin_forward(
+            self, rows: Any, _: Any, heads: int, kv_heads: int, *, q_data_type: Any, causal: bool, **sizes: int
+        ) -> None:
+            assert kv_heads == heads and causal
+            types = dict.fromkeys(("dtype_q", "dtype_kv", "dtype_o"), str(q_data_type)) | {"dtype_idx": str(rows.dtype)}
+            planned.append(("gen_batch_prefill_module", heads, types | sizes))
+
+    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=Wrapper, BatchPrefillWithRaggedKVCacheWrapper=Wrapper)
+    backends = SimpleNamespace(flashinfer_backend=None, flashinfer_mla_backend=latent)
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention", backends)
+    name = "glm-5-nvfp4-8x-rtx-pro-6000"
+    reference = f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"
+    image = labelled("sglang-0.5.11", "0.5.11", kind="sglang", reference=reference)
+    served = delivery.expected(image).served[name]
+    arguments = SimpleNamespace(attention_backend="flashinfer", kv_cache_dtype="bf16", tensor_parallel_size=8)
+    calls = suite._attention(arguments, served["architecture"], {})
+    for call in calls.values():
+        call()
+    assert calls.keys() == {"cached tokens", "new tokens"} and [heads for _, heads, _ in planned] == [8, 8]
+    recipe = recipes.load_flashinfer("flashinfer-0.6.8.post1")
+    for group in ("serve", "all"):
+        modules = [recipe.modules[module] for module in recipe.groups[group].modules]
+        for generator, _, wanted in planned:
+            assert any(m.generator.endswith(f":{generator}") and m.arguments.items() >= wanted.items() for m in modules), wanted
+
+
 def test_kernels_of_b12x_are_not_looked_up_without_a_table(load: Callable[[str], Any]) -> None:
     load("engine")
     suite = load("sglang")
