@@ -152,6 +152,15 @@ def test_docker_context_that_cannot_be_used_is_an_error(
         Daemon()
 
 
+@pytest.mark.parametrize("content", ["[]", "{", '"text"'])
+def test_damaged_configuration_of_docker_is_named(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(content)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
+    with pytest.raises(DaemonUnreachable, match=r"config\.json cannot be used"):
+        Daemon()
+
+
 def test_missing_daemon_is_named_without_the_exceptions_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
     with pytest.raises(DaemonUnreachable, match=r"the container daemon does not respond: No such file or directory$"):

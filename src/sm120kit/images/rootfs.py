@@ -25,9 +25,18 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from sm120kit.core import archives, reporting
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, BadRecord, UnsafeArchive
+from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
 from sm120kit.core.process import Stopped
-from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
+from sm120kit.core.state import (
+    Workspace,
+    disk_errors,
+    mark_used,
+    parse_json,
+    publish_directory,
+    read_record,
+    require_disk,
+    write_record,
+)
 from sm120kit.images.oci import Descriptor, Layout
 
 WHITEOUT = ".wh."
@@ -423,10 +432,10 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
     combined: dict[str, str] = {}
     for layer in sources:
         try:
-            recorded = read_record(dict[str, FileDigest | None], layer.tree.parent / _DIGESTS)
-        except (OSError, BadRecord):
+            recorded = parse_json((layer.tree.parent / _DIGESTS).read_bytes())
+        except (OSError, ValueError):
             return {}
-        if layer.record.whiteouts:
+        if layer.record.whiteouts or not isinstance(recorded, dict) or not all(map(_is_digest, recorded.values())):
             return {}
         combined |= {path: _unchanged(layer.tree / path, digest) for path, digest in recorded.items()}
 
@@ -440,6 +449,11 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
         for path, digest in combined.items()
         if digest and not any(path == other or path.startswith(f"{other}/") for other in mixed)
     }
+
+
+def _is_digest(value: object) -> bool:
+    """Whether a value of JSON is a :data:`FileDigest` or null. Names of files may not be UTF-8, which strict records refuse."""
+    return value is None or (isinstance(value, list) and [type(each) for each in value] == [str, int, int])
 
 
 def _unchanged(path: Path, digest: FileDigest | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
+from sm120kit.core.state import parse_json
 from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
 from sm120kit.images.docker.unpacking import unpack
@@ -324,7 +325,15 @@ def _with_directories(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str,
 def _require_context() -> None:
     """Raise DaemonUnreachable if the SDK cannot use docker's context, where it would connect to the default socket or fail."""
     from docker.context import ContextAPI, config
+    from docker.utils.config import find_config_file
 
+    if path := find_config_file():
+        try:
+            damaged = "" if isinstance(parse_json(Path(path).read_bytes()), dict) else "it is no object"
+        except (OSError, ValueError) as error:
+            damaged = str(error)
+        if damaged:
+            raise DaemonUnreachable(f"{path} cannot be used: {damaged}", "mend it, or name another directory in DOCKER_CONFIG")
     if os.environ.get("DOCKER_HOST"):
         return
     name = os.environ.get("DOCKER_CONTEXT") or config.get_current_context_name() or "default"
