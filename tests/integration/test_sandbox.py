@@ -232,6 +232,8 @@ def gen_gemm_sm120_module_cutlass_fp4():
     dtype_list = ["__nv_bfloat16"]
     cta_m_n_k_list = [(128, 128, 128)]
     return open("fp4.jinja")
+def gen_gemm_sm120_module():
+    return ["-DENABLE_FP4"]
 """,
     PLACE: GENERATOR,
 }
