@@ -459,7 +459,7 @@ def _write(
     written = {layer: _written(record, layout) for layer, record in records.items()}
     missing = sorted((layer for layer in planned if written[layer] is None), key=lambda layer: -layer.size)
     total = sum(layer.size for layer in missing)
-    require_disk(layout.directory, int(2 * total * 1.05) + _MARGIN_BYTES if missing else 0, "the image and its unpacked files")
+    require_disk(layout.directory, int(2 * total * 1.05) + _MARGIN_BYTES if missing else 0, "the image with its unpacked files")
     stop = threading.Event()
     with reporting.task(f"writing {len(missing)} of {len(planned)} layers", total, transfer=True) as advance:
 

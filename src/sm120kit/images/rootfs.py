@@ -147,7 +147,11 @@ class LayerFiles:
         self._directory, self._workspace = directory, workspace
         (directory / "tree").mkdir(mode=0o755)
         self._unpacking = _Unpacking(directory / "tree", directory)
-        self.add = self._unpacking.add
+
+    def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
+        """Write an entry; ``chunks`` are the contents of a file. A full disk is not an error of the wheel that is read."""
+        with disk_errors(self._directory):
+            self._unpacking.add(member, chunks)
 
     def publish(self, diff_id: str) -> None:
         """Keep the files as those of the layer ``diff_id``, unless it is unpacked already."""

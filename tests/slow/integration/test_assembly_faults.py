@@ -125,7 +125,7 @@ def test_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "state").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k,mode=700", "tmpfs", tmp_path / "state"], check=True)
     try:
-        with pytest.raises(NotEnoughDisk, match="the image needs"):
+        with pytest.raises(NotEnoughDisk, match="the image with its unpacked files needs"):
             small.assemble()
         assert small.layout.images() == []
         monkeypatch.setattr(assembly, "require_disk", lambda *_: None)
