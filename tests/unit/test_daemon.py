@@ -80,6 +80,16 @@ def test_unpack_refuses_a_damaged_archive(content: bytes, tmp_path: Path) -> Non
         unpack(io.BytesIO(content), tmp_path, "image")
 
 
+def select_context(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, selected: str) -> None:
+    """Select a context of docker by its variable or in its configuration, in a directory with nothing else."""
+    (directory / "config.json").write_text(json.dumps({"currentContext": name} if selected == "file" else {}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(directory))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    if selected == "variable":
+        monkeypatch.setenv("DOCKER_CONTEXT", name)
+
+
 @pytest.mark.parametrize("selected", ["variable", "file"])
 def test_daemon_is_that_of_the_docker_context(selected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rootless docker and Docker Desktop have a context instead of the default socket."""
@@ -101,12 +111,7 @@ def test_daemon_is_that_of_the_docker_context(selected: str, tmp_path: Path, mon
     meta.parent.mkdir(parents=True)
     host = {"Host": f"unix://{tmp_path}/docker.sock", "SkipTLSVerify": False}
     meta.write_text(json.dumps({"Name": "rootless", "Metadata": {}, "Endpoints": {"docker": host}}))
-    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "rootless"} if selected == "file" else {}))
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
-    if selected == "variable":
-        monkeypatch.setenv("DOCKER_CONTEXT", "rootless")
+    select_context(monkeypatch, tmp_path, "rootless", selected)
     with socketserver.ThreadingUnixStreamServer(f"{tmp_path}/docker.sock", Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         Daemon()
@@ -118,12 +123,7 @@ def test_daemon_is_that_of_the_docker_context(selected: str, tmp_path: Path, mon
 def test_docker_context_that_does_not_exist_is_not_the_default_socket(
     selected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "absent"} if selected == "file" else {}))
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
-    if selected == "variable":
-        monkeypatch.setenv("DOCKER_CONTEXT", "absent")
+    select_context(monkeypatch, tmp_path, "absent", selected)
     with pytest.raises(DaemonUnreachable, match="docker context absent does not exist"):
         Daemon()
 
@@ -144,10 +144,7 @@ def test_docker_context_that_cannot_be_used_is_an_error(
     file = tmp_path / "contexts" / "meta" / hashlib.sha256(b"rootless").hexdigest() / "meta.json"
     file.parent.mkdir(parents=True)
     file.write_text(meta)
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("DOCKER_CONTEXT", "rootless")
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    select_context(monkeypatch, tmp_path, "rootless", "variable")
     with pytest.raises(DaemonUnreachable, match=f"docker context rootless {message}"):
         Daemon()
 

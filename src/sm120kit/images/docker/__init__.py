@@ -323,7 +323,7 @@ def _with_directories(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str,
 
 
 def _require_context() -> None:
-    """Raise DaemonUnreachable if the SDK cannot use docker's context, where it would connect to the default socket or fail."""
+    """Raise DaemonUnreachable if docker's configuration or context is unusable: the SDK fails or uses the default socket."""
     from docker.context import ContextAPI, config
     from docker.utils.config import find_config_file
 

@@ -375,26 +375,23 @@ def _attention(arguments, architecture, chosen):
         return _latent_attention(arguments, architecture["latent_attention"])
     gpus, size = arguments.tensor_parallel_size, grouped["head_dim"]
     heads = (grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus))
-    stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
+    stored = _stored(arguments)
     workspace = torch.zeros(2**10, dtype=torch.uint8)
     wide = backend.should_use_tensor_core(stored, *heads)
 
-    def indices(*values):
-        return torch.tensor(values, dtype=torch.int32)
-
     def cached(**mask):
         wrapper = backend.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
-        pages = (indices(0, 4), indices(0, 4), indices(0, 1, 2, 3), indices(1))
+        pages = (_indices(0, 4), _indices(0, 4), _indices(0, 1, 2, 3), _indices(1))
         wrapper.begin_forward(*pages, *heads, size, 1, q_data_type=torch.bfloat16, kv_data_type=stored, **mask)
 
     def decode():
         wrapper = backend.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", use_tensor_cores=wide)
-        pages = (indices(0, 1), indices(0), indices(1))
+        pages = (_indices(0, 1), _indices(0), _indices(1))
         wrapper.begin_forward(*pages, *heads, size, 1, data_type=stored, q_data_type=torch.bfloat16)
 
     def new():
         wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
-        wrapper.begin_forward(indices(0, 4), indices(0, 4), *heads, size, q_data_type=torch.bfloat16)
+        wrapper.begin_forward(_indices(0, 4), _indices(0, 4), *heads, size, q_data_type=torch.bfloat16)
 
     states = (torch.zeros(2, 2, size), torch.zeros(2, 2)) * 2
     calls = {"decode": decode, "cached tokens": cached, "new tokens": new, "both": lambda: backend.merge_state(*states)}
@@ -409,24 +406,34 @@ def _latent_attention(arguments, latent):
     from sglang.srt.layers.attention import flashinfer_mla_backend as backend
 
     heads = latent["heads"] // arguments.tensor_parallel_size
-    stored = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
+    stored = _stored(arguments)
     workspace = torch.zeros(2**10, dtype=torch.uint8)
-
-    def indices(*values):
-        return torch.tensor(values, dtype=torch.int32)
 
     def cached():
         wrapper = backend.BatchMLAPagedAttentionWrapper(workspace, backend="auto")
-        pages = (indices(0, 1), indices(0, 1), indices(0), indices(1))
+        pages = (_indices(0, 1), _indices(0, 1), _indices(0), _indices(1))
         wrapper.plan(*pages, heads, latent["kv_rank"], latent["rope"], 1, False, 1.0, torch.bfloat16, stored)
 
     def new():
         wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
         sizes = {"head_dim_qk": latent["nope"] + latent["rope"], "head_dim_vo": latent["v_dim"]}
-        rows = (indices(0, 4), indices(0, 4))
+        rows = (_indices(0, 4), _indices(0, 4))
         wrapper.begin_forward(*rows, heads, heads, **sizes, q_data_type=torch.bfloat16, causal=True)
 
     return {"cached tokens": cached, "new tokens": new}
+
+
+def _stored(arguments):
+    """The type of elements of the KV cache."""
+    import torch
+
+    return {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
+
+
+def _indices(*values):
+    import torch
+
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def _default_sampling(arguments):
