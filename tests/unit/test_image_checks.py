@@ -167,7 +167,7 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
 
 MEETING = """
 import os, pathlib, subprocess, time
-PROGRAMS = ("program",)
+BESIDE = ("program",)
 def meet(name, other):
     pathlib.Path(name).touch()
     deadline = time.monotonic() + 60
@@ -334,12 +334,13 @@ def test_base_left_out_files_are_absent_and_no_library_needs_them(tree: tuple[An
     (site / "writes.py").write_text("from pathlib import Path; Path.home().joinpath('.written').touch()")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
-        base.check_left_out(expected | {"imports": ("writes",)})
+        base.check_imports_without_left_out({"imports": ("writes",)})
     assert not (Path.home() / ".written").exists()
-    modules = ("json", "base64")
-    assert base.check_left_out(expected | {"imports": modules})["imported without them"] == "json, base64"
+    imported = base.check_imports_without_left_out({"imports": ("json", "base64")})
+    assert imported == {"imported without them": "json, base64"}
     with pytest.raises(AssertionError, match=r"cannot import json, absent_module: .*No module named 'absent_module'"):
-        base.check_left_out(expected | {"imports": ("json", "absent_module")})
+        base.check_imports_without_left_out({"imports": ("json", "absent_module")})
+    assert base.check_imports_without_left_out({}) == {}
     (site / "one").mkdir()
     (site / "one" / "big.a").write_text("")
     with pytest.raises(AssertionError, match=r"one: one/big\.a"):
@@ -713,7 +714,7 @@ ARGUMENTS = {
 }
 
 
-NEED_ENGINE = ("compiles_at_run_time", "modules_ahead", "backends")
+NEED_ENGINE = ("compiles_at_run_time", "modules_requested", "backends")
 """Checks that need FlashInfer, and the engine's own selection of kernels and back-ends."""
 
 RunEngine = Callable[..., tuple[dict[str, Any], str]]
@@ -1036,25 +1037,40 @@ def test_files_that_are_exempt_are_those_of_the_recipe() -> None:
     assert "nvidia/cu13/lib/libcusolverMg.so.12" in expected.leave_out["nvidia-cusolver"]
 
 
-def test_modules_that_an_engine_requests_are_compiled_ahead_in_a_complete_image(load: Callable[[str], Any]) -> None:
+def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callable[[str], Any]) -> None:
     engine = load("engine")
 
-    def module(name: str, ahead: bool) -> Any:
+    def module(name: str) -> Any:
         def call() -> None:
-            raise engine.Requested(name, ahead)
+            raise engine.Requested(name)
 
         return engine.requested(call)
 
-    requests = {"one": {"sampler": module("sampling", True)}, "two": {"experts": module("fused_moe_120", False)}}
-    facts = engine.report_requests({"complete": False}, requests)
-    assert facts["modules compiled at first use"] == "fused_moe_120 (experts)"
-    assert facts["configurations looked up"] == "one, two"
-    with pytest.raises(AssertionError, match="not compiled ahead: fused_moe_120"):
-        engine.report_requests({"complete": True}, requests)
-    del requests["two"]
-    assert engine.report_requests({"complete": True}, requests)["modules compiled at first use"] == "none"
+    requests = {
+        "one": {"sampler": module("sampling"), "experts": module("fused_moe_120")},
+        "two": {"draft": module("fused_moe_120")},
+    }
+    assert engine.report_requests(requests) == {
+        "requests fused_moe_120": "draft, experts",
+        "requests sampling": "sampler",
+        "configurations looked up": "one, two",
+    }
     with pytest.raises(AssertionError, match="did not"):
         engine.requested(lambda: None)
+
+
+@pytest.mark.parametrize(("modules", "complete"), [(("sampling",), False), (("sampling",), True), (("sampling", "moe"), True)])
+def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple[str, ...], complete: bool) -> None:
+    expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), modules, (), {}, complete=complete)
+    facts = {"requests moe": "draft, experts", "requests sampling": "sampler", "configurations looked up": "one"}
+    requested = checks.Check("vllm", "modules_requested", checks.CheckResult.PASSED)
+    ((check, reported),) = checks._modules_ahead([(requested, facts)], expected)
+    missing = "moe" not in modules
+    assert check.verdict is (checks.CheckResult.FAILED if complete and missing else checks.CheckResult.PASSED)
+    assert check.detail == ("not compiled ahead: moe (draft, experts)" if complete and missing else "")
+    assert reported == {"modules compiled at first use": "moe (draft, experts)" if missing else "none"}
+    not_run = checks.Check("vllm", "modules_requested", checks.CheckResult.NOT_RUN, "no configuration")
+    assert not [*checks._modules_ahead([(not_run, {})], expected)]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ KINDS = (
         tracked=True,
     ),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
+    EntryKind("checks", "results of checks that do not depend on kernels", ("cache/checks",), _RECORD),
     EntryKind("bytecode", "compiled Python files of images", ("cache",), r"bytecode\.sqlite"),
     EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}", tracked=True),
     EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),

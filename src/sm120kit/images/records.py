@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -169,6 +169,17 @@ class ContainerResult:
     runtime: str = "docker"
 
 
+@dataclass(frozen=True)
+class KernelFreeImage:
+    """The kernel-free view of an image, see :mod:`sm120kit.images.kernel_free`.
+
+    ``digest`` covers all that a program in it can read, and ``run`` runs one as by :meth:`ImageStore.run`.
+    """
+
+    digest: str
+    run: Callable[[Sequence[str], Mapping[str, bytes]], ContainerResult]
+
+
 class ImageFiles(Protocol):
     """The files of an image as an archive, which can be read once, front to back."""
 
@@ -214,6 +225,10 @@ class ImageStore(Protocol):
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``."""
+        ...
+
+    def kernel_free(self, image: str) -> AbstractContextManager[KernelFreeImage | None]:
+        """The kernel-free view of an image; None if it has no FlashInfer of sm120kit, or the store cannot make one."""
         ...
 
     def owners(self, image: str) -> dict[str, str] | None:

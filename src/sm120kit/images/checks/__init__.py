@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ NEEDS_GPU = {
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 
+MODULES_REQUESTED, REQUESTS = "modules_requested", "requests "
+"""The check of an engine that looks up FlashInfer's modules, and the beginning of its facts that name them."""
+
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
 
@@ -58,6 +61,8 @@ class ExpectedImage:
     the kernels of b12x that are compiled into the image.
 
     ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
+
+    ``part`` selects checks by whether they pass without kernels, see ``suites/run.py``.
 
     ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
     code; ``machine`` is the image's, as in markers of requirements.
@@ -88,8 +93,17 @@ class ExpectedImage:
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict, repr=False)
+    part: str = ""
     foreign: str = ""
     machine: str = ""
+
+
+@dataclass(frozen=True)
+class KernelFreeResults:
+    """Results of the checks that passed in a kernel-free view, those of one image: lines of ``suites/run.py``."""
+
+    image: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -145,12 +159,16 @@ def verify(
 ) -> CheckReport:
     """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
 
-    ``native`` runs those of an image for another machine; such an image gets neither record nor tag.
+    If hashes of files are in ``expected``, checks that pass without kernels do not run again for an image whose kernel-free
+    view is that of an image that passed them. ``native`` runs those of an image for another machine; such an image gets
+    neither record nor tag.
     """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
     checks: list[Check] = []
     facts: dict[str, str] = {}
-    for check, reported in [*_inside(image, names, expected, store, native), *_outside(image, expected, store, workspace)]:
+    kept = workspace.cache / "checks" if expected.digests else None
+    inside = [*_inside(image, names, expected, store, kept, native)]
+    for check, reported in [*inside, *_modules_ahead(inside, expected), *_outside(image, expected, store, workspace)]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
         facts |= reported
@@ -188,26 +206,111 @@ def require_verified(reference: str, store: ImageStore, workspace: Workspace) ->
 
 
 def _inside(
-    image: Image, names: tuple[str, ...], expected: ExpectedImage, store: ImageStore, native: RunChecks | None
+    image: Image,
+    names: tuple[str, ...],
+    expected: ExpectedImage,
+    store: ImageStore,
+    kept: Path | None,
+    native: RunChecks | None,
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks inside a container. Yields each with the facts that it reported."""
-    files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
-    files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
-    argv = ["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names]
+    """Run the checks inside a container. Yields each with the facts that it reported.
+
+    Where the store has a kernel-free view of the image, checks that pass without kernels run there. Their
+    results are written to the directory ``kept``; without one, they are neither read nor written.
+    """
+
+    def run(runner: RunChecks, expected: ExpectedImage, **others: object) -> ContainerResult:
+        files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
+        files["checks/expected.json"] = json.dumps({**expected.__dict__, **others}).encode()
+        return runner(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+
+    def whole(argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
+        return store.run(image.id, ["python3", *argv], files)
+
+    earlier = None
     with reporting.step(f"checking {image.canonical_name or image.id}"):
-        result = native(argv, files) if native else store.run(image.id, ["python3", *argv], files)
-    for text in result.stdout.splitlines():
-        try:
-            line: dict[str, Any] = parse_json(text)
-            yield Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
-        except (ValueError, KeyError, TypeError):
-            yield _failed("output", f"unexpected output: {text}"), {}
-    messages = result.stderr.strip().splitlines()
-    if result.code != 0:
-        last = messages[-1] if messages else "no message"
-        yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
+        owners = store.owners(image.id)
+        with nullcontext() if native or "engine" not in names else store.kernel_free(image.id) as view:
+            if view is None:
+                results = [run(native or whole, expected, owners=owners)]
+            else:
+                isolated = view.run
+                properties = kernel_free(expected)
+                record = kept / f"{digest_of([view.digest, suite_digest(expected.kind), properties])}.json" if kept else None
+                earlier = _earlier_results(record)
+                results = [run(whole, replace(expected, part="with kernels"), owners=owners)]
+                if earlier is None:
+                    results.append(run(lambda argv, files: isolated(["python3", *argv], files), properties))
+                    if record:
+                        _keep_results(record, image, results[-1])
+    for text in [line for result in results for line in result.stdout.splitlines()]:
+        yield _parsed(text)
+    messages = [line for result in results for line in result.stderr.strip().splitlines()]
+    for result in results:
+        if result.code != 0:
+            last = messages[-1] if messages else "no message"
+            yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
     last_check = _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED)
-    yield last_check, {"runtime": result.runtime}
+    yield last_check, {"runtime": results[0].runtime}
+    if earlier:
+        parsed = [_parsed(text) for text in earlier.lines]
+        yield from parsed[:-1]
+        check, facts = parsed[-1]
+        listed = ", ".join(f"{check.suite}/{check.name}" for check, _ in parsed)
+        same = f"{listed}: those of {earlier.image}, which has the same files without FlashInfer's kernels"
+        yield check, {**facts, "results of another image": same}
+
+
+def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
+    """The check and its facts in a line that ``suites/run.py`` printed."""
+    try:
+        line: dict[str, Any] = parse_json(text)
+        return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
+    except (ValueError, KeyError, TypeError):
+        return _failed("output", f"unexpected output: {text}"), {}
+
+
+def kernel_free(expected: ExpectedImage) -> ExpectedImage:
+    """What checks in a kernel-free view require: nothing of the kernels, and the public version of FlashInfer."""
+
+    def public(version: str) -> str:
+        return version.partition("+sm120kit.")[0]
+
+    distributions = {
+        name: public(version) if name == "flashinfer-python" else version for name, version in expected.distributions.items()
+    }
+    return replace(
+        expected,
+        version=public(expected.version),
+        commit="",
+        tree="",
+        plan="",
+        patches=(),
+        modules=(),
+        generators=(),
+        kernels={},
+        b12x={},
+        digests={},
+        distributions=distributions,
+        complete=False,
+        part="without kernels",
+    )
+
+
+def _earlier_results(record: Path | None) -> KernelFreeResults | None:
+    """The results of another image in a record; None if there is none that can be read."""
+    try:
+        return read_record(KernelFreeResults, record) if record else None
+    except (OSError, BadRecord):
+        return None
+
+
+def _keep_results(record: Path, image: Image, result: ContainerResult) -> None:
+    """Write the results of checks in a kernel-free view, if none of them failed."""
+    lines = tuple(result.stdout.splitlines())
+    passed = all(_parsed(line)[0].verdict is not CheckResult.FAILED for line in lines)
+    if lines and passed and result.code == 0 and not result.stderr.strip():
+        write_record(record, KernelFreeResults(image.id, lines))
 
 
 def _outside(
@@ -270,6 +373,23 @@ def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
 def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
     """The results of :func:`signature` in those of an image."""
     return tuple(check for check in results if (check.suite, check.name) == ("base", "signature"))
+
+
+def _modules_ahead(
+    results: Sequence[tuple[Check, Mapping[str, str]]], expected: ExpectedImage
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check that the modules that an engine requests are those of the image, which FlashInfer finds (``compiled_ahead``).
+
+    An image with a part of the kernels compiles the others at first use, and they are only listed.
+    """
+    for check, facts in results:
+        if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
+            uses = {key.removeprefix(REQUESTS): use for key, use in facts.items() if key.startswith(REQUESTS)}
+            misses = "; ".join(f"{name} ({use})" for name, use in uses.items() if name not in expected.modules)
+            failed = bool(expected.complete and misses)
+            verdict = CheckResult.FAILED if failed else CheckResult.PASSED
+            problem = f"not compiled ahead: {misses}" if failed else ""
+            yield Check(check.suite, "modules_ahead", verdict, problem), {"modules compiled at first use": misses or "none"}
 
 
 def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:

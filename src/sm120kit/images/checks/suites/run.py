@@ -5,8 +5,11 @@ and returns the facts that it established, as a mapping of texts. It fails by ra
 well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason, which is
 reported as a fact.
 
-Checks in ``PROGRAMS`` of their suite only start programs. They run in a process with a home directory of its own beside the
-others, and their lines are printed last: ``run.py expected.json --programs SUITE...``.
+Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
+programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
+
+Checks in ``WITHOUT_KERNELS`` of their suite pass in the kernel-free view of an image, see sm120kit.images.kernel_free. ``part``
+in expected.json is empty for all checks, ``without kernels`` for these, and ``with kernels`` for the others.
 
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
@@ -102,6 +105,11 @@ def require_native(name, suite, expected):
         raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
 
 
+def is_in_part(part, name, module):
+    """Whether a check of a suite belongs to the part of the checks that is to be run."""
+    return not part or (name in getattr(module, "WITHOUT_KERNELS", ())) == (part == "without kernels")
+
+
 def run(suite, check, expected):
     """Run a check. Returns its JSON line and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
@@ -152,9 +160,9 @@ def require_driver():
     os.execv(sys.executable, [sys.executable, "-B", *sys.argv])
 
 
-def run_programs(path, names):
-    """Start this program for the checks in ``PROGRAMS``. Of these, only ``compiles_at_run_time`` lets FlashInfer compile."""
-    argv = [sys.executable, "-B", __file__, path, "--programs", *names]
+def run_beside(path, names, suite):
+    """Start this program for a suite's checks in ``BESIDE``. Only ``compiles_at_run_time`` of these lets FlashInfer compile."""
+    argv = [sys.executable, "-B", __file__, path, *names, f"--beside={suite}"]
     environment = {**os.environ, "HOME": tempfile.mkdtemp(), "FLASHINFER_DISABLE_JIT": "1"}
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -162,8 +170,7 @@ def run_programs(path, names):
 def main():
     """Run all checks of the suites in the arguments, parents first."""
     _, path, *names = sys.argv
-    programs = names[:1] == ["--programs"]
-    names = names[programs:]
+    only = names.pop().partition("=")[2] if names[-1].startswith("--beside=") else ""
     expected = json.loads(Path(path).read_text())
     if expected.get("foreign"):
         sys.prefix = "/opt/venv"
@@ -172,26 +179,25 @@ def main():
         require_driver()
     directories = [Path(__file__).parent / name for name in names]
     expected["allowed"] = load_exemptions(directories)
-    checks, of_programs = [], []
+    checks, in_beside = [], {}
     for directory in directories:
-        module = load_suite(directory / "checks.py")
-        checks += [(directory.name, check) for name, check in vars(module).items() if name.startswith("check_")]
-        of_programs += [(directory.name, vars(module)[f"check_{name}"]) for name in getattr(module, "PROGRAMS", ())]
-    beside = None
-    if not expected.get("foreign"):
-        beside = run_programs(path, names) if of_programs and not programs else None
-        checks = of_programs if programs else [each for each in checks if each not in of_programs]
-    for suite, check in checks:
+        module, suite = load_suite(directory / "checks.py"), directory.name
+        for name in [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]:
+            if is_in_part(expected.get("part"), name, module):
+                beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
+                (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
+    children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
+    for suite, check in in_beside[only] if only else checks:
         line, unexpected = run(suite, check, expected)
         print(json.dumps(line), flush=True)
         for message in unexpected:
             print(f"{suite}/{line['name']}: {message}", file=sys.stderr, flush=True)
     code = 0
-    if beside:
-        for stream, content in zip((sys.stdout, sys.stderr), beside.communicate(), strict=True):
+    for child in children:
+        for stream, content in zip((sys.stdout, sys.stderr), child.communicate(), strict=True):
             stream.buffer.write(content)
             stream.flush()
-        code = beside.returncode
+        code = code or child.returncode
     os._exit(code)  # messages of extension modules at interpreter shutdown belong to no check
 
 

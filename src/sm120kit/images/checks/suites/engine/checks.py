@@ -19,8 +19,11 @@ from unittest import mock
 STATIC = ("environment", "serve_command")
 """Checks that run no code of the image."""
 
-PROGRAMS = ("compiles_at_run_time",)
-"""Checks that only start programs."""
+BESIDE = ("compiles_at_run_time",)
+"""Checks that run in a process of their own beside the others."""
+
+WITHOUT_KERNELS = ("backends",)
+"""Checks that pass in the kernel-free view of an image."""
 
 PROBE = """
 #include <cuda_runtime.h>
@@ -130,11 +133,11 @@ def accepts_configurations(parser, expected, validate=lambda parsed: None):
 
 
 class Requested(Exception):
-    """Raised where FlashInfer would load or compile a module: its name, and whether it was compiled ahead."""
+    """Raised where FlashInfer would load or compile a module, with its name."""
 
-    def __init__(self, name, ahead):
+    def __init__(self, name):
         super().__init__(name)
-        self.name, self.ahead = name, ahead
+        self.name = name
 
 
 @contextlib.contextmanager
@@ -151,7 +154,7 @@ def on_capability(major, minor):
         return major, minor
 
     def load(spec, *arguments, **options):
-        raise Requested(spec.name, spec.is_aot)
+        raise Requested(spec.name)
 
     def empty(*arguments, pin_memory=False, **options):
         return allocate(*arguments, **options)
@@ -195,21 +198,14 @@ def require_served(expected, engine, versions):
     return versions[locked]
 
 
-def report_requests(expected, requests):
-    """Facts on the modules that an engine requests, by configuration and use. Fails if a complete image misses one.
+def report_requests(requests):
+    """Facts on the modules that an engine requests: their uses by name, and the configurations that were looked up.
 
-    An image with a part of the kernels compiles the others at first use, and they are only listed.
+    Whether these modules are compiled ahead, the host compares.
     """
-    modules = {module.name: module.ahead for uses in requests.values() for module in uses.values()}
-    uses = {name: set() for name in sorted(modules)}
+    uses = {}
     for requested_for in requests.values():
         for use, module in requested_for.items():
-            uses[module.name].add(use)
-    listed = {name: f"{name} ({', '.join(sorted(found))})" for name, found in uses.items()}
-    misses = "; ".join(text for name, text in listed.items() if not modules[name])
-    assert not (expected["complete"] and misses), f"not compiled ahead: {misses}"
-    return {
-        "modules looked up": "; ".join(listed.values()),
-        "configurations looked up": ", ".join(requests),
-        "modules compiled at first use": misses or "none",
-    }
+            uses.setdefault(module.name, set()).add(use)
+    facts = {f"requests {name}": ", ".join(sorted(uses[name])) for name in sorted(uses)}
+    return facts | {"configurations looked up": ", ".join(requests)}

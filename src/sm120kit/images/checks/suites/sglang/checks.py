@@ -25,8 +25,11 @@ from checks_engine import (
     run,
 )
 
-PROGRAMS = ("command",)
-"""Checks that only start programs."""
+BESIDE = ("command", "modules_requested")
+"""Checks that run in a process of their own beside the others."""
+
+WITHOUT_KERNELS = ("extensions", "uses_our_flashinfer", "command", "arguments")
+"""Checks that pass in the kernel-free view of an image."""
 
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
 """Suffixes of extensions for this Python. A library that is not an extension has no tag."""
@@ -138,12 +141,11 @@ def check_arguments(expected):
     return accepts_configurations(parser, expected)
 
 
-def check_modules_ahead(expected):
-    """The FlashInfer modules that SGLang requests on SM120 for the configurations are compiled ahead.
+def check_modules_requested(expected):
+    """The FlashInfer modules that SGLang requests on SM120 for the configurations.
 
     SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. The back-ends of
-    0.5.23 are those that it selected when they were recorded. With a part of the kernels, missing modules are reported; with
-    all of them, none may be missing.
+    0.5.23 are those that it selected when they were recorded.
     """
     function = require_served(expected, "sglang", {"0.5.11": look_up, "0.5.23": look_up_recorded}).__name__
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -152,8 +154,8 @@ def check_modules_ahead(expected):
         result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name, function])
     assert result.returncode == 0, output_tail(result)
     choices, modules = json.loads(result.stdout.splitlines()[-1])
-    requests = {name: {use: Requested(*module) for use, module in uses.items()} for name, uses in modules.items()}
-    return report_requests(expected, requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
+    requests = {name: {use: Requested(module) for use, module in uses.items()} for name, uses in modules.items()}
+    return report_requests(requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
 
 
 def check_b12x_kernels(expected):
@@ -284,7 +286,7 @@ def look_up(expected):
                 calls |= _fp4(arguments, chosen)
             choices[name] = ", ".join(f"{use}: {choice}" for use, choice in chosen.items())
             looked_up = {use: requested(call) for use, call in calls.items()}
-            modules[name] = {use: (module.name, module.ahead) for use, module in looked_up.items()}
+            modules[name] = {use: module.name for use, module in looked_up.items()}
     return choices, modules
 
 
@@ -306,7 +308,7 @@ def look_up_recorded(expected):
                 calls |= {", ".join((use, detail)): call for detail, call in _calls(use, backend, arguments, served).items()}
             choices[name] = ", ".join(f"{use}: {backend}" for use, backend in pairs)
             looked_up = {use: requested(call) for use, call in calls.items()}
-            modules[name] = {use: (module.name, module.ahead) for use, module in looked_up.items()}
+            modules[name] = {use: module.name for use, module in looked_up.items()}
     return choices, modules
 
 

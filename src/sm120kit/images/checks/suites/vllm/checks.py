@@ -18,8 +18,11 @@ from unittest import mock
 
 from checks_engine import accepts_configurations, on_capability, output_tail, report_requests, requested, require_served, run
 
-PROGRAMS = ("command",)
-"""Checks that only start programs."""
+BESIDE = ("command", "modules_requested")
+"""Checks that run in a process of their own beside the others."""
+
+WITHOUT_KERNELS = ("extensions", "fp4_support", "uses_our_flashinfer", "command", "arguments")
+"""Checks that pass in the kernel-free view of an image."""
 
 START = """
 import sys
@@ -132,12 +135,11 @@ def check_arguments(expected):
         return accepts_configurations(cli_args.make_arg_parser(FlexibleArgumentParser()), expected, validate)
 
 
-def check_modules_ahead(expected):
-    """The FlashInfer modules that vLLM requests on SM120 for the configurations are compiled ahead.
+def check_modules_requested(expected):
+    """The FlashInfer modules that vLLM requests on SM120 for the configurations.
 
     vLLM's own functions select the kernels and call FlashInfer, up to the point where a module would be loaded; the back-ends
-    of 0.33.0 are those that it selected when they were recorded, because that takes a model. With a part of the kernels,
-    missing modules are reported; with all of them, none may be missing.
+    of 0.33.0 are those that it selected when they were recorded, because that takes a model.
     """
     look_up = require_served(expected, "vllm", {"0.19.1": _lookups, "0.33.0": _recorded})
     logging.disable(logging.WARNING)  # vLLM logs each selection, which is reported below
@@ -157,7 +159,7 @@ def check_modules_ahead(expected):
             with mock.patch.dict(os.environ, served["environment"]), set_current_vllm_config(VllmConfig()):
                 choices, requests[name] = look_up(arguments, served)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
-    return report_requests(expected, requests) | selected
+    return report_requests(requests) | selected
 
 
 def _not_looked_up(look_up, served):
