@@ -1051,8 +1051,7 @@ def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callab
         "two": {"draft": module("fused_moe_120")},
     }
     assert engine.report_requests(requests) == {
-        "requests fused_moe_120": "draft, experts",
-        "requests sampling": "sampler",
+        "modules requested": "fused_moe_120 (draft, experts); sampling (sampler)",
         "configurations looked up": "one, two",
     }
     with pytest.raises(AssertionError, match="did not"):
@@ -1062,7 +1061,7 @@ def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callab
 @pytest.mark.parametrize(("modules", "complete"), [(("sampling",), False), (("sampling",), True), (("sampling", "moe"), True)])
 def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple[str, ...], complete: bool) -> None:
     expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), modules, (), {}, complete=complete)
-    facts = {"requests moe": "draft, experts", "requests sampling": "sampler", "configurations looked up": "one"}
+    facts = {"modules requested": "moe (draft, experts); sampling (sampler)", "configurations looked up": "one"}
     requested = checks.Check("vllm", "modules_requested", checks.CheckResult.PASSED)
     ((check, reported),) = checks._modules_ahead([(requested, facts)], expected)
     missing = "moe" not in modules

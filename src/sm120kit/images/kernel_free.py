@@ -38,13 +38,13 @@ def view(layers: Sequence[UnpackedLayer], site: str, directory: Path) -> KernelF
     """The view of an image whose Python packages are in ``site``, a path relative to its root.
 
     The files that replace those of FlashInfer's layers are written below ``directory``, an empty directory. None if the image
-    has no FlashInfer that sm120kit built.
+    has no FlashInfer that sm120kit built, or one of its layers removes files.
     """
     package = f"{site}/flashinfer"
     replaced = [layer for layer in layers if (layer.tree / package).is_dir()]
     names = [path.name for layer in replaced for path in (layer.tree / site).iterdir()]
     installed = [match for name in names if (match := _METADATA.fullmatch(name))]
-    if len(installed) != 1:
+    if len(installed) != 1 or any(layer.record.whiteouts for layer in replaced):
         return None
     metadata, local = installed[0][0], installed[0]["local"]
     tree = directory / "tree"
@@ -76,6 +76,6 @@ def view(layers: Sequence[UnpackedLayer], site: str, directory: Path) -> KernelF
         entries.append((path, f"{modes.get(path, stat.S_IMODE(status.st_mode)):o} {owners.get(path, '')}", content))
     others = [layer for layer in layers if layer not in replaced]
     position = sum(layer not in replaced for layer in layers[: layers.index(replaced[-1])])
-    stand_in = UnpackedLayer(tree, LayerRecord(owners, modes, any(layer.record.whiteouts for layer in replaced)))
+    stand_in = UnpackedLayer(tree, LayerRecord(owners, modes, whiteouts=False))
     digest = digest_of([FORMAT, [layer.tree.parent.name for layer in others], position, sorted(entries)])
     return KernelFreeView((*others[:position], stand_in, *others[position:]), digest)

@@ -38,8 +38,8 @@ NEEDS_GPU = {
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 
-MODULES_REQUESTED, REQUESTS = "modules_requested", "requests "
-"""The check of an engine that looks up FlashInfer's modules, and the beginning of its facts that name them."""
+MODULES_REQUESTED, REQUESTED = "modules_requested", "modules requested"
+"""The check of an engine that looks up FlashInfer's modules, and its fact that lists them: ``name (use, use); name (use)``."""
 
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
@@ -384,8 +384,8 @@ def _modules_ahead(
     """
     for check, facts in results:
         if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
-            uses = {key.removeprefix(REQUESTS): use for key, use in facts.items() if key.startswith(REQUESTS)}
-            misses = "; ".join(f"{name} ({use})" for name, use in uses.items() if name not in expected.modules)
+            listed = facts.get(REQUESTED, "").split("; ")
+            misses = "; ".join(text for text in listed if text and text.partition(" ")[0] not in expected.modules)
             failed = bool(expected.complete and misses)
             verdict = CheckResult.FAILED if failed else CheckResult.PASSED
             problem = f"not compiled ahead: {misses}" if failed else ""

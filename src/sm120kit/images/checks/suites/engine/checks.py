@@ -199,7 +199,7 @@ def require_served(expected, engine, versions):
 
 
 def report_requests(requests):
-    """Facts on the modules that an engine requests: their uses by name, and the configurations that were looked up.
+    """Facts on the modules that an engine requests, with their uses, and the configurations that were looked up.
 
     Whether these modules are compiled ahead, the host compares.
     """
@@ -207,5 +207,5 @@ def report_requests(requests):
     for requested_for in requests.values():
         for use, module in requested_for.items():
             uses.setdefault(module.name, set()).add(use)
-    facts = {f"requests {name}": ", ".join(sorted(uses[name])) for name in sorted(uses)}
-    return facts | {"configurations looked up": ", ".join(requests)}
+    listed = "; ".join(f"{name} ({', '.join(sorted(uses[name]))})" for name in sorted(uses))
+    return {"modules requested": listed, "configurations looked up": ", ".join(requests)}
