@@ -119,6 +119,77 @@ def test_modules_for_sm120_are_loaded_as_code_for_hopper(runner: Runner, modules
     assert len(list(runner.interposition.directory.glob("*.cubin"))) == 1
 
 
+@pytest.mark.parametrize(
+    "start",
+    ["\t", "\r\n", "\f", "/* .target sm_90\n.target sm_90 */", "// .target sm_90 \\\n", '#line 1 ".target sm_90"\n'],
+    ids=["tab", "return", "form feed", "comment", "line comment", "preprocessor"],
+)
+@pytest.mark.parametrize("end", ["\n", " "], ids=["lines", "one line"])
+def test_ptx_may_start_with_anything_that_ptxas_skips(
+    runner: Runner, modules: Path, tmp_path: Path, start: str, end: str
+) -> None:
+    text = (modules / "kernel.ptx").read_text()
+    header = f".version 8.8{end}.target /* */{end}sm_120f{end}.address_size{end}64{end}"
+    file = tmp_path / "odd.ptx"
+    file.write_text(start + header + text[text.index(".visible") :])
+    done = runner.python(PROGRAM, file, "cuModuleLoadData")
+    assert done.returncode == 0, done.stderr
+    assert cubin.read(runner.records / "module")[0].arch == "sm_90a"
+
+
+def test_ptx_for_hopper_that_mentions_sm120_is_left_alone(runner: Runner, tmp_path: Path) -> None:
+    text = '/* .target sm_120a */ .version 8.8\n.target sm_90\n.address_size 64\n.file 1 "\\".target sm_120a"\n'
+    file = tmp_path / "hopper.ptx"
+    file.write_text(text)
+    assert runner.python(PROGRAM, file, "cuModuleLoadData").returncode == 0
+    assert (runner.records / "module").read_bytes() == text.encode()[:64] and not runner.interposition.modules()
+
+
+def test_ptx_with_a_byte_order_mark_is_refused_as_by_ptxas(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mark.ptx"
+    file.write_text((modules / "kernel.ptx").read_text(), encoding="utf-8-sig")
+    done = runner.python(PROGRAM, file, "cuModuleLoadData")
+    assert done.returncode == 209 and "byte 0 is 0xef" in done.stderr and "byte order mark" in done.stderr
+
+
+def test_arguments_that_are_null_are_left_to_the_driver(runner: Runner, tmp_path: Path) -> None:
+    """Also functions that the driver lacks, when a program is linked with the preloaded library; and files that end early."""
+    (tmp_path / "short").write_bytes(b"\x7fELF")
+    (tmp_path / "cut").write_bytes(b"\x7fELF\2\1\1\x41" + bytes(10) + b"\xbe\0" + bytes(20) + b"\xff" * 28)
+    program = """
+import ctypes, struct, sys
+cuda, all = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None)
+out = ctypes.byref(ctypes.c_void_p())
+registered = struct.pack("IIQQ", 0x466243B1, 1, 0, 0)
+print(*[cuda.cuModuleLoadData(out, code) for code in (None, registered)], all.cuModuleLoad(out, None))
+print(*[all.cuModuleLoad(out, name.encode()) for name in sys.argv[1:]])
+print(cuda.cuLibraryGetKernel(out, None, None), cuda.cuModuleGetFunction(out, None, None))
+for kind in (13, 14):
+    print(cuda.cuTensorMapEncodeTiled(None, kind, 2, *[None] * 5, 0, 0, 0, 0), end=" ")
+print(cuda.cuTensorMapReplaceAddress(None, None))
+"""
+    done = runner.python(program, tmp_path / "short", tmp_path / "cut", tmp_path / "missing")
+    assert (done.returncode, done.stdout) == (0, "1 1 500\n500 500 500\n1 0\n1 1 1\n"), done
+
+
+@pytest.mark.parametrize("function", ["cuLinkAddData_v2", "cuLinkAddFile_v2"])
+def test_code_for_sm120_is_not_linked_at_run_time(runner: Runner, modules: Path, function: str) -> None:
+    program = """
+import ctypes, pathlib, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+code = pathlib.Path(sys.argv[1]).read_bytes()
+arguments = (code, ctypes.c_size_t(len(code)), b"an input") if "Data" in sys.argv[2] else (sys.argv[1].encode(),)
+print(getattr(cuda, sys.argv[2])(None, 0, *arguments, 0, None, None))
+"""
+    for name in ("kernel.ptx", "kernel.cubin", "both.fatbin"):
+        done = runner.command(program, modules / name, function)
+        assert (done.returncode, done.stdout) == (55, "209\n"), done.stderr
+        assert f"{'an input' if 'Data' in function else modules / name} is code for SM12x; it cannot be linked" in done.stderr
+    assert not (runner.records / "linked").exists()
+    assert runner.python(program, modules / "hopper.fatbin", function).stdout == "0\n"
+    assert (runner.records / "linked").stat().st_size
+
+
 def test_machine_code_is_refused(runner: Runner, modules: Path) -> None:
     for name in ("machine-code.fatbin", "kernel.cubin"):
         refused = runner.python(PROGRAM, modules / name, "cuModuleLoadData")

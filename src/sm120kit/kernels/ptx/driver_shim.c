@@ -2,6 +2,7 @@
 //
 // - It reports compute capability 12.0 and the shared memory of SM120, and refuses kernels that need more.
 // - Modules with code for SM12x and none for Hopper are rewritten by the program in SM120KIT_PTX_REWRITER before they are loaded.
+//   They cannot be linked by the driver's linker.
 // - Kernels that were captured from a build take the place of those of the same name.
 // - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py.
 //
@@ -24,7 +25,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, FILE_NOT_FOUND = 301 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, FILE_NOT_FOUND = 301, NOT_FOUND = 500 };
 
 // CUdevice_attribute and CUfunction_attribute
 enum { THREADS_PER_SM = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_PER_SM = 81, SHARED_PER_CTA = 97 };
@@ -44,11 +45,14 @@ static void *(*dlsym_of_libc(void))(void *, char const *) {
   return found;
 }
 
-/// A function of the driver itself.
+static int not_in_this_driver(void) { return NOT_FOUND; }
+
+/// A function of the driver itself; one that fails if the driver has none of this name.
 static void *driver(char const *name) {
   static void *library;
   if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-  return library ? dlsym_of_libc()(library, name) : NULL;
+  void *function = library ? dlsym_of_libc()(library, name) : NULL;
+  return function ? function : (void *)not_in_this_driver;
 }
 #define DRIVER(result, name, ...) ((result(*)(__VA_ARGS__))driver(name))
 
@@ -88,12 +92,54 @@ static void add_arch(struct image *image, unsigned arch, int is_ptx) {
   if (arch == 90 || (is_ptx && arch < 90)) image->for_hopper = 1;
 }
 
-static struct image examine(void const *code) {
+/// What follows a comment, a string or the line of a preprocessor at `text`; `text` itself if there is none.
+static char const *after_ignored(char const *text) {
+  char const *end = text;
+  if (text[0] == '#' || (text[0] == '/' && text[1] == '/')) {
+    end = strchr(text, '\n');
+  } else if (text[0] == '/' && text[1] == '*') {
+    end = strstr(text + 2, "*/");
+    if (end) end += 2;
+  } else if (text[0] == '"') {
+    for (end = text + 1; *end && *end != '"'; ++end)
+      if (end[0] == '\\' && end[1]) ++end;
+    if (*end) ++end;
+  }
+  return end ? end : text + strlen(text);
+}
+
+/// The arch of the directive .target of a PTX module: 120 for sm_120a; 0 without one.
+static unsigned target_arch(char const *text) {
+  unsigned arch = 0;
+  int is_target = 0;
+  while (*text) {
+    char const *next = after_ignored(text);
+    if (next != text) {
+      text = next;
+    } else if (strchr(" \t\r\n\f", *text)) {
+      ++text;
+    } else if (is_target) {
+      return sscanf(text, "sm_%u", &arch) == 1 ? arch : 0;
+    } else {
+      is_target = !strncmp(text, ".target", 7);
+      text += is_target ? 7 : 1;
+    }
+  }
+  return 0;
+}
+
+/// `limit` is the size of a file; images in memory have none, and end where their headers say.
+static struct image examine(void const *code, size_t limit) {
   unsigned char const *data = code;
-  if (u32(data) == 0x466243b1) data = (unsigned char const *)(uintptr_t)u64(data + 8);  // what nvcc registers: it has the address
   struct image image = {data, 0, 0, 0};
+  if (!data) return image;
+  if (limit == SIZE_MAX && u32(data) == 0x466243b1) {  // what nvcc registers: it has the address
+    image.data = data = (unsigned char const *)(uintptr_t)u64(data + 8);
+    if (!data) return image;
+  }
   if (u32(data) == 0xba55ed50) {
     image.size = u16(data + 6) + u64(data + 8);
+    if (image.size > limit) return image;
     for (size_t at = u16(data + 6); at + 64 <= image.size;) {
       unsigned const kind = u16(data + at);
       if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1);
@@ -105,18 +151,18 @@ static struct image examine(void const *code) {
     uint64_t const sections = u64(data + 40) + (uint64_t)u16(data + 58) * u16(data + 60);
     uint64_t const segments = u64(data + 32) + (uint64_t)u16(data + 54) * u16(data + 56);
     image.size = sections > segments ? sections : segments;
+    if (image.size > limit) return image;
     for (unsigned i = 0; i < u16(data + 60); ++i) {
       unsigned char const *header = data + u64(data + 40) + (uint64_t)i * u16(data + 58);
       uint64_t const end = u32(header + 4) == 8 ? 0 : u64(header + 24) + u64(header + 32);  // SHT_NOBITS has no bytes
       if (end > image.size) image.size = end;
     }
+    if (image.size > limit) return image;
     uint32_t const flags = u32(data + 48);
     add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0);
-  } else if (data[0] == '/' || data[0] == '.' || data[0] == '\n' || data[0] == ' ') {
+  } else if ((data[0] >= ' ' && data[0] < 0x7f) || strchr("\t\r\n\f\xef", data[0])) {  // a byte order mark begins with 0xef
     image.size = strlen((char const *)data) + 1;
-    char const *target = strstr((char const *)data, ".target");
-    unsigned arch;
-    if (target && sscanf(target, ".target sm_%u", &arch) == 1) add_arch(&image, arch, 1);
+    add_arch(&image, target_arch((char const *)data), 1);
   }
   return image;
 }
@@ -128,13 +174,14 @@ static int write_file(char const *path, void const *data, size_t size) {
   return fclose(file) == 0 && complete;
 }
 
-static void *read_file(char const *path) {
+/// A file's bytes, and zeros after them, so that a header can be read of a short one.
+static void *read_file(char const *path, size_t *size) {
   struct stat status;
-  FILE *file = fopen(path, "rbe");
+  FILE *file = path ? fopen(path, "rbe") : NULL;
   if (!file) return NULL;
-  char *data = fstat(fileno(file), &status) == 0 ? malloc(status.st_size + 1) : NULL;
+  char *data = fstat(fileno(file), &status) == 0 ? calloc(1, status.st_size + 64) : NULL;
   if (data && fread(data, 1, status.st_size, file) != (size_t)status.st_size) free(data), data = NULL;
-  if (data) data[status.st_size] = 0;
+  if (data && size) *size = status.st_size;
   fclose(file);
   return data;
 }
@@ -170,9 +217,9 @@ static void *rewritten(struct image const *image) {
   snprintf(source, sizeof source, "%s/%016llx-%zx.%d", directory, (unsigned long long)hash, image->size, (int)getpid());
   snprintf(cubin, sizeof cubin, "%s/%016llx-%zx.cubin", directory, (unsigned long long)hash, image->size);
   pthread_mutex_lock(&lock);
-  void *result = read_file(cubin);
+  void *result = read_file(cubin, NULL);
   if (!result && write_file(source, image->data, image->size)) {
-    if (run_rewriter(source, cubin)) result = read_file(cubin);
+    if (run_rewriter(source, cubin)) result = read_file(cubin, NULL);
     unlink(source);
   }
   pthread_mutex_unlock(&lock);
@@ -180,71 +227,108 @@ static void *rewritten(struct image const *image) {
   return result;
 }
 
-/// The code to load in place of `code`: itself unless it is only for SM12x; NULL if that cannot be rewritten.
-static void const *for_hopper(void const *code, int *changed) {
-  struct image const image = examine(code);
-  *changed = image.for_sm120 && !image.for_hopper;
-  return *changed ? rewritten(&image) : code;
+/// Code to load, and whether it is another than that of the program. There is none if what is only for SM12x cannot be rewritten.
+struct loadable {
+  void const *code;
+  int changed, refused;
+};
+
+static struct loadable for_hopper(void const *code, size_t limit) {
+  struct image const image = examine(code, limit);
+  if (!image.for_sm120 || image.for_hopper) return (struct loadable){code, 0, 0};
+  void const *cubin = rewritten(&image);
+  return (struct loadable){cubin, 1, !cubin};
 }
 
 EXPORT int cuModuleLoadData(void **module, void const *code) {
-  int changed;
-  code = for_hopper(code, &changed);
-  return code ? DRIVER(int, "cuModuleLoadData", void **, void const *)(module, code) : NO_BINARY_FOR_GPU;
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  return it.refused ? NO_BINARY_FOR_GPU : DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
 }
 
 EXPORT int cuModuleLoadDataEx(void **module, void const *code, unsigned count, void *options, void **values) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(module, code, changed ? 0 : count,
-                                                                                            options, values);
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(
+      module, it.code, it.changed ? 0 : count, options, values);
 }
 
 EXPORT int cuModuleLoadFatBinary(void **module, void const *code) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary", void **, void const *)(module, code);
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, it.changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary", void **, void const *)(module, it.code);
 }
 
 EXPORT int cuModuleLoad(void **module, char const *path) {
-  int changed;
-  void *content = read_file(path);
-  if (!content) return FILE_NOT_FOUND;
-  void const *code = for_hopper(content, &changed);
-  int const status = !code     ? NO_BINARY_FOR_GPU
-                     : changed ? DRIVER(int, "cuModuleLoadData", void **, void const *)(module, code)
-                               : DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  struct loadable const it = for_hopper(content, size);
   free(content);
-  return status;
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  if (it.changed) return DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
+  return DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
 }
 
 EXPORT int cuLibraryLoadData(void **library, void const *code, void *jit, void **jit_values, unsigned jit_count, void *options,
                              void **values, unsigned count) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
   return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-      library, code, jit, jit_values, changed ? 0 : jit_count, options, values, count);
+      library, it.code, jit, jit_values, it.changed ? 0 : jit_count, options, values, count);
 }
 
 EXPORT int cuLibraryLoadFromFile(void **library, char const *path, void *jit, void **jit_values, unsigned jit_count, void *options,
                                  void **values, unsigned count) {
-  int changed;
-  void *content = read_file(path);
-  if (!content) return FILE_NOT_FOUND;
-  void const *code = for_hopper(content, &changed);
-  int status = NO_BINARY_FOR_GPU;
-  if (code && changed)
-    status = DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-        library, code, jit, jit_values, 0, options, values, count);
-  else if (code)
-    status = DRIVER(int, "cuLibraryLoadFromFile", void **, char const *, void *, void **, unsigned, void *, void **, unsigned)(
-        library, path, jit, jit_values, jit_count, options, values, count);
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  struct loadable const it = for_hopper(content, size);
   free(content);
-  return status;
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  if (it.changed)
+    return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
+        library, it.code, jit, jit_values, 0, options, values, count);
+  return DRIVER(int, "cuLibraryLoadFromFile", void **, char const *, void *, void **, unsigned, void *, void **, unsigned)(
+      library, path, jit, jit_values, jit_count, options, values, count);
 }
+
+// ---- the linker
+
+/// Whether an input of the driver's linker is only for SM12x. It makes a cubin of several inputs, which are not rewritten.
+static int cannot_be_linked(void const *data, size_t size, char const *name) {
+  char *copy = data ? calloc(1, size + 64) : NULL;
+  if (!copy) return 0;
+  memcpy(copy, data, size);
+  struct image const image = examine(copy, size);
+  free(copy);
+  if (!image.for_sm120 || image.for_hopper) return 0;
+  note("refused link-%zx %zu", size, size);
+  fprintf(stderr,
+          "sm120kit verify run: %s is code for SM12x; it cannot be linked at run time (cuLinkAddData, cuLinkAddFile)\n"
+          "  load the module itself: cuModuleLoadData, cuLibraryLoadData\n",
+          name ? name : "an input");
+  return 1;
+}
+
+EXPORT int cuLinkAddData_v2(void *state, int type, void *data, size_t size, char const *name, unsigned count, void *options,
+                            void **values) {
+  if (cannot_be_linked(data, size, name)) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuLinkAddData_v2", void *, int, void *, size_t, char const *, unsigned, void *, void **)(
+      state, type, data, size, name, count, options, values);
+}
+
+EXPORT int cuLinkAddFile_v2(void *state, int type, char const *path, unsigned count, void *options, void **values) {
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  int const refused = cannot_be_linked(content, size, path);
+  free(content);
+  if (refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuLinkAddFile_v2", void *, int, char const *, unsigned, void *, void **)(state, type, path, count, options,
+                                                                                             values);
+}
+
+// Since CUDA 6.5, the names without a suffix are those of these functions.
+EXPORT int cuLinkAddData(void *, int, void *, size_t, char const *, unsigned, void *, void **)
+    __attribute__((alias("cuLinkAddData_v2")));
+EXPORT int cuLinkAddFile(void *, int, char const *, unsigned, void *, void **) __attribute__((alias("cuLinkAddFile_v2")));
 
 // ---- captured kernels
 
@@ -262,7 +346,7 @@ static int captured(char const *name, void **kernel, int *status) {
   if (!list && getenv("SM120KIT_PTX_RUN")) {
     char path[4096];
     snprintf(path, sizeof path, "%s/captured.list", getenv("SM120KIT_PTX_RUN"));
-    list = read_file(path);
+    list = read_file(path, NULL);
   }
   size_t const length = strlen(name);
   char *line = list;
@@ -276,7 +360,7 @@ static int captured(char const *name, void **kernel, int *status) {
     *status = SUCCESS;
     if (!files[at].library) {
       files[at].path = strdup(path);
-      char *text = read_file(path);
+      char *text = read_file(path, NULL);
       *status = text ? cuLibraryLoadData(&files[at].library, text, NULL, NULL, 0, NULL, NULL, 0) : FILE_NOT_FOUND;
       free(text);
     }
@@ -288,14 +372,14 @@ static int captured(char const *name, void **kernel, int *status) {
 
 EXPORT int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   int status;
-  if (captured(name, kernel, &status)) return status;
+  if (name && captured(name, kernel, &status)) return status;
   return DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
 }
 
 EXPORT int cuModuleGetFunction(void **function, void *module, char const *name) {
   void *kernel;
   int status;
-  if (!captured(name, &kernel, &status))
+  if (!name || !captured(name, &kernel, &status))
     return DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
   return status ? status : DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
 }
@@ -414,9 +498,10 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *addr
   typedef int Encode(void *, int, uint32_t, void *, uint64_t const *, uint64_t const *, uint32_t const *, uint32_t const *, int,
                      int, int, int);
   Encode *encode = (Encode *)driver("cuTensorMapEncodeTiled");
-  if (type == UNPACKED_U4 || type == UNPACKED_U6)
+  int const complete = map && dim && box && element_stride && (stride || rank < 2);
+  if (complete && (type == UNPACKED_U4 || type == UNPACKED_U6))
     return encode_unpacking(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle);
-  if (type != PACKED_U4 || rank < 1 || rank > 5)
+  if (!complete || type != PACKED_U4 || rank < 1 || rank > 5)
     return encode(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle, promotion, fill);
   if (dim[0] % 2) return refused_map("globalDim[0] of 4-bit elements must be even", dim[0]);
   if (box[0] % 32) return refused_map("the bytes of boxDim[0] must be a multiple of 16", box[0] / 2);
@@ -430,8 +515,8 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *addr
 }
 
 EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
-  uint64_t mark, value = (uintptr_t)address;
-  memcpy(&mark, (char *)map + MARK_OFFSET, 8);
+  uint64_t mark = 0, value = (uintptr_t)address;
+  if (map) memcpy(&mark, (char *)map + MARK_OFFSET, 8);
   if (mark != MARK_UNPACKING) return DRIVER(int, "cuTensorMapReplaceAddress", void *, void *)(map, address);
   if (value % 32) return refused_map("the address must be a multiple of 32", value);
   memcpy((char *)map + 16, &value, 8);
@@ -468,6 +553,8 @@ static void *replacement(char const *name) {
       ENTRY(cuDeviceComputeCapability), ENTRY(cuDeviceGetAttribute),   ENTRY(cuFuncSetAttribute),
       ENTRY(cuGetProcAddress),          ENTRY(cuGetProcAddress_v2),    ENTRY(cuKernelSetAttribute),
       ENTRY(cuLibraryGetKernel),        ENTRY(cuModuleGetFunction),
+      ENTRY(cuLinkAddData),             ENTRY(cuLinkAddData_v2),
+      ENTRY(cuLinkAddFile),             ENTRY(cuLinkAddFile_v2),
       ENTRY(cuLibraryLoadData),         ENTRY(cuLibraryLoadFromFile),  ENTRY(cuModuleLoad),
       ENTRY(cuModuleLoadData),          ENTRY(cuModuleLoadDataEx),     ENTRY(cuModuleLoadFatBinary),
       ENTRY(cuTensorMapEncodeTiled),    ENTRY(cuTensorMapReplaceAddress), ENTRY(nvmlDeviceGetCudaComputeCapability),

@@ -107,7 +107,10 @@ def _text(image: memoryview) -> str:
     try:
         return bytes(image).rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadPtx(f"the PTX of a module is not text: byte {error.start}", "the module is damaged") from error
+        raise BadPtx(
+            f"the PTX of a module is not text: byte {error.start} is {error.object[error.start]:#04x}",
+            "ptxas accepts ASCII only, without a byte order mark; otherwise the module is damaged",
+        ) from error
 
 
 def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:

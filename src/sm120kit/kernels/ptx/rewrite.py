@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sm120kit.core.errors import BadPtx
 from sm120kit.kernels.ptx.library import SoftwareFunctions
-from sm120kit.kernels.ptx.syntax import PtxInstruction, elements, instructions, register_types
+from sm120kit.kernels.ptx.syntax import PtxInstruction, elements, header, instructions, register_types
 
 BYTE_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 """Element types of m16n8k32; the index is the code that functions.cu uses."""
@@ -35,9 +35,6 @@ UNPACKING_FIELDS = {"global_address": 16, "global_stride": 24, "global_dim": 56,
 """Offsets of the fields of a map of our own that ``tensormap.replace`` changes."""
 
 _REMEDY = "sm120kit verify ptx cannot run this kernel on Hopper; `sm120kit verify kernels --device native` needs an SM12x GPU"
-_TARGET = re.compile(r"^[ \t]*\.target\s+([^\n/]+)", re.MULTILINE)
-_VERSION = re.compile(r"^[ \t]*\.version\s+(\d+\.\d+)", re.MULTILINE)
-_ADDRESS_SIZE = re.compile(r"^[ \t]*\.address_size\s+64[^\n]*\n", re.MULTILINE)
 
 Mutation = Callable[[PtxInstruction], PtxInstruction]
 
@@ -86,34 +83,42 @@ def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutat
     Raises:
         BadPtx: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
     """
-    target = _TARGET.search(text)
-    address_size = _ADDRESS_SIZE.search(text)
-    if not target or not _VERSION.search(text) or not address_size:
+    directives = header(text)
+    if {*directives} != {"version", "target", "address_size"} or directives["address_size"]["value"] != "64":
         raise BadPtx("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
-    source_target = target[1].split(",")[0].strip()
+    source_target = directives["target"]["value"].split(",")[0].strip()
     if not re.fullmatch(r"sm_12\d[af]?", source_target):
         raise BadPtx(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
     types = register_types(text)
-    pieces: list[str] = []
+    edits: list[tuple[int, int, str]] = []
     replacements: list[PtxReplacement] = []
-    at, count = 0, 0
+    count = 0
     for instruction in instructions(text):
         count += 1
         changed = _replacement(instruction, types, mutate)
         if changed is None:
             continue
         function, code = changed
-        pieces += [text[at : instruction.start], _guarded(instruction, code, len(replacements), mutate)]
-        at = instruction.end
+        edits.append((instruction.start, instruction.end, _guarded(instruction, code, len(replacements), mutate)))
         replacements.append(PtxReplacement(instruction.line, instruction.opcode, function or "inline"))
-    body = "".join([*pieces, text[at:]])
-    used = sorted({replacement.function for replacement in replacements} - {"inline"})
     library = functions()
-    body = _TARGET.sub(".target sm_90a", _VERSION.sub(f".version {library.version}", body, count=1), count=1)
-    split = _ADDRESS_SIZE.search(body)
-    assert split
-    body = body[: split.end()] + "".join(f"{library.functions[name]}\n" for name in used) + body[split.end() :]
-    return RewrittenPtx(body, source_target, tuple(replacements), count)
+    used = sorted({replacement.function for replacement in replacements} - {"inline"})
+    size_end = directives["address_size"].end()
+    edits += [
+        (*directives["version"].span("value"), library.version),
+        (*directives["target"].span("value"), "sm_90a"),
+        (size_end, size_end, "".join(f"\n{library.functions[name]}" for name in used) + "\n"),
+    ]
+    return RewrittenPtx(_edited(text, edits), source_target, tuple(replacements), count)
+
+
+def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
+    """``text`` with pieces ``[start, end)`` replaced."""
+    pieces, at = [], 0
+    for start, end, replacement in sorted(edits):
+        pieces += [text[at:start], replacement]
+        at = end
+    return "".join([*pieces, text[at:]])
 
 
 def _replacement(
