@@ -52,6 +52,29 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
   return record("shared", arguments, sizeof arguments), function != 0;
 }
 
+/// Every kernel has a pointer and two parameters of 128 bytes.
+int cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
+  if (index > 2) return 1;
+  return *offset = index * 64 + (index == 2) * 64, *size = index ? 128 : 8, 0;
+}
+int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+  return cuKernelGetParamInfo(function, index, offset, size);
+}
+static int record_launch(void **parameters) {
+  unsigned char bytes[264];
+  memcpy(bytes, parameters[0], 8), memcpy(bytes + 8, parameters[1], 128), memcpy(bytes + 136, parameters[2], 128);
+  return record("launch", bytes, sizeof bytes), 0;
+}
+int cuLaunchKernelEx(void const *config, void *kernel, void **parameters, void **extra) {
+  return parameters ? record_launch(parameters) : 0;
+}
+int cuLaunchKernelEx_ptsz(void const *config, void *kernel, void **parameters, void **extra) { return record_launch(parameters); }
+int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **parameters, void **extra) {
+  int const arguments[] = {gx, gy, gz, bx, by, bz, shared};
+  return record("shape", arguments, sizeof arguments), record_launch(parameters);
+}
+
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *dim, uint64_t const *stride,
                            uint32_t const *box) {
   if (!map || !dim || !stride || !box) return 1;
@@ -66,7 +89,8 @@ int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t
   *function = !strcmp(name, "cuDeviceGetAttribute") ? (void *)cuDeviceGetAttribute
               : !strcmp(name, "cuModuleLoadData")   ? (void *)cuModuleLoadData
               : !strcmp(name, "cuGetProcAddress")   ? (void *)cuGetProcAddress_v2
+              : !strcmp(name, "cuLaunchKernelEx")   ? (void *)(flags & 2 ? cuLaunchKernelEx_ptsz : cuLaunchKernelEx)
                                                     : 0;
-  (void)version, (void)flags, (void)status;
+  (void)version, (void)status;
   return *function ? 0 : 500;
 }

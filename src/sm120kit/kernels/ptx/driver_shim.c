@@ -4,7 +4,8 @@
 // - Modules with code for SM12x and none for Hopper are rewritten by the program in SM120KIT_PTX_REWRITER before they are loaded.
 //   They cannot be linked by the driver's linker.
 // - Kernels that were captured from a build take the place of those of the same name.
-// - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py.
+// - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py. Those
+//   that a program writes itself, as CuTe DSL does, are replaced among the parameters of a launch.
 //
 // Programs reach the driver through symbols of libcuda, dlsym or cuGetProcAddress; all three lead here. CUDA's headers are not
 // needed: the functions and numbers are those of cuda.h 13.0, and the layout of fatbins is that of kernels/cubin/fatbin.py.
@@ -370,18 +371,28 @@ static int captured(char const *name, void **kernel, int *status) {
   return found;
 }
 
+static int looked_up(int status, void *const *kernel, char const *query);
+
 EXPORT int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   int status;
-  if (name && captured(name, kernel, &status)) return status;
-  return DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
+  if (!name || !captured(name, kernel, &status))
+    status = DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
+  return looked_up(status, kernel, "cuKernelGetParamInfo");
+}
+
+EXPORT int cuKernelGetFunction(void **function, void *kernel) {
+  int const status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+  return looked_up(status, function, "cuFuncGetParamInfo");
 }
 
 EXPORT int cuModuleGetFunction(void **function, void *module, char const *name) {
   void *kernel;
   int status;
   if (!name || !captured(name, &kernel, &status))
-    return DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
-  return status ? status : DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+    status = DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
+  else if (!status)
+    status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+  return looked_up(status, function, "cuFuncGetParamInfo");
 }
 
 // ---- the GPU
@@ -523,24 +534,149 @@ EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
   return SUCCESS;
 }
 
+// ---- launches
+
+// A tensor map as hardware reads it, in 32-bit words: 0 and 1 the address; 2 the kind: bits 0 to 3 are 2, 4 to 6 the rank less 1,
+// 7 to 10 the type, 11 and 12 the interleaving, 13 to 15 the swizzle, 16 the fill, 17 and 18 the promotion, 21 set for 128 KB
+// and more; 3 to 6 the strides in units of 16 bytes, whose upper 4 bits each are in 7; 8 to 12 the extents less 1; 13 the
+// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box.
+// Seen in what the host code of CuTe DSL 4.4.1 writes, and in what the driver encodes for bytes.
+enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_USED_WORDS = 15 };
+enum { HARDWARE_UINT8 = 0, HARDWARE_PACKED_U4 = 11, HARDWARE_UNPACKED_U4 = 12 };
+enum { MOST_MAPS = 16 };
+
+/// Replace a map of 4-bit elements in hardware's form by that which cuTensorMapEncodeTiled makes here. Returns 0 if it is none.
+static int converted(uint32_t *map) {
+  unsigned const kind = map[MAP_KIND], type = kind >> 7 & 15, rank = (kind >> 4 & 7) + 1, swizzle = kind >> 13 & 7;
+  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16) return 0;
+  for (unsigned i = MAP_USED_WORDS; i < MAP_WORDS; ++i)
+    if (map[i]) return 0;
+  if (type == HARDWARE_PACKED_U4 && map[MAP_EXTENTS] % 2 && (map[MAP_STEPS] >> 24) % 2) {
+    uint64_t const mark = MARK_PACKED;
+    map[MAP_KIND] = (kind & ~(15u << 7)) | HARDWARE_UINT8 << 7;
+    map[MAP_EXTENTS] >>= 1;  // both are less by 1: (n + 1) / 2 - 1
+    map[MAP_STEPS] = (map[MAP_STEPS] & 0xffffff) | (map[MAP_STEPS] >> 25) << 24;
+    memcpy(map + MARK_OFFSET / 4, &mark, 8);
+    return 1;
+  }
+  uint64_t address, dim[5], stride[5] = {0};
+  uint32_t box[5], steps[5];
+  memcpy(&address, map, 8);
+  for (unsigned i = 0; i < rank; ++i) {
+    dim[i] = (uint64_t)map[MAP_EXTENTS + i] + 1;
+    box[i] = (i ? map[MAP_STEPS + 1] >> (8 * (i - 1)) & 255 : map[MAP_STEPS] >> 24) + 1;
+    steps[i] = (map[MAP_STEPS] >> (3 * i) & 7) + 1;
+    if (i + 1 < rank) stride[i] = (map[MAP_STRIDES + i] | (uint64_t)(map[MAP_STRIDES + 4] >> (4 * i) & 15) << 32) << 4;
+  }
+  return type == HARDWARE_UNPACKED_U4 &&
+         encode_unpacking(map, UNPACKED_U4, rank, (void *)(uintptr_t)address, dim, stride, box, steps, kind >> 11 & 3, swizzle) ==
+             SUCCESS;
+}
+
+/// A kernel that a program looked up, the driver's function for the sizes of its parameters, and which of these may be tensor maps:
+/// those of 128 bytes at multiples of 64. Launches determine them, as these need a context.
+struct launchable {
+  struct launchable *next;
+  void *kernel;
+  char const *query;
+  unsigned parameters, count, maps[MOST_MAPS];
+};
+
+static pthread_mutex_t launchables_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct launchable **launchables(void *kernel) {
+  static struct launchable *buckets[4096];
+  struct launchable **at = &buckets[((uintptr_t)kernel >> 4) % 4096];
+  while (*at && (*at)->kernel != kernel) at = &(*at)->next;
+  return at;
+}
+
+static int looked_up(int status, void *const *kernel, char const *query) {
+  if (status || !kernel || !*kernel) return status;
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable **at = launchables(*kernel);
+  if (!*at) *at = calloc(1, sizeof **at);
+  // The address may be that of another kernel, which was unloaded.
+  if (*at) (*at)->kernel = *kernel, (*at)->query = query, (*at)->parameters = (*at)->count = 0;
+  pthread_mutex_unlock(&launchables_lock);
+  return status;
+}
+
+/// The parameters of a launch, with tensor maps replaced in `maps` and the pointers to all in `space`.
+static void **with_maps(void *kernel, void **parameters, void **space, size_t most, uint32_t (*maps)[MAP_WORDS]) {
+  if (!parameters) return parameters;
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable *at = *launchables(kernel), found = {0};
+  if (at && !at->parameters) {
+    size_t offset, size;
+    int (*parameter)(void *, size_t, size_t *, size_t *) = DRIVER(int, at->query, void *, size_t, size_t *, size_t *);
+    for (; parameter(kernel, at->parameters, &offset, &size) == SUCCESS; ++at->parameters)
+      if (size == 4 * MAP_WORDS && offset % 64 == 0 && at->count < MOST_MAPS) at->maps[at->count++] = at->parameters;
+  }
+  if (at) found = *at;
+  pthread_mutex_unlock(&launchables_lock);
+  int changed = 0;
+  if (!found.count || found.parameters > most) return parameters;
+  memcpy(space, parameters, found.parameters * sizeof *space);
+  for (unsigned i = 0; i < found.count; ++i) {
+    memcpy(maps[i], parameters[found.maps[i]], sizeof maps[i]);
+    if (converted(maps[i])) space[found.maps[i]] = maps[i], ++changed;
+  }
+  return changed ? space : parameters;
+}
+
+enum { MOST_PARAMETERS = 1024 };
+#define REPLACE_MAPS(kernel, parameters)              \
+  _Alignas(64) uint32_t maps[MOST_MAPS][MAP_WORDS];   \
+  void *space[MOST_PARAMETERS];                       \
+  parameters = with_maps(kernel, parameters, space, MOST_PARAMETERS, maps)
+
+#define LAUNCHES(suffix)                                                                                                        \
+  EXPORT int cuLaunchKernelEx##suffix(void const *config, void *kernel, void **parameters, void **extra) {                      \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchKernelEx" #suffix, void const *, void *, void **, void **)(config, kernel, parameters, extra);  \
+  }                                                                                                                             \
+  EXPORT int cuLaunchKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                                    unsigned shared, void *stream, void **parameters, void **extra) {                           \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
+                  void *, void **, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);                 \
+  }                                                                                                                             \
+  EXPORT int cuLaunchCooperativeKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,   \
+                                               unsigned bz, unsigned shared, void *stream, void **parameters) {                 \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchCooperativeKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                  unsigned, void *, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters);                       \
+  }
+LAUNCHES()
+LAUNCHES(_ptsz)
+
 // ---- look-ups
 
 static void *replacement(char const *name);
 
+/// With flag 2, functions with a stream are those whose default stream is the thread's.
+static void replace_look_up(int status, void **function, char const *name, uint64_t flags) {
+  char of_threads[64];
+  snprintf(of_threads, sizeof of_threads, "%s_ptsz", name);
+  if (status || !function || !*function) return;
+  void *ours = flags & 2 ? replacement(of_threads) : NULL;
+  if (!ours) ours = replacement(name);
+  if (ours) *function = ours;
+}
+
 EXPORT int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t flags, void *result) {
   int const status =
       DRIVER(int, "cuGetProcAddress_v2", char const *, void **, int, uint64_t, void *)(name, function, version, flags, result);
-  if (status || !function || !*function) return status;
   // From CUDA 12 on, the name without a suffix is that of the function with five parameters.
-  void *ours = replacement(!strcmp(name, "cuGetProcAddress") && version >= 12000 ? "cuGetProcAddress_v2" : name);
-  if (ours) *function = ours;
+  int const second = name && !strcmp(name, "cuGetProcAddress") && version >= 12000;
+  replace_look_up(status, function, second ? "cuGetProcAddress_v2" : name, flags);
   return status;
 }
 
 EXPORT int cuGetProcAddress(char const *name, void **function, int version, uint64_t flags) {
   int const status = DRIVER(int, "cuGetProcAddress", char const *, void **, int, uint64_t)(name, function, version, flags);
-  void *ours = !status && function && *function ? replacement(name) : NULL;
-  if (ours) *function = ours;
+  replace_look_up(status, function, name, flags);
   return status;
 }
 
@@ -553,6 +689,10 @@ static void *replacement(char const *name) {
       ENTRY(cuDeviceComputeCapability), ENTRY(cuDeviceGetAttribute),   ENTRY(cuFuncSetAttribute),
       ENTRY(cuGetProcAddress),          ENTRY(cuGetProcAddress_v2),    ENTRY(cuKernelSetAttribute),
       ENTRY(cuLibraryGetKernel),        ENTRY(cuModuleGetFunction),
+      ENTRY(cuKernelGetFunction),       ENTRY(cuLaunchCooperativeKernel),
+      ENTRY(cuLaunchCooperativeKernel_ptsz), ENTRY(cuLaunchKernel),
+      ENTRY(cuLaunchKernel_ptsz),       ENTRY(cuLaunchKernelEx),
+      ENTRY(cuLaunchKernelEx_ptsz),
       ENTRY(cuLinkAddData),             ENTRY(cuLinkAddData_v2),
       ENTRY(cuLinkAddFile),             ENTRY(cuLinkAddFile_v2),
       ENTRY(cuLibraryLoadData),         ENTRY(cuLibraryLoadFromFile),  ENTRY(cuModuleLoad),
