@@ -102,7 +102,8 @@ def gemm_case(rows: int, columns: int, depth: int) -> tuple[GemmCall, Expected]:
     a, b = (dequantized(*pair) for pair in zip(codes, scales, strict=True))
     values, magnitudes = (left @ right.T * alpha.double() for left, right in ((a, b), (a.abs(), b.abs())))
     bound = values.abs() * HALF_ULP[torch.bfloat16] * 1.01 + magnitudes * ACCUMULATION * 2 + 2.0**-24
-    return GemmCall(*codes, *(interleaved(each) for each in scales), alpha), Expected(values, bound, values)
+    stored = [interleaved(each) for each in scales]
+    return GemmCall(codes[0], codes[1], stored[0], stored[1], alpha), Expected(values, bound, values)
 
 
 def gemm_faults(call: GemmCall) -> dict[str, GemmCall]:
