@@ -441,6 +441,18 @@ def test_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
     assert record | interposed.digests() == record
 
 
+def test_fast_run_has_other_functions_and_no_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    program = "import os, pathlib; print(pathlib.Path(os.environ['SM120KIT_PTX_RUN'], 'functions.ptx').read_text())\n"
+    texts = [
+        runner.command(program + PROGRAM, modules / "kernel.ptx", "cuModuleLoadData", options=each)
+        for each in ((), ("--fast",))
+    ]
+    assert [text.stdout.count(".visible .func") for text in texts] == [15, 19]
+    assert "2^-20" in texts[1].stderr and "2^-20" not in texts[0].stderr
+    refused = runner.command("", options=("--fast", "--receipt", tmp_path / "receipt.json"))
+    assert refused.returncode == 2 and "--fast" in refused.stderr
+
+
 def test_module_for_hopper_is_left_alone(runner: Runner, modules: Path) -> None:
     done = runner.command(PROGRAM, modules / "hopper.fatbin", "cuModuleLoadData")
     assert done.returncode == 54 and "nothing was verified" in done.stderr

@@ -109,8 +109,10 @@ class Interposition:
 
 
 @contextmanager
-def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> Iterator[Interposition]:
+def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain, fast: bool = False) -> Iterator[Interposition]:
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
+
+    ``fast``: MMAs have the arithmetic of fast.cu, which is not that of the PTX ISA.
 
     Raises:
         BadPtx: ``captured`` has no PTX files, or one that cannot be read.
@@ -130,7 +132,8 @@ def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> I
         )
     workspace.cache.mkdir(parents=True, exist_ok=True)
     with owned_directory(workspace.cache, "ptx-run-") as directory:
-        (directory / images.FUNCTIONS).write_text(library.functions_ptx(tools))
+        sources = (library.SOURCE, library.FAST) if fast else (library.SOURCE,)
+        (directory / images.FUNCTIONS).write_text("\n".join(library.functions_ptx(tools, source) for source in sources))
         (directory / images.CAPTURED).write_text("".join(f"{name} {path}\n" for name, path in sorted(kernels.items())))
         (directory / images.CUTE_DSL).mkdir()
         compile_shim(directory / LIBRARY, tools)
@@ -138,8 +141,10 @@ def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> I
         yield Interposition(directory, tools)
 
 
-def run(command: Sequence[str], captured: Path | None, workspace: Workspace) -> tuple[InterposedRun, dict[str, Any]]:
-    """Run a program with the preloaded driver; returns the run and its record. ``captured`` is that of :func:`prepared`.
+def run(
+    command: Sequence[str], captured: Path | None, workspace: Workspace, fast: bool = False
+) -> tuple[InterposedRun, dict[str, Any]]:
+    """Run a program with the preloaded driver; returns the run and its record. Other arguments are those of :func:`prepared`.
 
     Raises:
         NoGpu, WrongGpu: not on a Hopper GPU.
@@ -150,7 +155,7 @@ def run(command: Sequence[str], captured: Path | None, workspace: Workspace) -> 
         gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only"
     )
     tools = toolchain.find()
-    with prepared(captured, workspace, tools) as interposition:
+    with prepared(captured, workspace, tools, fast) as interposition:
         exit_code = process.run_attached(command, env=interposition.environment())
         done = _read(tuple(command), exit_code, interposition)
     return done, record(done, device, tools)
