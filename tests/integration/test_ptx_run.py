@@ -96,6 +96,7 @@ class Runner:
     ) -> subprocess.CompletedProcess[str]:
         argv = [str(word) for word in (*words, sys.executable, "-c", program, *arguments)]
         env = {**os.environ, "LD_LIBRARY_PATH": str(self.driver), "STUB_RECORDS": str(self.records), **env}
+        env["TMPDIR"] = str(self.records)
         return subprocess.run(argv, env=env, capture_output=True, text=True)
 
 
@@ -117,6 +118,77 @@ def test_modules_for_sm120_are_loaded_as_code_for_hopper(runner: Runner, modules
     assert module["replaced"] == {"cvt.rn.satfinite.e2m1x2.f32": 1}
     assert runner.python(PROGRAM, file, function).returncode == 0  # the second time from the first result
     assert len(list(runner.interposition.directory.glob("*.cubin"))) == 1
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["\t", "\r\n", "\f", "/* .target sm_90\n.target sm_90 */", "// .target sm_90 \\\n", '#line 1 ".target sm_90"\n'],
+    ids=["tab", "return", "form feed", "comment", "line comment", "preprocessor"],
+)
+@pytest.mark.parametrize("end", ["\n", " "], ids=["lines", "one line"])
+def test_ptx_may_start_with_anything_that_ptxas_skips(
+    runner: Runner, modules: Path, tmp_path: Path, start: str, end: str
+) -> None:
+    text = (modules / "kernel.ptx").read_text()
+    header = f".version 8.8{end}.target /* */{end}sm_120f{end}.address_size{end}64{end}"
+    file = tmp_path / "odd.ptx"
+    file.write_text(start + header + text[text.index(".visible") :])
+    done = runner.python(PROGRAM, file, "cuModuleLoadData")
+    assert done.returncode == 0, done.stderr
+    assert cubin.read(runner.records / "module")[0].arch == "sm_90a"
+
+
+def test_ptx_for_hopper_that_mentions_sm120_is_left_alone(runner: Runner, tmp_path: Path) -> None:
+    text = '/* .target sm_120a */ .version 8.8\n.target sm_90\n.address_size 64\n.file 1 "\\".target sm_120a"\n'
+    file = tmp_path / "hopper.ptx"
+    file.write_text(text)
+    assert runner.python(PROGRAM, file, "cuModuleLoadData").returncode == 0
+    assert (runner.records / "module").read_bytes() == text.encode()[:64] and not runner.interposition.modules()
+
+
+def test_ptx_with_a_byte_order_mark_is_refused_as_by_ptxas(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mark.ptx"
+    file.write_text((modules / "kernel.ptx").read_text(), encoding="utf-8-sig")
+    done = runner.python(PROGRAM, file, "cuModuleLoadData")
+    assert done.returncode == 209 and "byte 0 is 0xef" in done.stderr and "byte order mark" in done.stderr
+
+
+def test_arguments_that_are_null_are_left_to_the_driver(runner: Runner, tmp_path: Path) -> None:
+    """Also functions that the driver lacks, when a program is linked with the preloaded library; and files that end early."""
+    (tmp_path / "short").write_bytes(b"\x7fELF")
+    (tmp_path / "cut").write_bytes(b"\x7fELF\2\1\1\x41" + bytes(10) + b"\xbe\0" + bytes(20) + b"\xff" * 28)
+    program = """
+import ctypes, struct, sys
+cuda, all = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None)
+out = ctypes.byref(ctypes.c_void_p())
+registered = struct.pack("IIQQ", 0x466243B1, 1, 0, 0)
+print(*[cuda.cuModuleLoadData(out, code) for code in (None, registered)], all.cuModuleLoad(out, None))
+print(*[all.cuModuleLoad(out, name.encode()) for name in sys.argv[1:]])
+print(cuda.cuLibraryGetKernel(out, None, None), cuda.cuModuleGetFunction(out, None, None))
+for kind in (13, 14):
+    print(cuda.cuTensorMapEncodeTiled(None, kind, 2, *[None] * 5, 0, 0, 0, 0), end=" ")
+print(cuda.cuTensorMapReplaceAddress(None, None))
+"""
+    done = runner.python(program, tmp_path / "short", tmp_path / "cut", tmp_path / "missing")
+    assert (done.returncode, done.stdout) == (0, "1 1 500\n500 500 500\n1 0\n1 1 1\n"), done
+
+
+@pytest.mark.parametrize("function", ["cuLinkAddData_v2", "cuLinkAddFile_v2"])
+def test_code_for_sm120_is_not_linked_at_run_time(runner: Runner, modules: Path, function: str) -> None:
+    program = """
+import ctypes, pathlib, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+code = pathlib.Path(sys.argv[1]).read_bytes()
+arguments = (code, ctypes.c_size_t(len(code)), b"an input") if "Data" in sys.argv[2] else (sys.argv[1].encode(),)
+print(getattr(cuda, sys.argv[2])(None, 0, *arguments, 0, None, None))
+"""
+    for name in ("kernel.ptx", "kernel.cubin", "both.fatbin"):
+        done = runner.command(program, modules / name, function)
+        assert (done.returncode, done.stdout) == (55, "209\n"), done.stderr
+        assert f"{'an input' if 'Data' in function else modules / name} is code for SM12x; it cannot be linked" in done.stderr
+    assert not (runner.records / "linked").exists()
+    assert runner.python(program, modules / "hopper.fatbin", function).stdout == "0\n"
+    assert (runner.records / "linked").stat().st_size
 
 
 def test_machine_code_is_refused(runner: Runner, modules: Path) -> None:
@@ -250,6 +322,99 @@ def test_tensor_map_that_the_driver_of_sm120_rejects(runner: Runner, arguments: 
     assert status == 1 and rule in messages
 
 
+CUTE_MAP = (0x4000, 1, 0x44592, 0x60, 0, 0, 0, 0, 3071, 7, 0, 0, 0, 0x7F000000, 0x3F)
+"""Words of the map that the host code of CuTe DSL 4.4.1 makes for 8 rows of 3072 packed elements, in boxes of 64 x 128."""
+
+LAUNCH = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+kernel, function = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuLibraryGetKernel(ctypes.byref(kernel), ctypes.c_void_p(0x1000), b"kernel") == 0
+assert cuda.cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel.value + 64)) == 0
+first, *maps = [ctypes.create_string_buffer(bytes.fromhex(text), len(text) // 2) for text in sys.argv[2:]]
+parameters = (ctypes.c_void_p * 3)(*map(ctypes.addressof, (first, *maps)))
+look_up = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
+launch = ctypes.c_void_p()
+flags = 2 if sys.argv[1] == "threads" else 0
+assert cuda.cuGetProcAddress_v2(b"cuLaunchKernelEx", ctypes.byref(launch), 13000, ctypes.c_uint64(flags), None) == 0
+if sys.argv[1] == "plain":
+    status = cuda.cuLaunchKernel(function, 1, 2, 3, 4, 5, 6, 7, None, parameters, None)
+else:
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    status = kind(launch.value)(None, kernel.value, parameters, None)
+assert status == 0 and cuda.cuLaunchKernelEx(None, kernel, None, None) == 0
+print(*[each.raw.hex() for each in maps])
+"""
+
+
+def launched(runner: Runner, how: str, *maps: bytes) -> list[bytes]:
+    """The two parameters of 128 bytes that the driver gets; those of the program stay as they are."""
+    done = runner.python(LAUNCH, how, "11" * 8, *[each.hex() for each in maps])
+    assert (done.returncode, done.stdout) == (0, " ".join(each.hex() for each in maps) + "\n"), done.stderr
+    content = (runner.records / "launch").read_bytes()
+    assert content[:8] == b"\x11" * 8
+    return [content[8:136], content[136:]]
+
+
+def words(*values: int) -> bytes:
+    return struct.pack("<32I", *values, *[0] * (32 - len(values)))
+
+
+@pytest.mark.parametrize("how", ["extended", "threads", "plain"])
+def test_packed_map_that_a_program_writes_itself_is_replaced_at_the_launch(runner: Runner, how: str) -> None:
+    other = words(*CUTE_MAP[:2], 0x40092, *CUTE_MAP[3:])  # of 16-bit elements
+    first, second = launched(runner, how, words(*CUTE_MAP), other)
+    assert second == other
+    expected = words(0x4000, 1, 0x44012, 0x60, 0, 0, 0, 0, 1535, 7, 0, 0, 0, 0x3F000000, 0x3F)
+    assert first[:TENSOR_MAP_MARK_OFFSET] == expected[:TENSOR_MAP_MARK_OFFSET]
+    assert int.from_bytes(first[TENSOR_MAP_MARK_OFFSET:], "little") == TENSOR_MAP_MARK
+    if how == "plain":
+        assert struct.unpack("7i", (runner.records / "shape").read_bytes()) == (1, 2, 3, 4, 5, 6, 7)
+
+
+def test_unpacking_map_that_a_program_writes_itself_is_what_the_driver_encodes(runner: Runner) -> None:
+    _, encoded_map, _ = encoded(runner, 14, 128, 4096, 0x1040)
+    own = words(0x1040, 0, 0x246612, 0x100, 0, 0, 0, 0, 4095, 63, 0, 0, 0, 0x7F000000, 7)
+    assert launched(runner, "extended", own, own) == [encoded_map, encoded_map]
+    four = (0x1040, 0, 0x246632, 0x100, 0x20000000, 0x30, 0, 0x010, 4095, 63, 4, 2, 0, 0x7F000000, 0x030107)
+    at, (_, converted) = UNPACKING_FIELDS, launched(runner, "extended", own, words(*four))
+    assert struct.unpack_from("4Q", converted, at["global_stride"]) == (4096, 0x12000_0000 << 4, 768, 0)
+    assert struct.unpack_from("5I", converted, at["global_dim"]) == (4096, 64, 5, 3, 1)
+    assert struct.unpack_from("5I", converted, at["box_dim"]) == (128, 8, 2, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{8: 3070}, {13: 0x7E000000}, {2: 0x44593}, {2: 0x445D2}, {15: 1}, {31: 1}, {0: 8}],
+    ids=["odd extent", "odd box", "kind", "rank", "reserved", "mark", "address"],
+)
+def test_parameter_that_is_no_map_stays_as_it_is(runner: Runner, changed: dict[int, int]) -> None:
+    parameter = words(*(changed.get(index, word) for index, word in enumerate((*CUTE_MAP, *[0] * 17))))
+    assert launched(runner, "extended", parameter, parameter) == [parameter, parameter]
+
+
+def test_machine_code_that_cute_dsl_kept_beside_its_ptx(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """Among files of other code; without the file, the module is refused."""
+    program = """
+import os, pathlib, shutil, sys, tempfile
+keep = os.environ["CUTE_DSL_DUMP_DIR"] if sys.argv[3] == "run" else tempfile.mkdtemp()
+pathlib.Path(keep, "a.sm_120f.cubin").write_bytes(b"\\x7fELF" + bytes(4000))
+pathlib.Path(keep, "a.sm_120f.ptx").write_text("of another kernel")
+shutil.copy(sys.argv[1], pathlib.Path(keep, "b.sm_120f.cubin"))
+shutil.copy(pathlib.Path(sys.argv[1]).with_suffix(".ptx"), pathlib.Path(keep, "b.sm_120f.ptx"))
+assert (os.environ["CUTE_DSL_KEEP_PTX"], os.environ["CUTE_DSL_KEEP_CUBIN"]) == ("1", "1")
+"""
+    assert runner.python(PROGRAM, modules / "kernel.cubin", "cuModuleLoadData").returncode == 209
+    for where in ("run", "temporary"):
+        part = runner.interposition.part(where, captured=False)
+        runner.interposition, before = part, runner.interposition
+        done = runner.python(program + PROGRAM, modules / "kernel.cubin", "cuModuleLoadData", where)
+        assert done.returncode == 0, done.stderr
+        assert cubin.read(runner.records / "module")[0].arch == "sm_90a"
+        assert [module["origin"] for module in part.modules()] == ["PTX that CuTe DSL kept"]
+        runner.interposition = before
+
+
 def test_triton_assembles_with_the_rewriter(runner: Runner, modules: Path, tmp_path: Path) -> None:
     """Its arguments are those of Triton 3.6."""
     variables = runner.interposition.environment()
@@ -274,6 +439,18 @@ def test_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
     assert record["gpu"]["capability"] == "9.0" and record["verified_on_sm120"] is False
     assert record["replaced"] == {"cvt.rn.satfinite.e2m1x2.f32": 1}
     assert record | interposed.digests() == record
+
+
+def test_fast_run_has_other_functions_and_no_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    program = "import os, pathlib; print(pathlib.Path(os.environ['SM120KIT_PTX_RUN'], 'functions.ptx').read_text())\n"
+    texts = [
+        runner.command(program + PROGRAM, modules / "kernel.ptx", "cuModuleLoadData", options=each)
+        for each in ((), ("--fast",))
+    ]
+    assert [text.stdout.count(".visible .func") for text in texts] == [15, 19]
+    assert "2^-20" in texts[1].stderr and "2^-20" not in texts[0].stderr
+    refused = runner.command("", options=("--fast", "--receipt", tmp_path / "receipt.json"))
+    assert refused.returncode == 2 and "--fast" in refused.stderr
 
 
 def test_module_for_hopper_is_left_alone(runner: Runner, modules: Path) -> None:

@@ -21,23 +21,30 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 /// A cubin, whose size is in its header, or the first bytes of anything else.
-static void record_module(void const *code) {
+static int record_module(void const *code) {
   unsigned char const *data = code;
+  if (!data) return 1;
+  if (!memcmp(data, "\xb1\x43\x62\x46", 4)) return 1;  // what nvcc registers
   uint64_t sections;
   uint16_t counts[2];
   memcpy(&sections, data + 40, 8), memcpy(counts, data + 58, 4);
   int const cubin = !memcmp(data, "\177ELF", 4);
   record("module", data, cubin ? sections + (uint64_t)counts[0] * counts[1] : 64);
+  return 0;
 }
-int cuModuleLoadData(void **module, void const *code) { return record_module(code), *module = (void *)code, 0; }
-int cuModuleLoadFatBinary(void **module, void const *code) { return record_module(code), *module = (void *)code, 0; }
-int cuLibraryLoadData(void **library, void const *code) { return record_module(code), *library = (void *)code, 0; }
+int cuModuleLoadData(void **module, void const *code) { return *module = (void *)code, record_module(code); }
+int cuModuleLoadFatBinary(void **module, void const *code) { return *module = (void *)code, record_module(code); }
+int cuLibraryLoadData(void **library, void const *code) { return *library = (void *)code, record_module(code); }
 
 int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
+  if (!name) return 1;
   return record("kernel", name, strlen(name)), *kernel = library, 0;
 }
 int cuKernelGetFunction(void **function, void *kernel) { return *function = kernel, 0; }
 int cuModuleGetFunction(void **function, void *module, char const *name) { return *function = module, 0; }
+
+int cuLinkAddData_v2(void *state, int type, void *data, size_t size) { return record("linked", data, size), type; }
+int cuLinkAddFile_v2(void *state, int type, char const *path) { return record("linked", path, strlen(path)), type; }
 
 int cuFuncGetAttribute(int *value, int attribute, void *function) { return *value = attribute == 1 ? 1024 : 0, function != 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
@@ -45,8 +52,32 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
   return record("shared", arguments, sizeof arguments), function != 0;
 }
 
+/// Every kernel has a pointer and two parameters of 128 bytes.
+int cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
+  if (index > 2) return 1;
+  return *offset = index * 64 + (index == 2) * 64, *size = index ? 128 : 8, 0;
+}
+int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+  return cuKernelGetParamInfo(function, index, offset, size);
+}
+static int record_launch(void **parameters) {
+  unsigned char bytes[264];
+  memcpy(bytes, parameters[0], 8), memcpy(bytes + 8, parameters[1], 128), memcpy(bytes + 136, parameters[2], 128);
+  return record("launch", bytes, sizeof bytes), 0;
+}
+int cuLaunchKernelEx(void const *config, void *kernel, void **parameters, void **extra) {
+  return parameters ? record_launch(parameters) : 0;
+}
+int cuLaunchKernelEx_ptsz(void const *config, void *kernel, void **parameters, void **extra) { return record_launch(parameters); }
+int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **parameters, void **extra) {
+  int const arguments[] = {gx, gy, gz, bx, by, bz, shared};
+  return record("shape", arguments, sizeof arguments), record_launch(parameters);
+}
+
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *dim, uint64_t const *stride,
                            uint32_t const *box) {
+  if (!map || !dim || !stride || !box) return 1;
   uint64_t const arguments[] = {type, rank, (uintptr_t)address, dim[0], dim[1], stride[0], box[0], box[1]};
   record("map", arguments, sizeof arguments);
   return memset(map, 0xab, 128), 0;
@@ -58,7 +89,8 @@ int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t
   *function = !strcmp(name, "cuDeviceGetAttribute") ? (void *)cuDeviceGetAttribute
               : !strcmp(name, "cuModuleLoadData")   ? (void *)cuModuleLoadData
               : !strcmp(name, "cuGetProcAddress")   ? (void *)cuGetProcAddress_v2
+              : !strcmp(name, "cuLaunchKernelEx")   ? (void *)(flags & 2 ? cuLaunchKernelEx_ptsz : cuLaunchKernelEx)
                                                     : 0;
-  (void)version, (void)flags, (void)status;
+  (void)version, (void)status;
   return *function ? 0 : 500;
 }

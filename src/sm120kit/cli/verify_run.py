@@ -21,6 +21,9 @@ def verify_run(
         Path | None,
         typer.Option("--ptx", metavar="DIR", help="PTX of modules without it, as `verify ptx RECIPE --capture DIR` writes it."),
     ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Multiply on Hopper's tensor cores: faster, but not bit for bit; without --receipt.")
+    ] = False,
     receipt: Annotated[Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record to this file.")] = None,
     overwrite: Overwrite = False,
     state: State = None,
@@ -35,11 +38,15 @@ def verify_run(
     from sm120kit.core.state import Workspace, require_new, require_writable, write_record
     from sm120kit.kernels.ptx import interposed
 
+    if receipt and fast:
+        raise typer.BadParameter("a receipt states the arithmetic of the PTX ISA, which --fast has not", param_hint="--fast")
     if receipt:
         require_writable(receipt, "--receipt")
         require_new(receipt, "--receipt", overwrite)
-    done, record = interposed.run(command, ptx, Workspace.open(state))
+    done, record = interposed.run(command, ptx, Workspace.open(state), fast)
     _show(done)
+    if fast:
+        console.info("fast: MMAs may differ by 2^-20 of the sum of their magnitudes from what the PTX ISA defines")
     if receipt and done.modules:
         write_record(receipt, record)
         console.info(f"receipt: {receipt}")

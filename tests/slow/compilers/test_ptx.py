@@ -29,7 +29,7 @@ def tools() -> Toolchain:
 def test_forms_are_instructions_of_sm120(tools: Toolchain, tmp_path: Path) -> None:
     """The forms that the PTX ISA of the toolkit has."""
     chosen = [form for form in EVERY if form.isa == "8.8"]
-    assert len(chosen) >= 228
+    assert len(chosen) >= 278
     assert len(library.assemble(forms.module(chosen), tmp_path / "native.cubin", tools, "sm_120a")) == len(chosen)
 
 
@@ -45,6 +45,19 @@ def test_every_rewritten_form_is_assembled_for_hopper(tools: Toolchain, tmp_path
     assert len(module.replacements) == len(EVERY) + 2  # that of cluster launch control has three
     kernels = library.assemble(module.text, tmp_path / "hopper.cubin", tools)
     assert [kernel.spill_bytes for kernel in kernels] == [0] * len(EVERY)
+
+
+def test_fast_functions_replace_exact_ones_and_are_assembled(tools: Toolchain, tmp_path: Path) -> None:
+    exact, fast = (library.functions_ptx(tools, source) for source in (library.SOURCE, library.FAST))
+    both, own = library.read_functions(f"{exact}\n{fast}").functions, library.read_functions(fast).functions
+    assert {*own} < {*library.read_functions(exact).functions} == {*both}
+    assert all(both[name] == text and "mma.sync.aligned.m16n8k16.row.col.f32.f16" in text for name, text in own.items())
+    chosen = [form for form in EVERY if form.family == "mma"]
+    module = rewrite(forms.module(chosen), lambda: library.SoftwareFunctions(both, "9.0"))
+    used = {replacement.function for replacement in module.replacements}
+    assert {*own} <= used
+    kernels = library.assemble(module.text, tmp_path / "fast.cubin", tools)
+    assert [kernel.spill_bytes for kernel in kernels] == [0] * len(chosen)
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(
     report = session.rewrite_file(path)
     assert (report.module.source_target, len(report.kernels)) == ("sm_120a", 1)
     assert {opcode: count for opcode, count in report.module.counts.items() if opcode.startswith("mma.")} == {NVFP4_MMA: 24}
-    # The DSL's host code writes tensor maps itself: the library that `verify run` preloads does not see them.
+    # The DSL's host code writes tensor maps itself: the library that `verify run` preloads replaces them at the launch.
     undefined = subprocess.run(
         ["nm", "-u", tmp_path / "cache" / kernel["path"]], capture_output=True, text=True, check=True
     ).stdout

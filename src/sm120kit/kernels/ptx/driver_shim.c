@@ -2,8 +2,10 @@
 //
 // - It reports compute capability 12.0 and the shared memory of SM120, and refuses kernels that need more.
 // - Modules with code for SM12x and none for Hopper are rewritten by the program in SM120KIT_PTX_REWRITER before they are loaded.
+//   They cannot be linked by the driver's linker.
 // - Kernels that were captured from a build take the place of those of the same name.
-// - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py.
+// - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py. Those
+//   that a program writes itself, as CuTe DSL does, are replaced among the parameters of a launch.
 //
 // Programs reach the driver through symbols of libcuda, dlsym or cuGetProcAddress; all three lead here. CUDA's headers are not
 // needed: the functions and numbers are those of cuda.h 13.0, and the layout of fatbins is that of kernels/cubin/fatbin.py.
@@ -24,7 +26,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, FILE_NOT_FOUND = 301 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, FILE_NOT_FOUND = 301, NOT_FOUND = 500 };
 
 // CUdevice_attribute and CUfunction_attribute
 enum { THREADS_PER_SM = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_PER_SM = 81, SHARED_PER_CTA = 97 };
@@ -44,11 +46,14 @@ static void *(*dlsym_of_libc(void))(void *, char const *) {
   return found;
 }
 
-/// A function of the driver itself.
+static int not_in_this_driver(void) { return NOT_FOUND; }
+
+/// A function of the driver itself; one that fails if the driver has none of this name.
 static void *driver(char const *name) {
   static void *library;
   if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-  return library ? dlsym_of_libc()(library, name) : NULL;
+  void *function = library ? dlsym_of_libc()(library, name) : NULL;
+  return function ? function : (void *)not_in_this_driver;
 }
 #define DRIVER(result, name, ...) ((result(*)(__VA_ARGS__))driver(name))
 
@@ -88,12 +93,54 @@ static void add_arch(struct image *image, unsigned arch, int is_ptx) {
   if (arch == 90 || (is_ptx && arch < 90)) image->for_hopper = 1;
 }
 
-static struct image examine(void const *code) {
+/// What follows a comment, a string or the line of a preprocessor at `text`; `text` itself if there is none.
+static char const *after_ignored(char const *text) {
+  char const *end = text;
+  if (text[0] == '#' || (text[0] == '/' && text[1] == '/')) {
+    end = strchr(text, '\n');
+  } else if (text[0] == '/' && text[1] == '*') {
+    end = strstr(text + 2, "*/");
+    if (end) end += 2;
+  } else if (text[0] == '"') {
+    for (end = text + 1; *end && *end != '"'; ++end)
+      if (end[0] == '\\' && end[1]) ++end;
+    if (*end) ++end;
+  }
+  return end ? end : text + strlen(text);
+}
+
+/// The arch of the directive .target of a PTX module: 120 for sm_120a; 0 without one.
+static unsigned target_arch(char const *text) {
+  unsigned arch = 0;
+  int is_target = 0;
+  while (*text) {
+    char const *next = after_ignored(text);
+    if (next != text) {
+      text = next;
+    } else if (strchr(" \t\r\n\f", *text)) {
+      ++text;
+    } else if (is_target) {
+      return sscanf(text, "sm_%u", &arch) == 1 ? arch : 0;
+    } else {
+      is_target = !strncmp(text, ".target", 7);
+      text += is_target ? 7 : 1;
+    }
+  }
+  return 0;
+}
+
+/// `limit` is the size of a file; images in memory have none, and end where their headers say.
+static struct image examine(void const *code, size_t limit) {
   unsigned char const *data = code;
-  if (u32(data) == 0x466243b1) data = (unsigned char const *)(uintptr_t)u64(data + 8);  // what nvcc registers: it has the address
   struct image image = {data, 0, 0, 0};
+  if (!data) return image;
+  if (limit == SIZE_MAX && u32(data) == 0x466243b1) {  // what nvcc registers: it has the address
+    image.data = data = (unsigned char const *)(uintptr_t)u64(data + 8);
+    if (!data) return image;
+  }
   if (u32(data) == 0xba55ed50) {
     image.size = u16(data + 6) + u64(data + 8);
+    if (image.size > limit) return image;
     for (size_t at = u16(data + 6); at + 64 <= image.size;) {
       unsigned const kind = u16(data + at);
       if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1);
@@ -105,18 +152,18 @@ static struct image examine(void const *code) {
     uint64_t const sections = u64(data + 40) + (uint64_t)u16(data + 58) * u16(data + 60);
     uint64_t const segments = u64(data + 32) + (uint64_t)u16(data + 54) * u16(data + 56);
     image.size = sections > segments ? sections : segments;
+    if (image.size > limit) return image;
     for (unsigned i = 0; i < u16(data + 60); ++i) {
       unsigned char const *header = data + u64(data + 40) + (uint64_t)i * u16(data + 58);
       uint64_t const end = u32(header + 4) == 8 ? 0 : u64(header + 24) + u64(header + 32);  // SHT_NOBITS has no bytes
       if (end > image.size) image.size = end;
     }
+    if (image.size > limit) return image;
     uint32_t const flags = u32(data + 48);
     add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0);
-  } else if (data[0] == '/' || data[0] == '.' || data[0] == '\n' || data[0] == ' ') {
+  } else if ((data[0] >= ' ' && data[0] < 0x7f) || strchr("\t\r\n\f\xef", data[0])) {  // a byte order mark begins with 0xef
     image.size = strlen((char const *)data) + 1;
-    char const *target = strstr((char const *)data, ".target");
-    unsigned arch;
-    if (target && sscanf(target, ".target sm_%u", &arch) == 1) add_arch(&image, arch, 1);
+    add_arch(&image, target_arch((char const *)data), 1);
   }
   return image;
 }
@@ -128,13 +175,14 @@ static int write_file(char const *path, void const *data, size_t size) {
   return fclose(file) == 0 && complete;
 }
 
-static void *read_file(char const *path) {
+/// A file's bytes, and zeros after them, so that a header can be read of a short one.
+static void *read_file(char const *path, size_t *size) {
   struct stat status;
-  FILE *file = fopen(path, "rbe");
+  FILE *file = path ? fopen(path, "rbe") : NULL;
   if (!file) return NULL;
-  char *data = fstat(fileno(file), &status) == 0 ? malloc(status.st_size + 1) : NULL;
+  char *data = fstat(fileno(file), &status) == 0 ? calloc(1, status.st_size + 64) : NULL;
   if (data && fread(data, 1, status.st_size, file) != (size_t)status.st_size) free(data), data = NULL;
-  if (data) data[status.st_size] = 0;
+  if (data && size) *size = status.st_size;
   fclose(file);
   return data;
 }
@@ -170,9 +218,9 @@ static void *rewritten(struct image const *image) {
   snprintf(source, sizeof source, "%s/%016llx-%zx.%d", directory, (unsigned long long)hash, image->size, (int)getpid());
   snprintf(cubin, sizeof cubin, "%s/%016llx-%zx.cubin", directory, (unsigned long long)hash, image->size);
   pthread_mutex_lock(&lock);
-  void *result = read_file(cubin);
+  void *result = read_file(cubin, NULL);
   if (!result && write_file(source, image->data, image->size)) {
-    if (run_rewriter(source, cubin)) result = read_file(cubin);
+    if (run_rewriter(source, cubin)) result = read_file(cubin, NULL);
     unlink(source);
   }
   pthread_mutex_unlock(&lock);
@@ -180,71 +228,108 @@ static void *rewritten(struct image const *image) {
   return result;
 }
 
-/// The code to load in place of `code`: itself unless it is only for SM12x; NULL if that cannot be rewritten.
-static void const *for_hopper(void const *code, int *changed) {
-  struct image const image = examine(code);
-  *changed = image.for_sm120 && !image.for_hopper;
-  return *changed ? rewritten(&image) : code;
+/// Code to load, and whether it is another than that of the program. There is none if what is only for SM12x cannot be rewritten.
+struct loadable {
+  void const *code;
+  int changed, refused;
+};
+
+static struct loadable for_hopper(void const *code, size_t limit) {
+  struct image const image = examine(code, limit);
+  if (!image.for_sm120 || image.for_hopper) return (struct loadable){code, 0, 0};
+  void const *cubin = rewritten(&image);
+  return (struct loadable){cubin, 1, !cubin};
 }
 
 EXPORT int cuModuleLoadData(void **module, void const *code) {
-  int changed;
-  code = for_hopper(code, &changed);
-  return code ? DRIVER(int, "cuModuleLoadData", void **, void const *)(module, code) : NO_BINARY_FOR_GPU;
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  return it.refused ? NO_BINARY_FOR_GPU : DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
 }
 
 EXPORT int cuModuleLoadDataEx(void **module, void const *code, unsigned count, void *options, void **values) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(module, code, changed ? 0 : count,
-                                                                                            options, values);
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(
+      module, it.code, it.changed ? 0 : count, options, values);
 }
 
 EXPORT int cuModuleLoadFatBinary(void **module, void const *code) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary", void **, void const *)(module, code);
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, it.changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary", void **, void const *)(module, it.code);
 }
 
 EXPORT int cuModuleLoad(void **module, char const *path) {
-  int changed;
-  void *content = read_file(path);
-  if (!content) return FILE_NOT_FOUND;
-  void const *code = for_hopper(content, &changed);
-  int const status = !code     ? NO_BINARY_FOR_GPU
-                     : changed ? DRIVER(int, "cuModuleLoadData", void **, void const *)(module, code)
-                               : DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  struct loadable const it = for_hopper(content, size);
   free(content);
-  return status;
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  if (it.changed) return DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
+  return DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
 }
 
 EXPORT int cuLibraryLoadData(void **library, void const *code, void *jit, void **jit_values, unsigned jit_count, void *options,
                              void **values, unsigned count) {
-  int changed;
-  code = for_hopper(code, &changed);
-  if (!code) return NO_BINARY_FOR_GPU;
+  struct loadable const it = for_hopper(code, SIZE_MAX);
+  if (it.refused) return NO_BINARY_FOR_GPU;
   return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-      library, code, jit, jit_values, changed ? 0 : jit_count, options, values, count);
+      library, it.code, jit, jit_values, it.changed ? 0 : jit_count, options, values, count);
 }
 
 EXPORT int cuLibraryLoadFromFile(void **library, char const *path, void *jit, void **jit_values, unsigned jit_count, void *options,
                                  void **values, unsigned count) {
-  int changed;
-  void *content = read_file(path);
-  if (!content) return FILE_NOT_FOUND;
-  void const *code = for_hopper(content, &changed);
-  int status = NO_BINARY_FOR_GPU;
-  if (code && changed)
-    status = DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-        library, code, jit, jit_values, 0, options, values, count);
-  else if (code)
-    status = DRIVER(int, "cuLibraryLoadFromFile", void **, char const *, void *, void **, unsigned, void *, void **, unsigned)(
-        library, path, jit, jit_values, jit_count, options, values, count);
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  struct loadable const it = for_hopper(content, size);
   free(content);
-  return status;
+  if (it.refused) return NO_BINARY_FOR_GPU;
+  if (it.changed)
+    return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
+        library, it.code, jit, jit_values, 0, options, values, count);
+  return DRIVER(int, "cuLibraryLoadFromFile", void **, char const *, void *, void **, unsigned, void *, void **, unsigned)(
+      library, path, jit, jit_values, jit_count, options, values, count);
 }
+
+// ---- the linker
+
+/// Whether an input of the driver's linker is only for SM12x. It makes a cubin of several inputs, which are not rewritten.
+static int cannot_be_linked(void const *data, size_t size, char const *name) {
+  char *copy = data ? calloc(1, size + 64) : NULL;
+  if (!copy) return 0;
+  memcpy(copy, data, size);
+  struct image const image = examine(copy, size);
+  free(copy);
+  if (!image.for_sm120 || image.for_hopper) return 0;
+  note("refused link-%zx %zu", size, size);
+  fprintf(stderr,
+          "sm120kit verify run: %s is code for SM12x; it cannot be linked at run time (cuLinkAddData, cuLinkAddFile)\n"
+          "  load the module itself: cuModuleLoadData, cuLibraryLoadData\n",
+          name ? name : "an input");
+  return 1;
+}
+
+EXPORT int cuLinkAddData_v2(void *state, int type, void *data, size_t size, char const *name, unsigned count, void *options,
+                            void **values) {
+  if (cannot_be_linked(data, size, name)) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuLinkAddData_v2", void *, int, void *, size_t, char const *, unsigned, void *, void **)(
+      state, type, data, size, name, count, options, values);
+}
+
+EXPORT int cuLinkAddFile_v2(void *state, int type, char const *path, unsigned count, void *options, void **values) {
+  size_t size = 0;
+  void *content = read_file(path, &size);
+  int const refused = cannot_be_linked(content, size, path);
+  free(content);
+  if (refused) return NO_BINARY_FOR_GPU;
+  return DRIVER(int, "cuLinkAddFile_v2", void *, int, char const *, unsigned, void *, void **)(state, type, path, count, options,
+                                                                                             values);
+}
+
+// Since CUDA 6.5, the names without a suffix are those of these functions.
+EXPORT int cuLinkAddData(void *, int, void *, size_t, char const *, unsigned, void *, void **)
+    __attribute__((alias("cuLinkAddData_v2")));
+EXPORT int cuLinkAddFile(void *, int, char const *, unsigned, void *, void **) __attribute__((alias("cuLinkAddFile_v2")));
 
 // ---- captured kernels
 
@@ -262,7 +347,7 @@ static int captured(char const *name, void **kernel, int *status) {
   if (!list && getenv("SM120KIT_PTX_RUN")) {
     char path[4096];
     snprintf(path, sizeof path, "%s/captured.list", getenv("SM120KIT_PTX_RUN"));
-    list = read_file(path);
+    list = read_file(path, NULL);
   }
   size_t const length = strlen(name);
   char *line = list;
@@ -276,7 +361,7 @@ static int captured(char const *name, void **kernel, int *status) {
     *status = SUCCESS;
     if (!files[at].library) {
       files[at].path = strdup(path);
-      char *text = read_file(path);
+      char *text = read_file(path, NULL);
       *status = text ? cuLibraryLoadData(&files[at].library, text, NULL, NULL, 0, NULL, NULL, 0) : FILE_NOT_FOUND;
       free(text);
     }
@@ -286,18 +371,28 @@ static int captured(char const *name, void **kernel, int *status) {
   return found;
 }
 
+static int looked_up(int status, void *const *kernel, char const *query);
+
 EXPORT int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   int status;
-  if (captured(name, kernel, &status)) return status;
-  return DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
+  if (!name || !captured(name, kernel, &status))
+    status = DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
+  return looked_up(status, kernel, "cuKernelGetParamInfo");
+}
+
+EXPORT int cuKernelGetFunction(void **function, void *kernel) {
+  int const status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+  return looked_up(status, function, "cuFuncGetParamInfo");
 }
 
 EXPORT int cuModuleGetFunction(void **function, void *module, char const *name) {
   void *kernel;
   int status;
-  if (!captured(name, &kernel, &status))
-    return DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
-  return status ? status : DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+  if (!name || !captured(name, &kernel, &status))
+    status = DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
+  else if (!status)
+    status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
+  return looked_up(status, function, "cuFuncGetParamInfo");
 }
 
 // ---- the GPU
@@ -414,9 +509,10 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *addr
   typedef int Encode(void *, int, uint32_t, void *, uint64_t const *, uint64_t const *, uint32_t const *, uint32_t const *, int,
                      int, int, int);
   Encode *encode = (Encode *)driver("cuTensorMapEncodeTiled");
-  if (type == UNPACKED_U4 || type == UNPACKED_U6)
+  int const complete = map && dim && box && element_stride && (stride || rank < 2);
+  if (complete && (type == UNPACKED_U4 || type == UNPACKED_U6))
     return encode_unpacking(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle);
-  if (type != PACKED_U4 || rank < 1 || rank > 5)
+  if (!complete || type != PACKED_U4 || rank < 1 || rank > 5)
     return encode(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle, promotion, fill);
   if (dim[0] % 2) return refused_map("globalDim[0] of 4-bit elements must be even", dim[0]);
   if (box[0] % 32) return refused_map("the bytes of boxDim[0] must be a multiple of 16", box[0] / 2);
@@ -430,32 +526,157 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *addr
 }
 
 EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
-  uint64_t mark, value = (uintptr_t)address;
-  memcpy(&mark, (char *)map + MARK_OFFSET, 8);
+  uint64_t mark = 0, value = (uintptr_t)address;
+  if (map) memcpy(&mark, (char *)map + MARK_OFFSET, 8);
   if (mark != MARK_UNPACKING) return DRIVER(int, "cuTensorMapReplaceAddress", void *, void *)(map, address);
   if (value % 32) return refused_map("the address must be a multiple of 32", value);
   memcpy((char *)map + 16, &value, 8);
   return SUCCESS;
 }
 
+// ---- launches
+
+// A tensor map as hardware reads it, in 32-bit words: 0 and 1 the address; 2 the kind: bits 0 to 3 are 2, 4 to 6 the rank less 1,
+// 7 to 10 the type, 11 and 12 the interleaving, 13 to 15 the swizzle, 16 the fill, 17 and 18 the promotion, 21 set for 128 KB
+// and more; 3 to 6 the strides in units of 16 bytes, whose upper 4 bits each are in 7; 8 to 12 the extents less 1; 13 the
+// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box.
+// Seen in what the host code of CuTe DSL 4.4.1 writes, and in what the driver encodes for bytes.
+enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_USED_WORDS = 15 };
+enum { HARDWARE_UINT8 = 0, HARDWARE_PACKED_U4 = 11, HARDWARE_UNPACKED_U4 = 12 };
+enum { MOST_MAPS = 16 };
+
+/// Replace a map of 4-bit elements in hardware's form by that which cuTensorMapEncodeTiled makes here. Returns 0 if it is none.
+static int converted(uint32_t *map) {
+  unsigned const kind = map[MAP_KIND], type = kind >> 7 & 15, rank = (kind >> 4 & 7) + 1, swizzle = kind >> 13 & 7;
+  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16) return 0;
+  for (unsigned i = MAP_USED_WORDS; i < MAP_WORDS; ++i)
+    if (map[i]) return 0;
+  if (type == HARDWARE_PACKED_U4 && map[MAP_EXTENTS] % 2 && (map[MAP_STEPS] >> 24) % 2) {
+    uint64_t const mark = MARK_PACKED;
+    map[MAP_KIND] = (kind & ~(15u << 7)) | HARDWARE_UINT8 << 7;
+    map[MAP_EXTENTS] >>= 1;  // both are less by 1: (n + 1) / 2 - 1
+    map[MAP_STEPS] = (map[MAP_STEPS] & 0xffffff) | (map[MAP_STEPS] >> 25) << 24;
+    memcpy(map + MARK_OFFSET / 4, &mark, 8);
+    return 1;
+  }
+  uint64_t address, dim[5], stride[5] = {0};
+  uint32_t box[5], steps[5];
+  memcpy(&address, map, 8);
+  for (unsigned i = 0; i < rank; ++i) {
+    dim[i] = (uint64_t)map[MAP_EXTENTS + i] + 1;
+    box[i] = (i ? map[MAP_STEPS + 1] >> (8 * (i - 1)) & 255 : map[MAP_STEPS] >> 24) + 1;
+    steps[i] = (map[MAP_STEPS] >> (3 * i) & 7) + 1;
+    if (i + 1 < rank) stride[i] = (map[MAP_STRIDES + i] | (uint64_t)(map[MAP_STRIDES + 4] >> (4 * i) & 15) << 32) << 4;
+  }
+  return type == HARDWARE_UNPACKED_U4 &&
+         encode_unpacking(map, UNPACKED_U4, rank, (void *)(uintptr_t)address, dim, stride, box, steps, kind >> 11 & 3, swizzle) ==
+             SUCCESS;
+}
+
+/// A kernel that a program looked up, the driver's function for the sizes of its parameters, and which of these may be tensor maps:
+/// those of 128 bytes at multiples of 64. Launches determine them, as these need a context.
+struct launchable {
+  struct launchable *next;
+  void *kernel;
+  char const *query;
+  unsigned parameters, count, maps[MOST_MAPS];
+};
+
+static pthread_mutex_t launchables_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct launchable **launchables(void *kernel) {
+  static struct launchable *buckets[4096];
+  struct launchable **at = &buckets[((uintptr_t)kernel >> 4) % 4096];
+  while (*at && (*at)->kernel != kernel) at = &(*at)->next;
+  return at;
+}
+
+static int looked_up(int status, void *const *kernel, char const *query) {
+  if (status || !kernel || !*kernel) return status;
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable **at = launchables(*kernel);
+  if (!*at) *at = calloc(1, sizeof **at);
+  // The address may be that of another kernel, which was unloaded.
+  if (*at) (*at)->kernel = *kernel, (*at)->query = query, (*at)->parameters = (*at)->count = 0;
+  pthread_mutex_unlock(&launchables_lock);
+  return status;
+}
+
+/// The parameters of a launch, with tensor maps replaced in `maps` and the pointers to all in `space`.
+static void **with_maps(void *kernel, void **parameters, void **space, size_t most, uint32_t (*maps)[MAP_WORDS]) {
+  if (!parameters) return parameters;
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable *at = *launchables(kernel), found = {0};
+  if (at && !at->parameters) {
+    size_t offset, size;
+    int (*parameter)(void *, size_t, size_t *, size_t *) = DRIVER(int, at->query, void *, size_t, size_t *, size_t *);
+    for (; parameter(kernel, at->parameters, &offset, &size) == SUCCESS; ++at->parameters)
+      if (size == 4 * MAP_WORDS && offset % 64 == 0 && at->count < MOST_MAPS) at->maps[at->count++] = at->parameters;
+  }
+  if (at) found = *at;
+  pthread_mutex_unlock(&launchables_lock);
+  int changed = 0;
+  if (!found.count || found.parameters > most) return parameters;
+  memcpy(space, parameters, found.parameters * sizeof *space);
+  for (unsigned i = 0; i < found.count; ++i) {
+    memcpy(maps[i], parameters[found.maps[i]], sizeof maps[i]);
+    if (converted(maps[i])) space[found.maps[i]] = maps[i], ++changed;
+  }
+  return changed ? space : parameters;
+}
+
+enum { MOST_PARAMETERS = 1024 };
+#define REPLACE_MAPS(kernel, parameters)              \
+  _Alignas(64) uint32_t maps[MOST_MAPS][MAP_WORDS];   \
+  void *space[MOST_PARAMETERS];                       \
+  parameters = with_maps(kernel, parameters, space, MOST_PARAMETERS, maps)
+
+#define LAUNCHES(suffix)                                                                                                        \
+  EXPORT int cuLaunchKernelEx##suffix(void const *config, void *kernel, void **parameters, void **extra) {                      \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchKernelEx" #suffix, void const *, void *, void **, void **)(config, kernel, parameters, extra);  \
+  }                                                                                                                             \
+  EXPORT int cuLaunchKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                                    unsigned shared, void *stream, void **parameters, void **extra) {                           \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
+                  void *, void **, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);                 \
+  }                                                                                                                             \
+  EXPORT int cuLaunchCooperativeKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,   \
+                                               unsigned bz, unsigned shared, void *stream, void **parameters) {                 \
+    REPLACE_MAPS(kernel, parameters);                                                                                           \
+    return DRIVER(int, "cuLaunchCooperativeKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                  unsigned, void *, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters);                       \
+  }
+LAUNCHES()
+LAUNCHES(_ptsz)
+
 // ---- look-ups
 
 static void *replacement(char const *name);
 
+/// With flag 2, functions with a stream are those whose default stream is the thread's.
+static void replace_look_up(int status, void **function, char const *name, uint64_t flags) {
+  char of_threads[64];
+  snprintf(of_threads, sizeof of_threads, "%s_ptsz", name);
+  if (status || !function || !*function) return;
+  void *ours = flags & 2 ? replacement(of_threads) : NULL;
+  if (!ours) ours = replacement(name);
+  if (ours) *function = ours;
+}
+
 EXPORT int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t flags, void *result) {
   int const status =
       DRIVER(int, "cuGetProcAddress_v2", char const *, void **, int, uint64_t, void *)(name, function, version, flags, result);
-  if (status || !function || !*function) return status;
   // From CUDA 12 on, the name without a suffix is that of the function with five parameters.
-  void *ours = replacement(!strcmp(name, "cuGetProcAddress") && version >= 12000 ? "cuGetProcAddress_v2" : name);
-  if (ours) *function = ours;
+  int const second = name && !strcmp(name, "cuGetProcAddress") && version >= 12000;
+  replace_look_up(status, function, second ? "cuGetProcAddress_v2" : name, flags);
   return status;
 }
 
 EXPORT int cuGetProcAddress(char const *name, void **function, int version, uint64_t flags) {
   int const status = DRIVER(int, "cuGetProcAddress", char const *, void **, int, uint64_t)(name, function, version, flags);
-  void *ours = !status && function && *function ? replacement(name) : NULL;
-  if (ours) *function = ours;
+  replace_look_up(status, function, name, flags);
   return status;
 }
 
@@ -468,6 +689,12 @@ static void *replacement(char const *name) {
       ENTRY(cuDeviceComputeCapability), ENTRY(cuDeviceGetAttribute),   ENTRY(cuFuncSetAttribute),
       ENTRY(cuGetProcAddress),          ENTRY(cuGetProcAddress_v2),    ENTRY(cuKernelSetAttribute),
       ENTRY(cuLibraryGetKernel),        ENTRY(cuModuleGetFunction),
+      ENTRY(cuKernelGetFunction),       ENTRY(cuLaunchCooperativeKernel),
+      ENTRY(cuLaunchCooperativeKernel_ptsz), ENTRY(cuLaunchKernel),
+      ENTRY(cuLaunchKernel_ptsz),       ENTRY(cuLaunchKernelEx),
+      ENTRY(cuLaunchKernelEx_ptsz),
+      ENTRY(cuLinkAddData),             ENTRY(cuLinkAddData_v2),
+      ENTRY(cuLinkAddFile),             ENTRY(cuLinkAddFile_v2),
       ENTRY(cuLibraryLoadData),         ENTRY(cuLibraryLoadFromFile),  ENTRY(cuModuleLoad),
       ENTRY(cuModuleLoadData),          ENTRY(cuModuleLoadDataEx),     ENTRY(cuModuleLoadFatBinary),
       ENTRY(cuTensorMapEncodeTiled),    ENTRY(cuTensorMapReplaceAddress), ENTRY(nvmlDeviceGetCudaComputeCapability),

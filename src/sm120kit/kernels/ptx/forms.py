@@ -49,7 +49,7 @@ class InstructionForm:
 
     @property
     def family(self) -> str:
-        """The instruction's name: mma, cvt, ldmatrix, or that of an arithmetic instruction."""
+        """The instruction's name: mma, cvt, ldmatrix, stmatrix, ld, st, or that of an arithmetic instruction."""
         return self.name.split(".")[0]
 
     def inputs(self, seed: int) -> Words:
@@ -110,7 +110,9 @@ def _input_count(form: InstructionForm) -> int:
 
 def all_forms() -> list[InstructionForm]:
     """Every form, in a fixed order."""
-    return [*_scaled_mma(), *_plain_mma(), *_conversions(), *_ldmatrix(), *_arithmetic(), _launch_control()]
+    matrices = [*_ldmatrix(), *_transposing_loads(), *_transposing_stores()]
+    arithmetic = [*_arithmetic(), *_mixed_arithmetic()]
+    return [*_scaled_mma(), *_plain_mma(), *_conversions(), *matrices, *arithmetic, *_wide_copies(), _launch_control()]
 
 
 # ---- mma
@@ -375,10 +377,19 @@ def _ldmatrix() -> list[InstructionForm]:
     ]
 
 
-def _unpacking(count: int, bits: int, space: str) -> InstructionForm:
-    source = "b4x16_p64" if bits == 4 else "b6x16_p32"
-    opcode = f"ldmatrix.sync.aligned.m8n16.x{count}{'.shared' * (space == 'shared')}.b8x16.{source}"
-    registers = ", ".join(f"%o{index}" for index in range(count))
+def _transposing_loads() -> list[InstructionForm]:
+    forms = [_unpacking(count, bits, "shared", True) for bits, count in itertools.product((4, 6, 8), (1, 2))]
+    return [*forms, _unpacking(2, 8, "generic", True)]
+
+
+_SOURCES = {4: "b8x16.b4x16_p64", 6: "b8x16.b6x16_p32", 8: "b8"}
+
+
+def _unpacking(count: int, bits: int, space: str, transposes: bool = False) -> InstructionForm:
+    shape = f"m16n16.x{count}.trans" if transposes else f"m8n16.x{count}"
+    results = 2 * count if transposes else count
+    opcode = f"ldmatrix.sync.aligned.{shape}{'.shared' * (space == 'shared')}.{_SOURCES[bits]}"
+    registers = ", ".join(f"%o{index}" for index in range(results))
     address = "%s+16" if space == "shared" else "%g"
     code = "\n".join(
         [
@@ -404,9 +415,50 @@ def _unpacking(count: int, bits: int, space: str) -> InstructionForm:
         import numpy as np
 
         rows = np.ascontiguousarray(words[:, :, :4]).view(np.uint8)
-        return model.ldmatrix(rows, words[:, :, 4], count, bits)
+        load = model.ldmatrix_transposed if transposes else model.ldmatrix
+        return load(rows, words[:, :, 4], count, bits)
 
-    return InstructionForm(f"{opcode} {space}", code, count, draw, expect, shared=True)
+    return InstructionForm(f"{opcode} {space}", code, results, draw, expect, shared=True)
+
+
+def _transposing_stores() -> list[InstructionForm]:
+    return [*(_storing(count, "shared") for count in (1, 2, 4)), _storing(4, "generic")]
+
+
+def _storing(count: int, space: str) -> InstructionForm:
+    """A store to rows in any order, after which each lane reads one row."""
+    opcode = f"stmatrix.sync.aligned.m16n8.x{count}.trans{'.shared' * (space == 'shared')}.b8"
+    registers = ", ".join(f"%i{index}" for index in range(count))
+    address = "[%s+16]" if space == "shared" else "[%g]"
+    code = "\n".join(
+        [
+            ".reg .b32 %s, %u, %v; .reg .b64 %g;",
+            "mov.u32 %v, rows; mov.u32 %u, %tid.x; shl.b32 %u, %u, 4; add.u32 %v, %v, %u;",
+            "st.shared.v4.b32 [%v], {%i5, %i5, %i5, %i5};",
+            "bar.sync 0;",
+            "mov.u32 %s, rows; shl.b32 %u, %i4, 4; add.u32 %s, %s, %u;",
+            "cvt.u64.u32 %g, %s; cvta.shared.u64 %g, %g;",
+            "sub.u32 %s, %s, 16;" if space == "shared" else "",
+            f"{opcode} {address}, {{{registers}}};",
+            "bar.sync 0;",
+            "ld.shared.v4.b32 {%o0, %o1, %o2, %o3}, [%v];",
+        ]
+    )
+
+    def draw(random: np.random.Generator) -> Words:
+        import numpy as np
+
+        words = random.integers(0, 2**32, (CASES, 32, 6), dtype=np.uint32)
+        words[:, :, 4] = random.permuted(np.tile(np.arange(32, dtype=np.uint32), (CASES, 1)), axis=1)
+        return words
+
+    def expect(words: Words) -> Words:
+        import numpy as np
+
+        before = np.repeat(words[:, :, 5:6], 4, axis=2)
+        return model.stmatrix_transposed(words[:, :, :count], words[:, :, 4], np.ascontiguousarray(before).view(np.uint8))
+
+    return InstructionForm(f"{opcode} {space}", code, 4, draw, expect, shared=True)
 
 
 # ---- arithmetic on pairs
@@ -449,6 +501,104 @@ def _f32x2(operation: str, rounding: str, ftz: bool, predicate: bool) -> Instruc
         return np.stack(halves, axis=2)
 
     return InstructionForm(opcode + " predicated" * predicate, code, 2, draw, expect, predicate=predicate)
+
+
+# ---- arithmetic of fp32 with f16 and bf16
+
+
+def _mixed_arithmetic() -> list[InstructionForm]:
+    forms = [
+        _mixed(operation, rounding, False, of)
+        for operation, of, rounding in itertools.product(("add", "sub", "fma"), ("f16", "bf16"), ("rn", "rz", "rm", "rp"))
+    ]
+    return [*forms, *(_mixed(operation, "rn", True, of) for operation, of in (("add", "bf16"), ("sub", "f16"), ("fma", "f16")))]
+
+
+def _mixed(operation: str, rounding: str, saturate: bool, of: str) -> InstructionForm:
+    opcode = ".".join(filter(None, (operation, rounding, "sat" * saturate, "f32", of)))
+    count = 2 if operation == "fma" else 1
+    code = "\n".join(
+        [
+            ".reg .b16 %h<3>; .reg .f32 %f<2>;",
+            *(f"cvt.u16.u32 %h{index}, %i{index};" for index in range(count)),
+            f"mov.b32 %f0, %i{count};",
+            f"{opcode} %f1, {', '.join(f'%h{index}' for index in range(count))}, %f0;",
+            "mov.b32 %o0, %f1;",
+        ]
+    )
+
+    def draw(random: np.random.Generator) -> Words:
+        import numpy as np
+
+        narrow = [_halves(random, 1) if of == "f16" else _floats(random, 1) >> np.uint32(16) for _ in range(count)]
+        last = _floats(random, 1)
+        if saturate:  # the ISA leaves open whether -0 is clamped to 0
+            last = np.where(last << np.uint32(1) == 0, np.uint32(0x3F800000), last)
+        return np.concatenate([*narrow, last], axis=2)
+
+    def expect(words: Words) -> Words:
+        import numpy as np
+
+        inputs = [words[:, :, index] & np.uint32(0xFFFF) for index in range(count)]
+        return model.mixed(operation, rounding, saturate, [*inputs, words[:, :, count]], of)[:, :, None]
+
+    return InstructionForm(opcode, code, 1, draw, expect)
+
+
+# ---- loads and stores of 256 bits
+
+_LOADS = (
+    "ld.global.v8.b32",
+    "ld.global.nc.L1::no_allocate.L2::evict_last.L2::256B.v8.f32",
+    "ld.relaxed.gpu.global.L2::evict_first.v8.u32",
+    "ld.v8.s32",
+    "ld.global.v4.b64",
+    "ld.volatile.global.v4.f64",
+)
+_STORES = (
+    "st.global.v8.b32",
+    "st.global.L1::no_allocate.L2::evict_first.v8.f32",
+    "st.v4.b64",
+    "st.release.gpu.global.v4.u64",
+)
+
+
+def _wide_copies() -> list[InstructionForm]:
+    forms = [_wide(opcode, ()) for opcode in (*_LOADS, *_STORES)]
+    return [*forms, _wide("ld.global.nc.v8.b32", (0, 5)), _wide("st.global.v8.b32", (2, 4, 5, 6, 7))]
+
+
+def _wide(opcode: str, left_out: tuple[int, ...]) -> InstructionForm:
+    """Eight words; a load's address is also one of its results. Words that are ``left_out`` stay as they were."""
+    words = opcode.endswith(("32", "f32"))
+    count, prefix = (8, "%w") if words else (4, "%x")
+    names = [prefix + str(index) for index in range(count)]
+    vector = ", ".join("_" if index in left_out else name for index, name in enumerate(names))
+    pairs = [f"mov.b64 {name}, {{%i{2 * at}, %i{2 * at + 1}}};" for at, name in enumerate(names)]
+    fill = [f"mov.b32 {name}, %i{at};" for at, name in enumerate(names)] if words else pairs
+    code = [f".reg .{opcode.rsplit('.', 1)[1]} {prefix}<{count}>;"]
+    if opcode.startswith("ld"):
+        unpack = [
+            f"mov.b32 %o{at}, {name};" if words else f"mov.b64 {{%o{2 * at}, %o{2 * at + 1}}}, {name};"
+            for at, name in enumerate(names)
+            if at not in left_out
+        ]
+        if opcode.endswith("b64"):
+            vector, unpack = vector.replace("%x1", "%a0"), [line.replace("%x1;", "%a0;") for line in unpack]
+        code += [f"{opcode} {{{vector}}}, [%a0];", *unpack]
+    else:
+        code += [f"st.global.b32 [%a1+{4 * at}], {UNTOUCHED};" for at in range(8)]
+        code += ["sub.u64 %a1, %a1, 32;", *fill, f"{opcode} [%a1+32], {{{vector}}};", "add.u64 %a1, %a1, 32;"]
+        code += [f"ld.volatile.global.b32 %o{at}, [%a1+{4 * at}];" for at in range(8)]
+
+    def expect(inputs: Words) -> Words:
+        import numpy as np
+
+        kept = np.isin(np.arange(8), left_out)
+        return np.where(kept, np.uint32(UNTOUCHED), inputs)
+
+    name = f"{opcode} without {left_out}" if left_out else opcode
+    return InstructionForm(name, "\n".join(code), 8, lambda random: random.integers(0, 2**32, (CASES, 32, 8)), expect)
 
 
 # ---- cluster launch control

@@ -1,6 +1,6 @@
 // The instructions of SM120 that Hopper lacks, as functions for a warp of sm_90a. Compiled to PTX; rewritten kernels call them.
 //
-// Written from the PTX ISA: "Matrix Fragments for mma.m16n8k32" and "... m16n8k64", "Block Scaling for mma.sync", cvt, ldmatrix;
+// Written from the PTX ISA: "Matrix Fragments for mma.m16n8k32" and "... m16n8k64", "Block Scaling for mma.sync", cvt, ldmatrix, stmatrix;
 // model.py has an independent model. lane = 4 g + p:
 //   A  a0 (row g, k from s p)  a1 (row g+8, same)  a2 (row g, k + half)  a3 (row g+8, k + half); m16n8k64: s = 8, half = 32,
 //      elements of 4 bits; m16n8k32: s = 4, half = 16, elements in bytes, e2m1 in bits 2 to 5, e2m3 and e3m2 in bits 0 to 5
@@ -273,6 +273,44 @@ FUNCTION uint4 sm120_ldmatrix_m8n16(uint32_t address, uint32_t count, uint32_t b
     for (uint32_t j = 0; j < 4; ++j) registers[i] |= (packed >> (bits * j) & ((1u << bits) - 1)) << (8 * j);
   }
   return {registers[0], registers[1], registers[2], registers[3]};
+}
+
+/// ldmatrix.m16n16.trans of rows of 16 elements of 4, 6 or 8 bits: lanes 16i to 16i+15 have the addresses of the rows of matrix
+/// i; lane 4g + p gets, in registers 2i and 2i+1, elements g and g+8 of rows 4p to 4p+3, each in the low bits of a byte.
+FUNCTION uint4 sm120_ldmatrix_m16n16(uint32_t address, uint32_t count, uint32_t bits) {
+  uint32_t const lane = lane_id(), p = lane & 3;
+  uint32_t registers[4] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (i >= count) break;
+    for (uint32_t row = 0; row < 4; ++row) {
+      uint32_t const at = __shfl_sync(warp, address, 16 * i + 4 * p + row);
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        uint32_t const first = bits * (lane / 4 + 8 * half);  // bit of the row; an element may be in two bytes
+        uint32_t low, high;
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(low) : "r"(at + first / 8) : "memory");
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(high) : "r"(at + (first + bits - 1) / 8) : "memory");
+        registers[2 * i + half] |= ((low | high << 8) >> first % 8 & ((1u << bits) - 1)) << (8 * row);
+      }
+    }
+  }
+  return {registers[0], registers[1], registers[2], registers[3]};
+}
+
+/// stmatrix.m16n8.trans: lanes 8i to 8i+7 have the addresses of the rows of matrix i, of 16 bytes; bytes 0 and 1 of register i of
+/// lane 4g + p are byte g of rows 2p and 2p+1, bytes 2 and 3 are byte g+8 of these.
+FUNCTION uint32_t sm120_stmatrix_m16n8(uint32_t address, uint32_t count, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  uint32_t const lane = lane_id(), registers[4] = {r0, r1, r2, r3};
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    for (uint32_t byte = 0; byte < 4; ++byte) {
+      uint32_t const at = __shfl_sync(warp, address, 8 * i + 2 * (lane & 3) + byte % 2) + lane / 4 + byte / 2 * 8;
+      asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(registers[i] >> (8 * byte)) : "memory");
+    }
+  }
+  return 0;
 }
 
 /// clusterlaunchcontrol.try_cancel with .multicast::cluster::all: the refusal arrives in each CTA of the cluster.

@@ -12,8 +12,9 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from sm120kit.kernels.ptx.rewrite import rewrite
 RUN_DIRECTORY = "SM120KIT_PTX_RUN"
 FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
 """Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
+
+CUTE_DSL = "cute-dsl"
+"""Subdirectory of a run's directory, in which CuTe DSL keeps PTX and machine code of what it compiles."""
 
 RECORD = ".module.json"
 """Suffix of the record of a rewritten module."""
@@ -64,8 +68,31 @@ def read_captured(run: Path) -> dict[str, Path]:
     return {name: Path(file) for name, file in lines}
 
 
-def module_ptx(image: memoryview, captured: Mapping[str, Path]) -> tuple[str, str]:
+def kept_files(run: Path) -> Iterator[Path]:
+    """Machine code that CuTe DSL has kept beside its PTX.
+
+    For the kernel with which it queries the occupancy, it uses a temporary directory of its own.
+    """
+    yield from (run / CUTE_DSL).glob("*.cubin")
+    yield from Path(tempfile.gettempdir()).glob("tmp*/*.cubin")
+
+
+def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
+    """The PTX beside the file that has the bytes of ``image``, if there is one."""
+    for cubin in files:
+        try:
+            if cubin.stat().st_size >= len(image) and cubin.read_bytes()[: len(image)] == image:
+                ptx = cubin.with_suffix(".ptx")
+                return ptx if ptx.is_file() else None
+        except OSError:  # of another program, which removes it
+            continue
+    return None
+
+
+def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[Path] = ()) -> tuple[str, str]:
     """The PTX of a module and its origin. That of a module of machine code may be empty if all its kernels were captured.
+
+    ``kept`` are files of machine code beside its PTX.
 
     Raises:
         BadPtx: the module has machine code only, and a kernel was not captured.
@@ -78,6 +105,8 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path]) -> tuple[str, st
                 return _text(part.unpacked()), f"{part.arch} in a fatbin"
             names |= _kernels(part.unpacked()) if _SM12X.fullmatch(part.arch) else set()
     elif bytes(image[:4]) == ELF_MAGIC:
+        if ptx := kept_ptx(image, kept):
+            return _text(memoryview(ptx.read_bytes())), "PTX that CuTe DSL kept"
         names = _kernels(image)
     else:
         text = _text(image)
@@ -107,7 +136,10 @@ def _text(image: memoryview) -> str:
     try:
         return bytes(image).rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadPtx(f"the PTX of a module is not text: byte {error.start}", "the module is damaged") from error
+        raise BadPtx(
+            f"the PTX of a module is not text: byte {error.start} is {error.object[error.start]:#04x}",
+            "ptxas accepts ASCII only, without a byte order mark; otherwise the module is damaged",
+        ) from error
 
 
 def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
@@ -117,7 +149,7 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
         BadPtx, BadArtifact: see :func:`module_ptx`; or an instruction has no replacement.
     """
     started = time.monotonic()
-    text, origin = module_ptx(memoryview(image), read_captured(run))
+    text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
     module = rewrite(text, lambda: library.read_functions((run / FUNCTIONS).read_text()))
     output = cubin.with_suffix(f".{os.getpid()}")
     try:

@@ -75,7 +75,9 @@ class Interposition:
     def environment(self) -> dict[str, str]:
         """The variables of a program that runs with the preloaded driver.
 
-        Triton assembles its kernels with a program of its own, which is replaced by one that rewrites them first.
+        Triton assembles its kernels with a program of its own, which is replaced by one that rewrites them first. CuTe DSL
+        assembles them itself, and keeps the PTX beside the machine code that it loads. Both compile anew: what they compiled
+        before has no PTX, or is for the GPU of its name.
         """
         others = os.environ.get("LD_PRELOAD", "")
         triton = {name: str(self.directory / "ptxas") for name in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")}
@@ -84,13 +86,18 @@ class Interposition:
             images.RUN_DIRECTORY: str(self.directory),
             "SM120KIT_PTX_REWRITER": str(self.directory / "rewriter"),
             **triton,
-            "TRITON_CACHE_DIR": str(self.directory / "triton"),  # not the user's, whose kernels are for the GPU of their name
+            "TRITON_CACHE_DIR": str(self.directory / "triton"),
+            "CUTE_DSL_KEEP_PTX": "1",
+            "CUTE_DSL_KEEP_CUBIN": "1",
+            "CUTE_DSL_DUMP_DIR": str(self.directory / images.CUTE_DSL),
+            "B12X_CUTE_COMPILE_CACHE_DIR": str(self.directory / "b12x"),
         }
 
     def part(self, name: str, captured: bool) -> Interposition:
         """A directory below this one for the records of one program, with or without the captured PTX."""
         directory = self.directory / name
         directory.mkdir()
+        (directory / images.CUTE_DSL).mkdir()
         for file in (LIBRARY, "rewriter", "ptxas", images.FUNCTIONS):
             (directory / file).hardlink_to(self.directory / file)
         (directory / images.CAPTURED).write_text((self.directory / images.CAPTURED).read_text() if captured else "")
@@ -102,8 +109,10 @@ class Interposition:
 
 
 @contextmanager
-def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> Iterator[Interposition]:
+def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain, fast: bool = False) -> Iterator[Interposition]:
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
+
+    ``fast``: MMAs have the arithmetic of fast.cu, which is not that of the PTX ISA.
 
     Raises:
         BadPtx: ``captured`` has no PTX files, or one that cannot be read.
@@ -123,15 +132,19 @@ def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain) -> I
         )
     workspace.cache.mkdir(parents=True, exist_ok=True)
     with owned_directory(workspace.cache, "ptx-run-") as directory:
-        (directory / images.FUNCTIONS).write_text(library.functions_ptx(tools))
+        sources = (library.SOURCE, library.FAST) if fast else (library.SOURCE,)
+        (directory / images.FUNCTIONS).write_text("\n".join(library.functions_ptx(tools, source) for source in sources))
         (directory / images.CAPTURED).write_text("".join(f"{name} {path}\n" for name, path in sorted(kernels.items())))
+        (directory / images.CUTE_DSL).mkdir()
         compile_shim(directory / LIBRARY, tools)
         _write_programs(directory, tools)
         yield Interposition(directory, tools)
 
 
-def run(command: Sequence[str], captured: Path | None, workspace: Workspace) -> tuple[InterposedRun, dict[str, Any]]:
-    """Run a program with the preloaded driver; returns the run and its record. ``captured`` is that of :func:`prepared`.
+def run(
+    command: Sequence[str], captured: Path | None, workspace: Workspace, fast: bool = False
+) -> tuple[InterposedRun, dict[str, Any]]:
+    """Run a program with the preloaded driver; returns the run and its record. Other arguments are those of :func:`prepared`.
 
     Raises:
         NoGpu, WrongGpu: not on a Hopper GPU.
@@ -142,7 +155,7 @@ def run(command: Sequence[str], captured: Path | None, workspace: Workspace) -> 
         gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only"
     )
     tools = toolchain.find()
-    with prepared(captured, workspace, tools) as interposition:
+    with prepared(captured, workspace, tools, fast) as interposition:
         exit_code = process.run_attached(command, env=interposition.environment())
         done = _read(tuple(command), exit_code, interposition)
     return done, record(done, device, tools)

@@ -13,6 +13,8 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.state import digest_of, file_sha256
 
 SOURCE = Path(__file__).with_name("functions.cu")
+FAST = SOURCE.with_name("fast.cu")
+"""Functions of functions.cu with the arithmetic of Hopper's tensor cores; a self-test never has them."""
 FLAGS = ("-ptx", "-rdc=true", "-O3", "-fmad=false", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a")
 """-rdc=true keeps functions that nothing calls; -fmad=false keeps the order of roundings that functions.cu states."""
 
@@ -62,8 +64,8 @@ def compile_functions(toolchain: Toolchain) -> SoftwareFunctions:
     return read_functions(functions_ptx(toolchain))
 
 
-def functions_ptx(toolchain: Toolchain) -> str:
-    """The PTX of functions.cu, a module.
+def functions_ptx(toolchain: Toolchain, source: Path = SOURCE) -> str:
+    """The PTX of functions.cu or fast.cu, a module.
 
     Raises:
         CompileFailed: nvcc rejects it.
@@ -71,14 +73,14 @@ def functions_ptx(toolchain: Toolchain) -> str:
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "functions.ptx"
         nvcc = str(toolchain.cuda_home / "bin" / "nvcc")
-        done = process.run([nvcc, "-ccbin", toolchain.host_compiler, *FLAGS, str(SOURCE), "-o", str(output)], check=False)
+        done = process.run([nvcc, "-ccbin", toolchain.host_compiler, *FLAGS, str(source), "-o", str(output)], check=False)
         if done.returncode:
-            raise CompileFailed(f"nvcc rejects {SOURCE.name}: {done.stderr.strip()[-300:]}", "use CUDA 12.9 or newer")
+            raise CompileFailed(f"nvcc rejects {source.name}: {done.stderr.strip()[-300:]}", "use CUDA 12.9 or newer")
         return output.read_text()
 
 
 def read_functions(text: str) -> SoftwareFunctions:
-    """The software functions in the PTX of functions.cu."""
+    """The software functions in the PTX of functions.cu; one that follows another of its name replaces it."""
     version = re.search(r"^\.version (\S+)", text, re.MULTILINE)
     assert version
     return SoftwareFunctions({match[2]: match[1] for match in _FUNCTION.finditer(text)}, version[1])

@@ -203,6 +203,56 @@ def ldmatrix(rows: NDArray[np.uint8], lanes: Words, count: int, bits: int) -> Wo
     return result
 
 
+def ldmatrix_transposed(rows: NDArray[np.uint8], lanes: Words, count: int, bits: int) -> Words:
+    """Registers ``[case, 32, 2 * count]`` of ldmatrix.m16n16.trans; arguments as those of :func:`ldmatrix`."""
+    import numpy as np
+
+    stream = np.unpackbits(rows, axis=-1, bitorder="little")[:, :, : 16 * bits].reshape(*rows.shape[:2], 16, bits)
+    codes = stream @ (1 << np.arange(bits, dtype=np.uint32))
+    result = np.zeros((rows.shape[0], 32, 2 * count, 4), np.uint8)
+    for matrix in range(count):
+        elements = np.take_along_axis(codes, lanes[:, 16 * matrix : 16 * matrix + 16, None].astype(np.int64), axis=1)
+        transposed = elements.transpose(0, 2, 1)  # [case, row, k], a fragment of A with k in bytes
+        for half in range(2):
+            fragment = transposed[:, 8 * half : 8 * half + 8].reshape(-1, 32, 4)
+            result[:, :, 2 * matrix + half] = fragment
+    return np.ascontiguousarray(result).view(np.uint32)[:, :, :, 0]
+
+
+def stmatrix_transposed(registers: Words, lanes: Words, memory: NDArray[np.uint8]) -> Words:
+    """The rows of 16 bytes ``[case, 32, 4]`` after stmatrix.m16n8.trans of ``registers[case, 32, matrix]``.
+
+    ``lanes`` has each lane's row, ``memory[case, 32, 16]`` the content before.
+    """
+    import numpy as np
+
+    memory = memory.copy()
+    cases = np.arange(len(memory))
+    for matrix in range(registers.shape[2]):
+        for column in range(8):  # of the matrix, which is a row in memory
+            target = lanes[:, 8 * matrix + column]
+            for row in range(16):
+                holder, byte = row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
+                memory[cases, target, row] = registers[:, holder, matrix] >> np.uint32(8 * byte) & np.uint32(255)
+    return np.ascontiguousarray(memory).view(np.uint32)
+
+
+def mixed(operation: str, rounding: str, saturate: bool, inputs: list[Words], of: str) -> Words:
+    """add, sub or fma of one fp32 value, the last input; the others are codes of ``f16`` or ``bf16``."""
+    import numpy as np
+
+    narrow = [
+        codes.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32) if of == "f16" else codes << np.uint32(16)
+        for codes in inputs[:-1]
+    ]
+    result = f32x2(operation, rounding, False, [*narrow, inputs[-1]])
+    if not saturate:
+        return result
+    with np.errstate(invalid="ignore"):
+        clamped = np.clip(result.view(np.float32), 0, 1)
+    return np.where(np.isnan(clamped), np.float32(0), clamped).astype(np.float32).view(np.uint32)
+
+
 def f32x2(operation: str, rounding: str, ftz: bool, inputs: list[Words]) -> Words:
     """add, sub, mul or fma of one fp32 value each, with ``rn``, ``rz``, ``rm`` or ``rp``, exactly rounded (by fractions)."""
     import numpy as np

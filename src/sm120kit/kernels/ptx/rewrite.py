@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sm120kit.core.errors import BadPtx
 from sm120kit.kernels.ptx.library import SoftwareFunctions
-from sm120kit.kernels.ptx.syntax import PtxInstruction, elements, instructions, register_types
+from sm120kit.kernels.ptx.syntax import PtxInstruction, elements, header, instructions, register_types
 
 BYTE_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 """Element types of m16n8k32; the index is the code that functions.cu uses."""
@@ -20,10 +20,7 @@ NARROW = {"e2m1x2": 4, "e2m3x2": 2, "e3m2x2": 3}
 UNSUPPORTED = (
     r"tcgen05\..*",
     r"mma\.sp\b.*\.kind::.*",
-    r"stmatrix\..*\.m16n8\..*",
-    r"(ld|st)\..*\.v8\..*",
     r"tensormap\.replace\..*\.elemtype\..*",
-    r"(add|sub|fma)\.(r[nzmp]\.)?(sat\.)?f32\.b?f16",
 )
 """Opcodes that Hopper lacks, or treats otherwise, and that have no replacement."""
 
@@ -34,10 +31,9 @@ elements, and a map of our own (functions.cu) for one that unpacks 4- or 6-bit e
 UNPACKING_FIELDS = {"global_address": 16, "global_stride": 24, "global_dim": 56, "box_dim": 76}
 """Offsets of the fields of a map of our own that ``tensormap.replace`` changes."""
 
+_L2_EVICTION = ("L2::evict_last", "L2::evict_normal", "L2::evict_first")
+
 _REMEDY = "sm120kit verify ptx cannot run this kernel on Hopper; `sm120kit verify kernels --device native` needs an SM12x GPU"
-_TARGET = re.compile(r"^[ \t]*\.target\s+([^\n/]+)", re.MULTILINE)
-_VERSION = re.compile(r"^[ \t]*\.version\s+(\d+\.\d+)", re.MULTILINE)
-_ADDRESS_SIZE = re.compile(r"^[ \t]*\.address_size\s+64[^\n]*\n", re.MULTILINE)
 
 Mutation = Callable[[PtxInstruction], PtxInstruction]
 
@@ -86,34 +82,42 @@ def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutat
     Raises:
         BadPtx: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
     """
-    target = _TARGET.search(text)
-    address_size = _ADDRESS_SIZE.search(text)
-    if not target or not _VERSION.search(text) or not address_size:
+    directives = header(text)
+    if {*directives} != {"version", "target", "address_size"} or directives["address_size"]["value"] != "64":
         raise BadPtx("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
-    source_target = target[1].split(",")[0].strip()
+    source_target = directives["target"]["value"].split(",")[0].strip()
     if not re.fullmatch(r"sm_12\d[af]?", source_target):
         raise BadPtx(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
     types = register_types(text)
-    pieces: list[str] = []
+    edits: list[tuple[int, int, str]] = []
     replacements: list[PtxReplacement] = []
-    at, count = 0, 0
+    count = 0
     for instruction in instructions(text):
         count += 1
         changed = _replacement(instruction, types, mutate)
         if changed is None:
             continue
         function, code = changed
-        pieces += [text[at : instruction.start], _guarded(instruction, code, len(replacements), mutate)]
-        at = instruction.end
+        edits.append((instruction.start, instruction.end, _guarded(instruction, code, len(replacements), mutate)))
         replacements.append(PtxReplacement(instruction.line, instruction.opcode, function or "inline"))
-    body = "".join([*pieces, text[at:]])
-    used = sorted({replacement.function for replacement in replacements} - {"inline"})
     library = functions()
-    body = _TARGET.sub(".target sm_90a", _VERSION.sub(f".version {library.version}", body, count=1), count=1)
-    split = _ADDRESS_SIZE.search(body)
-    assert split
-    body = body[: split.end()] + "".join(f"{library.functions[name]}\n" for name in used) + body[split.end() :]
-    return RewrittenPtx(body, source_target, tuple(replacements), count)
+    used = sorted({replacement.function for replacement in replacements} - {"inline"})
+    size_end = directives["address_size"].end()
+    edits += [
+        (*directives["version"].span("value"), library.version),
+        (*directives["target"].span("value"), "sm_90a"),
+        (size_end, size_end, "".join(f"\n{library.functions[name]}" for name in used) + "\n"),
+    ]
+    return RewrittenPtx(_edited(text, edits), source_target, tuple(replacements), count)
+
+
+def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
+    """``text`` with pieces ``[start, end)`` replaced."""
+    pieces, at = [], 0
+    for start, end, replacement in sorted(edits):
+        pieces += [text[at:start], replacement]
+        at = end
+    return "".join([*pieces, text[at:]])
 
 
 def _replacement(
@@ -127,6 +131,10 @@ def _replacement(
     changed = mutate(instruction) if mutate else instruction
     if "f32x2" in changed.modifiers:
         return "", _f32x2(changed)
+    if changed.modifiers[0] in ("add", "sub", "fma"):
+        return "", _mixed(changed)
+    if changed.modifiers[0] in ("ld", "st"):
+        return "", _wide(changed)
     if changed.modifiers[0] == "clusterlaunchcontrol":
         return _launch_control(changed, types)
     if changed.modifiers[0] == "cp":
@@ -135,7 +143,7 @@ def _replacement(
         return "", _tensor_map_change(changed)
     if changed.modifiers[0] == "prefetch":
         return "", _tensor_map_prefetch(changed)
-    family = {"mma": _mma, "cvt": _cvt, "ldmatrix": _ldmatrix}[changed.modifiers[0]]
+    family = {"mma": _mma, "cvt": _cvt, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}[changed.modifiers[0]]
     call = family(changed, types)
     return call.function, _code(call)
 
@@ -150,6 +158,12 @@ def _lacking(instruction: PtxInstruction) -> bool:
             return bool({*NARROW, "ue8m0x2", "e2m1x4", "e2m3x4", "e3m2x4", "s2f6x2"} & {*rest})
         case "ldmatrix":
             return bool({"m8n16", "m16n16"} & {*rest})
+        case "stmatrix":
+            return "m16n8" in rest
+        case "ld" | "st":
+            return "v8" in rest or ("v4" in rest and rest[-1].endswith("64"))
+        case "add" | "sub" | "fma" if rest[-2:] in (["f32", "f16"], ["f32", "bf16"]):
+            return True
         case "clusterlaunchcontrol":
             return True
         case "cp":
@@ -289,29 +303,85 @@ def _halves(of: str, sources: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _ldmatrix(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
-    """ldmatrix.m8n16 of elements of 4 and 6 bits."""
+    """ldmatrix.m8n16 of elements of 4 and 6 bits, and ldmatrix.m16n16, which transposes elements of 4, 6 and 8 bits."""
     parts = instruction.modifiers
-    bits = {"b4x16_p64": "4", "b6x16_p32": "6"}.get(parts[-1], "")
-    count = {"x1": 1, "x2": 2, "x4": 4}.get(next((part for part in parts if part in ("x1", "x2", "x4")), ""), 0)
-    registers = elements(instruction.operands[0])
-    address = re.fullmatch(r"\[\s*([%$\w]+?)(\d*)\s*(?:\+\s*(-?\d+)\s*)?\]", instruction.operands[-1])
-    if "m8n16" not in parts or "trans" in parts or not bits or len(registers) != count or not address:
+    transposes = "m16n16" in parts
+    bits = {"b4x16_p64": 4, "b6x16_p32": 6, "b8": 8 if transposes else 0}.get(parts[-1], 0)
+    count, registers = _matrices(parts), elements(instruction.operands[0])
+    fits = count < 4 and len(registers) == 2 * count if transposes else len(registers) == count
+    before = _matrix_address(instruction, instruction.operands[-1], types)
+    if not bits or not count or not fits or ("trans" in parts) != transposes or not before:
         raise _unsupported(instruction)
-    widths = types.get(address[1] + address[2]) or types.get(address[1], set())
-    if len(widths) != 1:
+    arguments = (("b32", "sm120$p"), ("b32", str(count)), ("b32", str(bits)))
+    results = (*registers, *["_"] * (4 - len(registers)))
+    return _Call(f"sm120_ldmatrix_{'m16n16' if transposes else 'm8n16'}", arguments, results, tuple(before))
+
+
+def _stmatrix(instruction: PtxInstruction, types: dict[str, set[str]]) -> _Call:
+    """stmatrix.m16n8, which transposes elements of 8 bits."""
+    parts = instruction.modifiers
+    count, registers = _matrices(parts), elements(instruction.operands[1])
+    before = _matrix_address(instruction, instruction.operands[0], types)
+    if parts[-1] != "b8" or "trans" not in parts or not count or len(registers) != count or not before:
         raise _unsupported(instruction)
+    words = [("b32", word) for word in (*registers, *["0"] * (4 - count))]
+    return _Call("sm120_stmatrix_m16n8", (("b32", "sm120$p"), ("b32", str(count)), *words), ("_",), tuple(before))
+
+
+def _matrices(parts: Sequence[str]) -> int:
+    """Number of matrices of ldmatrix or stmatrix."""
+    return {"x1": 1, "x2": 2, "x4": 4}.get(next((part for part in parts if part in ("x1", "x2", "x4")), ""), 0)
+
+
+def _matrix_address(instruction: PtxInstruction, operand: str, types: dict[str, set[str]]) -> list[str]:
+    """Code that moves an address into ``sm120$p``, as one of shared memory; none if that is not possible."""
+    parts, address = instruction.modifiers, _address(operand)
+    widths = _declared(address[0], types) if address else set()
+    if not address or len(widths) != 1:
+        return []
+    register, offset = address
     wide = next(iter(widths)).endswith("64")
-    register = address[1] + address[2]
-    before = [".reg .b32 sm120$p;"]
     if "shared" in parts or "shared::cta" in parts:
-        before.append(f"cvt.u32.u64 sm120$p, {register};" if wide else f"mov.b32 sm120$p, {register};")
+        move = [f"cvt.u32.u64 sm120$p, {register};" if wide else f"mov.b32 sm120$p, {register};"]
     elif wide:
-        before += [".reg .b64 sm120$g;", f"cvta.to.shared.u64 sm120$g, {register};", "cvt.u32.u64 sm120$p, sm120$g;"]
+        move = [".reg .b64 sm120$g;", f"cvta.to.shared.u64 sm120$g, {register};", "cvt.u32.u64 sm120$p, sm120$g;"]
     else:
+        return []
+    return [".reg .b32 sm120$p;", *move, f"add.s32 sm120$p, sm120$p, {offset};"]
+
+
+def _wide(instruction: PtxInstruction) -> list[str]:
+    """A load or store of 256 bits, as two of 128: the ISA defines no order of the elements of a vector.
+
+    Evictions from L2 are hints that Hopper has only as policies. The address is moved first, because a load may replace it.
+    """
+    parts = [part for part in instruction.modifiers if part not in _L2_EVICTION]
+    size = 8 if "v4" in parts else 4
+    width = "v4" if size == 8 else "v8"
+    load = parts[0] == "ld"
+    if len(instruction.operands) not in (2, 3) or width not in parts or parts[-1][1:] != str(8 * size):
         raise _unsupported(instruction)
-    before.append(f"add.s32 sm120$p, sm120$p, {address[3] or 0};")
-    results = (*registers, *["_"] * (4 - count))
-    return _Call("sm120_ldmatrix_m8n16", (("b32", "sm120$p"), ("b32", str(count)), ("b32", bits)), results, tuple(before))
+    at, vector, *policy = instruction.operands if not load else (*instruction.operands[1::-1], *instruction.operands[2:])
+    match = re.fullmatch(r"(\[.*\])\s*((?:\.unified)?)", at)
+    address, words = _address(match[1]) if match else None, elements(vector)
+    if not match or not address or len(words) != 32 // size:
+        raise _unsupported(instruction)
+    code = [".reg .b64 sm120$g<2>;", f"mov.b64 sm120$g0, {address[0]};", *(f"mov.b64 sm120$g1, {each};" for each in policy)]
+    hint = ", sm120$g1" if policy else ""
+    half = len(words) // 2
+    for first in (0, half):
+        group = words[first : first + half]
+        # Hopper has no vectors that leave out elements of a store.
+        pieces = (
+            [(first, group)] if "_" not in group else [(first + at, [word]) for at, word in enumerate(group) if word != "_"]
+        )
+        for index, piece in pieces:
+            single = len(piece) == 1
+            opcode = ".".join(f"v{half}" if part == width else part for part in parts if not (single and part == width))
+            data = piece[0] if single else "{" + ", ".join(piece) + "}"
+            place = f"[sm120$g0+{address[1] + size * index}]{match[2]}"
+            code.append(f"{opcode} {data}, {place}{hint};" if load else f"{opcode} {place}, {data}{hint};")
+    return code
 
 
 def _launch_control(instruction: PtxInstruction, types: dict[str, set[str]]) -> tuple[str, list[str]]:
@@ -345,6 +415,11 @@ def _launch_control(instruction: PtxInstruction, types: dict[str, set[str]]) -> 
     raise _unsupported(instruction)
 
 
+def _declared(register: str, types: dict[str, set[str]]) -> set[str]:
+    """The types with which a register may be declared: ``%r1`` itself, or ``%r`` of ``%r<9>``."""
+    return types.get(register) or types.get(re.sub(r"\d+$", "", register), set())
+
+
 def _address(operand: str) -> tuple[str, int] | None:
     """Register and offset of an address ``[register+offset]``; None for other addresses."""
     match = re.fullmatch(r"\[\s*([%$\w]*[%$A-Za-z_][%$\w]*)\s*(?:\+\s*(-?\d+)\s*)?\]", operand)
@@ -356,8 +431,8 @@ def _shared_addresses(operands: Sequence[str], types: dict[str, set[str]]) -> tu
     code, registers = [f".reg .b32 sm120$p<{len(operands)}>;"], []
     for index, operand in enumerate(operands):
         address = _address(operand)
-        widths = address and (types.get(address[0]) or types.get(re.sub(r"\d+$", "", address[0])))
-        if not address or not widths or len(widths) != 1:
+        widths = _declared(address[0], types) if address else set()
+        if not address or len(widths) != 1:
             return [], []
         convert = "cvt.u32.u64" if next(iter(widths)).endswith("64") else "mov.b32"
         registers.append(f"sm120$p{index}")
@@ -447,3 +522,16 @@ def _f32x2(instruction: PtxInstruction) -> list[str]:
     lines += [f"mov.b64 {{sm120$l{index}, sm120$u{index}}}, {source};" for index, source in enumerate(sources, start=1)]
     lines += [f"{operation} {', '.join(f'sm120${half}{index}' for index in range(inputs + 1))};" for half in "lu"]
     return [*lines, f"mov.b64 {destination}, {{sm120$l0, sm120$u0}};"]
+
+
+def _mixed(instruction: PtxInstruction) -> list[str]:
+    """fp32 arithmetic whose first operands, all but the last, are f16 or bf16: each fp32 value has them exactly."""
+    *operation, of = instruction.modifiers
+    destination, *narrow, last = instruction.operands
+    if len(narrow) != (2 if operation[0] == "fma" else 1):
+        raise _unsupported(instruction)
+    code = [".reg .b16 sm120$h;", f".reg .f32 sm120$f<{len(narrow)}>;"]
+    for index, operand in enumerate(narrow):
+        code += [f"mov.b16 sm120$h, {operand};", f"cvt.f32.{of} sm120$f{index}, sm120$h;"]
+    sources = ", ".join(f"sm120$f{index}" for index in range(len(narrow)))
+    return [*code, f"{'.'.join(operation)} {destination}, {sources}, {last};"]

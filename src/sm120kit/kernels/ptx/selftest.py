@@ -211,6 +211,16 @@ def _is_mma(instruction: PtxInstruction) -> bool:
     return instruction.modifiers[0] == "mma"
 
 
+def _is_wide(instruction: PtxInstruction) -> bool:
+    return instruction.modifiers[0] in ("ld", "st") and bool({"v4", "v8"} & {*instruction.modifiers})
+
+
+def _reversed(instruction: PtxInstruction) -> PtxInstruction:
+    """The registers of the vector, in reverse order."""
+    index = next(at for at, operand in enumerate(instruction.operands) if operand.startswith("{"))
+    return _vector(instruction, index, lambda registers: registers[::-1])
+
+
 def _types_swapped(instruction: PtxInstruction) -> PtxInstruction:
     parts = list(instruction.modifiers)
     one, other = (index for index, part in enumerate(parts) if part in BYTE_TYPES)
@@ -279,8 +289,23 @@ FAULTS = (
     ),
     RewriterFault("pair-flush", ".ftz of f32x2 is ignored", lambda i: i.without("ftz") if "f32x2" in i.modifiers else i),
     RewriterFault(
-        "pair-operands", "f32x2 subtracts the wrong way round", lambda i: _swapped(i, (1, 2)) if i.modifiers[0] == "sub" else i
+        "pair-operands",
+        "f32x2 subtracts the wrong way round",
+        lambda i: _swapped(i, (1, 2)) if i.modifiers[0] == "sub" and "f32x2" in i.modifiers else i,
     ),
     RewriterFault("packing", "rows of 6-bit elements are read as 4-bit", lambda i: _renamed(i, r"b6x16_p32$", "b4x16_p64")),
+    RewriterFault(
+        "matrices",
+        "registers of ldmatrix.m16n16 and stmatrix change places",
+        lambda i: _reversed(i) if "trans" in i.modifiers else i,
+    ),
+    RewriterFault("half-type", "bf16 is taken for f16", lambda i: _renamed(i, r"\.f32\.bf16$", ".f32.f16")),
+    RewriterFault(
+        "half-rounding",
+        "fp32 arithmetic with f16 or bf16 is rounded to nearest",
+        lambda i: _renamed(i, r"\.r[zmp]\.f32\.", ".rn.f32."),
+    ),
+    RewriterFault("saturation", ".sat is ignored", lambda i: i.without("sat")),
+    RewriterFault("wide-order", "the elements of 256 bits are in reverse order", lambda i: _reversed(i) if _is_wide(i) else i),
 )
 """Faults of each class: operands, selectors, modifiers, types, predicates."""

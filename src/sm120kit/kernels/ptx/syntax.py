@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from sm120kit.core.errors import BadPtx
 
-_IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
-_LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".loc")
+_IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|#[^\n]*', re.DOTALL)
+_LINE_DIRECTIVES = (".file", ".loc")
+_HEADER = re.compile(r"\.(?P<name>version|target|address_size)\s+(?P<value>[\w.]+(?:\s*,\s*\w+)*)")
 _LABEL = re.compile(r"[%$_A-Za-z][\w$]*\s*:(?!:)")
 _INSTRUCTION = re.compile(
     r"(?:@(?P<predicate>!?\s*[%$_A-Za-z][\w$]*)\s*)?(?P<opcode>[a-z]\w*(?:(?:\.|::)\w+)*)\s*(?P<operands>[^;]*);"
@@ -51,8 +52,16 @@ class PtxInstruction:
 
 
 def blank_comments(text: str) -> str:
-    """``text`` with comments and strings replaced by spaces, so that offsets and lines stay."""
+    """``text`` with comments, strings and lines of a preprocessor replaced by spaces, so that offsets and lines stay."""
     return _IGNORED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def header(text: str) -> dict[str, re.Match[str]]:
+    """The first ``.version``, ``.target`` and ``.address_size`` of a module, by name; group ``value`` is their argument."""
+    found: dict[str, re.Match[str]] = {}
+    for match in _HEADER.finditer(blank_comments(text)):
+        found.setdefault(match["name"], match)
+    return found
 
 
 def instructions(text: str) -> Iterator[PtxInstruction]:
@@ -93,6 +102,8 @@ def instructions(text: str) -> Iterator[PtxInstruction]:
 
 def _after_directive(code: str, at: int) -> int:
     """The end of a directive: of its line, of its statement, or the brace that opens a function's body."""
+    if match := _HEADER.match(code, at):
+        return match.end()
     end_of_line = code.find("\n", at)
     if code.startswith(_LINE_DIRECTIVES, at):
         return len(code) if end_of_line < 0 else end_of_line

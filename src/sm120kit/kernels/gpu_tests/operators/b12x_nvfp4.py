@@ -1,0 +1,279 @@
+"""Compare b12x's NVFP4 GEMM and fused static MoE, called through its Python API, with float64 of the dequantized operands.
+
+A program for a Python that has torch, b12x and its CuTe DSL; beside it lies nvfp4.py, whose references it uses:
+
+    sm120kit verify run -- python b12x_nvfp4.py         a Hopper GPU
+    python b12x_nvfp4.py                                an SM12x GPU
+
+b12x compiles a kernel for each shape. Its MoE adds to the output, in bf16, a part for each expert and 128 columns of the
+intermediate activations, in any order: the bound of each output has the roundings of these sums. Faults are planted in the
+arguments, and each must be detected.
+
+Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nvfp4
+import torch
+from nvfp4 import (
+    ACCUMULATION,
+    FUNCTIONS,
+    HALF_ULP,
+    Expected,
+    MoeLayer,
+    MoeShape,
+    OperatorReport,
+    attempt,
+    dequantized,
+    quantized_interval,
+    rounded,
+    routed,
+)
+
+Tensor = torch.Tensor
+
+GEMM_SHAPES = ((8, 1024, 3072), (1, 3072, 512), (300, 1024, 3072), (512, 512, 512))
+"""Rows, columns and depth; the first three are those of the shared expert of Qwen3.5-122B on one of two GPUs."""
+
+MOE_SHAPES = (MoeShape("qwen3.5-122b-tp2", 256, 3072, 512, 8),)
+MOE_TOKENS = (1, 6, 33)
+"""b12x selects its kernel `micro` for few tokens, and `static` for the others."""
+
+SLICE = 128
+"""Columns of the intermediate activations that a CTA of the MoE kernels multiplies before it adds to the output."""
+
+KEPT: list[Any] = []
+"""b12x caches views of weights and scales by address: what it has seen must not be freed while it runs."""
+
+
+def interleaved(scales: Tensor) -> Tensor:
+    """Row-major block scales ``[..., rows, columns]`` in the layout 128x4, padded with zeros."""
+    *batch, rows, columns = scales.shape
+    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
+    padded = torch.zeros(*batch, tiles_m * 128, tiles_k * 4, dtype=torch.uint8, device=scales.device)
+    padded[..., :rows, :columns] = scales.view(torch.uint8)
+    folds = padded.view(-1, tiles_m, 4, 32, tiles_k, 4).permute(0, 1, 4, 3, 2, 5)
+    return folds.reshape(padded.shape)
+
+
+# ---- GEMM
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """Operands of ``dense_gemm``: packed elements, scales as b12x stores them, and a factor."""
+
+    a: Tensor
+    b: Tensor
+    scales_a: Tensor
+    scales_b: Tensor
+    alpha: Tensor
+
+    def run(self) -> Tensor:
+        gemm, fp4 = importlib.import_module("b12x.gemm"), importlib.import_module("b12x.cute.fp4")
+        depth = 2 * self.a.shape[1]
+        operands = [
+            (codes.unsqueeze(-1), fp4.as_grouped_scale_view(scales.unsqueeze(0), len(codes), depth))
+            for codes, scales in ((self.a, self.scales_a), (self.b, self.scales_b))
+        ]
+        out = torch.full((len(self.a), len(self.b), 1), float("nan"), dtype=torch.bfloat16, device=nvfp4.DEVICE)
+        types = {"ab_dtype": "float4_e2m1fn", "sf_dtype": "float8_e4m3fn", "c_dtype": "bfloat16", "sf_vec_size": 16}
+        KEPT.append((self, operands, out))
+        gemm.dense_gemm(*operands, out, alpha=self.alpha, **types)
+        return out[:, :, 0]
+
+
+def gemm_case(rows: int, columns: int, depth: int) -> tuple[GemmCall, Expected]:
+    """Elements of any code, block scales of all mantissas in [0.125, 4), and what the GEMM must return."""
+    device = nvfp4.DEVICE
+    codes = [torch.randint(0, 256, (size, depth // 2), dtype=torch.uint8, device=device) for size in (rows, columns)]
+    scales = [torch.randint(0x20, 0x48, (size, depth // 16), dtype=torch.uint8, device=device) for size in (rows, columns)]
+    alpha = torch.rand(1, device=device) / depth
+    a, b = (dequantized(*pair) for pair in zip(codes, scales, strict=True))
+    values, magnitudes = (left @ right.T * alpha.double() for left, right in ((a, b), (a.abs(), b.abs())))
+    bound = values.abs() * HALF_ULP[torch.bfloat16] * 1.01 + magnitudes * ACCUMULATION * 2 + 2.0**-24
+    stored = [interleaved(each) for each in scales]
+    return GemmCall(codes[0], codes[1], stored[0], stored[1], alpha), Expected(values, bound, values)
+
+
+def gemm_faults(call: GemmCall) -> dict[str, GemmCall]:
+    """Calls with a planted fault; the operands have the same shape."""
+    linear = nvfp4.unswizzled(call.scales_a, len(call.a), call.a.shape[1] // 8).contiguous().view_as(call.scales_a)
+    return {
+        "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
+        "the scales of A are row-major": replace(call, scales_a=linear),
+        "the scales of B are those of the row before": replace(call, scales_b=call.scales_b.roll(16)),
+        "the elements of a byte change places": replace(call, a=call.a << 4 | call.a >> 4),
+        "alpha is 5 % too large": replace(call, alpha=call.alpha * 1.05),
+    }
+
+
+def check_gemm(report: OperatorReport, pattern: str) -> None:
+    if not fnmatch.fnmatch("gemm", pattern):
+        return
+    for shape in GEMM_SHAPES:
+        call, expected = gemm_case(*shape)
+        report.add(attempt("dense_gemm", "x".join(map(str, shape)), expected, call.run))
+        if shape[0] == shape[1]:
+            for fault, wrong in gemm_faults(call).items():
+                report.fault(f"dense_gemm: {fault}", attempt("", "", expected, wrong.run))
+
+
+# ---- fused MoE
+
+
+@dataclass(frozen=True)
+class MoeCall:
+    """The arguments of ``b12x_moe_fp4``; planted faults replace them. Both input scales have a value for each expert."""
+
+    x: Tensor
+    scale1: Tensor
+    w1: Tensor
+    s1: Tensor
+    alpha1: Tensor
+    scale2: Tensor
+    w2: Tensor
+    s2: Tensor
+    alpha2: Tensor
+    weights: Tensor
+    experts: Tensor
+
+    def run(self) -> Tensor:
+        moe = importlib.import_module("b12x.integration.tp_moe")
+        output = torch.full_like(self.x, float("nan"))
+        workspace = moe.allocate_tp_moe_workspace_pool()
+        KEPT.append((self, output, workspace))
+        moe.b12x_moe_fp4(
+            *(self.x, self.scale1, self.w1, self.s1, self.alpha1),
+            *(self.scale2, self.w2, self.s2, self.alpha2, self.weights, self.experts),
+            workspace=workspace,
+            output=output,
+            input_scales_are_reciprocal=True,
+            input_scales_static=True,
+        )
+        return output
+
+
+def moe_call(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor, Tensor]) -> MoeCall:
+    """Arguments as SGLang's integration makes them; ``scale1`` are the experts' scales of the input."""
+    s1, s2 = (interleaved(scales).view(torch.float8_e4m3fn) for scales in (layer.s1, layer.s2))
+    gate_up, down = (layer.w1, s1, layer.g1 / scale1), (layer.w2, s2, layer.g2 / layer.scale2)
+    return MoeCall(x, scale1, *gate_up, layer.scale2, *down, route[1].float(), route[0])
+
+
+def moe_expected(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor, Tensor]) -> Expected:
+    """The layer in float64, expert by expert, with the intervals that fp32 accumulation and quantization permit."""
+    experts, weights = route[0].long(), route[1].double()
+    width, half_ulp = layer.shape.width, HALF_ULP[torch.bfloat16]
+    values, plain, slack, positive, negative = (
+        torch.zeros(len(x), layer.shape.hidden, dtype=torch.float64, device=nvfp4.DEVICE) for _ in range(5)
+    )
+    for expert in sorted(set(experts.flatten().tolist())):
+        token, slot = torch.where(experts == expert)
+        factor = weights[token, slot].unsqueeze(-1)
+        w1 = dequantized(layer.w1[expert], layer.s1[expert]) * layer.g1[expert].double()
+        w2 = dequantized(layer.w2[expert], layer.s2[expert]) * layer.g2[expert].double()
+        exact = x[token].double()
+        least, greatest = quantized_interval(exact, exact, scale1[expert].double())
+        middle, unsure = (least + greatest) / 2, (greatest - least) / 2
+        sums, error = middle @ w1.T, (middle.abs() * ACCUMULATION + unsure) @ w1.abs().T
+        products = torch.stack(
+            [up * torch.nn.functional.silu(gate) for up in ends(sums, error, width) for gate in ends(sums, error, -width)]
+        )
+        low, high = products.amin(0), products.amax(0)
+        low, high = (rounded(end + sign * end.abs() * FUNCTIONS, torch.bfloat16) for end, sign in ((low, -1), (high, 1)))
+        least, greatest = quantized_interval(low, high, layer.scale2[expert].double())
+        middle, unsure = (least + greatest) / 2, (greatest - least) / 2
+        for first in range(0, width, SLICE):
+            columns = slice(first, first + SLICE)
+            inner, matrix = middle[:, columns], w2[:, columns]
+            part = inner @ matrix.T * factor
+            doubt = (unsure[:, columns] + inner.abs() * ACCUMULATION) @ matrix.abs().T * factor
+            doubt = doubt + part.abs() * half_ulp * 2.02  # times alpha, and times the routing weight
+            values.index_add_(0, token, part)
+            slack.index_add_(0, token, doubt)
+            positive.index_add_(0, token, part.clamp(min=0) + doubt)
+            negative.index_add_(0, token, (-part).clamp(min=0) + doubt)
+        sums = exact @ w1.T
+        plain.index_add_(0, token, sums[:, :width] * torch.nn.functional.silu(sums[:, width:]) @ w2.T * factor)
+    # Sums of any of the parts lie between those of the negative and of the positive ones, and each is rounded.
+    additions = layer.shape.active * -(-width // SLICE)
+    bound = slack + additions * half_ulp * torch.maximum(positive, negative) * (1 + additions * half_ulp)
+    return Expected(values, bound + 1e-30, plain)
+
+
+def ends(sums: Tensor, error: Tensor, width: int) -> list[Tensor]:
+    """The least and the greatest values of the first or, if ``width`` is negative, the last columns."""
+    columns = slice(0, width) if width > 0 else slice(width, None)
+    return [(sums + sign * error)[:, columns] for sign in (-1, 1)]
+
+
+def moe_faults(call: MoeCall, layer: MoeLayer) -> dict[str, MoeCall]:
+    """Calls with a planted fault."""
+    linear = layer.s1.contiguous().view(torch.float8_e4m3fn)
+    return {
+        "gate and up change places": replace(call, w1=torch.cat(call.w1.chunk(2, dim=1)[::-1], dim=1)),
+        "w1's scales are those of the expert before": replace(call, s1=call.s1.view(torch.uint8).roll(1, 0).view_as(call.s1)),
+        "w2's scales are those of the expert before": replace(call, s2=call.s2.view(torch.uint8).roll(1, 0).view_as(call.s2)),
+        "w1's scales are not interleaved": replace(call, s1=linear),
+        "alpha of GEMM 1 is that of the expert before": replace(call, alpha1=call.alpha1.roll(1)),
+        "alpha of GEMM 2 is that of the expert before": replace(call, alpha2=call.alpha2.roll(1)),
+        "the input's scale is that of the expert before": replace(call, scale1=call.scale1.roll(1)),
+        "intermediate scale of the expert before": replace(call, scale2=call.scale2.roll(1)),
+        "routing weights of the slot before": replace(call, weights=call.weights.roll(1, 1).contiguous()),
+        "one token's experts are those of the token before": replace(call, experts=call.experts.roll(1, 0).contiguous()),
+    }
+
+
+def check_moe(report: OperatorReport, pattern: str) -> None:
+    for shape in MOE_SHAPES:
+        if not fnmatch.fnmatch(f"moe-{shape.name}", pattern):
+            continue
+        layer = MoeLayer.random(shape)
+        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
+        for tokens in MOE_TOKENS:
+            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+            route = routed(tokens, shape, False)
+            call, expected = moe_call(layer, scale1, x, route), moe_expected(layer, scale1, x, route)
+            report.add(attempt("b12x_moe_fp4", f"{shape.name}, {tokens} tokens", expected, call.run))
+            for fault, wrong in moe_faults(call, layer).items() if tokens == MOE_TOKENS[1] else ():
+                report.fault(f"b12x_moe_fp4: {fault}", attempt("", "", expected, wrong.run))
+
+
+# ---- the program
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the NVFP4 operators of b12x with float64.")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="gemm, moe-NAME")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    report = OperatorReport()
+    check_gemm(report, options.only)
+    check_moe(report, options.only)
+    versions = {name: str(getattr(importlib.import_module(name), "__version__", "")) for name in ("b12x", "cutlass")}
+    if options.receipt:
+        record = report.record()
+        record["kind"], record["versions"] = "b12x-operators", record["versions"] | versions
+        options.receipt.write_text(json.dumps(record, indent=1) + "\n")
+    counts = {verdict: sum(row.verdict == verdict for row in report.rows) for verdict in ("right", "WRONG", "refused")}
+    print(f"{counts}; planted faults detected: {len(report.faults) - len(report.missed)} of {len(report.faults)}")
+    if report.missed:
+        return 54
+    return 0 if counts["right"] and not counts["WRONG"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

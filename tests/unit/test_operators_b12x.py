@@ -1,0 +1,94 @@
+"""The references of the program for b12x's operators, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120kit.kernels.ptx import interposed
+
+OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(OPERATORS)
+    for name in ("nvfp4", "b12x_nvfp4"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import b12x_nvfp4
+
+    monkeypatch.setattr(b12x_nvfp4.nvfp4, "DEVICE", "cpu")
+    torch.manual_seed(0)
+    return b12x_nvfp4
+
+
+def test_scales_are_interleaved_as_they_are_read(operators) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    linear = torch.randint(0, 256, (2, 300, 10), dtype=torch.uint8)
+    stored = operators.interleaved(linear)
+    assert stored.shape == (2, 384, 12)
+    for one, other in zip(linear, stored, strict=True):
+        assert (operators.nvfp4.unswizzled(other, 300, 10) == one).all()
+
+
+def test_reference_of_the_gemm(operators) -> None:  # type: ignore[no-untyped-def]
+    """Against elements multiplied one by one; each fault in the operands exceeds the bound."""
+    import torch
+
+    call, expected = operators.gemm_case(128, 128, 128)
+
+    def product(wrong) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        a, b = (
+            operators.dequantized(codes, operators.nvfp4.unswizzled(scales, 128, 8))
+            for codes, scales in ((wrong.a, wrong.scales_a), (wrong.b, wrong.scales_b))
+        )
+        return ((a[:, None] * b[None]).sum(-1) * wrong.alpha.double()).bfloat16()
+
+    assert operators.nvfp4.compare(product(call), expected, "", "").verdict == "right"
+    for fault, wrong in operators.gemm_faults(call).items():
+        assert operators.nvfp4.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
+
+
+def layer_of(call, shape, torch, nvfp4, random):  # type: ignore[no-untyped-def]
+    """The fused MoE as b12x does it: slices of 128 columns in random order, each part and each sum rounded to bf16."""
+    quantize = nvfp4.quantized_interval
+    output = torch.zeros(len(call.x), shape.hidden).bfloat16()
+    parts = [
+        (token, slot, first)
+        for token in range(len(call.x))
+        for slot in range(shape.active)
+        for first in range(0, shape.width, 128)
+    ]
+    for index in torch.randperm(len(parts), generator=random).tolist():
+        token, slot, first = parts[index]
+        expert = int(call.experts[token, slot])
+        w1 = nvfp4.dequantized(call.w1[expert], nvfp4.unswizzled(call.s1[expert], 2 * shape.width, shape.hidden // 16))
+        w2 = nvfp4.dequantized(call.w2[expert], nvfp4.unswizzled(call.s2[expert], shape.hidden, shape.width // 16))
+        scale1, scale2 = (each[expert].double() for each in (call.scale1, call.scale2))
+        low, high = quantize(call.x[token].double(), call.x[token].double(), scale1)
+        sums = w1 @ (low if first else high) * scale1 * call.alpha1[expert].double()
+        inner = (sums[: shape.width] * torch.nn.functional.silu(sums[shape.width :])).bfloat16().double()
+        low, high = quantize(inner, inner, scale2)
+        columns = slice(first, first + 128)
+        part = (w2[:, columns] @ high[columns] * scale2 * call.alpha2[expert].double()).bfloat16()
+        output[token] += part * call.weights[token, slot].bfloat16()
+    return output
+
+
+def test_reference_of_fused_moe(operators) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    nvfp4 = operators.nvfp4
+    shape = nvfp4.MoeShape("small", 4, 64, 256, 2)
+    layer, x = nvfp4.MoeLayer.random(shape), torch.randn(5, 64).bfloat16()
+    scale1, route = 448.0 * (0.75 + 0.5 * torch.rand(4)), nvfp4.routed(5, shape, False)
+    call, expected = operators.moe_call(layer, scale1, x, route), operators.moe_expected(layer, scale1, x, route)
+    random = torch.Generator().manual_seed(1)
+    right = nvfp4.compare(layer_of(call, shape, torch, nvfp4, random), expected, "", "")
+    assert right.verdict == "right" and right.error_over_bound > 0.05 and right.cosine > 0.97
+    for fault, wrong in operators.moe_faults(call, layer).items():
+        assert nvfp4.compare(layer_of(wrong, shape, torch, nvfp4, random), expected, "", "").verdict == "WRONG", fault
