@@ -4,7 +4,7 @@ The rules are data: ``system_rules.toml`` for the transport of KV caches, SGLang
 ``vllm_rules.toml`` for messages of vLLM, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
 TensorRT-LLM, ``part_rules.toml`` for exceptions of Python by the part of vLLM that raised them,
 ``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
-``rules.toml`` for the others.
+``rules.toml`` for the others. What a log shows besides failures, and the advice that depends on it, is in ``facts.toml``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter
 
-from sm120kit.hosts.log_rules import options, records
+from sm120kit.hosts.log_rules import facts, options, records
 from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
 from sm120kit.hosts.log_rules.strings import Expression, Strings
 
@@ -89,6 +89,15 @@ HANDLED = re.compile(
     re.IGNORECASE,
 )
 """Lines of lower levels, of failures that were handled, and of source code in tracebacks: no class of failures matches them."""
+ACCESS = Expression.of(
+    "/health|/metrics|/v1/models|/ping", rb'"(?:get|head) /(?:health|health_generate|metrics|v1/models|ping)\b[^"]*" \d{3}'
+)
+"""Lines about requests that watch a server; they do not show that it works."""
+CRASH = b"fatal python error: "
+"""Python's own report of a crash; the stack follows it, the innermost frame first."""
+CRASH_STACK = re.compile(
+    rb"current thread|python runtime state|<no python frame>|^\s*$|\(most recent call first\)", re.IGNORECASE
+)
 CONDITION = re.compile(rb"(?:^|[\]|)]) {0,80}(assert .+)")
 PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
@@ -169,6 +178,16 @@ class _Group:
     """The first line with each name, of a class of failures."""
 
 
+@dataclass
+class _Crash:
+    """A line in which Python reports that it crashed, and the innermost frames after it."""
+
+    number: int
+    line: bytes
+    texts: frozenset[bytes]
+    frames: list[str] = field(default_factory=list)
+
+
 class _Degree:
     """The first and the last different lines of a kind."""
 
@@ -241,10 +260,10 @@ class _Search:
                 anchored.setdefault(text, []).append(index)
         contexts = frozenset(text for condition in conditions for text in _encoded(condition.rule.log))
         unless = frozenset(_encoded(condition.rule.unless) for condition in conditions if condition.rule.unless)
-        noted = contexts.union(*unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
+        noted = contexts.union(facts.by_text(), *unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
         of_rules = (text for rule in conditions for text in (*rule.match, *rule.any, *rule.without))
-        of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE) for text in expression.texts)
-        return cls(conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS)))
+        of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE, ACCESS) for text in expression.texts)
+        return cls(conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS, CRASH)))
 
 
 @cache
@@ -278,8 +297,12 @@ class LogScan:
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
         self._engines = dict.fromkeys(ENGINES, False)
+        self._facts: dict[str, str] = {}
+        """Values of facts, by their ids."""
         self._condition = b""
         """The condition of an assertion, of which a traceback printed the source code last."""
+        self._crash: _Crash | None = None
+        """A crash of Python, whose stack is being read."""
         self._hang_from: int | None = None
         """Number of the first of the last lines, all of which match rules for hangs."""
         self._before: deque[bytes] = deque(maxlen=TRACEBACK_LINES)
@@ -303,6 +326,7 @@ class LogScan:
         rest, self._rest = self._rest, b""
         if rest:
             self._match(rest)
+        self._match_crash()
 
     def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
         """What is explained so far.
@@ -326,6 +350,10 @@ class LogScan:
                     fixes = tuple(
                         dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line, group.frames)[1])
                     )
+                advice = tuple(facts.fitting(rule, self._facts))
+                cause = " ".join((cause, *(piece.cause.format_map(self._facts) for piece in advice)))
+                remedies = tuple(remedy for piece in advice for remedy in piece.fixes)
+                fixes = (*fixes, *remedies) if rule.kind is Kind.FAILURE and not rule.advice else (*remedies, *fixes)
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
         if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
@@ -344,7 +372,11 @@ class LogScan:
             lines = [records.message(line) if line.startswith(b"{") else line for line in lines]
         for line, texts in zip(lines, self._search.strings.of_lines(lines), strict=True):
             self._number += 1
-            if line.strip():
+            if self._crash:
+                self._add_crash_frame(line)
+            if CRASH in texts and not self._crash:
+                self._crash = _Crash(self._number, line, texts)
+            elif line.strip():
                 completed = self._with_condition(line)
                 if completed is not line:
                     texts = next(self._search.strings.of_lines([completed]))
@@ -362,26 +394,46 @@ class LogScan:
             self._condition = b""
         return line
 
-    def _match_line(self, texts: frozenset[bytes], line: bytes) -> None:
-        """Match a line that has these of the strings."""
+    def _add_crash_frame(self, line: bytes) -> None:
+        """Add a frame to the stack of a crash of Python, or match the crash with its stack if the line is no part of it."""
+        crash = self._crash
+        assert crash is not None
+        if match := FRAME.pattern.search(line):
+            if not TORCH.search(match[1]):
+                crash.frames.append(match[1].decode(errors="replace"))
+        elif crash.frames or not CRASH_STACK.search(line):
+            self._match_crash()
+        if len(crash.frames) == FRAMES:
+            self._match_crash()
+
+    def _match_crash(self) -> None:
+        if crash := self._crash:
+            self._crash = None
+            self._note(crash.line, crash.texts)
+            self._match_line(crash.texts, crash.line, number=crash.number, frames="\n".join(crash.frames))
+
+    def _match_line(self, texts: frozenset[bytes], line: bytes, *, number: int = 0, frames: str = "") -> None:
+        """Match a line that has these of the strings; a crash of Python has an earlier number, and frames after it."""
+        number = number or self._number
         candidates = _candidates(texts)
-        frames = self._frames() if any(condition.rule.frame for condition in candidates) else ""
+        if not frames and any(condition.rule.frame for condition in candidates):
+            frames = self._frames()
         matched = tuple(self._matching(candidates, line, texts, frames)) if candidates else ()
         self._before.append(line[:SHOWN_BYTES])
         if any(rule.kind is Kind.HANG for rule in matched):
-            self._hang_from = self._hang_from or self._number
-        else:
+            self._hang_from = self._hang_from or number
+        elif not ACCESS.search(line, texts):
             self._hang_from = None
         if matched:
             key = tuple(rule.id for rule in matched)
             if any(rule.unless for rule in matched):
                 key = (*key, _device(line).decode())
             group = self._groups.setdefault(
-                key, _Group(matched, 0, self._number, _excerpt(line, matched[0]), 0, b"", frames, {})
+                key, _Group(matched, 0, number, _excerpt(line, matched[0]), 0, b"", frames, {})
             )
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
-            group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
+            group.count, group.last, group.last_line = group.count + 1, number, line[:SHOWN_BYTES]
         elif not NOISE.search(line, texts) and not FRAME.search(line, texts):
             self._add_error(line, texts)
 
@@ -430,6 +482,7 @@ class LogScan:
                 self._versions[name] = match[1].decode(errors="replace").strip()
         for engine, seen in self._engines.items():
             self._engines[engine] = seen or not ENGINES[engine].isdisjoint(texts)
+        facts.note(self._facts, line, texts)
         self._contexts |= self._search.contexts & texts
         for unless in self._search.unless:
             if texts.issuperset(unless) and _in_order(unless, line.lower()):
@@ -437,6 +490,8 @@ class LogScan:
 
     def _applies(self, rule: Rule, group: _Group, ended: bool, now: datetime) -> bool:
         if rule.log and self._contexts.isdisjoint(_encoded(rule.log)):
+            return False
+        if group.count < rule.least:
             return False
         if rule.unless and self._revoked.get((_encoded(rule.unless), _device(group.line)), 0) > group.last:
             return False
