@@ -46,7 +46,7 @@ FIRST_ERRORS, LAST_ERRORS = 4, 2
 TRACEBACK_LINES, FRAMES = 40, 4
 """Maximum number of lines between an exception and its innermost frames, and of these frames."""
 FRAME = Expression.of('file "', rb'file "([^"]+)", line \d+(?:, in (\S+))?')
-TORCH = re.compile(rb"(?:^|[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
+TORCH = re.compile(rb"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
 """Paths of frames that do not identify a program."""
 RAISED = Expression.of(
     "error: |exception: |exit: |interrupt: |unsupported: |failure: |fatal|panic|xid|segfault|what():|oops",
@@ -58,10 +58,10 @@ DOUBTFUL = Expression.of(
     "abort|can't|conflict|corrupt|could not|couldn't|crash|denied|died|does not exist|exceed|expired|fail|illegal|incompatible"
     "|insufficient|invalid|is a directory|mismatch|missing|no such|not found|not permitted|not allowed|not available"
     "|not installed|refused|stuck|timeout|time out|timed out|timedout|unable|undefined|unexpected|unhealthy|unknown"
-    "|unrecognized|unreachable|warning",
+    "|unrecognized|unreachable|warning|not support|no module named|no attribute|not defined|must be|requires|expected",
     rb"\b(abort\w*|can't|conflict\w*|corrupt\w*|could not|couldn't|crash\w*|denied|died|does not exist|exceed\w*|expired"
     rb"|fail\w*|illegal|incompatible|insufficient|invalid|is a directory|mismatch\w*|missing|no such"
-    rb"|not (?:found|permitted|allowed|available|installed)"
+    rb"|not (?:found|permitted|allowed|available|installed|support|defined)|no (?:module named|attribute)|must be|requires|expected"
     rb"|refused|stuck|timed? ?out|timeout|unable|undefined|unexpected|unhealthy|unknown|unrecognized|unreachable|warning)\b",
 )
 """Lines that are shown if a log has no line with a word for errors."""
@@ -98,6 +98,27 @@ CRASH = b"fatal python error: "
 CRASH_STACK = re.compile(
     rb"current thread|python runtime state|<no python frame>|^\s*$|\(most recent call first\)", re.IGNORECASE
 )
+QUOTES = tuple(
+    (other.encode(), plain)
+    for other, plain in (("\u2018", b"'"), ("\u2019", b"'"), ("`", b"'"), ("\u201c", b'"'), ("\u201d", b'"'), ('\\"', b'"'))
+)
+"""Quotation marks of compilers, of Markdown and of text in JSON, with those that programs print."""
+OTHER_QUOTES = re.compile(rb"[`\xe2]|\\\\\"")
+"""Bytes of lines that may have other quotation marks than those of programs."""
+LOGURU = re.compile(rb"^[-\d:., ]*\| *[A-Z]+ *\| *\S+ - ")
+"""Time, level and place before the message of a line of loguru."""
+LEVEL = re.compile(rb"^(?:.{0,60}\W)?(?:ERROR|CRITICAL|FATAL)\b")
+"""Lines that a program logs as an error."""
+NAMELESS = (
+    (rb"No module named ", b"ModuleNotFoundError: "),
+    (rb"cannot import name |(?:\S+\.so\S*: )undefined symbol", b"ImportError: "),
+    (rb"(?:module )?'[\w.]+'(?: object)? has no attribute ", b"AttributeError: "),
+    (rb"name '\w+' is not defined", b"NameError: "),
+    (rb"'[\w.]+' object is not |\S+\(\) (?:got an unexpected|missing \d|takes )|\S+ got an unexpected keyword", b"TypeError: "),
+    (rb"'[\w.]+'$", b"KeyError: "),
+    (rb"assert ", b"AssertionError: "),
+)
+"""Messages of Python by which exceptions are known, with the name of the exception."""
 CONDITION = re.compile(rb"(?:^|[\]|)]) {0,80}(assert .+)")
 PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
@@ -336,8 +357,37 @@ class LogScan:
         line, or since it was fed to a live log.
         """
         now = now or datetime.now()
+        matches = self._matches(self._groups.values(), ended, now)
+        if all(match.rule.kind in (Kind.CONSEQUENCE, Kind.HARMLESS) for match in matches.values()):
+            matches = self._matches(self._reworded(), ended, now) | matches
+        if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
+            matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
+        order = list(Kind)
+        ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
+        stated, worded, doubtful = self._errors
+        errors = {error.number: error for error in (*stated, *worded)} or {error.number: error for error in doubtful}
+        return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
+
+    def _reworded(self) -> Iterator[_Group]:
+        """Unexplained lines that match rules in the form in which a program prints them, for a log without an explanation.
+
+        The name of the exception may be left out in messages that another program or a person repeats, or that are logged.
+        """
+        candidates = {error.number: error.line.encode() for degree in self._errors for error in degree}
+        for number, line in sorted(candidates.items()):
+            if HANDLED.search(line):
+                continue
+            for form in _forms(line):
+                texts = next(self._search.strings.of_lines([form]))
+                if matched := tuple(self._matching(_candidates(texts), form, texts, "")):
+                    names = {_names(matched[-1], form)["name"]: form} if matched[-1].pattern else {}
+                    yield _Group(matched, 1, number, form, number, form, "", names)
+                    break
+
+    def _matches(self, groups: Iterable[_Group], ended: bool, now: datetime) -> dict[str, RuleMatch]:
+        """What groups of lines match, by the id of the rule."""
         matches: dict[str, RuleMatch] = {}
-        for group in sorted(self._groups.values(), key=lambda group: group.number):
+        for group in sorted(groups, key=lambda group: group.number):
             rule = next((rule for rule in group.rules if self._applies(rule, group, ended, now)), None)
             if rule is None:
                 continue
@@ -356,13 +406,7 @@ class LogScan:
                 fixes = (*fixes, *remedies) if rule.kind is Kind.FAILURE and not rule.advice else (*remedies, *fixes)
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
-        if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
-            matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
-        order = list(Kind)
-        ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
-        stated, worded, doubtful = self._errors
-        errors = {error.number: error for error in (*stated, *worded)} or {error.number: error for error in doubtful}
-        return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
+        return matches
 
     def _match(self, block: bytes) -> None:
         if b"\x1b" in block or b"\x08" in block:
@@ -419,6 +463,11 @@ class LogScan:
         if not frames and any(condition.rule.frame for condition in candidates):
             frames = self._frames()
         matched = tuple(self._matching(candidates, line, texts, frames)) if candidates else ()
+        if OTHER_QUOTES.search(line) and (plain := _plain(line[:PATTERN_BYTES])) != line:
+            texts_of_plain = next(self._search.strings.of_lines([plain]))
+            other = tuple(self._matching(_candidates(texts_of_plain), plain, texts_of_plain, frames))
+            if other and (not matched or _rank(other[0]) < _rank(matched[0])):
+                matched, line, texts = other, plain, texts_of_plain
         self._before.append(line[:SHOWN_BYTES])
         if any(rule.kind is Kind.HANG for rule in matched):
             self._hang_from = self._hang_from or number
@@ -529,6 +578,36 @@ class LogScan:
             fits = self._fits(fix.engine) if fix.engine else True
             if fits is not False:
                 yield fix.text if fits else f"{fix.engine}: {fix.text}"
+
+
+def _plain(line: bytes) -> bytes:
+    """A line with the quotation marks that programs print."""
+    for other, mark in QUOTES:
+        line = line.replace(other, mark)
+    return line
+
+
+@cache
+def _ranks() -> Mapping[str, int]:
+    return {rule.id: rank for rank, rule in enumerate(rules())}
+
+
+def _rank(rule: Rule) -> int:
+    """The place of a rule: more specific ones are first."""
+    return _ranks()[rule.id]
+
+
+def _forms(line: bytes) -> Iterator[bytes]:
+    """Forms in which a program prints a line's message: other quotation marks, and the name of an exception before it."""
+    for form in dict.fromkeys((line, _plain(line))):
+        message = PREFIX.sub(b"", LOGURU.sub(b"", form))
+        if form != line:
+            yield form
+        name = next((name for pattern, name in NAMELESS if re.match(pattern, message)), b"")
+        if name:
+            yield name + message
+        elif LEVEL.search(form) and not RAISED.pattern.search(message):
+            yield b"Error: " + message
 
 
 def _device(line: bytes) -> bytes:
