@@ -106,6 +106,8 @@ class Symptom(StrEnum):
     HANG = "hang"
     MEMORY = "memory"
     """Memory is exhausted."""
+    ATTENTION = "attention"
+    """No attention backend is suitable; the reasons may be in other lines."""
 
 
 @dataclass(frozen=True)
