@@ -1,7 +1,7 @@
 """Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
 
 The rules are data: ``system_rules.toml`` for the transport of KV caches, SGLang's caches and devices that do not start,
-``vllm_rules.toml`` for messages of vLLM, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
+``vllm_rules.toml`` for messages of vLLM, ``program_rules.toml`` for programs around engines, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
 TensorRT-LLM, ``part_rules.toml`` for exceptions of Python by the part of vLLM that raised them,
 ``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
 ``rules.toml`` for the others. What a log shows besides failures, and the advice that depends on it, is in ``facts.toml``.
@@ -31,7 +31,7 @@ from sm120kit.hosts.log_rules.strings import Expression, Strings
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-NAMES = ("system_rules", "host_rules", "vllm_rules", "rules", "part_rules", "class_rules", "message_rules")
+NAMES = ("system_rules", "host_rules", "vllm_rules", "program_rules", "rules", "part_rules", "class_rules", "message_rules")
 RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in NAMES)
 """Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
