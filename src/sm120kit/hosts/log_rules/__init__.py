@@ -31,7 +31,7 @@ from sm120kit.hosts.log_rules.strings import Expression, Strings
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-NAMES = ("system_rules", "host_rules", "vllm_rules", "program_rules", "rules", "part_rules", "class_rules", "message_rules")
+NAMES = ("system_rules", "host_rules", "vllm_rules", "rules", "program_rules", "part_rules", "class_rules", "message_rules")
 RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in NAMES)
 """Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
@@ -154,7 +154,20 @@ EXCEPTIONS = frozenset((b"error", b"exception"))
 """Strings of lines with the name of an exception."""
 ENGINES = {
     "vllm": frozenset((b"vllm", b"(enginecore", b"(apiserver pid=")),
-    "sglang": frozenset((b"sglang", b"sgl_kernel", b"scheduler hit an exception", b"received sigquit from a child process")),
+    "sglang": frozenset(
+        (
+            b"sglang",
+            b"sgl_kernel",
+            b"scheduler hit an exception",
+            b"received sigquit from a child process",
+            b"server_args=serverargs(",
+            b"decode batch, #running-req",
+            b"prefill batch, #new-seq",
+            b"decode batch. #running-req",
+            b"prefill batch. #new-seq",
+            b"the server is fired up and ready to roll",
+        )
+    ),
 }
 """Strings of lower-case logs of an engine, by its name."""
 
