@@ -1,10 +1,11 @@
 """Explain known errors in an engine's log: ``explain(stream) -> Explanation``.
 
 The rules are data: ``system_rules.toml`` for the transport of KV caches, SGLang's caches and devices that do not start,
-``vllm_rules.toml`` for messages of vLLM, ``program_rules.toml`` for programs around engines, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
-TensorRT-LLM, ``part_rules.toml`` for exceptions of Python by the part of vLLM that raised them,
-``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
-``rules.toml`` for the others. What a log shows besides failures, and the advice that depends on it, is in ``facts.toml``.
+``vllm_rules.toml`` for messages of vLLM, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
+TensorRT-LLM, ``program_rules.toml`` for programs around engines, ``part_rules.toml`` for exceptions of Python by the part of
+an engine that raised them, ``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures
+without a rule of their own, ``rules.toml`` for the others. What a log shows besides failures, and the advice that depends on
+it, is in ``facts.toml``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ FIRST_ERRORS, LAST_ERRORS = 4, 2
 TRACEBACK_LINES, FRAMES = 40, 4
 """Maximum number of lines between an exception and its innermost frames, and of these frames."""
 FRAME = Expression.of('file "', rb'file "([^"]+)", line \d+(?:, in (\S+))?')
-TORCH = re.compile(rb"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
+TORCH = re.compile(
+    rb"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE
+)
 """Paths of frames that do not identify a program."""
 RAISED = Expression.of(
     "error: |exception: |exit: |interrupt: |unsupported: |failure: |fatal|panic|xid|segfault|what():|oops",
@@ -61,7 +64,8 @@ DOUBTFUL = Expression.of(
     "|unrecognized|unreachable|warning|not support|no module named|no attribute|not defined|must be|requires|expected",
     rb"\b(abort\w*|can't|conflict\w*|corrupt\w*|could not|couldn't|crash\w*|denied|died|does not exist|exceed\w*|expired"
     rb"|fail\w*|illegal|incompatible|insufficient|invalid|is a directory|mismatch\w*|missing|no such"
-    rb"|not (?:found|permitted|allowed|available|installed|support|defined)|no (?:module named|attribute)|must be|requires|expected"
+    rb"|not (?:found|permitted|allowed|available|installed|support|defined)|no (?:module named|attribute)"
+    rb"|must be|requires|expected"
     rb"|refused|stuck|timed? ?out|timeout|unable|undefined|unexpected|unhealthy|unknown|unrecognized|unreachable|warning)\b",
 )
 """Lines that are shown if a log has no line with a word for errors."""
@@ -107,6 +111,13 @@ OTHER_QUOTES = re.compile(rb"[`\xe2]|\\\\\"")
 """Bytes of lines that may have other quotation marks than those of programs."""
 LOGURU = re.compile(rb"^[-\d:., ]*\| *[A-Z]+ *\| *\S+ - ")
 """Time, level and place before the message of a line of loguru."""
+STATED = re.compile(
+    r"(?:(?<=[.;:!?] )|(?<=[.;:!?]  )|(?<=\()|^)((?:Please|Try|Consider|Use|Set|Unset|Reduce|Increase|Decrease|Lower|Raise"
+    r"|Install|Reinstall|Upgrade|Update|Disable|Enable|Remove|Drop|Pass|Add|Specify|Switch|Rebuild|Make sure|Ensure|Provide"
+    r"|Choose|Select|please|try|use|set|install|upgrade) (?!(?:check|see|look at) (?:the )?(?:stack|trace|logs?|above)|report"
+    r"|file|open|create|submit|contact|raise|refer).{6,220}?)(?=\.(?:\s|$)|[;\n]|\[type=|$)"
+)
+"""What a message tells its reader to do."""
 LEVEL = re.compile(rb"^(?:.{0,60}\W)?(?:ERROR|CRITICAL|FATAL)\b")
 """Lines that a program logs as an error."""
 NAMELESS = (
@@ -297,7 +308,9 @@ class _Search:
         noted = contexts.union(facts.by_text(), *unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
         of_rules = (text for rule in conditions for text in (*rule.match, *rule.any, *rule.without))
         of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE, ACCESS) for text in expression.texts)
-        return cls(conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS, CRASH)))
+        return cls(
+            conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS, CRASH))
+        )
 
 
 @cache
@@ -413,6 +426,8 @@ class LogScan:
                     fixes = tuple(
                         dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line, group.frames)[1])
                     )
+                if rule.kind is Kind.CLASS and (stated := _stated(group.line)):
+                    fixes = (Remedy(f'The message itself: "{stated}".'), *fixes)
                 advice = tuple(facts.fitting(rule, self._facts))
                 cause = " ".join((cause, *(piece.cause.format_map(self._facts) for piece in advice)))
                 remedies = tuple(remedy for piece in advice for remedy in piece.fixes)
@@ -490,9 +505,7 @@ class LogScan:
             key = tuple(rule.id for rule in matched)
             if any(rule.unless for rule in matched):
                 key = (*key, _device(line).decode())
-            group = self._groups.setdefault(
-                key, _Group(matched, 0, number, _excerpt(line, matched[0]), 0, b"", frames, {})
-            )
+            group = self._groups.setdefault(key, _Group(matched, 0, number, _excerpt(line, matched[0]), 0, b"", frames, {}))
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
             group.count, group.last, group.last_line = group.count + 1, number, line[:SHOWN_BYTES]
@@ -651,6 +664,13 @@ def _names(rule: Rule, line: bytes) -> dict[str, str]:
     """What the groups of a rule's pattern match in a line; empty if it does not match."""
     match = _compiled(rule.pattern).search(line[:PATTERN_BYTES].decode(errors="replace"))
     return {name: (text or "").strip() for name, text in match.groupdict().items()} if match else {}
+
+
+def _stated(line: bytes) -> str:
+    """What the message of a line tells its reader to do; "" if nothing."""
+    message = PREFIX.sub(b"", line[:PATTERN_BYTES]).decode(errors="replace")
+    match = STATED.search(message)
+    return match[1].strip() if match else ""
 
 
 def _entry(rule: Rule, name: str) -> ClassEntry | None:

@@ -1,4 +1,4 @@
-"""What a log shows besides failures: settings, features and machines, by which advice is chosen. The data are in ``facts.toml``."""
+"""What a log shows besides failures: settings, features, machines. Advice is chosen by them; the data are in ``facts.toml``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def note(noted: dict[str, str], line: bytes, texts: Iterable[bytes]) -> None:
 
 
 def fitting(rule: Rule, noted: Mapping[str, str]) -> Iterator[Advice]:
-    """Advice for a rule's match by the facts of the log, its own before that for its symptom, without advice of repeated facts."""
+    """Advice for a rule's match by the facts of the log: its own before that for its symptom, each fact once."""
     general = [advice for advice in facts().advice if rule.symptom in advice.symptoms]
     used: set[str] = set()
     count = 0
