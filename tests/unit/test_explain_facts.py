@@ -202,3 +202,12 @@ def test_an_answer_of_tool_calls_is_not_empty() -> None:
     answer = '{{"message":{{"content":null,"tool_calls":{}}},"finish_reason":"stop"}}'
     assert not explain(answer.format('[{"id":"a"}]')).known
     assert [match.rule.id for match in explain(answer.format("[]")).found] == ["class-output-empty"]
+
+
+def test_a_version_that_is_too_old_for_the_gpu_counts_if_nothing_failed_otherwise() -> None:
+    versions = ("GPU 0: NVIDIA GeForce RTX 5090", "PyTorch version: 2.6.0+cu124", "[pip3] nvidia-nccl-cu12==2.21.5")
+    assert [match.rule.id for match in explain(*versions).found] == ["version-torch-before-sm120", "version-nccl-before-sm120"]
+    failed = explain(*versions, "ValueError: width 8 is not supported. Use 16.").found
+    assert failed[0].rule.kind is Kind.CLASS and failed[1].rule.kind is Kind.VERSION
+    assert not explain("GPU 0: NVIDIA GeForce RTX 4090", *versions[1:]).known
+    assert not explain(versions[0], "PyTorch version: 2.9.0+cu128", "[pip3] nvidia-nccl-cu12==2.27.5").known

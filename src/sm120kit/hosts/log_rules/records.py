@@ -70,6 +70,8 @@ class Kind(StrEnum):
     SLOW = "slow"
     CLASS = "class"
     """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it."""
+    VERSION = "version"
+    """A version that is too old for the GPU that the log names, whatever failed. Every failure precedes it."""
     CONSEQUENCE = "consequence"
     """Reports that something failed before; does not explain the log."""
     HARMLESS = "harmless"
@@ -202,8 +204,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.match and not self.any:
             raise ValueError("a rule requires strings in `match` or `any`")
-        if bool(self.pattern) != (self.kind is Kind.CLASS) or (self.failed and not self.pattern):
-            raise ValueError("rules of kind class have a pattern, no others")
+        if bool(self.pattern) != (self.kind in (Kind.CLASS, Kind.VERSION)) or (self.failed and not self.pattern):
+            raise ValueError("rules of kind class and version have a pattern, no others")
 
     @property
     def conditional(self) -> bool:
