@@ -211,3 +211,9 @@ def test_a_version_that_is_too_old_for_the_gpu_counts_if_nothing_failed_otherwis
     assert failed[0].rule.kind is Kind.CLASS and failed[1].rule.kind is Kind.VERSION
     assert not explain("GPU 0: NVIDIA GeForce RTX 4090", *versions[1:]).known
     assert not explain(versions[0], "PyTorch version: 2.9.0+cu128", "[pip3] nvidia-nccl-cu12==2.27.5").known
+
+
+@pytest.mark.parametrize("line", ["curl: (52) Empty reply from server", "Still waiting for vLLM ... API not ready (20 s)"])
+def test_waiting_for_a_server_that_starts_is_no_failure(line: str) -> None:
+    assert explain(line, "end").known
+    assert not explain(line, "INFO:     Application startup complete.").known
