@@ -27,13 +27,14 @@ from sm120kit.cli import app
 from sm120kit.core.errors import LogUnreadable
 from sm120kit.core.state import data_root
 from sm120kit.hosts import log_rules
-from sm120kit.hosts.log_rules import Kind, inputs
+from sm120kit.hosts.log_rules import Kind, facts, inputs
 from sm120kit.hosts.log_rules.issue import issue_text, without_names
-from sm120kit.hosts.log_rules.records import Remedy, Rule
+from sm120kit.hosts.log_rules.records import Advice, Remedy, Rule
 from sm120kit.recipes import arguments
 
 RULES = log_rules.rules()
 VLLM = "vLLM API server version 0.33.0"
+ADVICE = (*facts.facts().advice, *(advice for rule in RULES for advice in rule.advice))
 BY_ID = {rule.id: rule for rule in RULES}
 NOW = datetime(2026, 11, 22, 12)
 
@@ -120,6 +121,13 @@ def refused(rule: Rule) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_engines_accept_the_options_in_fixes(rule: Rule) -> None:
     assert refused(rule) == []
+
+
+@pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: " ".join((*advice.symptoms, *advice.facts)))
+def test_advice_has_facts_that_exist_and_options_that_engines_accept(advice: Advice) -> None:
+    assert {*advice.facts, *advice.absent} <= {fact.id for fact in facts.facts().fact}
+    assert [reason for fix in advice.fixes for reason in refusals(fix)] == []
+    assert refusals(replace(advice.fixes[0], text="`--moe-backend flashinfer_b12x`", engine="vllm>=0.19"))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

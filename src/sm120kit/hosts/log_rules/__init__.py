@@ -2,9 +2,10 @@
 
 The rules are data: ``system_rules.toml`` for the transport of KV caches, SGLang's caches and devices that do not start,
 ``vllm_rules.toml`` for messages of vLLM, ``host_rules.toml`` for drivers, containers, installations, networks, SGLang and
-TensorRT-LLM, ``part_rules.toml`` for exceptions of Python by the part of vLLM that raised them,
-``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures without a rule of their own,
-``rules.toml`` for the others.
+TensorRT-LLM, ``program_rules.toml`` for programs around engines, ``part_rules.toml`` for exceptions of Python by the part of
+an engine that raised them, ``message_rules.toml`` for topics of messages and ``class_rules.toml`` for classes of failures
+without a rule of their own, ``rules.toml`` for the others. What a log shows besides failures, and the advice that depends on
+it, is in ``facts.toml``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,13 +26,13 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter
 
-from sm120kit.hosts.log_rules import options, records
+from sm120kit.hosts.log_rules import facts, options, records
 from sm120kit.hosts.log_rules.records import Candidate, ClassEntry, Explanation, Kind, Remedy, Rule, RuleMatch
 from sm120kit.hosts.log_rules.strings import Expression, Strings
 
 __all__ = ["Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
 
-NAMES = ("system_rules", "host_rules", "vllm_rules", "rules", "part_rules", "class_rules", "message_rules")
+NAMES = ("system_rules", "host_rules", "vllm_rules", "rules", "program_rules", "part_rules", "class_rules", "message_rules")
 RULES = tuple(Path(__file__).with_name(f"{name}.toml") for name in NAMES)
 """Files of rules; those of a file precede those of the next."""
 BLOCK_BYTES = 1 << 20
@@ -46,7 +47,9 @@ FIRST_ERRORS, LAST_ERRORS = 4, 2
 TRACEBACK_LINES, FRAMES = 40, 4
 """Maximum number of lines between an exception and its innermost frames, and of these frames."""
 FRAME = Expression.of('file "', rb'file "([^"]+)", line \d+(?:, in (\S+))?')
-TORCH = re.compile(rb"(?:^|[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE)
+TORCH = re.compile(
+    rb"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE
+)
 """Paths of frames that do not identify a program."""
 RAISED = Expression.of(
     "error: |exception: |exit: |interrupt: |unsupported: |failure: |fatal|panic|xid|segfault|what():|oops",
@@ -58,10 +61,11 @@ DOUBTFUL = Expression.of(
     "abort|can't|conflict|corrupt|could not|couldn't|crash|denied|died|does not exist|exceed|expired|fail|illegal|incompatible"
     "|insufficient|invalid|is a directory|mismatch|missing|no such|not found|not permitted|not allowed|not available"
     "|not installed|refused|stuck|timeout|time out|timed out|timedout|unable|undefined|unexpected|unhealthy|unknown"
-    "|unrecognized|unreachable|warning",
+    "|unrecognized|unreachable|warning|not support|no module named|no attribute|not defined|must be|requires|expected",
     rb"\b(abort\w*|can't|conflict\w*|corrupt\w*|could not|couldn't|crash\w*|denied|died|does not exist|exceed\w*|expired"
     rb"|fail\w*|illegal|incompatible|insufficient|invalid|is a directory|mismatch\w*|missing|no such"
-    rb"|not (?:found|permitted|allowed|available|installed)"
+    rb"|not (?:found|permitted|allowed|available|installed|support|defined)|no (?:module named|attribute)"
+    rb"|must be|requires|expected"
     rb"|refused|stuck|timed? ?out|timeout|unable|undefined|unexpected|unhealthy|unknown|unrecognized|unreachable|warning)\b",
 )
 """Lines that are shown if a log has no line with a word for errors."""
@@ -89,6 +93,43 @@ HANDLED = re.compile(
     re.IGNORECASE,
 )
 """Lines of lower levels, of failures that were handled, and of source code in tracebacks: no class of failures matches them."""
+ACCESS = Expression.of(
+    "/health|/metrics|/v1/models|/ping", rb'"(?:get|head) /(?:health|health_generate|metrics|v1/models|ping)\b[^"]*" \d{3}'
+)
+"""Lines about requests that watch a server; they do not show that it works."""
+CRASH = b"fatal python error: "
+"""Python's own report of a crash; the stack follows it, the innermost frame first."""
+CRASH_STACK = re.compile(
+    rb"current thread|python runtime state|<no python frame>|^\s*$|\(most recent call first\)", re.IGNORECASE
+)
+QUOTES = tuple(
+    (other.encode(), plain)
+    for other, plain in (("\u2018", b"'"), ("\u2019", b"'"), ("`", b"'"), ("\u201c", b'"'), ("\u201d", b'"'), ('\\"', b'"'))
+)
+"""Quotation marks of compilers, of Markdown and of text in JSON, with those that programs print."""
+OTHER_QUOTES = re.compile(rb"[`\xe2]|\\\\\"")
+"""Bytes of lines that may have other quotation marks than those of programs."""
+LOGURU = re.compile(rb"^[-\d:., ]*\| *[A-Z]+ *\| *\S+ - ")
+"""Time, level and place before the message of a line of loguru."""
+STATED = re.compile(
+    r"(?:(?<=[.;:!?] )|(?<=[.;:!?]  )|(?<=\()|^)((?:Please|Try|Consider|Use|Set|Unset|Reduce|Increase|Decrease|Lower|Raise"
+    r"|Install|Reinstall|Upgrade|Update|Disable|Enable|Remove|Drop|Pass|Add|Specify|Switch|Rebuild|Make sure|Ensure|Provide"
+    r"|Choose|Select|please|try|use|set|install|upgrade) (?!(?:check|see|look at) (?:the )?(?:stack|trace|logs?|above)|report"
+    r"|file|open|create|submit|contact|raise|refer).{6,220}?)(?=\.(?:\s|$)|[;\n]|\[type=|$)"
+)
+"""What a message tells its reader to do."""
+LEVEL = re.compile(rb"^(?:.{0,60}\W)?(?:ERROR|CRITICAL|FATAL)\b")
+"""Lines that a program logs as an error."""
+NAMELESS = (
+    (rb"No module named ", b"ModuleNotFoundError: "),
+    (rb"cannot import name |(?:\S+\.so\S*: )undefined symbol", b"ImportError: "),
+    (rb"(?:module )?'[\w.]+'(?: object)? has no attribute ", b"AttributeError: "),
+    (rb"name '\w+' is not defined", b"NameError: "),
+    (rb"'[\w.]+' object is not |\S+\(\) (?:got an unexpected|missing \d|takes )|\S+ got an unexpected keyword", b"TypeError: "),
+    (rb"'[\w.]+'$", b"KeyError: "),
+    (rb"assert ", b"AssertionError: "),
+)
+"""Messages of Python by which exceptions are known, with the name of the exception."""
 CONDITION = re.compile(rb"(?:^|[\]|)]) {0,80}(assert .+)")
 PATTERN_BYTES = 1000
 """Maximum length of the part of a line that patterns are matched with; their time is quadratic in it."""
@@ -124,7 +165,20 @@ EXCEPTIONS = frozenset((b"error", b"exception"))
 """Strings of lines with the name of an exception."""
 ENGINES = {
     "vllm": frozenset((b"vllm", b"(enginecore", b"(apiserver pid=")),
-    "sglang": frozenset((b"sglang", b"sgl_kernel", b"scheduler hit an exception", b"received sigquit from a child process")),
+    "sglang": frozenset(
+        (
+            b"sglang",
+            b"sgl_kernel",
+            b"scheduler hit an exception",
+            b"received sigquit from a child process",
+            b"server_args=serverargs(",
+            b"decode batch, #running-req",
+            b"prefill batch, #new-seq",
+            b"decode batch. #running-req",
+            b"prefill batch. #new-seq",
+            b"the server is fired up and ready to roll",
+        )
+    ),
 }
 """Strings of lower-case logs of an engine, by its name."""
 
@@ -167,6 +221,16 @@ class _Group:
     """The innermost frames before the first line."""
     lines: dict[str, bytes]
     """The first line with each name, of a class of failures."""
+
+
+@dataclass
+class _Crash:
+    """A line in which Python reports that it crashed, and the innermost frames after it."""
+
+    number: int
+    line: bytes
+    texts: frozenset[bytes]
+    frames: list[str] = field(default_factory=list)
 
 
 class _Degree:
@@ -241,10 +305,12 @@ class _Search:
                 anchored.setdefault(text, []).append(index)
         contexts = frozenset(text for condition in conditions for text in _encoded(condition.rule.log))
         unless = frozenset(_encoded(condition.rule.unless) for condition in conditions if condition.rule.unless)
-        noted = contexts.union(*unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
+        noted = contexts.union(facts.by_text(), *unless, *ENGINES.values(), *(version.texts for version in VERSIONS.values()))
         of_rules = (text for rule in conditions for text in (*rule.match, *rule.any, *rule.without))
-        of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE) for text in expression.texts)
-        return cls(conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS)))
+        of_expressions = (text for expression in (FRAME, RAISED, DOUBTFUL, ERROR, NOISE, ACCESS) for text in expression.texts)
+        return cls(
+            conditions, anchored, contexts, unless, noted, Strings((*of_rules, *of_expressions, *noted, *EXCEPTIONS, CRASH))
+        )
 
 
 @cache
@@ -278,8 +344,12 @@ class LogScan:
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
         self._engines = dict.fromkeys(ENGINES, False)
+        self._facts: dict[str, str] = {}
+        """Values of facts, by their ids."""
         self._condition = b""
         """The condition of an assertion, of which a traceback printed the source code last."""
+        self._crash: _Crash | None = None
+        """A crash of Python, whose stack is being read."""
         self._hang_from: int | None = None
         """Number of the first of the last lines, all of which match rules for hangs."""
         self._before: deque[bytes] = deque(maxlen=TRACEBACK_LINES)
@@ -303,6 +373,7 @@ class LogScan:
         rest, self._rest = self._rest, b""
         if rest:
             self._match(rest)
+        self._match_crash()
 
     def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
         """What is explained so far.
@@ -312,8 +383,37 @@ class LogScan:
         line, or since it was fed to a live log.
         """
         now = now or datetime.now()
+        matches = self._matches(self._groups.values(), ended, now)
+        if all(match.rule.kind in (Kind.CONSEQUENCE, Kind.HARMLESS) for match in matches.values()):
+            matches = self._matches(self._reworded(), ended, now) | matches
+        if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
+            matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
+        order = list(Kind)
+        ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
+        stated, worded, doubtful = self._errors
+        errors = {error.number: error for error in (*stated, *worded)} or {error.number: error for error in doubtful}
+        return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
+
+    def _reworded(self) -> Iterator[_Group]:
+        """Unexplained lines that match rules in the form in which a program prints them, for a log without an explanation.
+
+        The name of the exception may be left out in messages that another program or a person repeats, or that are logged.
+        """
+        candidates = {error.number: error.line.encode() for degree in self._errors for error in degree}
+        for number, line in sorted(candidates.items()):
+            if HANDLED.search(line):
+                continue
+            for form in _forms(line):
+                texts = next(self._search.strings.of_lines([form]))
+                if matched := tuple(self._matching(_candidates(texts), form, texts, "")):
+                    names = {_names(matched[-1], form)["name"]: form} if matched[-1].pattern else {}
+                    yield _Group(matched, 1, number, form, number, form, "", names)
+                    break
+
+    def _matches(self, groups: Iterable[_Group], ended: bool, now: datetime) -> dict[str, RuleMatch]:
+        """What groups of lines match, by the id of the rule."""
         matches: dict[str, RuleMatch] = {}
-        for group in sorted(self._groups.values(), key=lambda group: group.number):
+        for group in sorted(groups, key=lambda group: group.number):
             rule = next((rule for rule in group.rules if self._applies(rule, group, ended, now)), None)
             if rule is None:
                 continue
@@ -326,15 +426,15 @@ class LogScan:
                     fixes = tuple(
                         dict.fromkeys(fix for line in group.lines.values() for fix in _filled(rule, line, group.frames)[1])
                     )
+                if rule.kind is Kind.CLASS and (stated := _stated(group.line)):
+                    fixes = (Remedy(f'The message itself: "{stated}".'), *fixes)
+                advice = tuple(facts.fitting(rule, self._facts))
+                cause = " ".join((cause, *(piece.cause.format_map(self._facts) for piece in advice)))
+                remedies = tuple(remedy for piece in advice for remedy in piece.fixes)
+                fixes = (*fixes, *remedies) if rule.kind is Kind.FAILURE and not rule.advice else (*remedies, *fixes)
                 texts = (*self._accepting(rule, group.line), *self._fixes(fixes))
                 matches[rule.id] = RuleMatch(rule, group.count, group.number, _shown(group.line), cause, texts)
-        if any(match.rule.kind is Kind.FAILURE for match in matches.values()):
-            matches = {name: match for name, match in matches.items() if match.rule.kind is not Kind.HANG}
-        order = list(Kind)
-        ranked = sorted(matches.values(), key=lambda match: (order.index(match.rule.kind), match.number))
-        stated, worded, doubtful = self._errors
-        errors = {error.number: error for error in (*stated, *worded)} or {error.number: error for error in doubtful}
-        return Explanation(tuple(ranked), self._number, tuple(errors[number] for number in sorted(errors)), self._versions)
+        return matches
 
     def _match(self, block: bytes) -> None:
         if b"\x1b" in block or b"\x08" in block:
@@ -344,7 +444,11 @@ class LogScan:
             lines = [records.message(line) if line.startswith(b"{") else line for line in lines]
         for line, texts in zip(lines, self._search.strings.of_lines(lines), strict=True):
             self._number += 1
-            if line.strip():
+            if self._crash:
+                self._add_crash_frame(line)
+            if CRASH in texts and not self._crash:
+                self._crash = _Crash(self._number, line, texts)
+            elif line.strip():
                 completed = self._with_condition(line)
                 if completed is not line:
                     texts = next(self._search.strings.of_lines([completed]))
@@ -362,26 +466,49 @@ class LogScan:
             self._condition = b""
         return line
 
-    def _match_line(self, texts: frozenset[bytes], line: bytes) -> None:
-        """Match a line that has these of the strings."""
+    def _add_crash_frame(self, line: bytes) -> None:
+        """Add a frame to the stack of a crash of Python, or match the crash with its stack if the line is no part of it."""
+        crash = self._crash
+        assert crash is not None
+        if match := FRAME.pattern.search(line):
+            if not TORCH.search(match[1]):
+                crash.frames.append(match[1].decode(errors="replace"))
+        elif crash.frames or not CRASH_STACK.search(line):
+            self._match_crash()
+        if len(crash.frames) == FRAMES:
+            self._match_crash()
+
+    def _match_crash(self) -> None:
+        if crash := self._crash:
+            self._crash = None
+            self._note(crash.line, crash.texts)
+            self._match_line(crash.texts, crash.line, number=crash.number, frames="\n".join(crash.frames))
+
+    def _match_line(self, texts: frozenset[bytes], line: bytes, *, number: int = 0, frames: str = "") -> None:
+        """Match a line that has these of the strings; a crash of Python has an earlier number, and frames after it."""
+        number = number or self._number
         candidates = _candidates(texts)
-        frames = self._frames() if any(condition.rule.frame for condition in candidates) else ""
+        if not frames and any(condition.rule.frame for condition in candidates):
+            frames = self._frames()
         matched = tuple(self._matching(candidates, line, texts, frames)) if candidates else ()
+        if OTHER_QUOTES.search(line) and (plain := _plain(line[:PATTERN_BYTES])) != line:
+            texts_of_plain = next(self._search.strings.of_lines([plain]))
+            other = tuple(self._matching(_candidates(texts_of_plain), plain, texts_of_plain, frames))
+            if other and (not matched or _rank(other[0]) < _rank(matched[0])):
+                matched, line, texts = other, plain, texts_of_plain
         self._before.append(line[:SHOWN_BYTES])
         if any(rule.kind is Kind.HANG for rule in matched):
-            self._hang_from = self._hang_from or self._number
-        else:
+            self._hang_from = self._hang_from or number
+        elif not ACCESS.search(line, texts):
             self._hang_from = None
         if matched:
             key = tuple(rule.id for rule in matched)
             if any(rule.unless for rule in matched):
                 key = (*key, _device(line).decode())
-            group = self._groups.setdefault(
-                key, _Group(matched, 0, self._number, _excerpt(line, matched[0]), 0, b"", frames, {})
-            )
+            group = self._groups.setdefault(key, _Group(matched, 0, number, _excerpt(line, matched[0]), 0, b"", frames, {}))
             if matched[-1].pattern and len(group.lines) < MAXIMUM_NAMES:
                 group.lines.setdefault(_names(matched[-1], line)["name"], line[:PATTERN_BYTES])
-            group.count, group.last, group.last_line = group.count + 1, self._number, line[:SHOWN_BYTES]
+            group.count, group.last, group.last_line = group.count + 1, number, line[:SHOWN_BYTES]
         elif not NOISE.search(line, texts) and not FRAME.search(line, texts):
             self._add_error(line, texts)
 
@@ -430,6 +557,7 @@ class LogScan:
                 self._versions[name] = match[1].decode(errors="replace").strip()
         for engine, seen in self._engines.items():
             self._engines[engine] = seen or not ENGINES[engine].isdisjoint(texts)
+        facts.note(self._facts, line, texts)
         self._contexts |= self._search.contexts & texts
         for unless in self._search.unless:
             if texts.issuperset(unless) and _in_order(unless, line.lower()):
@@ -437,6 +565,8 @@ class LogScan:
 
     def _applies(self, rule: Rule, group: _Group, ended: bool, now: datetime) -> bool:
         if rule.log and self._contexts.isdisjoint(_encoded(rule.log)):
+            return False
+        if group.count < rule.least:
             return False
         if rule.unless and self._revoked.get((_encoded(rule.unless), _device(group.line)), 0) > group.last:
             return False
@@ -476,6 +606,36 @@ class LogScan:
                 yield fix.text if fits else f"{fix.engine}: {fix.text}"
 
 
+def _plain(line: bytes) -> bytes:
+    """A line with the quotation marks that programs print."""
+    for other, mark in QUOTES:
+        line = line.replace(other, mark)
+    return line
+
+
+@cache
+def _ranks() -> Mapping[str, int]:
+    return {rule.id: rank for rank, rule in enumerate(rules())}
+
+
+def _rank(rule: Rule) -> int:
+    """The place of a rule: more specific ones are first."""
+    return _ranks()[rule.id]
+
+
+def _forms(line: bytes) -> Iterator[bytes]:
+    """Forms in which a program prints a line's message: other quotation marks, and the name of an exception before it."""
+    for form in dict.fromkeys((line, _plain(line))):
+        message = PREFIX.sub(b"", LOGURU.sub(b"", form))
+        if form != line:
+            yield form
+        name = next((name for pattern, name in NAMELESS if re.match(pattern, message)), b"")
+        if name:
+            yield name + message
+        elif LEVEL.search(form) and not RAISED.pattern.search(message):
+            yield b"Error: " + message
+
+
 def _device(line: bytes) -> bytes:
     match = DEVICE.search(line.lower())
     return match[0] if match else b""
@@ -504,6 +664,13 @@ def _names(rule: Rule, line: bytes) -> dict[str, str]:
     """What the groups of a rule's pattern match in a line; empty if it does not match."""
     match = _compiled(rule.pattern).search(line[:PATTERN_BYTES].decode(errors="replace"))
     return {name: (text or "").strip() for name, text in match.groupdict().items()} if match else {}
+
+
+def _stated(line: bytes) -> str:
+    """What the message of a line tells its reader to do; "" if nothing."""
+    message = PREFIX.sub(b"", line[:PATTERN_BYTES]).decode(errors="replace")
+    match = STATED.search(message)
+    return match[1].strip() if match else ""
 
 
 def _entry(rule: Rule, name: str) -> ClassEntry | None:

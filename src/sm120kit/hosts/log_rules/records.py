@@ -70,6 +70,8 @@ class Kind(StrEnum):
     SLOW = "slow"
     CLASS = "class"
     """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it."""
+    VERSION = "version"
+    """A version that is too old for the GPU that the log names, whatever failed. Every failure precedes it."""
     CONSEQUENCE = "consequence"
     """Reports that something failed before; does not explain the log."""
     HARMLESS = "harmless"
@@ -94,6 +96,49 @@ class Remedy:
 
     text: Text
     engine: Versions | None = None
+
+
+class Symptom(StrEnum):
+    """What a failure looks like that settings and hardware have a part in, of which the line does not name the part."""
+
+    FAULT = "fault"
+    """A kernel accesses an illegal address, asserts or does not start."""
+    OUTPUT = "output"
+    """NaN, or text without meaning."""
+    HANG = "hang"
+    MEMORY = "memory"
+    """Memory is exhausted."""
+    ATTENTION = "attention"
+    """No attention backend is suitable; the reasons may be in other lines."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that a log shows in lines other than that of the failure: a setting, a feature, a machine.
+
+    ``any`` are strings of which a line has one, ``pattern`` a regular expression that this line also matches; its group
+    ``value`` replaces ``{id}`` in the texts of advice.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$")]
+    any: Annotated[tuple[Text, ...], Field(min_length=1)]
+    pattern: Annotated[str, AfterValidator(_expression)] = ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is added to cause and fixes if a log shows all of ``facts`` and none of ``absent``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    facts: Annotated[tuple[Text, ...], Field(min_length=1)]
+    cause: Text
+    fixes: tuple[Remedy, ...] = ()
+    absent: tuple[Text, ...] = ()
+    symptoms: tuple[Symptom, ...] = ()
+    """The symptoms that it is for; none for the advice of a rule."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +169,9 @@ class Rule:
     a table and without fixes, other names do not match. ``failed`` restricts the class to lines with a word for errors,
     because its pattern has none; ``raised`` to lines with the name of an exception, which its pattern has. ``options`` marks
     lines that refuse options, for which the recorded parsers are looked up.
+
+    ``advice`` depends on what the rest of the log shows; advice for the ``symptom`` follows it. ``least`` is the number of
+    lines that must match.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -149,17 +197,20 @@ class Rule:
     failed: bool = False
     raised: bool = False
     options: bool = False
+    symptom: Symptom | None = None
+    advice: tuple[Advice, ...] = ()
+    least: int = 1
 
     def __post_init__(self) -> None:
         if not self.match and not self.any:
             raise ValueError("a rule requires strings in `match` or `any`")
-        if bool(self.pattern) != (self.kind is Kind.CLASS) or (self.failed and not self.pattern):
-            raise ValueError("rules of kind class have a pattern, no others")
+        if bool(self.pattern) != (self.kind in (Kind.CLASS, Kind.VERSION)) or (self.failed and not self.pattern):
+            raise ValueError("rules of kind class and version have a pattern, no others")
 
     @property
     def conditional(self) -> bool:
         """Whether the rule depends on more than one line."""
-        return bool(self.log or self.unless or self.engines or self.kind is Kind.HANG)
+        return bool(self.log or self.unless or self.engines or self.kind is Kind.HANG or self.least > 1)
 
 
 @dataclass(frozen=True)
