@@ -5,8 +5,8 @@ A program for a Python that has torch and vLLM 0.20; it needs nothing else of sm
     sm120kit verify run -- python vllm_layers.py        a Hopper GPU
     python vllm_layers.py                               an SM12x GPU
 
-Layers are vLLM's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models, on
-one GPU. Every back-end with quantized activations is selected in turn; what one refuses is listed. Bounds and exit codes are
+Layers are vLLM's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models,
+on one GPU. Every back-end with quantized activations is selected in turn; what one refuses is listed. Bounds and exit codes are
 those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: vLLM cannot be imported.
 """
 
@@ -456,13 +456,13 @@ def experts_quantized(ops: Any, x: Tensor) -> tuple[Expected, Callable[[], Tenso
     starts, blocks = expert_offsets(counts)
     scales = (448 * 6 / x.abs().amax().float()) * torch.tensor((1.0, 0.5, 0.7, 0.9), device=nvfp4.DEVICE)
     each = scales.repeat_interleave(torch.tensor(counts, device=nvfp4.DEVICE)).double().unsqueeze(-1)
-    segments = zip(torch.split(x.double(), counts), scales, strict=True)
+    segments = zip(torch.split(x.double(), list(counts)), scales, strict=True)
     expected = joined([interval_expected(part, part, scale) for part, scale in segments if len(part)])
 
     def call() -> Tensor:
         codes, block_scales = ops.scaled_fp4_experts_quant(x, scales, starts, blocks, 1)
         begin = blocks.tolist()
-        segments = zip(torch.split(codes, counts), begin, strict=False)
+        segments = zip(torch.split(codes, list(counts)), begin, strict=False)
         return torch.cat([values_of(part, block_scales[at:], True) for part, at in segments if len(part)]) / each
 
     return expected, call
