@@ -6,9 +6,9 @@ A program for a Python that has torch, safetensors and vLLM 0.20; it needs nothi
 
 It writes a Qwen3-MoE checkpoint of two layers with random weights as ModelOpt does: attention and experts in NVFP4. vLLM's own
 ``LLM`` loads it and generates tokens greedily. What each module gets and returns is recorded, and its output compared with
-float64 of that input: so bounds stay tight, where those of a whole model with 4-bit activations would permit anything. Generated
-tokens must be the most probable ones of the last hidden state. Faults are planted in the weights that vLLM has loaded. Exit codes
-are those of nvfp4.py; 2: vLLM cannot be imported.
+float64 of that input: so bounds stay tight, where those of a whole model with 4-bit activations would permit anything. Tokens
+must be the most probable ones of the last hidden state. Faults are planted in the weights that vLLM has loaded. Exit codes are
+those of nvfp4.py; 2: vLLM cannot be imported.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class SmallModel:
             tensors[f"{name}.weight_scale_2"], tensors[f"{name}.input_scale"] = tensor_scale.clone(), torch.tensor(INPUT_SCALE)
 
         def tensor_scale(columns: int) -> Tensor:
-            return 0.4 / columns**0.5 * (0.75 + 0.5 * torch.rand(()))
+            scale: Tensor = 0.4 / columns**0.5 * (0.75 + 0.5 * torch.rand(()))
+            return scale
 
         plain("model.embed_tokens.weight", VOCABULARY, HIDDEN)
         for layer in range(LAYERS):
@@ -332,7 +333,7 @@ class ModuleRows:
             x, logits = x[decided], logits[decided]
             low, high = quantized_interval(x.double(), x.double(), torch.tensor(1 / INPUT_SCALE, dtype=torch.float64))
             inputs = ((low + high) / 2, (high - low) / 2)
-            expected = moe_expected(layer, x, routed(logits, ACTIVE), lambda _, inputs=inputs: inputs, rounds=True)  # type: ignore[misc]
+            expected = moe_expected(layer, x, routed(logits, ACTIVE), lambda _, inputs=inputs: inputs, rounds=True)
             yield f"{name}.experts", returned[0][decided], expected
 
 
@@ -396,13 +397,23 @@ def rows_of(model: SmallModel, llm: Any, prompts: Sequence[Sequence[int]]) -> li
     rows: dict[str, list[OperatorRow]] = {}
     for name, output, expected in ModuleRows(model, recorded).results():
         rows.setdefault(name, []).append(compare(output, expected, "module", name))
-    head, final = model.tensors["lm_head.weight"].to(nvfp4.DEVICE).double(), recorded.tensors("model.norm")
-    best = [int((returned[0][-1].double() @ head.T).argmax()) for _, returned in final]
     generated = [token for each in tokens for token in each]
-    equal = sum(one == other for one, other in zip(best, generated, strict=True))
-    verdict = "right" if equal == len(generated) else "WRONG"
-    why = f"{equal} of {len(generated)} generated tokens are those of the last hidden state"
-    return [*map(merged, rows.values()), OperatorRow("LLM.generate", "tokens", verdict, 0.0, 0.0, 0.0, len(generated), why)]
+    return [*map(merged, rows.values()), token_row(model, recorded, generated)]
+
+
+def token_row(model: SmallModel, recorded: Recorded, generated: Sequence[int]) -> OperatorRow:
+    """Tokens must be the most probable ones; logits that bf16 cannot tell apart are equal."""
+    head = model.tensors["lm_head.weight"].to(nvfp4.DEVICE).double()
+    probable = first = 0
+    for token, (_, returned) in zip(generated, recorded.tensors("model.norm"), strict=True):
+        logits = returned[0][-1].double() @ head.T
+        best, chosen = float(logits.max()), float(logits[token])
+        first += int(logits.argmax()) == token
+        probable += best - chosen <= (abs(best) + abs(chosen)) * HALF_ULP[torch.bfloat16] * 1.01
+    why = f"{first} of {len(generated)} generated tokens are the first of the last hidden state, {probable} as probable in bf16"
+    return OperatorRow(
+        "LLM.generate", "tokens", "right" if probable == len(generated) else "WRONG", outputs=len(generated), why=why
+    )
 
 
 def check(report: OperatorReport, options: argparse.Namespace) -> None:
