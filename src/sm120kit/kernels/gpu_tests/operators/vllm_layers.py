@@ -7,7 +7,7 @@ A program for a Python that has torch and vLLM 0.20; it needs nothing else of sm
 
 Layers are vLLM's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models,
 on one GPU. Every back-end with quantized activations is selected in turn; what one refuses is listed. Bounds and exit codes are
-those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: vLLM cannot be imported.
+those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: no vLLM, or no SM12x.
 """
 
 from __future__ import annotations
@@ -612,6 +612,17 @@ def shifted(scales: Tensor) -> Tensor:
 # ---- the program
 
 
+def require_vllm(parser: argparse.ArgumentParser) -> None:
+    """End the program unless vLLM can be imported and detects SM12x: on another GPU it selects other kernels."""
+    try:
+        capability = vllm("platforms", "current_platform").get_device_capability()
+    except ImportError as error:
+        parser.error(f"vLLM cannot be imported by {sys.executable}: {error}")
+    if capability is None or capability.major != 12:
+        parser.error(f"vLLM detects {capability}, not 12.x; on a Hopper GPU, use sm120kit verify run")
+    print(f"vLLM {vllm('').__version__} detects compute capability {capability.major}.{capability.minor}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare vLLM's NVFP4 layers and operators with float64.")
     parser.add_argument("--only", default="*", metavar="GLOB", help="quantize, fp4-mm, fp8-mm, linear, moe-NAME")
@@ -620,10 +631,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("vllm-layers", ("vllm", "flashinfer", "torch"))
-    try:
-        vllm("")
-    except ImportError as error:
-        parser.error(f"vLLM cannot be imported by {sys.executable}: {error}")
+    require_vllm(parser)
     with configured():
         for check in (check_quantization, check_fp4_mm, check_fp8_mm):
             check(report, options.only)
