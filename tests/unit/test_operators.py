@@ -48,9 +48,9 @@ def test_reference_of_fused_moe(nvfp4) -> None:  # type: ignore[no-untyped-def]
     shape = nvfp4.MoeShape("small", 4, 64, 32, 2)
     layer = nvfp4.MoeLayer.random(shape)
     x = torch.randn(5, 64).bfloat16()
-    experts, weights = nvfp4.routed(5, shape, False)
+    experts, weights = nvfp4.routed(nvfp4.router_logits(5, shape, False), shape.active)
     inputs = (x.double(), torch.zeros(5, 64, dtype=torch.float64))
-    expected = nvfp4.moe_expected(layer, x, (experts, weights), inputs, rounds=True)
+    expected = nvfp4.moe_expected(layer, x, (experts, weights), lambda expert: inputs, rounds=True)
     plain = torch.zeros(5, 64, dtype=torch.float64)
     for token in range(5):
         for expert, weight in zip(experts[token].tolist(), weights[token].tolist(), strict=True):
@@ -66,7 +66,55 @@ def test_reference_of_fused_moe(nvfp4) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_fault_of_an_operator_that_is_refused_is_not_detected(nvfp4) -> None:  # type: ignore[no-untyped-def]
-    report = nvfp4.OperatorReport()
+    report = nvfp4.OperatorReport("operators", ())
     report.fault("a", nvfp4.OperatorRow("", "", "refused"))
     report.fault("b", nvfp4.OperatorRow("", "", "WRONG"))
     assert report.missed == ["a"]
+
+
+@pytest.fixture
+def vllm_layers(nvfp4, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.delitem(sys.modules, "vllm_layers", raising=False)
+    import vllm_layers
+
+    return vllm_layers
+
+
+def test_reference_of_a_linear_layer(nvfp4, vllm_layers) -> None:  # type: ignore[no-untyped-def]
+    """Against the layer with the input quantized to the nearest values; a fault in a scale exceeds the bound."""
+    import torch
+
+    torch.manual_seed(0)
+    shape = vllm_layers.LinearShape("small", 64, (48, 16))
+    weights = vllm_layers.LinearWeights.random(shape)
+    x = torch.randn(5, 64).bfloat16()
+    blocks = x.double().view(5, 4, 16)
+    scales = nvfp4.nearest_e4m3(blocks.abs().amax(-1, keepdim=True) / weights.input_scale.double() / 6)
+    quantized = nvfp4.nearest_e2m1(blocks / weights.input_scale.double() / scales) * scales * weights.input_scale.double()
+    w = nvfp4.dequantized(weights.codes, weights.scales) * weights.tensor_scale.double()
+    output = quantized.view(5, 64) @ w.T
+    expected = vllm_layers.linear_expected(weights, x)
+    assert nvfp4.compare(output.bfloat16(), expected, "", "").verdict == "right"
+    assert nvfp4.compare((output * 1.05).bfloat16(), expected, "", "").verdict == "WRONG"
+    torch.testing.assert_close(expected.plain, x.double() @ w.T)
+
+
+def test_experts_of_a_layer_share_the_largest_input_scale_or_have_their_own(nvfp4, vllm_layers) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    torch.manual_seed(0)
+    shape = nvfp4.MoeShape("small", 4, 64, 32, 2)
+    weights = nvfp4.MoeLayer.random(shape)
+    x, logits = torch.randn(5, 64).bfloat16(), nvfp4.router_logits(5, shape, False)
+    shared, own = (vllm_layers.served(weights, x, logits, per_expert) for per_expert in (False, True))
+    assert (shared.plain == own.plain).all() and (shared.values != own.values).any()
+    first, second = vllm_layers.input_scales(weights)
+    assert len(set(first.tolist())) == len(set(second.tolist())) == shape.experts
+    uniform = nvfp4.MoeLayer(**{**vars(weights), "scale2": (1 / second.max()).expand(shape.experts)})
+    uniform_own = vllm_layers.served(uniform, x, logits, True)
+    assert (uniform_own.values != shared.values).any()  # the first GEMM's scales differ
+
+
+def test_expert_offsets_count_block_scales_in_multiples_of_128(vllm_layers) -> None:  # type: ignore[no-untyped-def]
+    starts, blocks = vllm_layers.expert_offsets((1, 0, 130))
+    assert starts.tolist() == [0, 1, 1, 131] and blocks.tolist() == [0, 128, 128, 384]

@@ -53,7 +53,8 @@ class PtxOutput:
 
 def verify_ptx(
     source: Annotated[
-        str | None, typer.Argument(metavar="FILE|RECIPE", help="PTX for sm_120a or sm_120f, or a FlashInfer recipe.")
+        str | None,
+        typer.Argument(metavar="FILE|RECIPE", help="PTX for sm_120a or sm_120f, or a recipe of FlashInfer or of an engine."),
     ] = None,
     *,
     selection: PtxSelection,
@@ -66,9 +67,10 @@ def verify_ptx(
     """Rewrite PTX for SM120 so that a Hopper GPU can run it.
 
     Replaces each instruction that Hopper lacks by a call of a software function, assembles the result for sm_90a, and lists the
-    replacements; no GPU is needed. Of a recipe, the PTX is that of the units that `build` compiles, by the same commands. Exit
-    code 55: an instruction has no replacement; the message names it. With --instructions, 1: an instruction differs from the
-    model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not detected.
+    replacements; no GPU is needed. Of a recipe, the PTX is that of the units that `build` compiles, by the same commands; of an
+    engine's recipe, those of `build --from-source`. Exit code 55: an instruction has no replacement; the message names it. With
+    --instructions, 1: an instruction differs from the model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not
+    detected.
     """
     from sm120kit.core.errors import ControlMissed
     from sm120kit.core.state import require_new, require_writable, write_record
@@ -135,15 +137,24 @@ def _verify_build(
     from sm120kit.cli.build import watcher
     from sm120kit.core.errors import BadPtx
     from sm120kit.kernels.ptx import session
-    from sm120kit.recipes.target import resolve_flashinfer
-    from sm120kit.wheels import flashinfer
+    from sm120kit.recipes.target import EngineTarget, resolve
+    from sm120kit.wheels import flashinfer, from_source
 
-    target = resolve_flashinfer(name, options)
+    target = resolve(name, options)
+    if isinstance(target, EngineTarget):
+        if request.archs or request.group:
+            raise typer.BadParameter("--arch and --kernels are for FlashInfer recipes", param_hint="RECIPE")
+        tree = from_source.require_source(target)
+    else:
+        tree = target.tree
     with watcher() as watch:
-        texts = flashinfer.unit_ptx(target, request, pattern, watch)
+        if isinstance(target, EngineTarget):
+            texts = from_source.unit_ptx(target, pattern, watch)
+        else:
+            texts = flashinfer.unit_ptx(target, request, pattern, watch)
     units = session.rewrite_units(texts, capture)
     if as_json:
-        console.json_data({"recipe": target.recipe.name, "tree": target.tree.tree, "units": session.units_data(units)})
+        console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": session.units_data(units)})
     else:
         _show_units(units)
     refused = [unit for unit in units if unit.refused]

@@ -7,6 +7,7 @@ network where the system permits that, and fails if it fetched something.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.metadata
 import shutil
 from collections.abc import Callable
@@ -115,7 +116,7 @@ def build_extensions(
     """
     plan, recipe, workspace = build.plan, build.recipe, options.workspace
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
-    directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-from-source-{plan.digest[:12]}"
+    directory, name = workspace.build(recipe.engine, plan.digest), _work_name(build)
     with workspace.exclusive(name):
         if artifacts := shared(plan, directory, options.remote):
             push(plan, directory, options.remote)
@@ -139,6 +140,36 @@ def build_extensions(
         shutil.rmtree(site.work)
     push(plan, directory, options.remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+
+
+def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, str]:
+    """The PTX of the units of an engine's extension modules whose ``module/path`` contains ``pattern`` or matches it.
+
+    The work directory is that of :func:`build_extensions`, and stays.
+
+    Raises:
+        UnknownName: nothing of the engine can be built from source, or no unit matches.
+        As :func:`build_extensions`.
+    """
+    build, options = plan_extensions(target), target.options
+    plan, workspace = build.plan, options.workspace
+    units = [unit for module in plan.modules for unit in module.units if unit.source.endswith(".cu")]
+    paths = {unit: extensions.unit_path(unit) for unit in units}
+    chosen = [unit for unit, path in paths.items() if pattern in path or fnmatch.fnmatch(path, pattern)]
+    if not chosen:
+        raise UnknownName(f"no unit of {plan.recipe} matches {pattern!r}", f"units: {', '.join(paths.values())}")
+    name = _work_name(build)
+    with workspace.exclusive(name):
+        wheels = sources.wheelhouse(build.wheels, workspace, options.origin)
+        site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
+        write_record(site.work / "plan.json", plan)
+        _prepare(build, site, list(wheels))
+        reporting.info(f"compiling {len(chosen)} units to PTX")
+        return extensions.compile_ptx(build, site, chosen, CompileSettings.of(options, watch))
+
+
+def _work_name(build: ExtensionBuild) -> str:
+    return f"{build.recipe.name}-from-source-{build.plan.digest[:12]}"
 
 
 def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:

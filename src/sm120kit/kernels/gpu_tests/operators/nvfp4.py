@@ -235,12 +235,17 @@ class MoeCall:
         return output
 
 
-def routed(tokens: int, shape: MoeShape, skewed: bool) -> tuple[Tensor, Tensor]:
-    """Experts and weights of each token, by softmax and top-k as the engines do; ``skewed`` prefers few experts."""
+def router_logits(tokens: int, shape: MoeShape, skewed: bool) -> Tensor:
+    """The router's output for each token; ``skewed`` prefers few experts."""
     logits = torch.randn(tokens, shape.experts, device=DEVICE)
     if skewed:
         logits[:, : shape.active // 2] += 8.0
-    weights, experts = torch.topk(torch.softmax(logits, dim=-1), shape.active, dim=-1)
+    return logits
+
+
+def routed(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
+    """Experts and weights of each token, by softmax and top-k as the engines do."""
+    weights, experts = torch.topk(torch.softmax(logits, dim=-1), active, dim=-1)
     return experts.int(), weights / weights.sum(-1, keepdim=True)
 
 
@@ -259,11 +264,12 @@ def moe_call(layer: MoeLayer, x: Tensor, route: tuple[Tensor, Tensor], quantized
 
 
 def moe_expected(
-    layer: MoeLayer, x: Tensor, route: tuple[Tensor, Tensor], inputs: tuple[Tensor, Tensor], rounds: bool
+    layer: MoeLayer, x: Tensor, route: tuple[Tensor, Tensor], inputs: Callable[[int], tuple[Tensor, Tensor]], rounds: bool
 ) -> Expected:
     """The layer in float64, expert by expert.
 
-    ``inputs`` are the quantized activations and how much each may differ; ``rounds``: intermediate values are rounded to bf16.
+    ``inputs`` returns the activations as an expert gets them quantized, and how much each may differ; ``rounds``: intermediate
+    values are rounded to bf16.
     """
 
     def to_bf16(value: Tensor) -> Tensor:
@@ -279,7 +285,7 @@ def moe_expected(
         factor = weights[token, slot].unsqueeze(-1)
         w1 = dequantized(layer.w1[expert], layer.s1[expert]) * layer.g1[expert].double()
         w2 = dequantized(layer.w2[expert], layer.s2[expert]) * layer.g2[expert].double()
-        activations, unsure = (tensor[token] for tensor in inputs)
+        activations, unsure = (tensor[token] for tensor in inputs(expert))
         sums, error = activations @ w1.T, (activations.abs() * ACCUMULATION + unsure) @ w1.abs().T
         ends = [to_bf16(sums + sign * error) for sign in (-1, 1)]
         products = torch.stack([a[:, :width] * torch.nn.functional.silu(b[:, width:]) for a in ends for b in ends])
@@ -366,10 +372,11 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
         layer = MoeLayer.random(shape)
         for tokens, skewed in ((1, False), (33, False), (300, False), (700, True)):
             x = torch.randn(tokens, shape.hidden, device=DEVICE).bfloat16()
-            route = routed(tokens, shape, skewed)
+            route = routed(router_logits(tokens, shape, skewed), shape.active)
             codes, scales = flashinfer.fp4_quantize(x, layer.scale1, is_sf_swizzled_layout=False)
             inputs = dequantized(codes, scales.reshape(tokens, -1)) / layer.scale1.double()
-            expected = moe_expected(layer, x, route, (inputs, torch.zeros_like(inputs)), rounds=True)
+            exactly = (inputs, torch.zeros_like(inputs))
+            expected = moe_expected(layer, x, route, lambda _, exactly=exactly: exactly, rounds=True)  # type: ignore[misc]
             for quantized_input in (False, True):
                 call = moe_call(layer, x, route, quantized_input)
                 case = f"{shape.name}, {tokens} tokens{', skewed' * skewed}, {'NVFP4' if quantized_input else 'bf16'} input"
@@ -478,9 +485,10 @@ def check_quantization(report: OperatorReport, pattern: str) -> None:
 
 
 class OperatorReport:
-    """Rows and planted faults, printed as they come."""
+    """Rows and planted faults, printed as they come; the record states the versions of ``packages``."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, packages: Sequence[str]) -> None:
+        self.kind, self.packages = kind, packages
         self.rows: list[OperatorRow] = []
         self.faults: dict[str, str] = {}
         self.started = time.monotonic()
@@ -500,10 +508,10 @@ class OperatorReport:
         return [name for name, outcome in self.faults.items() if outcome == "NOT DETECTED"]
 
     def record(self) -> dict[str, Any]:
-        modules = {name: sys.modules[name] for name in ("flashinfer", "torch") if name in sys.modules}
+        modules = {name: sys.modules[name] for name in self.packages if name in sys.modules}
         return {
             "format": 1,
-            "kind": "nvfp4-operators",
+            "kind": self.kind,
             "gpu": torch.cuda.get_device_name(),
             "capability": ".".join(map(str, torch.cuda.get_device_capability())),
             "versions": {name: str(getattr(module, "__version__", "")) for name, module in modules.items()},
@@ -511,6 +519,16 @@ class OperatorReport:
             "rows": [asdict(row) for row in self.rows],
             "faults": self.faults,
         }
+
+    def finish(self, receipt: Path | None) -> int:
+        """Write the record, print the counts and return the exit code."""
+        if receipt:
+            receipt.write_text(json.dumps(self.record(), indent=1) + "\n")
+        counts = {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in ("right", "WRONG", "refused")}
+        print(f"{counts}; planted faults detected: {len(self.faults) - len(self.missed)} of {len(self.faults)}")
+        if self.missed:
+            return 54
+        return 0 if counts["right"] and not counts["WRONG"] else 1
 
 
 def main() -> int:
@@ -521,19 +539,13 @@ def main() -> int:
     parser.add_argument("--autotune", action="store_true", help="let FlashInfer's autotuner measure and choose tactics")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    report = OperatorReport()
+    report = OperatorReport("nvfp4-operators", ("flashinfer", "torch"))
     flashinfer = importlib.import_module("flashinfer")
     with flashinfer.autotune(True) if options.autotune else contextlib.nullcontext():
         check_quantization(report, options.only)
         check_mm(report, options.only)
         check_moe(report, options.only)
-    if options.receipt:
-        options.receipt.write_text(json.dumps(report.record(), indent=1) + "\n")
-    counts = {verdict: sum(row.verdict == verdict for row in report.rows) for verdict in ("right", "WRONG", "refused")}
-    print(f"{counts}; planted faults detected: {len(report.faults) - len(report.missed)} of {len(report.faults)}")
-    if report.missed:
-        return 54
-    return 0 if counts["right"] and not counts["WRONG"] else 1
+    return report.finish(options.receipt)
 
 
 if __name__ == "__main__":
