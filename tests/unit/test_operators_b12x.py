@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,10 +87,25 @@ def test_reference_of_fused_moe(operators) -> None:  # type: ignore[no-untyped-d
     nvfp4 = operators.nvfp4
     shape = nvfp4.MoeShape("small", 4, 64, 256, 2)
     layer, x = nvfp4.MoeLayer.random(shape), torch.randn(5, 64).bfloat16()
-    scale1, route = 448.0 * (0.75 + 0.5 * torch.rand(4)), nvfp4.routed(5, shape, False)
+    scale1, route = 448.0 * (0.75 + 0.5 * torch.rand(4)), nvfp4.routed(nvfp4.router_logits(5, shape, False), shape.active)
     call, expected = operators.moe_call(layer, scale1, x, route), operators.moe_expected(layer, scale1, x, route)
     random = torch.Generator().manual_seed(1)
     right = nvfp4.compare(layer_of(call, shape, torch, nvfp4, random), expected, "", "")
     assert right.verdict == "right" and right.error_over_bound > 0.05 and right.cosine > 0.97
     for fault, wrong in operators.moe_faults(call, layer).items():
         assert nvfp4.compare(layer_of(wrong, shape, torch, nvfp4, random), expected, "", "").verdict == "WRONG", fault
+
+
+def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    row = operators.nvfp4.OperatorRow("dense_gemm", "8x16x64", "right")
+    monkeypatch.setattr(operators, "check_gemm", lambda report, pattern: report.add(row))
+    monkeypatch.setattr(operators, "check_moe", lambda report, pattern: report.fault("planted", replace(row, verdict="WRONG")))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    monkeypatch.setattr(sys, "argv", ["b12x_nvfp4.py", "--receipt", str(tmp_path / "receipt.json")])
+    assert operators.main() == 0
+    record = json.loads((tmp_path / "receipt.json").read_text())
+    assert (record["kind"], record["capability"], record["faults"]) == ("b12x-operators", "12.0", {"planted": "detected"})
+    assert [each["operator"] for each in record["rows"]] == ["dense_gemm"]
