@@ -118,3 +118,11 @@ def test_experts_of_a_layer_share_the_largest_input_scale_or_have_their_own(nvfp
 def test_expert_offsets_count_block_scales_in_multiples_of_128(vllm_layers) -> None:  # type: ignore[no-untyped-def]
     starts, blocks = vllm_layers.expert_offsets((1, 0, 130))
     assert starts.tolist() == [0, 1, 1, 131] and blocks.tolist() == [0, 128, 128, 384]
+
+
+def test_an_expert_without_tokens_has_an_empty_interval(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    for rows in (0, 2):
+        low, high = nvfp4.quantized_interval(torch.zeros(rows, 64), torch.ones(rows, 64), 448.0)
+        assert low.shape == high.shape == (rows, 64)

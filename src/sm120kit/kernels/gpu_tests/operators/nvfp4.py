@@ -111,7 +111,7 @@ def nearest_e4m3(values: Tensor) -> Tensor:
 
 def quantized_interval(low: Tensor, high: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """The least and the greatest dequantized value of elements in [low, high]; ``scale`` is that of the tensor."""
-    low, high = (values.reshape(*values.shape[:-1], -1, 16) for values in (low, high))
+    low, high = (values.reshape(*values.shape[:-1], values.shape[-1] // 16, 16) for values in (low, high))
     crosses = (low <= 0) & (high >= 0)
     nearest_zero = torch.where(crosses, torch.zeros_like(low), torch.minimum(low.abs(), high.abs()))
     blocks = []
