@@ -720,7 +720,18 @@ def test_command_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["explain", str(log)])
     assert result.exit_code == 0 and "VLLM_DISABLED_KERNELS" in result.output and "symm-mem (harmless): line 2" in result.output
     record = json.loads(CliRunner().invoke(app, ["explain", "-", "--json"], input=log.read_bytes()).stdout)["logs"][0]
-    assert record["known"] and [match["rule"]["id"] for match in record["found"]] == ["w4a16-linear", "symm-mem"]
+    assert (
+        record["known"]
+        and record["determined"]
+        and [match["rule"]["id"] for match in record["found"]] == ["w4a16-linear", "symm-mem"]
+    )
+    meaning = CliRunner().invoke(app, ["explain", "-"], input="RuntimeError: Plan index 13 is invalid\n")
+    assert meaning.exit_code == 1 and "  means:  " in meaning.output and "  cause:  " not in meaning.output
+    assert "cause not determined" in meaning.output and "text for an issue" in meaning.output
+    record = json.loads(
+        CliRunner().invoke(app, ["explain", "-", "--json"], input="RuntimeError: Plan index 13 is invalid\n").stdout
+    )
+    assert record["logs"][0]["known"] and not record["logs"][0]["determined"] and "Plan index 13" in record["logs"][0]["issue"]
     unknown = CliRunner().invoke(app, ["explain", "-"], input="all is well\n")
     assert unknown.exit_code == 1 and "unknown" in unknown.output
     for path in (tmp_path, tmp_path / "absent.log"):

@@ -32,8 +32,9 @@ def explain_(
     """Explain known errors in a log.
 
     Prints cause, fixes and sources of each known error, the first failure first, then its consequences. For an unknown failure:
-    the lines most likely to matter, and the text of an issue without tokens, home directories and host names. Exit code 0: at
-    least one failure, or what slows the server, is explained; 1: nothing is.
+    the lines most likely to matter, and the text of an issue without tokens, home directories and host names. Of a message
+    whose cause is not known, the general meaning is printed. Exit code 0: at least one failure, or what slows the server, is
+    explained; 1: no cause is known.
     """
     import re
     import signal
@@ -77,11 +78,17 @@ def explain_(
             _print(explanation, printed)
     if as_json:
         tables = [
-            {"log": name, "known": result.known, **asdict(result), "issue": "" if result.known else issue_text(result)}
+            {
+                "log": name,
+                "known": result.known,
+                "determined": result.determined,
+                **asdict(result),
+                "issue": "" if result.determined else issue_text(result),
+            }
             for name, result in zip(names, results, strict=True)
         ]
         console.json_data({"logs": tables})
-    raise typer.Exit(0 if any(result.known for result in results) else 1)
+    raise typer.Exit(0 if any(result.determined for result in results) else 1)
 
 
 def _print(explanation: Explanation, printed: set[str]) -> None:
@@ -92,11 +99,14 @@ def _print(explanation: Explanation, printed: set[str]) -> None:
     for match in explanation.found:
         if match.rule.id not in printed:
             _print_match(match)
-    if not explanation.known:
+    if not explanation.determined:
         if not explanation.lines:
             console.data("unknown: the log is empty")
             return
-        console.data(f"unknown: no known failure in {explanation.lines} line{'s' * (explanation.lines != 1)}")
+        if explanation.known:
+            console.data("cause not determined: of the messages above only the general meaning is known")
+        else:
+            console.data(f"unknown: no known failure in {explanation.lines} line{'s' * (explanation.lines != 1)}")
         if reports := [match.rule.id for match in explanation.found if match.rule.kind is Kind.CONSEQUENCE]:
             where = "among these lines" if explanation.errors else "not in this log"
             console.data(f"  {', '.join(reports)}: reports a failure whose cause is above it, {where}")
@@ -124,8 +134,9 @@ def _print_match(match: RuleMatch) -> None:
     rule = match.rule
     console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
     console.data(f"  line:   {match.line}")
-    console.data(f"  cause:  {match.cause} ({rule.confidence})")
-    for fix in match.fixes:
-        console.data(f"  fix:    {fix}")
+    cause, fix = ("cause:", "fix:  ") if rule.names_cause else ("means:", "check:")
+    console.data(f"  {cause}  {match.cause}{f' ({rule.confidence})' if rule.names_cause else ''}")
+    for text in match.fixes:
+        console.data(f"  {fix}  {text}")
     console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")
     console.data("")

@@ -69,7 +69,8 @@ class Kind(StrEnum):
     """A failure that many causes have: an illegal access, a missing module. Precise failures anywhere in the log precede it."""
     SLOW = "slow"
     CLASS = "class"
-    """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it."""
+    """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it. If its cause
+    is inferred, the finding states what the message means, and the cause counts as not determined."""
     VERSION = "version"
     """A version that is too old for the GPU that the log names, whatever failed. Every failure precedes it."""
     CONSEQUENCE = "consequence"
@@ -212,6 +213,11 @@ class Rule:
         """Whether the rule depends on more than one line."""
         return bool(self.log or self.unless or self.engines or self.kind is Kind.HANG or self.least > 1)
 
+    @property
+    def names_cause(self) -> bool:
+        """Whether the cause is that of the line; a class whose cause is inferred has only the meaning of its message."""
+        return self.kind is not Kind.CLASS or self.confidence is not Confidence.INFERRED
+
 
 @dataclass(frozen=True)
 class RuleMatch:
@@ -247,5 +253,10 @@ class Explanation:
 
     @property
     def known(self) -> bool:
-        """Whether the log is explained; consequences and harmless lines explain nothing."""
+        """Whether the meaning of a failure is known; consequences and harmless lines are no failures."""
         return any(match.rule.kind not in (Kind.CONSEQUENCE, Kind.HARMLESS) for match in self.found)
+
+    @property
+    def determined(self) -> bool:
+        """Whether a cause is known, and not only what a message means in general."""
+        return any(match.rule.kind not in (Kind.CONSEQUENCE, Kind.HARMLESS) and match.rule.names_cause for match in self.found)
