@@ -71,6 +71,18 @@ def test_a_view_has_neither_kernels_nor_the_digest_of_the_build(tmp_path: Path) 
     assert view(tmp_path / "two", wheel(OTHER, flashinfer__data__csrc__new=b"1"))[1] == digest
 
 
+def test_a_view_can_keep_the_sources_of_modules(tmp_path: Path) -> None:
+    digests = set()
+    for name, source in (("one", b"1"), ("two", b"2")):
+        layer = unpacked(tmp_path / name, wheel(LOCAL, flashinfer__data__csrc__source=source))
+        (tmp_path / f"view of {name}").mkdir()
+        made = kernel_free.view([layer], SITE, tmp_path / f"view of {name}", ("csrc",))
+        assert made is not None and (made.layers[0].tree / SITE / "flashinfer/data/csrc/source").read_bytes() == source
+        assert [path.name for path in (made.layers[0].tree / SITE / "flashinfer/data").iterdir()] == ["csrc"]
+        digests.add(made.digest)
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize(
     ("files", "attributes"),
     [
@@ -115,16 +127,17 @@ IMAGE = Image("sha256:1", "c", "linux/amd64", (), {"sm120kit.kind": "vllm"}, "10
 class Store:
     """A store of one image whose programs print results of checks: ``parts`` are those that were run."""
 
-    def __init__(self, digest: str, verdict: str = "passed") -> None:
-        self.digest, self.verdict = digest, verdict
+    def __init__(self, digest: str, verdict: str = "passed", of_sources: str = "") -> None:
+        self.digest, self.verdict, self.of_sources = digest, verdict, of_sources
         self.parts: list[str] = []
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         expected: dict[str, Any] = json.loads(files["checks/expected.json"])
         self.parts.append(expected["part"])
-        without = expected["part"] == "without kernels"
-        assert (expected["version"] == "0.6.6", expected["modules"] == []) == (without, without)
-        name, verdict = ("command", self.verdict) if without else ("import", "passed")
+        in_view = expected["part"] != "with kernels"
+        assert (expected["version"] == "0.6.6", expected["modules"] == []) == (in_view, in_view)
+        name = {"without kernels": "command", "with sources": "modules_requested"}.get(expected["part"], "import")
+        verdict = self.verdict if name == "command" else "passed"
         line = {"suite": "vllm", "name": name, "verdict": verdict, "detail": "", "facts": {f"fact of {name}": "1"}}
         return ContainerResult(0, json.dumps(line) + "\n", "", "chroot")
 
@@ -132,8 +145,9 @@ class Store:
         return {}
 
     @contextmanager
-    def kernel_free(self, image: str) -> Iterator[KernelFreeImage]:
-        yield KernelFreeImage(self.digest, lambda argv, files: self.run(image, argv, files))
+    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> Iterator[KernelFreeImage]:
+        digest = self.digest if not keeps else self.of_sources or self.digest
+        yield KernelFreeImage(digest, lambda argv, files: self.run(image, argv, files))
 
 
 def results(store: Store, kept: Path | None, image: Image = IMAGE) -> dict[str, Any]:
@@ -144,32 +158,37 @@ def results(store: Store, kept: Path | None, image: Image = IMAGE) -> dict[str, 
     return facts | {check.name: check.verdict for check, _ in lines}
 
 
+ALL = ["without kernels", "with sources", "with kernels"]
+
+
 def test_checks_that_pass_without_kernels_run_once_for_a_view(tmp_path: Path) -> None:
     kept = Workspace.open(tmp_path / "state").cache / "checks"
-    first, same, other = Store("a"), Store("a"), Store("b")
+    first, same, other_sources, other = Store("a"), Store("a"), Store("a", of_sources="b"), Store("b")
     reported = results(first, kept)
-    assert first.parts == ["with kernels", "without kernels"] and "results of another image" not in reported
+    assert first.parts == ALL and checks.OTHER_IMAGES not in reported
     again = results(same, kept, Image("sha256:2", "d", "linux/amd64", (), {}, "", 0))
     assert same.parts == ["with kernels"]
-    note = "vllm/command: those of sha256:1, which has the same files without FlashInfer's kernels"
-    assert again == reported | {"results of another image": note}
+    note = "vllm/command: those of sha256:1; vllm/modules_requested: those of sha256:1"
+    assert again == reported | {checks.OTHER_IMAGES: note}
+    results(other_sources, kept)
+    assert other_sources.parts == ["with sources", "with kernels"]
     results(other, kept)
-    assert other.parts == ["with kernels", "without kernels"]
+    assert other.parts == ["without kernels", "with kernels"]
     all_run = Store("a")
     results(all_run, None)
-    assert all_run.parts == ["with kernels", "without kernels"]
+    assert all_run.parts == ALL
 
 
 def test_results_of_a_failed_check_are_not_kept(tmp_path: Path) -> None:
-    for _ in range(2):
+    for expected in (ALL, ["without kernels", "with kernels"]):
         store = Store("a", "failed")
         assert results(store, tmp_path)["command"] is CheckResult.FAILED
-        assert store.parts == ["with kernels", "without kernels"]
+        assert store.parts == expected
 
 
 def test_a_damaged_record_of_results_is_not_used(tmp_path: Path) -> None:
     results(Store("a"), tmp_path)
-    (record,) = tmp_path.iterdir()
-    record.write_text("{")
+    for record in tmp_path.iterdir():
+        record.write_text("{")
     store = Store("a")
-    assert results(store, tmp_path)["command"] is CheckResult.PASSED and len(store.parts) == 2
+    assert results(store, tmp_path)["command"] is CheckResult.PASSED and store.parts == ALL

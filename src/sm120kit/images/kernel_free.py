@@ -1,9 +1,9 @@
-"""The kernel-free view of an image: without what builds of one FlashInfer version differ in.
+"""Views of an image without what builds of one FlashInfer version differ in.
 
-It lacks the directory ``flashinfer/data`` (CUDA sources, headers, compiled modules) and the records of the installed wheel, and
-FlashInfer has its public version. Checks that pass in it cannot depend on what it lacks. Its digest covers everything that they
-can read, so that their results hold for each image with the same digest: after a change of a patch or of the compiled modules,
-they need not run again.
+They lack the directory ``flashinfer/data`` (CUDA sources, headers, compiled modules) or a part of it, and the records of the
+installed wheel, and FlashInfer has its public version. Checks that pass in a view cannot depend on what it lacks. Its digest
+covers everything that they can read, so that their results hold for each image with the same digest: after a change of what the
+view lacks, they need not run again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
 FORMAT = 1
 """Version of what a view lacks; part of its digest."""
 
+VIEWS: dict[str, tuple[str, ...]] = {"without kernels": (), "with sources": ("csrc",)}
+"""The directories of ``flashinfer/data`` that each view keeps."""
+
 _METADATA = re.compile(r"flashinfer_python-[^/+]+(?P<local>\+sm120kit\.[0-9a-f]{12})\.dist-info")
 _LACKS = ("RECORD", "sm120kit.json")
 _VERSIONED = ("METADATA", "_build_meta.py")
@@ -34,8 +37,10 @@ class KernelFreeView:
     digest: str
 
 
-def view(layers: Sequence[UnpackedLayer], site: str, directory: Path) -> KernelFreeView | None:
+def view(layers: Sequence[UnpackedLayer], site: str, directory: Path, keeps: Sequence[str] = ()) -> KernelFreeView | None:
     """The view of an image whose Python packages are in ``site``, a path relative to its root.
+
+    It keeps the directories ``keeps`` of ``flashinfer/data``.
 
     The files that replace those of FlashInfer's layers are written below ``directory``, an empty directory. None if the image
     has no FlashInfer that sm120kit built, or one of its layers removes files.
@@ -55,7 +60,8 @@ def view(layers: Sequence[UnpackedLayer], site: str, directory: Path) -> KernelF
     modes: dict[str, int] = {}
     for entry in rootfs.walk(replaced):
         path, name = entry.path.replace(f"/{metadata}", f"/{metadata.replace(local, '')}"), entry.source.name
-        below = entry.path.startswith(f"{package}/data/") or entry.path == f"{package}/data"
+        inside = entry.path.removeprefix(f"{package}/data/") if entry.path.startswith(f"{package}/data/") else ""
+        below = inside.partition("/")[0] not in keeps if inside else entry.path == f"{package}/data" and not keeps
         of_metadata = f"/{metadata}/" in entry.path
         if below or (of_metadata and name in _LACKS) or name.startswith("_build_meta.cpython-"):
             continue

@@ -116,11 +116,11 @@ class LocalImages:
         return self._run(image, self._layers(image), argv, files)
 
     @contextmanager
-    def kernel_free(self, image: str) -> Iterator[KernelFreeImage | None]:
+    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> Iterator[KernelFreeImage | None]:
         """See :meth:`ImageStore.kernel_free`; its files exist while the block runs."""
         layers, python = self._layers(image), self.find(image).labels.get("sm120kit.python", "")
         with self._workspace.scratch() as directory, disk_errors(directory):
-            view = kernel_free.view(layers, f"{VENV}/lib/python{python}/site-packages", directory)
+            view = kernel_free.view(layers, f"{VENV}/lib/python{python}/site-packages", directory, keeps)
             if view is None:
                 yield None
                 return

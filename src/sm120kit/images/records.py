@@ -171,13 +171,17 @@ class ContainerResult:
 
 @dataclass(frozen=True)
 class KernelFreeImage:
-    """The kernel-free view of an image, see :mod:`sm120kit.images.kernel_free`.
+    """A view of an image without its kernels, see :mod:`sm120kit.images.kernel_free`.
 
     ``digest`` covers all that a program in it can read, and ``run`` runs one as by :meth:`ImageStore.run`.
     """
 
     digest: str
     run: Callable[[Sequence[str], Mapping[str, bytes]], ContainerResult]
+
+    def python(self, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
+        """Run a Python program; ``argv`` are the arguments of Python."""
+        return self.run(["python3", *argv], files)
 
 
 class ImageFiles(Protocol):
@@ -227,8 +231,8 @@ class ImageStore(Protocol):
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``."""
         ...
 
-    def kernel_free(self, image: str) -> AbstractContextManager[KernelFreeImage | None]:
-        """The kernel-free view of an image; None if it has no FlashInfer of sm120kit, or the store cannot make one."""
+    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> AbstractContextManager[KernelFreeImage | None]:
+        """A view of an image, see :mod:`sm120kit.images.kernel_free`; None if the store or the image has none."""
         ...
 
     def owners(self, image: str) -> dict[str, str] | None:

@@ -79,9 +79,9 @@ class EveryStore:
         """Run a program as the image's user, by the store that has it."""
         return self._of(image).run(image, argv, files)
 
-    def kernel_free(self, image: str) -> AbstractContextManager[KernelFreeImage | None]:
+    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> AbstractContextManager[KernelFreeImage | None]:
         """See :meth:`ImageStore.kernel_free`."""
-        return self._of(image).kernel_free(image)
+        return self._of(image).kernel_free(image, keeps)
 
     def owners(self, image: str) -> dict[str, str] | None:
         """See :meth:`ImageStore.owners`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerifie
 from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
 from sm120kit.images import b12x
 from sm120kit.images.context import built_locally, context_of
+from sm120kit.images.kernel_free import VIEWS
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
@@ -40,6 +41,9 @@ NEEDS_GPU = {
 
 MODULES_REQUESTED, REQUESTED = "modules_requested", "modules requested"
 """The check of an engine that looks up FlashInfer's modules, and its fact that lists them: ``name (use, use); name (use)``."""
+
+OTHER_IMAGES = "results of images with the same files but for kernels"
+"""The fact that names checks which were not run again, and the image that passed them."""
 
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
@@ -215,8 +219,8 @@ def _inside(
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks inside a container. Yields each with the facts that it reported.
 
-    Where the store has a kernel-free view of the image, checks that pass without kernels run there. Their
-    results are written to the directory ``kept``; without one, they are neither read nor written.
+    Where the store has views of the image without its kernels, checks that pass in one run there. Their results are written to
+    the directory ``kept``; without one, they are neither read nor written.
     """
 
     def run(runner: RunChecks, expected: ExpectedImage, **others: object) -> ContainerResult:
@@ -227,22 +231,23 @@ def _inside(
     def whole(argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         return store.run(image.id, ["python3", *argv], files)
 
-    earlier = None
+    earlier: list[KernelFreeResults] = []
     with reporting.step(f"checking {image.canonical_name or image.id}"):
-        owners = store.owners(image.id)
-        with nullcontext() if native or "engine" not in names else store.kernel_free(image.id) as view:
-            if view is None:
-                results = [run(native or whole, expected, owners=owners)]
-            else:
-                isolated = view.run
-                properties = kernel_free(expected)
+        owners, results = store.owners(image.id), []
+        for part, keeps in VIEWS.items() if native is None and "engine" in names else ():
+            with store.kernel_free(image.id, keeps) as view:
+                if view is None:
+                    break
+                properties = kernel_free(expected, part)
                 record = kept / f"{digest_of([view.digest, suite_digest(expected.kind), properties])}.json" if kept else None
-                earlier = _earlier_results(record)
-                results = [run(whole, replace(expected, part="with kernels"), owners=owners)]
-                if earlier is None:
-                    results.append(run(lambda argv, files: isolated(["python3", *argv], files), properties))
-                    if record:
-                        _keep_results(record, image, results[-1])
+                if (known := _earlier_results(record)) is not None:
+                    earlier.append(known)
+                    continue
+                results.append(run(view.python, properties))
+                if record:
+                    _keep_results(record, image, results[-1])
+        rest = replace(expected, part="with kernels" if results or earlier else "")
+        results.insert(0, run(native or whole, rest, owners=owners))
     for text in [line for result in results for line in result.stdout.splitlines()]:
         yield _parsed(text)
     messages = [line for result in results for line in result.stderr.strip().splitlines()]
@@ -250,15 +255,13 @@ def _inside(
         if result.code != 0:
             last = messages[-1] if messages else "no message"
             yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
-    last_check = _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED)
-    yield last_check, {"runtime": results[0].runtime}
-    if earlier:
-        parsed = [_parsed(text) for text in earlier.lines]
-        yield from parsed[:-1]
-        check, facts = parsed[-1]
-        listed = ", ".join(f"{check.suite}/{check.name}" for check, _ in parsed)
-        same = f"{listed}: those of {earlier.image}, which has the same files without FlashInfer's kernels"
-        yield check, {**facts, "results of another image": same}
+    facts = {"runtime": results[0].runtime}
+    for known in earlier:
+        parsed = [_parsed(text) for text in known.lines]
+        yield from parsed
+        reused = f"{', '.join(f'{check.suite}/{check.name}' for check, _ in parsed)}: those of {known.image}"
+        facts[OTHER_IMAGES] = "; ".join(filter(None, (facts.get(OTHER_IMAGES), reused)))
+    yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
 
 
 def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
@@ -270,8 +273,8 @@ def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
         return _failed("output", f"unexpected output: {text}"), {}
 
 
-def kernel_free(expected: ExpectedImage) -> ExpectedImage:
-    """What checks in a kernel-free view require: nothing of the kernels, and the public version of FlashInfer."""
+def kernel_free(expected: ExpectedImage, part: str) -> ExpectedImage:
+    """What checks in a view require: nothing of the kernels, and the public version of FlashInfer."""
 
     def public(version: str) -> str:
         return version.partition("+sm120kit.")[0]
@@ -293,7 +296,7 @@ def kernel_free(expected: ExpectedImage) -> ExpectedImage:
         digests={},
         distributions=distributions,
         complete=False,
-        part="without kernels",
+        part=part,
     )
 
 

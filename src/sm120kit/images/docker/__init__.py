@@ -147,7 +147,7 @@ class Daemon:
                 unpack(packed, into, image)
         return True
 
-    def kernel_free(self, image: str) -> contextlib.AbstractContextManager[None]:
+    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
         """The daemon runs programs in whole images only."""
         return contextlib.nullcontext()
 

@@ -8,8 +8,8 @@ reported as a fact.
 Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
 
-Checks in ``WITHOUT_KERNELS`` of their suite pass in the kernel-free view of an image, see sm120kit.images.kernel_free. ``part``
-in expected.json is empty for all checks, ``without kernels`` for these, and ``with kernels`` for the others.
+Checks in ``WITHOUT_KERNELS`` and ``WITH_SOURCES`` of their suite pass in views of an image, see sm120kit.images.kernel_free.
+``part`` in expected.json is empty for all checks, the name of a view for its checks, and ``with kernels`` for the others.
 
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
@@ -105,9 +105,10 @@ def require_native(name, suite, expected):
         raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
 
 
-def is_in_part(part, name, module):
-    """Whether a check of a suite belongs to the part of the checks that is to be run."""
-    return not part or (name in getattr(module, "WITHOUT_KERNELS", ())) == (part == "without kernels")
+def part_of(name, module):
+    """The part of the checks of an image that a check of a suite belongs to."""
+    parts = {"without kernels": "WITHOUT_KERNELS", "with sources": "WITH_SOURCES"}
+    return next((part for part, names in parts.items() if name in getattr(module, names, ())), "with kernels")
 
 
 def run(suite, check, expected):
@@ -183,7 +184,7 @@ def main():
     for directory in directories:
         module, suite = load_suite(directory / "checks.py"), directory.name
         for name in [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]:
-            if is_in_part(expected.get("part"), name, module):
+            if expected.get("part") in (None, "", part_of(name, module)):
                 beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
                 (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]

@@ -42,7 +42,7 @@ BESIDE = ("imports_without_left_out",)
 """Checks that run in a process of their own beside the others."""
 
 WITHOUT_KERNELS = ("imports_without_left_out",)
-"""Checks that pass in the kernel-free view of an image."""
+"""Checks that pass in the view of an image without FlashInfer's kernels."""
 
 
 def normal(name):

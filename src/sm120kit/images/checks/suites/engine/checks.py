@@ -23,7 +23,7 @@ BESIDE = ("compiles_at_run_time",)
 """Checks that run in a process of their own beside the others."""
 
 WITHOUT_KERNELS = ("backends",)
-"""Checks that pass in the kernel-free view of an image."""
+"""Checks that pass in the view of an image without FlashInfer's kernels."""
 
 PROBE = """
 #include <cuda_runtime.h>

@@ -22,7 +22,10 @@ BESIDE = ("command", "modules_requested")
 """Checks that run in a process of their own beside the others."""
 
 WITHOUT_KERNELS = ("extensions", "fp4_support", "uses_our_flashinfer", "command", "arguments")
-"""Checks that pass in the kernel-free view of an image."""
+"""Checks that pass in the view of an image without FlashInfer's kernels."""
+
+WITH_SOURCES = ("modules_requested",)
+"""Checks that read the sources of FlashInfer's modules, and none of their headers."""
 
 START = """
 import sys
