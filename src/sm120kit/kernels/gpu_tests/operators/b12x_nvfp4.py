@@ -133,7 +133,7 @@ def check_gemm(report: OperatorReport, pattern: str) -> None:
 
 
 @dataclass(frozen=True)
-class MoeCall:
+class B12xMoeCall:
     """The arguments of ``b12x_moe_fp4``; planted faults replace them. Both input scales have a value for each expert."""
 
     x: Tensor
@@ -164,11 +164,11 @@ class MoeCall:
         return output
 
 
-def moe_call(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor, Tensor]) -> MoeCall:
+def moe_call(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor, Tensor]) -> B12xMoeCall:
     """Arguments as SGLang's integration makes them; ``scale1`` are the experts' scales of the input."""
     s1, s2 = (interleaved(scales).view(torch.float8_e4m3fn) for scales in (layer.s1, layer.s2))
     gate_up, down = (layer.w1, s1, layer.g1 / scale1), (layer.w2, s2, layer.g2 / layer.scale2)
-    return MoeCall(x, scale1, *gate_up, layer.scale2, *down, route[1].float(), route[0])
+    return B12xMoeCall(x, scale1, *gate_up, layer.scale2, *down, route[1].float(), route[0])
 
 
 def moe_expected(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor, Tensor]) -> Expected:
@@ -218,7 +218,7 @@ def ends(sums: Tensor, error: Tensor, width: int) -> list[Tensor]:
     return [(sums + sign * error)[:, columns] for sign in (-1, 1)]
 
 
-def moe_faults(call: MoeCall, layer: MoeLayer) -> dict[str, MoeCall]:
+def moe_faults(call: B12xMoeCall, layer: MoeLayer) -> dict[str, B12xMoeCall]:
     """Calls with a planted fault."""
     linear = layer.s1.contiguous().view(torch.float8_e4m3fn)
     return {
@@ -263,7 +263,7 @@ def main() -> int:
     report = OperatorReport("b12x-operators", ("b12x", "cutlass", "torch"))
     check_gemm(report, options.only)
     check_moe(report, options.only)
-    return report.finish(options.receipt)
+    return int(report.finish(options.receipt))
 
 
 if __name__ == "__main__":
