@@ -217,3 +217,31 @@ def test_a_version_that_is_too_old_for_the_gpu_counts_if_nothing_failed_otherwis
 def test_waiting_for_a_server_that_starts_is_no_failure(line: str) -> None:
     assert explain(line, "end").known
     assert not explain(line, "INFO:     Application startup complete.").known
+
+
+def test_an_old_version_does_not_determine_the_cause_of_an_unknown_failure() -> None:
+    versions = ("GPU 0: NVIDIA GeForce RTX 5090", "Cuda compilation tools, release 12.4, V12.4.1")
+    explanation = explain(*versions, "ZorkError: nothing known")
+    assert (
+        explanation.known
+        and not explanation.determined
+        and [error.line for error in explanation.errors] == ["ZorkError: nothing known"]
+    )
+    upgraded = "    Found existing installation: torch 2.6.0+cu124"
+    assert not explain(versions[0], upgraded, "Successfully installed torch-2.9.0+cu130").known
+
+
+def test_statuses_of_curl_are_compared_as_numbers() -> None:
+    found = {number: explain(f"curl: ({number}) text of the failure").found[0].cause for number in (6, 7, 67, 77)}
+    assert "resolve" in found[6] and found[67] == found[77].replace("77", "67") and found[7] not in (found[6], found[77])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING nvcc not found, skipping",
+        "ERROR: ld.so: object '/x/libnccl.so.2' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
+    ],
+)
+def test_ignored_preloads_and_warnings_are_no_failures(line: str) -> None:
+    assert not explain(line, "INFO:     Application startup complete.").known

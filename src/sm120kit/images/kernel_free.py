@@ -1,9 +1,9 @@
 """Views of an image without what builds of one FlashInfer version differ in.
 
 They lack the directory ``flashinfer/data`` (CUDA sources, headers, compiled modules) or a part of it, and the records of the
-installed wheel, and FlashInfer has its public version. Checks that pass in a view cannot depend on what it lacks. Its digest
-covers everything that they can read, so that their results hold for each image with the same digest: after a change of what the
-view lacks, they need not run again.
+installed wheel, and FlashInfer has its public version. Checks that run in a view read nothing that it lacks. Its digest covers
+everything that they can read, so that images with the same digest have the same results: after a change of what the view lacks,
+they need not run again. ``sm120kit verify image`` runs them in the whole image.
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ def view(layers: Sequence[UnpackedLayer], site: str, directory: Path, keeps: Seq
         if below or (of_metadata and name in _LACKS) or name.startswith("_build_meta.cpython-"):
             continue
         target, status = tree / path, entry.source.lstat()
+        mode = entry.layer.record.modes.get(entry.path, stat.S_IMODE(status.st_mode))
         if entry.below:
             target.mkdir()
+            target.chmod(stat.S_IMODE(status.st_mode))
             content = ""
         elif entry.path == f"{package}/_build_meta.py" or (of_metadata and name in _VERSIONED):
             target.write_text(entry.source.read_text().replace(local, ""))
+            target.chmod(stat.S_IMODE(status.st_mode))
             content = file_sha256(target)
         else:
             rootfs.link_or_copy(entry.source, target)
@@ -79,7 +82,7 @@ def view(layers: Sequence[UnpackedLayer], site: str, directory: Path, keeps: Seq
         record = entry.layer.record
         owners |= {path: record.owners[entry.path]} if entry.path in record.owners else {}
         modes |= {path: record.modes[entry.path]} if entry.path in record.modes else {}
-        entries.append((path, f"{modes.get(path, stat.S_IMODE(status.st_mode)):o} {owners.get(path, '')}", content))
+        entries.append((path, f"{mode:o} {owners.get(path, '')}", content))
     others = [layer for layer in layers if layer not in replaced]
     position = sum(layer not in replaced for layer in layers[: layers.index(replaced[-1])])
     stand_in = UnpackedLayer(tree, LayerRecord(owners, modes, whiteouts=False))

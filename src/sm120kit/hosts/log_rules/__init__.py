@@ -674,8 +674,9 @@ def _stated(line: bytes) -> str:
 
 
 def _entry(rule: Rule, name: str) -> ClassEntry | None:
-    """The entry of a rule's table with the longest name that ``name`` starts with."""
-    fitting = [entry for entry in rule.table if name.lower().startswith(entry.name)]
+    """The entry of a rule's table with the longest name that ``name`` starts with; of numbers, the one that it is."""
+    fits = str.__eq__ if name.isdigit() else str.startswith
+    fitting = [entry for entry in rule.table if fits(name.lower(), entry.name)]
     return max(fitting, key=lambda entry: len(entry.name), default=None)
 
 

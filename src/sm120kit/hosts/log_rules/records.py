@@ -72,7 +72,8 @@ class Kind(StrEnum):
     """A failure of a class that has no rule of its own, with names from its line. Every other failure precedes it. If its cause
     is inferred, the finding states what the message means, and the cause counts as not determined."""
     VERSION = "version"
-    """A version that is too old for the GPU that the log names, whatever failed. Every failure precedes it."""
+    """A version that is too old for the GPU that the log names, whatever failed. Every failure precedes it, and an unknown
+    failure may have another cause."""
     CONSEQUENCE = "consequence"
     """Reports that something failed before; does not explain the log."""
     HARMLESS = "harmless"
@@ -258,5 +259,8 @@ class Explanation:
 
     @property
     def determined(self) -> bool:
-        """Whether a cause is known, and not only what a message means in general."""
-        return any(match.rule.kind not in (Kind.CONSEQUENCE, Kind.HARMLESS) and match.rule.names_cause for match in self.found)
+        """Whether a cause is known, and not only what a message means in general, or that a version is old."""
+        return any(
+            match.rule.kind not in (Kind.VERSION, Kind.CONSEQUENCE, Kind.HARMLESS) and match.rule.names_cause
+            for match in self.found
+        )

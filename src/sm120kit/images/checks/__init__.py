@@ -66,7 +66,7 @@ class ExpectedImage:
 
     ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
 
-    ``part`` selects checks by whether they pass without kernels, see ``suites/run.py``.
+    ``part`` is the view of the image in which the checks run, empty for the whole image; see ``suites/run.py``.
 
     ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
     code; ``machine`` is the image's, as in markers of requirements.
@@ -219,8 +219,8 @@ def _inside(
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks inside a container. Yields each with the facts that it reported.
 
-    Where the store has views of the image without its kernels, checks that pass in one run there. Their results are written to
-    the directory ``kept``; without one, they are neither read nor written.
+    With a directory ``kept``, checks that pass in a view of the image without its kernels run in that view, and their results
+    are kept there; those of an image with the same view are used instead. Without one, all run in the whole image.
     """
 
     def run(runner: RunChecks, expected: ExpectedImage, **others: object) -> ContainerResult:
@@ -234,26 +234,28 @@ def _inside(
     earlier: list[KernelFreeResults] = []
     with reporting.step(f"checking {image.canonical_name or image.id}"):
         owners, results = store.owners(image.id), []
-        for part, keeps in VIEWS.items() if native is None and "engine" in names else ():
+        covered: list[str] = []
+        for part, keeps in VIEWS.items():
+            if kept is None or native is not None or "engine" not in names:
+                break
             with store.kernel_free(image.id, keeps) as view:
                 if view is None:
-                    break
+                    continue
+                covered.append(part)
                 properties = kernel_free(expected, part)
-                record = kept / f"{digest_of([view.digest, suite_digest(expected.kind), properties])}.json" if kept else None
+                record = kept / f"{digest_of([view.digest, suite_digest(expected.kind), properties])}.json"
                 if (known := _earlier_results(record)) is not None:
                     earlier.append(known)
                     continue
                 results.append(run(view.python, properties))
-                if record:
-                    _keep_results(record, image, results[-1])
-        rest = replace(expected, part="with kernels" if results or earlier else "")
-        results.insert(0, run(native or whole, rest, owners=owners))
+                _keep_results(record, image, results[-1])
+        results.insert(0, run(native or whole, expected, owners=owners, elsewhere=covered))
     for text in [line for result in results for line in result.stdout.splitlines()]:
         yield _parsed(text)
     messages = [line for result in results for line in result.stderr.strip().splitlines()]
     for result in results:
         if result.code != 0:
-            last = messages[-1] if messages else "no message"
+            last = (result.stderr.strip().splitlines() or ["no message"])[-1]
             yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
     facts = {"runtime": results[0].runtime}
     for known in earlier:
@@ -300,10 +302,10 @@ def kernel_free(expected: ExpectedImage, part: str) -> ExpectedImage:
     )
 
 
-def _earlier_results(record: Path | None) -> KernelFreeResults | None:
+def _earlier_results(record: Path) -> KernelFreeResults | None:
     """The results of another image in a record; None if there is none that can be read."""
     try:
-        return read_record(KernelFreeResults, record) if record else None
+        return read_record(KernelFreeResults, record)
     except (OSError, BadRecord):
         return None
 

@@ -9,7 +9,8 @@ Checks in ``BESIDE`` of their suite run in a process with a home directory of it
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
 
 Checks in ``WITHOUT_KERNELS`` and ``WITH_SOURCES`` of their suite pass in views of an image, see sm120kit.images.kernel_free.
-``part`` in expected.json is empty for all checks, the name of a view for its checks, and ``with kernels`` for the others.
+``part`` in expected.json is the name of a view, in which only its checks run; ``elsewhere`` are the views whose checks do not
+run in the whole image.
 
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
@@ -105,10 +106,11 @@ def require_native(name, suite, expected):
         raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
 
 
-def part_of(name, module):
-    """The part of the checks of an image that a check of a suite belongs to."""
+def belongs(name, module, expected):
+    """Whether a check is to be run: those of a view in it, or in the whole image if the view is not ``elsewhere``."""
     parts = {"without kernels": "WITHOUT_KERNELS", "with sources": "WITH_SOURCES"}
-    return next((part for part, names in parts.items() if name in getattr(module, names, ())), "with kernels")
+    part = next((part for part, names in parts.items() if name in getattr(module, names, ())), "")
+    return part == expected["part"] if expected.get("part") else part not in expected.get("elsewhere", ())
 
 
 def run(suite, check, expected):
@@ -184,7 +186,7 @@ def main():
     for directory in directories:
         module, suite = load_suite(directory / "checks.py"), directory.name
         for name in [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]:
-            if expected.get("part") in (None, "", part_of(name, module)):
+            if belongs(name, module, expected):
                 beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
                 (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
