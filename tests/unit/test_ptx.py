@@ -667,3 +667,14 @@ def test_receipt_is_of_this_rewriter_and_complete() -> None:
     )
     assert [(fault["name"], fault["missed"]) for fault in receipt["planted"]] == [(fault.name, []) for fault in selftest.FAULTS]
     assert all(fault["forms"] for fault in receipt["planted"])
+
+
+def test_ptx_of_machine_code_is_that_beside_a_file_with_the_same_bytes(tmp_path: Path) -> None:
+    from sm120kit.kernels.ptx import images
+
+    files = [tmp_path / name for name in ("alone.cubin", "other.cubin", "kept.cubin")]
+    for file, content in zip(files, (b"code", b"other code", b"code"), strict=True):
+        file.write_bytes(content)
+    files[2].with_suffix(".ptx").write_text(".version 9.0")
+    assert images.kept_ptx(memoryview(b"code"), [tmp_path / "absent.cubin", *files]) == files[2].with_suffix(".ptx")
+    assert images.kept_ptx(memoryview(b"code"), files[:2]) is None

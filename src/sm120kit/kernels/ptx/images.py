@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -71,10 +72,14 @@ def read_captured(run: Path) -> dict[str, Path]:
 def kept_files(run: Path) -> Iterator[Path]:
     """Machine code that CuTe DSL has kept beside its PTX.
 
-    For the kernel with which it queries the occupancy, it uses a temporary directory of its own.
+    For the kernel with which it queries the occupancy, it uses a temporary directory of its own. Those of other users are not
+    read.
     """
     yield from (run / CUTE_DSL).glob("*.cubin")
-    yield from Path(tempfile.gettempdir()).glob("tmp*/*.cubin")
+    for directory in Path(tempfile.gettempdir()).glob("tmp*"):
+        with suppress(OSError):
+            if directory.stat().st_uid == os.geteuid():
+                yield from directory.glob("*.cubin")
 
 
 def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
@@ -83,7 +88,8 @@ def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
         try:
             if cubin.stat().st_size >= len(image) and cubin.read_bytes()[: len(image)] == image:
                 ptx = cubin.with_suffix(".ptx")
-                return ptx if ptx.is_file() else None
+                if ptx.is_file():
+                    return ptx
         except OSError:  # of another program, which removes it
             continue
     return None

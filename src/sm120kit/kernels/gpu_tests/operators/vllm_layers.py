@@ -637,7 +637,10 @@ def main() -> int:
             check(report, options.only)
     check_linear(report, options.only)
     check_moe(report, options.only)
-    return int(report.finish(options.receipt))
+    code = int(report.finish(options.receipt))
+    if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
+        print(f"what vLLM selects by default was refused: {', '.join(defaults)}")
+    return code or bool(defaults)
 
 
 if __name__ == "__main__":

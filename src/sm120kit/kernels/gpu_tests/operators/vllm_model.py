@@ -426,11 +426,12 @@ def check(report: OperatorReport, options: argparse.Namespace) -> None:
         for row in rows_of(model, llm, prompts):
             report.add(row)
         parameters = dict(served_model(llm).named_parameters())
+        before = {(row.operator, row.case) for row in rows_of(model, llm, prompts[1:2]) if row.verdict == "WRONG"}
         for name, parameter, change in faults():
             tensor = parameters[parameter].data
             original = tensor.clone()
             tensor.copy_(change(original))
-            wrong = rows_of(model, llm, prompts[1:2])
+            wrong = [row for row in rows_of(model, llm, prompts[1:2]) if (row.operator, row.case) not in before]
             tensor.copy_(original)
             report.fault(f"{options.moe_backend}: {name}", merged(wrong))
 
