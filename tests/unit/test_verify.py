@@ -562,6 +562,10 @@ def test_rewritten_kernels_have_their_ptx_in_the_receipt() -> None:
     page = (data_root() / "docs" / "measurements" / "rewritten-ptx.md").read_text()
     stated = {name: f"`{record[name][:12]}`" in page for name in interposed.digests()}
     assert all(stated.values()), f"the measurement page does not state that the receipt is of this rewriter: {stated}"
+    changed = record | interposed.digests() != record
+    assert changed == ("with them, these kernels have not been run" in page), (
+        "the page must state whether the rewriter has changed since"
+    )
     passed = [row for row in record["configurations"] if row["verdict"] == RunOutcome.PASS]
     assert all(row["ptx"] for row in passed)
     shipped = [row for row in passed if any(line.startswith("captured") for line in row["ptx"])]
