@@ -121,10 +121,13 @@ def in_arguments(name: str, program: Path, stop: threading.Event) -> list[FaultR
             f"{program} --list printed {done.stdout[:200]!r}, not a list of faults",
             f"delete {program.parent}; the next run compiles the program again",
         ) from error
-    left, runs = list(listed), []
-    while left:
-        runs += run(program, RunArguments(("std",), faults=tuple(left)), stop)
-        left = list(listed)[len(runs) :]
+    runs: list[GemmRun] = []
+    for gemms in dict.fromkeys(fault["set"] for fault in listed.values()):
+        left = [name for name in listed if listed[name]["set"] == gemms]
+        while left:  # a fault that hangs ends the process
+            done_runs = run(program, RunArguments((gemms,), faults=tuple(left)), stop)
+            runs += done_runs
+            left = left[len(done_runs) :]
     return [
         _result(each.fault, listed[each.fault]["class"], listed[each.fault]["what"], name, [each], each.signature)
         for each in runs

@@ -112,11 +112,15 @@ def plan(configuration: KernelConfiguration, backend: Backend, *, quick: bool) -
     Only the emulation has CLC workers and jitter. Stream-K's scheduler does not hand out tiles, so it has no CLC workers.
     """
     emulated = backend is Backend.EMULATE
-    workers = (0,) if configuration.streamk or not (emulated or configuration.tile.family == "grouped") else (0, 5)
+    grouped = configuration.tile.family == "grouped"
+    workers = (0,) if configuration.streamk or not (emulated or grouped) else (0, 5)
     if quick:
-        return [RunArguments(("std", "inexact"), workers)]
+        return [RunArguments(("std", "moe", "inexact"), workers)]
     jitters = (0, 4095) if emulated else (0,)
-    processes = [RunArguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), RunArguments(("big", "nan", "pdl"))]
+    processes = [RunArguments(("std", "moe", "inexact"), workers, jitters, (1, 2)), RunArguments(("big", "nan", "pdl", "deep"))]
+    processes.append(RunArguments(("groups",) if grouped else ("batch",), workers))
+    if grouped and configuration.tile.epilogue == "none":  # the only kernels that read C
+        processes.append(RunArguments(("c",)))
     if emulated:
         processes.append(RunArguments(("std",), (workers[-1],), (LONG_JITTER_NS,), (3,)))
     return processes

@@ -215,14 +215,18 @@ inline void launch(Gemm& gemm, typename Gemm::Arguments const& arguments, void* 
 
 #if GROUPED
 
-inline void launch_grouped(Input const& input, int groups, int sm_count) {
+/// `c` are the addresses of C, of the form of D, or null; then beta is 0. FlashInfer's launcher has no C.
+inline void launch_grouped(Input const& input, int groups, int sm_count, void const** c, float beta) {
 #ifdef LAUNCHER_TYPES
-  using namespace tensorrt_llm::kernels::cutlass_kernels_oss;
-  tma_warp_specialized_generic_moe_gemm_kernelLauncher<
-      cutlass::arch::Sm120, LAUNCHER_TYPES, FLASHINFER_OUTPUT, void, tensorrt_llm::cutlass_extensions::EpilogueOpDefault,
-      Input::EpilogueFusion::FUSION_NAME, TileShape, ClusterShape, mixed, false, false, bool(SWAP)>(
-      input, groups, sm_count, nullptr, nullptr, nullptr, make_shape(1, 1, _1{}), make_shape(1, 1, _1{}));
-#else
+  if (c == nullptr) {
+    using namespace tensorrt_llm::kernels::cutlass_kernels_oss;
+    tma_warp_specialized_generic_moe_gemm_kernelLauncher<
+        cutlass::arch::Sm120, LAUNCHER_TYPES, FLASHINFER_OUTPUT, void, tensorrt_llm::cutlass_extensions::EpilogueOpDefault,
+        Input::EpilogueFusion::FUSION_NAME, TileShape, ClusterShape, mixed, false, false, bool(SWAP)>(
+        input, groups, sm_count, nullptr, nullptr, nullptr, make_shape(1, 1, _1{}), make_shape(1, 1, _1{}));
+    return;
+  }
+#endif
   using MainloopArguments = typename Kernel::MainloopArguments;
   auto as = [](auto kind, auto* pointer) { return reinterpret_cast<decltype(kind)>(pointer); };
   MainloopArguments mainloop{};
@@ -257,8 +261,10 @@ inline void launch_grouped(Input const& input, int groups, int sm_count) {
   thread.shape_override = f.shape_override;
   thread.use_reduction = f.use_reduction;
 #else
-  thread.beta = 0;
+  thread.beta = c == nullptr ? 0 : beta;
   thread.dAlpha = {_0{}, _0{}, 1};
+  epilogue.ptr_C = reinterpret_cast<decltype(epilogue.ptr_C)>(c);
+  epilogue.dC = reinterpret_cast<decltype(epilogue.dC)>(input.stride_d);
   epilogue.ptr_D = reinterpret_cast<decltype(epilogue.ptr_D)>(input.ptr_d);
   epilogue.dD = reinterpret_cast<decltype(epilogue.dD)>(input.stride_d);
 #endif
@@ -269,13 +275,12 @@ inline void launch_grouped(Input const& input, int groups, int sm_count) {
   Gemm gemm;
   launch(gemm, {cutlass::gemm::GemmUniversalMode::kGrouped, input.shape_info, mainloop, epilogue, hardware, scheduler},
          input.gemm_workspace, input.gemm_workspace_size, input.enable_pdl);
-#endif
 }
 
 #else
 
 struct DenseInput {
-  int m, n, k;  // tokens, features
+  int m, n, k, batches;  // tokens, features
   void const *activations, *weights;
   unsigned char const *activation_scales, *weight_scales;
   int scale_k;  // the k for which the layout of the activations' scales is made
@@ -291,26 +296,26 @@ inline void launch_dense(DenseInput const& input, void* workspace, std::size_t w
       flashinfer::gemm::runFp4GemmImpl<Gemm>(
           input.output, SWAP ? input.weights : input.activations, SWAP ? input.activations : input.weights,
           SWAP ? input.weight_scales : input.activation_scales, SWAP ? input.activation_scales : input.weight_scales,
-          input.alpha, m, n, input.k, 1, static_cast<char*>(workspace), workspace_size, nullptr, "");
+          input.alpha, m, n, input.k, input.batches, static_cast<char*>(workspace), workspace_size, nullptr, "");
       return;
     }
   }
   typename Gemm::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  arguments.problem_shape = make_shape(m, n, input.k, 1);
+  arguments.problem_shape = make_shape(m, n, input.k, input.batches);
   auto& mainloop = arguments.mainloop;
   using SF = remove_pointer_t<decltype(mainloop.ptr_SFA)>;
   mainloop.ptr_A = static_cast<decltype(mainloop.ptr_A)>(SWAP ? input.weights : input.activations);
   mainloop.ptr_B = static_cast<decltype(mainloop.ptr_B)>(SWAP ? input.activations : input.weights);
   mainloop.ptr_SFA = reinterpret_cast<SF*>(SWAP ? input.weight_scales : input.activation_scales);
   mainloop.ptr_SFB = reinterpret_cast<SF*>(SWAP ? input.activation_scales : input.weight_scales);
-  mainloop.dA = make_int_tuple_from<typename Kernel::StrideA>(input.k, 0);
-  mainloop.dB = make_int_tuple_from<typename Kernel::StrideB>(input.k, 0);
-  mainloop.layout_SFA = ScaleConfig::tile_atom_to_shape_SFA(make_shape(m, n, SWAP ? input.k : input.scale_k, 1));
-  mainloop.layout_SFB = ScaleConfig::tile_atom_to_shape_SFB(make_shape(m, n, SWAP ? input.scale_k : input.k, 1));
+  mainloop.dA = cutlass::make_cute_packed_stride(typename Kernel::StrideA{}, make_shape(m, input.k, input.batches));
+  mainloop.dB = cutlass::make_cute_packed_stride(typename Kernel::StrideB{}, make_shape(n, input.k, input.batches));
+  mainloop.layout_SFA = ScaleConfig::tile_atom_to_shape_SFA(make_shape(m, n, SWAP ? input.k : input.scale_k, input.batches));
+  mainloop.layout_SFB = ScaleConfig::tile_atom_to_shape_SFB(make_shape(m, n, SWAP ? input.scale_k : input.k, input.batches));
   arguments.epilogue.thread.alpha_ptr = input.alpha;
   arguments.epilogue.ptr_D = static_cast<ElementD*>(input.output);
-  arguments.epilogue.dD = make_int_tuple_from<typename Kernel::StrideD>(input.n, 0);
+  arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename Kernel::StrideD{}, make_shape(m, n, input.batches));
   arguments.epilogue.dC = arguments.epilogue.dD;
   if constexpr (!std::is_const_v<decltype(arguments.scheduler.max_swizzle_size)>) arguments.scheduler.max_swizzle_size = 1;
   if constexpr (!std::is_const_v<decltype(arguments.scheduler.raster_order)>)

@@ -125,6 +125,8 @@ inline Operand random_operand(Data data, Element element, Scale scale, int vecto
   // 2^10.
   auto scale_code = [&]() -> unsigned {
     if (data == Data::inexact) return scale == Scale::ue4m3 ? 1 + random() % 126 : 117 + random() % 21;
+    if (k > 2048)  // two powers of two, so that the sum of magnitudes stays exact
+      return scale == Scale::ue4m3 ? 56 + random() % 2 * 8 : smallest_exact_ue8m0 + random() % 2;
     return scale == Scale::ue4m3 ? 56 + random() % 16 : smallest_exact_ue8m0 + random() % 4;
   };
   // Exact e4m3: all mantissas of two binades, and zero. Inexact: every code but NaN.
