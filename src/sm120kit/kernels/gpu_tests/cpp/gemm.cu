@@ -142,9 +142,9 @@ std::vector<Launch> launches_of(std::string const& set) {
     }
     result.push_back({std::vector<Shape3>(40, {0, 136, k(256)}), 2, false});
   } else if (set == "deep") {
-    result = {{{{130, 136, k(5120)}}}, {{{7, 264, k(4128)}}}};
+    result = {{{{130, 136, k(4096)}}}, {{{7, 264, k(4128)}}}};
 #if GROUPED
-    result.push_back({{{3, 128, k(4096)}, {0, 128, k(5120)}, {129, 128, k(5120)}, {1, 128, k(128)}}});
+    result.push_back({{{3, 128, k(4096)}, {0, 128, k(4096)}, {129, 128, k(4096)}, {1, 128, k(128)}}});
 #endif
   } else if (set == "batch") {
     for (auto const& s : {Shape3{129, 136, k(TILE_K + 32)}, Shape3{300, 264, wrap}})
