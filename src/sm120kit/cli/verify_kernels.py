@@ -43,6 +43,14 @@ class KernelSelection:
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
     ] = False
+    programs: Annotated[
+        Path | None,
+        typer.Option(
+            "--programs",
+            metavar="DIR",
+            help="With --compile-only: copy the programs to this directory; otherwise run those that another machine compiled.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,10 @@ def verify_kernels(
         require_new(output.receipt, "--receipt", output.overwrite)
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
-        _compile_only(session.compile_verification(target, scope), as_json)
+        captured, programs = selection.ptx is not None, selection.programs
+        _compile_only(session.compile_verification(target, scope, captured=captured, programs=programs), as_json)
         return
-    report, record, name = session.verify_kernels(target, scope, selection.ptx)
+    report, record, name = session.verify_kernels(target, scope, selection.ptx, selection.programs)
     if as_json:
         console.json_data(record)
     else:
