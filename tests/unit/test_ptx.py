@@ -269,6 +269,18 @@ def test_operands_with_line_breaks_are_one_comment() -> None:
     assert "// fma.rn.f32x2 %d1, %d2, %d3, %d4;" in module.text.splitlines()
 
 
+def test_each_kernel_of_a_module_becomes_a_module() -> None:
+    """Braces in comments, strings and inline assembly do not end a kernel."""
+    head = ".version 9.0\n.target sm_120a\n.address_size 64\n.global .align 4 .b8 table[2] = {1, 2};\n"
+    first = '.visible .entry first(\n.param .u64 p\n)\n.maxntid 32\n{\n// }\n{\n.reg .pred q;\n}\n.pragma "}";\nret;\n}\n'
+    second = ".entry second()\n{\nret;\n}\n"
+    tail = ".func helper()\n{\nret;\n}\n"
+    assert interposed.single_kernels(head + first + tail + second) == {
+        "first": f"{head}{first}{tail}\n",
+        "second": f"{head}\n{tail}{second}",
+    }
+
+
 def test_preloaded_driver_and_functions_agree_with_the_rewriter() -> None:
     """Marks and layout of tensor maps, in three languages."""
     shim, functions = interposed.SHIM.read_text(), library.SOURCE.read_text()

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import psutil
 import pytest
 
-from sm120kit.core.errors import CompileFailed, ExpectationFailed, NoGpu, UnknownName, WrongGpu
+from sm120kit.core.errors import BadRecord, CompileFailed, ExpectationFailed, NoGpu, UnknownName, WrongGpu
 from sm120kit.core.records import LeftOut, Toolchain
 from sm120kit.core.state import data_root
 from sm120kit.kernels import gpu_tests
-from sm120kit.kernels.gpu_tests import faults, gpu, matrix, receipt, running, verification
+from sm120kit.kernels.gpu_tests import compiled, faults, gpu, matrix, programs, receipt, running, verification
 from sm120kit.kernels.gpu_tests.gpu import Backend, CudaDevice
 from sm120kit.kernels.gpu_tests.matrix import KernelConfiguration, VerificationScope
 from sm120kit.kernels.gpu_tests.programs import Compiler, EngineTree, Program
@@ -572,24 +571,139 @@ def test_rewritten_kernels_have_their_ptx_in_the_receipt() -> None:
     assert len(shipped) == 40 and all(row["generated"] for row in shipped)
 
 
-def test_programs_of_a_verification_run_with_the_preloaded_driver(bench: Bench, tmp_path: Path) -> None:
-    """Programs with a seeded fault get no captured kernels, which would hide the fault."""
+class Recorder(verification.Launcher):
+    """A launcher that has the kernels of a build, unless ``origin`` is that of the program's own module."""
 
-    class Recorder(verification.Launcher):
-        started: ClassVar[dict[str, bool]] = {}
+    captured = True
 
-        def launched(self, name: str, program: Path, shipped: bool) -> Path:
-            self.started[name] = shipped
-            return program
+    def __init__(self, origin: str = "captured unit.0.ptx") -> None:
+        self.origin = origin
+        self.started: dict[str, bool] = {}
 
-        def ptx(self, name: str) -> tuple[str, ...]:
-            return (f"captured {name}",)
+    def launched(self, name: str, program: Path, captured: bool) -> Path:
+        self.started[name] = captured
+        return program
 
+    def ptx(self, name: str) -> tuple[str, ...]:
+        return (f"{self.origin}: {name}",)
+
+
+def run_rewritten(bench: Bench, launcher: Recorder, configuration: KernelConfiguration) -> verification.VerificationReport:
+    """A verification whose program of ``configuration`` passes all runs and detects all faults."""
     bench.put(verification.INSTRUCTIONS, f"#!/bin/sh\necho '{INSTRUCTION.replace('software', 'hardware')}'\n")
-    kernels = matrix.Matrix((GROUPED,))
-    report = verification.verify(
-        kernels, [bench.stock], TREE, bench.compiler, Backend.REWRITTEN, quick=True, launcher=Recorder()
-    )
-    assert Recorder.started == {GROUPED.name: True, bench.stock.program.name: False, "instructions": False}
-    assert [row.ptx for row in report.rows] == [(f"captured {GROUPED.name}",)]
+    bench.gemm(verification._program(configuration, TREE, captured=True), DETECTED)
+    kernels = matrix.Matrix((configuration,))
+    return verification.verify(kernels, [bench.stock], TREE, bench.compiler, Backend.REWRITTEN, quick=True, launcher=launcher)
+
+
+def test_programs_of_a_verification_run_with_the_preloaded_driver(bench: Bench) -> None:
+    """Programs with a seeded fault get no captured kernels, which would hide the fault."""
+    launcher = Recorder()
+    report = run_rewritten(bench, launcher, GROUPED)
+    assert launcher.started == {GROUPED.name: True, bench.stock.program.name: False, "instructions": False}
+    assert [row.ptx for row in report.rows] == [(f"captured unit.0.ptx: {GROUPED.name}",)]
     assert [row.compared for row in report.instructions] == ["rewritten PTX with model"]
+    assert report.passed and not report.missed
+
+
+def test_kernel_of_a_build_needs_its_captured_ptx(bench: Bench) -> None:
+    """Its program has no code for it. Whatever it prints, it did not run the kernel."""
+    (row,) = run_rewritten(bench, Recorder("compute_120a in a fatbin"), GROUPED).rows
+    assert (row.verdict, row.why) == (RunOutcome.CRASH, "the captured PTX does not have the kernel of the build")
+    own = replace(GROUPED, generated=False)
+    (row,) = run_rewritten(bench, Recorder("compute_120a in a fatbin"), own).rows
+    assert row.verdict is RunOutcome.PASS
+
+
+def test_programs_without_kernel_code_are_only_those_of_the_build(bench: Bench) -> None:
+    dense = replace(GROUPED.tile, family="dense", dtype="mxfp8")
+    for configuration, captured, expected in (
+        (GROUPED, True, True),
+        (GROUPED, False, False),
+        (replace(GROUPED, generated=False), True, False),
+        (replace(GROUPED, tile=dense), True, False),
+    ):
+        program = verification._program(configuration, TREE, captured)
+        assert program.captured is expected
+        prelude = str(programs.CAPTURED_KERNEL)
+        assert (prelude in bench.compiler.command(program, Path("/nowhere"))) is expected
+    own, stub = (verification._program(GROUPED, TREE, captured) for captured in (False, True))
+    assert bench.compiler.directory(own) != bench.compiler.directory(stub)
+    assert not bench.stock.program.captured and not verification.INSTRUCTIONS.captured
+
+
+# ---- programs that another machine compiled
+
+
+def save(bench: Bench, directory: Path) -> None:
+    scope = VerificationScope(Backend.EMULATE, quick=True)
+    built = verification.compile_only(matrix.Matrix((GROUPED,)), [bench.stock], TREE, bench.compiler)
+    broken = replace(verification._program(GROUPED, TREE), name="broken")
+    compiled.save(
+        directory,
+        compiled.CompiledVerification(
+            compiled.FORMAT,
+            "x",
+            gpu_tests.sources_digest(),
+            scope,
+            False,
+            bench.compiler.arch,
+            bench.compiler.toolchain,
+            TREE,
+            matrix.Matrix((GROUPED,)),
+            (bench.stock,),
+            {},
+            {},
+            12.5,
+        ),
+        {**built, broken: CompileFailed("error: x", "command: y")},
+    )
+
+
+def test_compiled_programs_run_on_another_machine(bench: Bench, tmp_path: Path) -> None:
+    save(bench, tmp_path / "programs")
+    loaded = compiled.load(tmp_path / "programs", "x", VerificationScope(Backend.EMULATE, quick=True), captured=False)
+    record = loaded.record
+    assert loaded.toolchain == bench.compiler.toolchain and loaded.arch == "sm_90a"
+    assert set(record.digests) == {GROUPED.name, faults.STOCK, "instructions"}
+    assert record.failed == {"broken": ("error: x", "command: y")}
+    report = verification.verify(
+        record.matrix, list(record.seeded), record.tree, loaded, Backend.EMULATE, quick=True, launcher=verification.Launcher()
+    )
+    assert report.passed and not report.missed and report.compile_seconds == 12.5
+    receipt = gpu_tests.record(report, record.scope, engine="x", tree=record.tree.tree, gpu=H200, compiler=loaded)
+    assert receipt["toolchain"] == {"nvcc": "13.0.88", "host": "g++ 13"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"engine": "y"}, "recipe x"),
+        ({"scope": VerificationScope(Backend.EMULATE)}, "--device, --only and --quick"),
+        ({"captured": True}, "--ptx"),
+    ],
+    ids=["recipe", "scope", "ptx"],
+)
+def test_programs_of_another_verification_are_refused(
+    bench: Bench, tmp_path: Path, changed: dict[str, object], reason: str
+) -> None:
+    save(bench, tmp_path)
+    asked = {"engine": "x", "scope": VerificationScope(Backend.EMULATE, quick=True), "captured": False} | changed
+    with pytest.raises(BadRecord, match=f"another verification: {reason}"):
+        compiled.load(tmp_path, **asked)  # type: ignore[arg-type]
+
+
+def test_changed_programs_are_refused(bench: Bench, tmp_path: Path) -> None:
+    scope = VerificationScope(Backend.EMULATE, quick=True)
+    with pytest.raises(BadRecord, match="no record"):
+        compiled.load(tmp_path, "x", scope, captured=False)
+    save(bench, tmp_path)
+    record = tmp_path / compiled.RECORD
+    record.write_text(record.read_text().replace(gpu_tests.sources_digest(), "0" * 64))
+    with pytest.raises(BadRecord, match="other programs than this version"):
+        compiled.load(tmp_path, "x", scope, captured=False)
+    save(bench, tmp_path)
+    loaded, program = compiled.load(tmp_path, "x", scope, captured=False), verification._program(GROUPED, TREE)
+    (tmp_path / GROUPED.name).write_text("#!/bin/sh\n")
+    with pytest.raises(BadRecord, match="not the program that was compiled"), loaded.compile_all([program]) as found:
+        list(found)

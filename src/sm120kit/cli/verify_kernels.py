@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +44,14 @@ class KernelSelection:
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
     ] = False
+    programs: Annotated[
+        Path | None,
+        typer.Option(
+            "--programs",
+            metavar="DIR",
+            help="With --compile-only: copy the programs to this directory; otherwise run those that another machine compiled.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ def verify_kernels(
     from sm120kit.core.errors import ControlMissed, UnknownName
     from sm120kit.core.state import data_root, require_new, require_writable, write_record
     from sm120kit.kernels.gpu_tests import Backend, VerificationScope, session
+    from sm120kit.kernels.gpu_tests.compiled import RECORD
     from sm120kit.recipes.target import resolve_flashinfer
 
     try:
@@ -85,14 +95,19 @@ def verify_kernels(
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
     if selection.ptx and device is not Backend.REWRITTEN:
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
+    if selection.compile_only and selection.programs:
+        with suppress(OSError):  # the next line names it
+            selection.programs.mkdir(parents=True, exist_ok=True)
+        require_writable(selection.programs / RECORD, "--programs")
     if output.receipt:
         require_writable(output.receipt, "--receipt")
         require_new(output.receipt, "--receipt", output.overwrite)
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
-        _compile_only(session.compile_verification(target, scope), as_json)
+        captured, programs = selection.ptx is not None, selection.programs
+        _compile_only(session.compile_verification(target, scope, captured=captured, programs=programs), as_json)
         return
-    report, record, name = session.verify_kernels(target, scope, selection.ptx)
+    report, record, name = session.verify_kernels(target, scope, selection.ptx, selection.programs)
     if as_json:
         console.json_data(record)
     else:

@@ -18,9 +18,11 @@ from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels import cubin, gpu_tests
+from sm120kit.kernels.cubin import elf, fatbin
 from sm120kit.kernels.gpu_tests import faults, receipt, verification
 from sm120kit.kernels.gpu_tests.matrix import KernelConfiguration
 from sm120kit.kernels.gpu_tests.programs import Compiler, EngineTree
+from sm120kit.kernels.ptx import interposed
 from sm120kit.kernels.records import Tile
 from sm120kit.kernels.tiles import listing
 from sm120kit.recipes.target import resolve_flashinfer
@@ -181,6 +183,24 @@ def test_instruction_probe_compiles(tmp_path: Path, arch: str, emulated: bool) -
     with compiler.compile_all([verification.INSTRUCTIONS]) as compiled:
         assert list(compiled) == [(verification.INSTRUCTIONS, program)]
     assert compiler.costs.of("instructions") is not None
+
+
+def test_program_of_a_captured_kernel_has_a_trap_of_its_name(tree: EngineTree, tmp_path: Path) -> None:
+    configuration = KernelConfiguration(Tile("dense", "nvfp4", 128, 128, 128, "none", False, "bf16"), generated=True)
+    compiler = Compiler("compute_120a", False, toolchain.find(headers=gpu_tests.HEADERS), tmp_path, jobs=1, budget_bytes=None)
+    kernels = {}
+    with compiler.compile_all([verification._program(configuration, tree, captured) for captured in (False, True)]) as compiled:
+        for program, built in compiled:
+            assert isinstance(built, Path)
+            host = elf.Elf(memoryview(built.read_bytes()))
+            modules = [bytes(image.unpacked()).decode() for image in fatbin.images(host.bytes_of(".nv_fatbin"))]
+            kernels[program.captured] = {
+                name: text for module in modules for name, text in interposed.single_kernels(module.rstrip("\0")).items()
+            }
+    assert kernels[True].keys() == kernels[False].keys()
+    (name,) = (name for name in kernels[True] if "device_kernel" in name)
+    assert "mma.sync" in kernels[False][name] and "mma.sync" not in kernels[True][name]
+    assert "trap;" in kernels[True][name]
 
 
 def test_compiled_kernel_equals_the_tile_table(tree: EngineTree, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ in software, by a header or by rewritten PTX. Every tile runs with adversarial d
 each must be detected.
 """
 
+from sm120kit.kernels.gpu_tests.compiled import CompiledVerification, load, save
 from sm120kit.kernels.gpu_tests.faults import SeededFault, mutants, stock_fault
 from sm120kit.kernels.gpu_tests.gpu import Backend, CudaDevice, arch, probe, require
 from sm120kit.kernels.gpu_tests.matrix import Matrix, VerificationScope, matrix_of
-from sm120kit.kernels.gpu_tests.programs import HEADERS, Compiler, EngineTree, sources_digest
+from sm120kit.kernels.gpu_tests.programs import HEADERS, Compiler, EngineTree, Programs, sources_digest
 from sm120kit.kernels.gpu_tests.receipt import receipt_name, record, stale
 from sm120kit.kernels.gpu_tests.running import RunOutcome
 from sm120kit.kernels.gpu_tests.verification import Launcher, VerificationReport, compile_only, verify
@@ -16,23 +17,27 @@ from sm120kit.kernels.gpu_tests.verification import Launcher, VerificationReport
 __all__ = [
     "HEADERS",
     "Backend",
+    "CompiledVerification",
     "Compiler",
     "CudaDevice",
     "EngineTree",
     "Launcher",
     "Matrix",
+    "Programs",
     "RunOutcome",
     "SeededFault",
     "VerificationReport",
     "VerificationScope",
     "arch",
     "compile_only",
+    "load",
     "matrix_of",
     "mutants",
     "probe",
     "receipt_name",
     "record",
     "require",
+    "save",
     "sources_digest",
     "stale",
     "stock_fault",

@@ -43,6 +43,11 @@ class KernelConfiguration:
         words += ["pingpong"] * self.pingpong + ["streamk"] * self.streamk
         return "-".join([*words, tile.output])
 
+    @property
+    def shipped(self) -> bool:
+        """Whether the build has this kernel itself. FlashInfer 0.7 wraps its dense MXFP8 kernels in others."""
+        return self.generated and (self.tile.family, self.tile.dtype) != ("dense", "mxfp8")
+
     def definitions(self) -> tuple[str, ...]:
         """Compiler flags that configure ``gemm.cu``."""
         tile = self.tile

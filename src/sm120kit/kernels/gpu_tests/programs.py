@@ -11,9 +11,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, NotEnoughMemory
@@ -25,6 +26,8 @@ from sm120kit.core.toolchain import PLACEHOLDERS
 
 SOURCES = Path(__file__).with_name("cpp")
 PRELUDE = "sm120_on_sm90.hpp"
+CAPTURED_KERNEL = Path(__file__).with_name("captured_kernel.hpp")
+"""The prelude of programs without the code of their kernel. Not in ``SOURCES``: other programs do not include it."""
 
 GEMM_COST, INSTRUCTIONS_COST = (6_500_000_000, 90.0), (1_000_000_000, 20.0)
 """Memory in bytes and seconds of a compile that has not been measured yet."""
@@ -85,12 +88,29 @@ class EngineTree:
 
 @dataclass(frozen=True)
 class Program:
-    """A program to compile: a source file of ``cpp`` with definitions, and the tree that it includes, if any."""
+    """A program to compile: a source file of ``cpp`` with definitions, and the tree that it includes, if any.
+
+    ``captured``: its kernel is that of a build, from captured PTX. The program has no code for it, and fails without the PTX.
+    """
 
     name: str
     source: str
     definitions: tuple[str, ...] = ()
     tree: EngineTree | None = None
+    captured: bool = False
+
+
+class Programs(Protocol):
+    """Where the executables of a verification come from: a compiler, or a directory with compiled ones."""
+
+    arch: str
+    toolchain: Toolchain
+
+    def compile_all(
+        self, programs: Sequence[Program]
+    ) -> AbstractContextManager[Iterator[tuple[Program, Path | CompileFailed]]]: ...
+
+    def seconds(self, programs: Sequence[Program]) -> float: ...
 
 
 class Compiler:
@@ -110,7 +130,8 @@ class Compiler:
     def directory(self, program: Program) -> Path:
         """The cache directory of a compiled program."""
         tree = program.tree and [program.tree.tree, program.tree.cutlass, program.tree.key]
-        return self.cache / "programs" / digest_of([self.base, program.source, program.definitions, tree])
+        prelude = [file_sha256(CAPTURED_KERNEL)] if program.captured else []
+        return self.cache / "programs" / digest_of([self.base, program.source, program.definitions, tree, *prelude])
 
     def command(self, program: Program, output: Path) -> list[str]:
         """The nvcc command line."""
@@ -119,6 +140,7 @@ class Compiler:
         words += ["-gencode", f"arch=compute_{number},code={self.arch}", f"-I{SOURCES}"]
         if program.tree:
             words += ["-include", str(SOURCES / PRELUDE)] if self.emulated else []
+            words += ["-include", str(CAPTURED_KERNEL)] if program.captured else []
             words += [f"-I{path}" for path in (*program.tree.before, *map(program.tree.root.joinpath, program.tree.names()))]
             words += [] if (home / "include" / "cublasLt.h").is_file() else [f"-I{PLACEHOLDERS}"]
             words += DEFINITIONS
@@ -164,6 +186,11 @@ class Compiler:
                 for event in gate.events():
                     self.costs.record(missing[event.output].name, event)
                 self.costs.save()
+
+    def seconds(self, programs: Sequence[Program]) -> float:
+        """The sum of the times of the compilers, including those that ran earlier."""
+        costs = [self.costs.of(program.name) for program in programs]
+        return round(sum(cost[1] for cost in costs if cost), 1)
 
     def _cost(self, program: Program) -> tuple[int, float]:
         return self.costs.of(program.name) or (GEMM_COST if program.tree else INSTRUCTIONS_COST)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sm120kit.kernels.gpu_tests.gpu import Backend, CudaDevice
 from sm120kit.kernels.gpu_tests.matrix import VerificationScope
-from sm120kit.kernels.gpu_tests.programs import Compiler, sources_digest
+from sm120kit.kernels.gpu_tests.programs import Programs, sources_digest
 from sm120kit.kernels.gpu_tests.running import RunOutcome
 from sm120kit.kernels.gpu_tests.verification import VerificationReport
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
@@ -39,7 +39,7 @@ REWRITTEN_CANNOT_SHOW = (
 
 
 def record(
-    report: VerificationReport, scope: VerificationScope, *, engine: str, tree: str, gpu: CudaDevice, compiler: Compiler
+    report: VerificationReport, scope: VerificationScope, *, engine: str, tree: str, gpu: CudaDevice, compiler: Programs
 ) -> dict[str, Any]:
     """A report as JSON-serialisable data, with engine, git tree id, GPU, toolchain and scope."""
     native = scope.backend is Backend.NATIVE

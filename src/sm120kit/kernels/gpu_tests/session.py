@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core import reporting
+from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels import gpu_tests
@@ -19,26 +19,36 @@ from sm120kit.recipes.toolchain import compilers
 
 
 def verify_kernels(
-    target: FlashInferTarget, scope: VerificationScope, captured: Path | None = None
+    target: FlashInferTarget, scope: VerificationScope, captured: Path | None = None, programs: Path | None = None
 ) -> tuple[gpu_tests.VerificationReport, dict[str, Any], str]:
     """Run a recipe's kernels on this machine's GPU; returns the report, the receipt, and the receipt's file name.
 
-    ``captured`` is a directory with the PTX of the recipe's build, for a backend that rewrites PTX.
+    ``captured`` is a directory with the PTX of the recipe's build, for a backend that rewrites PTX; ``programs`` one that
+    :func:`compile_verification` wrote, without which the programs are compiled here.
 
     Raises:
         BadPtx: ``captured`` has no PTX files.
+        BadRecord: ``programs`` is of another verification.
         NoGpu: CUDA programs see no GPU.
         WrongGpu: the GPU cannot run ``scope.backend``.
     """
     recipe = target.recipe
     gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
-    compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
+    compiler: gpu_tests.Programs
+    if programs:
+        compiled = gpu_tests.load(programs, recipe.name, scope, captured=captured is not None)
+        compiler, record = compiled, compiled.record
+        tree, matrix, seeded = record.tree, record.matrix, list(record.seeded)
+    else:
+        compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
+    tools = toolchain.find() if programs else compiler.toolchain
     reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
-    with _launcher(target, scope.backend, captured, compiler.toolchain) as launcher:
+    with _launcher(target, scope.backend, captured, tools) as launcher:
         report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick, launcher=launcher)
     receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
     if scope.backend is gpu_tests.Backend.REWRITTEN:
         receipt |= interposed.digests()
+        receipt["toolchain"]["ptxas"] = tools.nvcc_version
     return report, receipt, gpu_tests.receipt_name(recipe.name, gpu, scope.backend)
 
 
@@ -49,14 +59,37 @@ def _launcher(
     if backend is not gpu_tests.Backend.REWRITTEN:
         yield gpu_tests.Launcher()
         return
-    with interposed.prepared(captured, target.options.workspace, tools) as interposition:
-        yield interposed.RewritingLauncher(interposition)
+    with interposed.prepared(captured, target.options.workspace, tools, apart=True) as interposition:
+        yield interposed.RewritingLauncher(interposition, captured is not None)
 
 
-def compile_verification(target: FlashInferTarget, scope: VerificationScope) -> list[tuple[str, CompileFailed | None]]:
-    """Compile the programs of ``verify_kernels`` without a GPU; returns each program's name and compile error, if any."""
+def compile_verification(
+    target: FlashInferTarget, scope: VerificationScope, *, captured: bool = False, programs: Path | None = None
+) -> list[tuple[str, CompileFailed | None]]:
+    """Compile the programs of ``verify_kernels`` without a GPU; returns each program's name and compile error, if any.
+
+    ``captured``: they run with the kernels of a build. ``programs`` gets a copy, for ``verify_kernels`` on another machine.
+    """
     compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, None))
-    return gpu_tests.compile_only(matrix, seeded, tree, compiler)
+    built = gpu_tests.compile_only(matrix, seeded, tree, compiler, captured=captured)
+    if programs:
+        record = gpu_tests.CompiledVerification(
+            gpu_tests.compiled.FORMAT,
+            target.recipe.name,
+            gpu_tests.sources_digest(),
+            scope,
+            captured,
+            compiler.arch,
+            compiler.toolchain,
+            tree,
+            matrix,
+            tuple(seeded),
+            {},
+            {},
+            compiler.seconds(list(built)),
+        )
+        gpu_tests.save(programs, record, built)
+    return [(program.name, each if isinstance(each, CompileFailed) else None) for program, each in built.items()]
 
 
 def _programs(

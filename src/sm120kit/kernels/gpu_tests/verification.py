@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -19,16 +20,19 @@ from sm120kit.kernels.gpu_tests import faults
 from sm120kit.kernels.gpu_tests.faults import FaultResult, SeededFault
 from sm120kit.kernels.gpu_tests.gpu import Backend
 from sm120kit.kernels.gpu_tests.matrix import KernelConfiguration, Matrix
-from sm120kit.kernels.gpu_tests.programs import TOO_BIG, Compiler, EngineTree, Program
+from sm120kit.kernels.gpu_tests.programs import TOO_BIG, EngineTree, Program, Programs
 from sm120kit.kernels.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, run_with_timeout, worst
 
 LONG_JITTER_NS = 524_287
 """Delays in ns at which a missing barrier, a seeded fault, has an effect; correct kernels must pass with them."""
 
-RUNS_AT_ONCE = 4
+RUNS_AT_ONCE = max(4, len(os.sched_getaffinity(0)) // 2)
 """Programs that share the GPU; they spend most of their time on the CPU, on data and comparison."""
 
 INSTRUCTIONS = Program("instructions", "instructions.cu")
+
+CAPTURED_ORIGIN = "captured"
+"""The first word of the origin of a module that was captured from a build, see ``Launcher.ptx``."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,15 @@ class KernelResult:
 
 
 class Launcher:
-    """What starts the programs of a verification: nothing but themselves."""
+    """What starts the programs of a verification: nothing but themselves.
 
-    def launched(self, name: str, program: Path, shipped: bool) -> Path:
-        """The file to run for program ``name``. With ``shipped``, its kernels are those of a build, if they were captured."""
+    ``captured``: it has the kernels of a build, and their programs have no code for them.
+    """
+
+    captured = False
+
+    def launched(self, name: str, program: Path, captured: bool) -> Path:
+        """The file to run for program ``name``. With ``captured``, its kernel is that of a build."""
         return program
 
     def ptx(self, name: str) -> tuple[str, ...]:
@@ -130,7 +139,7 @@ def verify(
     matrix: Matrix,
     seeded: Sequence[SeededFault],
     tree: EngineTree,
-    compiler: Compiler,
+    compiler: Programs,
     backend: Backend,
     *,
     quick: bool,
@@ -141,14 +150,14 @@ def verify(
     report = VerificationReport(left_out=matrix.left_out)
     for outcome, lefts in ((RunOutcome.TOO_BIG, matrix.too_big), (RunOutcome.DOES_NOT_COMPILE, matrix.does_not_compile)):
         report.rows += [KernelResult(left.what, outcome, left.reason, excused=True) for left in lefts]
-    configurations = {_program(configuration, tree): configuration for configuration in matrix.run}
+    configurations = {_program(configuration, tree, launcher.captured): configuration for configuration in matrix.run}
     seeded_by_program = {fault.program: fault for fault in seeded}
     programs = [*configurations, *seeded_by_program, INSTRUCTIONS]
     stop = threading.Event()
 
     def run_program(program: Program, built: Path | CompileFailed) -> _ProgramResult:
         if isinstance(built, Path):
-            built = launcher.launched(program.name, built, program in configurations)
+            built = launcher.launched(program.name, built, program.captured)
         if program is INSTRUCTIONS:
             instructions = _instructions(built, stop)
             if backend is Backend.REWRITTEN:  # the program takes what it is compiled to for the hardware's
@@ -161,6 +170,8 @@ def verify(
             return faults.summary(fault), [], [fault], []
         row, detected = _row(configurations[program], built, backend, quick, stop)
         row = replace(row, ptx=launcher.ptx(program.name))
+        if program.captured and not any(line.startswith(CAPTURED_ORIGIN) for line in row.ptx):
+            row = replace(row, verdict=RunOutcome.CRASH, why="the captured PTX does not have the kernel of the build")
         return f"{row.verdict}: {row.why}" if row.why else row.verdict, [row], detected, []
 
     with compiler.compile_all(programs) as compiled, ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
@@ -189,32 +200,32 @@ def verify(
             raise
     report.rows.sort(key=lambda row: row.name)
     report.faults = faults.merged(report.faults)
-    costs = [compiler.costs.of(program.name) for program in programs]
-    report.compile_seconds = round(sum(cost[1] for cost in costs if cost), 1)
+    report.compile_seconds = compiler.seconds(programs)
     report.seconds = round(time.monotonic() - started, 1)
     return report
 
 
 def compile_only(
-    matrix: Matrix, seeded: Sequence[SeededFault], tree: EngineTree, compiler: Compiler
-) -> list[tuple[str, CompileFailed | None]]:
-    """Compile all programs of a verification; returns each program's name and compile error, if any."""
+    matrix: Matrix, seeded: Sequence[SeededFault], tree: EngineTree, compiler: Programs, *, captured: bool = False
+) -> dict[Program, Path | CompileFailed]:
+    """Compile all programs of a verification; returns each with its executable or compile error, by name."""
     programs = [
-        *(_program(configuration, tree) for configuration in matrix.run),
+        *(_program(configuration, tree, captured) for configuration in matrix.run),
         *(fault.program for fault in seeded),
         INSTRUCTIONS,
     ]
-    results: list[tuple[str, CompileFailed | None]] = []
+    results: dict[Program, Path | CompileFailed] = {}
     with compiler.compile_all(programs) as compiled:
         for program, built in compiled:
-            results.append((program.name, built if isinstance(built, CompileFailed) else None))
-            state = "does not compile" if results[-1][1] else "compiled"
+            results[program] = built
+            state = "does not compile" if isinstance(built, CompileFailed) else "compiled"
             reporting.info(f"[{len(results)}/{len(programs)}] {program.name}: {state}")
-    return sorted(results, key=lambda result: result[0])
+    return dict(sorted(results.items(), key=lambda result: result[0].name))
 
 
-def _program(configuration: KernelConfiguration, tree: EngineTree) -> Program:
-    return Program(configuration.name, "gemm.cu", configuration.definitions(), tree)
+def _program(configuration: KernelConfiguration, tree: EngineTree, captured: bool = False) -> Program:
+    shipped = captured and configuration.shipped
+    return Program(configuration.name, "gemm.cu", configuration.definitions(), tree, shipped)
 
 
 def _row(

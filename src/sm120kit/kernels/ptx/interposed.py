@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from sm120kit.core.state import Workspace, digest_of, file_sha256, owned_directo
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.gpu_tests.gpu import CudaDevice
 from sm120kit.kernels.gpu_tests.verification import Launcher
-from sm120kit.kernels.ptx import images, library
+from sm120kit.kernels.ptx import images, library, syntax
 
 FORMAT = 1
 
@@ -109,10 +109,13 @@ class Interposition:
 
 
 @contextmanager
-def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain, fast: bool = False) -> Iterator[Interposition]:
+def prepared(
+    captured: Path | None, workspace: Workspace, tools: Toolchain, *, fast: bool = False, apart: bool = False
+) -> Iterator[Interposition]:
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
 
-    ``fast``: MMAs have the arithmetic of fast.cu, which is not that of the PTX ISA.
+    ``fast``: MMAs have the arithmetic of fast.cu, which is not that of the PTX ISA. ``apart``: each captured kernel is a module
+    of its own. Kernels of a module that share variables would not share them then.
 
     Raises:
         BadPtx: ``captured`` has no PTX files, or one that cannot be read.
@@ -134,6 +137,8 @@ def prepared(captured: Path | None, workspace: Workspace, tools: Toolchain, fast
     with owned_directory(workspace.cache, "ptx-run-") as directory:
         sources = (library.SOURCE, library.FAST) if fast else (library.SOURCE,)
         (directory / images.FUNCTIONS).write_text("\n".join(library.functions_ptx(tools, source) for source in sources))
+        if apart:
+            kernels = _write_apart(directory / "captured", kernels)
         (directory / images.CAPTURED).write_text("".join(f"{name} {path}\n" for name, path in sorted(kernels.items())))
         (directory / images.CUTE_DSL).mkdir()
         compile_shim(directory / LIBRARY, tools)
@@ -155,7 +160,7 @@ def run(
         gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only"
     )
     tools = toolchain.find()
-    with prepared(captured, workspace, tools, fast) as interposition:
+    with prepared(captured, workspace, tools, fast=fast) as interposition:
         exit_code = process.run_attached(command, env=interposition.environment())
         done = _read(tuple(command), exit_code, interposition)
     return done, record(done, device, tools)
@@ -164,13 +169,13 @@ def run(
 class RewritingLauncher(Launcher):
     """Starts the programs of a verification with the preloaded driver, each with records of its own."""
 
-    def __init__(self, interposition: Interposition) -> None:
-        self.interposition = interposition
+    def __init__(self, interposition: Interposition, captured: bool) -> None:
+        self.interposition, self.captured = interposition, captured
         self.parts: dict[str, Interposition] = {}
 
-    def launched(self, name: str, program: Path, shipped: bool) -> Path:
+    def launched(self, name: str, program: Path, captured: bool) -> Path:
         """A script that starts the program. Programs with a seeded fault run their own PTX, which has it."""
-        part = self.parts[name] = self.interposition.part(name, shipped)
+        part = self.parts[name] = self.interposition.part(name, captured)
         words = " ".join(f"{variable}={shlex.quote(value)}" for variable, value in part.environment().items())
         script = part.directory / "program"
         script.write_text(f'#!/bin/sh\nexport {words}\nexec {shlex.quote(str(program))} "$@"\n')
@@ -193,6 +198,42 @@ def compile_shim(output: Path, tools: Toolchain) -> None:
         raise ToolchainUnsuitable(
             f"{tools.host_compiler} rejects {SHIM.name}: {done.stderr.strip()[-300:]}", "use g++ or clang++ on Linux with glibc"
         )
+
+
+def _write_apart(directory: Path, kernels: Mapping[str, Path]) -> dict[str, Path]:
+    """Write each kernel as a module of its own, named by its file and its number there."""
+    directory.mkdir()
+    files: dict[str, Path] = {}
+    for path in sorted(set(kernels.values())):
+        for number, (name, text) in enumerate(single_kernels(path.read_text(encoding="ascii")).items()):
+            if kernels[name] == path:
+                files[name] = directory / f"{path.stem}.{number}.ptx"
+                files[name].write_text(text)
+    return files
+
+
+def single_kernels(text: str) -> dict[str, str]:
+    """A module for each kernel of a module, by the kernel's name: the module without its other kernels."""
+    code, entries = syntax.blank_comments(text), []
+    for entry in _ENTRY.finditer(code):
+        depth = 0
+        for brace in _BRACE.finditer(code, entry.end()):
+            depth += 1 if brace[0] == "{" else -1
+            if not depth:
+                entries.append((entry["name"], entry.start(), brace.end()))
+                break
+    modules = {}
+    for kept, _, _ in entries:
+        at, parts = 0, []
+        for name, start, end in entries:
+            parts.append(text[at : end if name == kept else start])
+            at = end
+        modules[kept] = "".join([*parts, text[at:]])
+    return modules
+
+
+_ENTRY = re.compile(r"^(?:\.(?:visible|weak)\s+)?\.entry\s+(?P<name>[\w$]+)\s*\(", re.MULTILINE)
+_BRACE = re.compile(r"[{}]")
 
 
 def _write_programs(directory: Path, tools: Toolchain) -> None:
