@@ -30,7 +30,9 @@ Tensor = torch.Tensor
 PAGE = 64
 HEADS = ((16, 1, 256), (8, 1, 256), (32, 8, 128))
 """Heads of queries, heads of keys and values, and their size. First: Qwen3.5-122B on one of two GPUs."""
-TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8-turbo": torch.float8_e4m3fn}
+"""Types of keys and values. With `turbo`, b12x rounds queries to FP8 as well and multiplies by block-scaled MMAs; for several
+requests, it does so in `extend` only."""
 CACHED = (1, 63, 64, 65, 500, 1337)
 """Tokens in the cache of each request, new ones included."""
 NEW = {"decode": (1,) * len(CACHED), "extend": (1, 40, 64, 5, 100, 33)}
@@ -47,11 +49,16 @@ class AttentionCall:
     cached: Tensor
     starts: Tensor
     scales: tuple[Tensor, Tensor] | None
+    turbo: bool = False
 
     def run(self) -> Tensor:
         attention = importlib.import_module("b12x.integration.attention")
         workspace = attention.PagedAttentionWorkspace.for_tensors(
-            mode=attention.infer_paged_attention_mode(self.starts), q=self.q, k_cache=self.keys, v_cache=self.values
+            mode=attention.infer_paged_attention_mode(self.starts),
+            q=self.q,
+            k_cache=self.keys,
+            v_cache=self.values,
+            attn_mode="turbo" if self.turbo else "default",
         )
         workspace.prepare(self.pages, self.cached, self.starts)
         output = torch.full_like(self.q, float("nan"))
@@ -97,7 +104,7 @@ def attention_expected(call: AttentionCall) -> Expected:
         )
         if call.scales:
             keys, values = (side * scale[number].double() for side, scale in zip((keys, values), call.scales, strict=True))
-        q = call.q[first:last].double() * call.q.shape[2] ** -0.5
+        q = call.q[first:last].to(torch.float8_e4m3fn if call.turbo else torch.bfloat16).double() * call.q.shape[2] ** -0.5
         scores, magnitudes = (torch.einsum("qhd,khd->hqk", *pair) for pair in ((q, keys), (q.abs(), keys.abs())))
         positions = torch.arange(tokens, device=q.device)
         later = positions[None] > torch.arange(tokens - (last - first), tokens, device=q.device)[:, None]
@@ -137,10 +144,11 @@ def attention_faults(call: AttentionCall) -> dict[str, AttentionCall]:
 def check(report: OperatorReport, pattern: str) -> None:
     for name, dtype in TYPES.items():
         for mode, new in NEW.items():
-            if not fnmatch.fnmatch(f"{mode}-{name}", pattern):
+            turbo = name.endswith("turbo")
+            if not fnmatch.fnmatch(f"{mode}-{name}", pattern) or (turbo and mode == "decode"):
                 continue
             for heads in HEADS:
-                call = attention_call(heads, dtype, new)
+                call = replace(attention_call(heads, dtype, new), turbo=turbo)
                 expected = attention_expected(call)
                 case = f"{mode}, {name}, {heads[0]} heads on {heads[1]} of {heads[2]}"
                 row = attempt("paged_attention", case, expected, call.run)
@@ -151,7 +159,7 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the paged attention of b12x with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="decode-bf16, extend-bf16, decode-fp8, extend-fp8")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="MODE-TYPE: decode-bf16, extend-fp8-turbo")
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
