@@ -539,18 +539,18 @@ EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
 // A tensor map as hardware reads it, in 32-bit words: 0 and 1 the address; 2 the kind: bits 0 to 3 are 2, 4 to 6 the rank less 1,
 // 7 to 10 the type, 11 and 12 the interleaving, 13 to 15 the swizzle, 16 the fill, 17 and 18 the promotion, 21 set for 128 KB
 // and more; 3 to 6 the strides in units of 16 bytes, whose upper 4 bits each are in 7; 8 to 12 the extents less 1; 13 the
-// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box.
-// Seen in what the host code of CuTe DSL 4.4.1 writes, and in what the driver encodes for bytes.
-enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_USED_WORDS = 15 };
+// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box;
+// 15 is 0. Seen in what the host code of CuTe DSL 4.4.1 and 4.8.0 writes, and in what the driver encodes for bytes. The last 16 words
+// are not written by that of 4.8.0, and have any value.
+enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_LAST = 15 };
 enum { HARDWARE_UINT8 = 0, HARDWARE_PACKED_U4 = 11, HARDWARE_UNPACKED_U4 = 12 };
 enum { MOST_MAPS = 16 };
 
 /// Replace a map of 4-bit elements in hardware's form by that which cuTensorMapEncodeTiled makes here. Returns 0 if it is none.
 static int converted(uint32_t *map) {
   unsigned const kind = map[MAP_KIND], type = kind >> 7 & 15, rank = (kind >> 4 & 7) + 1, swizzle = kind >> 13 & 7;
-  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16) return 0;
-  for (unsigned i = MAP_USED_WORDS; i < MAP_WORDS; ++i)
-    if (map[i]) return 0;
+  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16 || map[MAP_LAST])
+    return 0;
   if (type == HARDWARE_PACKED_U4 && map[MAP_EXTENTS] % 2 && (map[MAP_STEPS] >> 24) % 2) {
     uint64_t const mark = MARK_PACKED;
     map[MAP_KIND] = (kind & ~(15u << 7)) | HARDWARE_UINT8 << 7;
@@ -651,6 +651,33 @@ enum { MOST_PARAMETERS = 1024 };
   }
 LAUNCHES()
 LAUNCHES(_ptsz)
+
+// ---- CuTe DSL
+
+/// The files of PTX and machine code that CuTe DSL keeps have the name of the function: each process gets a directory of its own.
+__attribute__((constructor)) static void choose_directory(void) {
+  char const *directory = getenv("SM120KIT_PTX_RUN");
+  char path[4096];
+  if (!directory) return;
+  snprintf(path, sizeof path, "%s/cute-dsl/%d", directory, (int)getpid());
+  if (mkdir(path, 0700) == 0 || errno == EEXIST) setenv("CUTE_DSL_DUMP_DIR", path, 1);
+}
+
+/// In it, files of an earlier compile of the same function get another name before PTX, which is written first, replaces them.
+EXPORT FILE *fopen64(char const *path, char const *mode) {
+  char const *directory = getenv("CUTE_DSL_DUMP_DIR"), *end = path ? strrchr(path, '.') : NULL;
+  if (directory && end && mode[0] == 'w' && !strcmp(end, ".ptx") && !strncmp(path, directory, strlen(directory))) {
+    static unsigned count;
+    char from[4096], to[4096];
+    unsigned const number = __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; ++i) {
+      snprintf(from, sizeof from, "%.*s%s", (int)(end - path), path, i ? ".cubin" : ".ptx");
+      snprintf(to, sizeof to, "%.*s.%u%s", (int)(end - path), path, number, i ? ".cubin" : ".ptx");
+      rename(from, to);
+    }
+  }
+  return ((FILE * (*)(char const *, char const *)) dlsym_of_libc()(RTLD_NEXT, "fopen64"))(path, mode);
+}
 
 // ---- look-ups
 
