@@ -33,7 +33,7 @@ FAILED = (RECORDED / "failed.jsonl").read_text().splitlines()
 
 def receipts() -> list[Path]:
     """The committed receipts; there must be at least one."""
-    paths = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+    paths = sorted((data_root() / "patches" / "evidence").rglob("verify-*.json"))
     assert paths, "no receipt of verify kernels"
     return paths
 
@@ -159,8 +159,9 @@ def test_contradicted_pass_counts_as_wrong(tmp_path: Path) -> None:
 
 PROGRAM = """#!{python}
 import itertools, json, sys
-faults = [{{"name": "none", "class": "", "what": ""}}, {{"name": "scale-stride", "class": "scales", "what": "too long"}},
-          {{"name": "group-k", "class": "groups", "what": "too short"}}]
+faults = [{{"name": "none", "class": "", "what": "", "set": "std"}},
+          {{"name": "scale-stride", "class": "scales", "what": "too long", "set": "std"}},
+          {{"name": "group-k", "class": "groups", "what": "too short", "set": "std"}}]
 if sys.argv[1] == "--list":
     print(json.dumps({{"faults": faults}}))
     sys.exit()
@@ -231,7 +232,7 @@ def test_correct_kernel_passes_and_all_faults_are_detected(bench: Bench) -> None
     report = bench.run()
     assert report.passed and not report.missed
     (row,) = report.rows
-    assert (row.verdict, row.runs, row.stages) == (RunOutcome.PASS, {"std": 2, "inexact": 2}, 4)
+    assert (row.verdict, row.runs, row.stages) == (RunOutcome.PASS, {"std": 2, "moe": 2, "inexact": 2}, 4)
     assert 0 < row.max_relative_error < row.error_bound
     outcomes = {fault.name: (set(fault.seen.values()), fault.signature) for fault in report.faults}
     assert outcomes == {
@@ -346,10 +347,45 @@ def test_clc_workers_and_jitter_are_emulated_only() -> None:
         return [(arguments.clc, arguments.jitter_ns) for arguments in verification.plan(configuration, backend, quick=False)]
 
     dense = KernelConfiguration(Tile("dense", "nvfp4", 128, 128, 128, "none", False, "bf16"))
-    assert clc_and_jitter(dense, Backend.EMULATE) == [((0, 5), (0, 4095)), ((0,), (0,)), ((5,), (verification.LONG_JITTER_NS,))]
-    assert clc_and_jitter(dense, Backend.NATIVE) == [((0,), (0,)), ((0,), (0,))]
-    assert clc_and_jitter(GROUPED, Backend.NATIVE) == [((0, 5), (0,)), ((0,), (0,))]
+    long_jitter = ((5,), (verification.LONG_JITTER_NS,))
+    assert clc_and_jitter(dense, Backend.EMULATE) == [((0, 5), (0, 4095)), ((0,), (0,)), ((0, 5), (0,)), long_jitter]
+    assert clc_and_jitter(dense, Backend.NATIVE) == [((0,), (0,))] * 3
+    assert clc_and_jitter(GROUPED, Backend.NATIVE) == [((0, 5), (0,)), ((0,), (0,)), ((0, 5), (0,)), ((0,), (0,))]
     assert {clc for clc, _ in clc_and_jitter(replace(dense, streamk=True), Backend.EMULATE)} == {(0,)}
+
+
+def test_complete_runs_have_the_sets_that_a_kernel_can_run() -> None:
+    def sets(family: str, epilogue: str) -> set[str]:
+        configuration = KernelConfiguration(Tile(family, "nvfp4", 128, 128, 128, epilogue, False, "bf16"))
+        return {
+            name for arguments in verification.plan(configuration, Backend.REWRITTEN, quick=False) for name in arguments.sets
+        }
+
+    common = {"std", "moe", "inexact", "big", "nan", "pdl", "deep"}
+    assert sets("dense", "none") == common | {"batch"}
+    assert sets("grouped", "none") == common | {"groups", "c"}
+    assert sets("grouped", "finalize") == common | {"groups"}
+
+
+def test_faults_run_with_the_set_that_detects_them(tmp_path: Path) -> None:
+    listed = (
+        '[{"name": "few", "class": "x", "what": "", "set": "std"}, {"name": "many", "class": "x", "what": "", "set": "big"}]'
+    )
+    wrong = {"jitter_ns": 0, "clc": 0, "seed": 1, "verdict": "wrong", "mismatches": 1, "detail": "outputs differ"}
+    lines = {line["set"]: line | wrong for line in map(json.loads, PASSED)}
+    program = script(
+        tmp_path / "p",
+        f"""[ "$1" = --list ] && echo '{{"faults": {listed}}}' && exit
+case "$2 $4" in
+"std 0") echo '{json.dumps(lines["std"] | {"fault": "few"})}';;
+"big 0") echo '{json.dumps(lines["big"] | {"fault": "many"})}';;
+esac""",
+    )
+    results = faults.in_arguments("k", program, threading.Event())
+    assert [(result.name, result.seen) for result in results] == [
+        ("few", {"k": RunOutcome.WRONG}),
+        ("many", {"k": RunOutcome.WRONG}),
+    ]
 
 
 # ---- the matrix
@@ -484,11 +520,17 @@ def test_stale_receipt_is_detected(bench: Bench, tmp_path: Path, change: dict[st
 
 
 def test_committed_receipts_match_programs_and_series() -> None:
+    """Those of earlier programs are in a directory of their own, and the measurement page names their programs."""
+    page = (data_root() / "docs" / "measurements" / "verify-kernels.md").read_text()
     for path in receipts():
-        engine = json.loads(path.read_text())["engine"]
-        lock = json.loads((data_root() / "recipes" / "engines" / f"{engine}.lock.json").read_text())
+        record = json.loads(path.read_text())
+        lock = json.loads((data_root() / "recipes" / "engines" / f"{record['engine']}.lock.json").read_text())
         (tree,) = (source["patched_tree"] for source in lock["sources"] if source["commit"])
-        assert receipt.stale(path, tree) == [], path.name
+        if path.parent.name == "earlier":
+            assert receipt.stale(path, tree) == ["the verification programs or their seeded faults have changed"], path.name
+            assert f"`{record['sources'][:12]}`" in page, path.name
+        else:
+            assert receipt.stale(path, tree) == [], path.name
 
 
 def test_program_output_has_every_field() -> None:
@@ -543,6 +585,10 @@ def test_docs_list_every_seeded_fault() -> None:
     assert {*mutants, (stock.kind, stock.name, stock.what)} <= {row[:3] for row in ROWS}
 
 
+ADDED = {"batch-scales", "beta-of-zero", "bias-added", "deep-k", "group-past-32", "groups-past-32", "token-moved"}
+"""Faults that the receipts of earlier programs do not have."""
+
+
 def test_docs_table_equals_receipts() -> None:
     for path in receipts():
         record = json.loads(path.read_text())
@@ -551,12 +597,14 @@ def test_docs_table_equals_receipts() -> None:
             for fault in record["planted"]
         )
         expected = [row for row in ROWS if record["device"] == "emulate" or row[0] != faults.RACE]
+        if path.parent.name == "earlier":  # before these faults were added
+            expected = [row for row in expected if row[1] not in ADDED]
         assert rows == expected, "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def test_rewritten_kernels_have_their_ptx_in_the_receipt() -> None:
     """`sm120kit verify kernels flashinfer-0.6.6 --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
-    path = data_root() / "patches" / "evidence" / "verify-flashinfer-0.6.6-rewritten-nvidia-h200.json"
+    path = data_root() / "patches" / "evidence" / "earlier" / "verify-flashinfer-0.6.6-rewritten-nvidia-h200.json"
     record = json.loads(path.read_text())
     page = (data_root() / "docs" / "measurements" / "rewritten-ptx.md").read_text()
     stated = {name: f"`{record[name][:12]}`" in page for name in interposed.digests()}
