@@ -27,13 +27,16 @@ import nvfp4
 import torch
 from nvfp4 import (
     ACCUMULATION,
+    FUNCTIONS,
     HALF_ULP,
     MIDPOINTS,
     Expected,
     OperatorReport,
+    OperatorRow,
     attempt,
     compare,
     decode,
+    nearest_e2m1,
     nearest_e4m3,
     scale_values,
 )
@@ -215,7 +218,7 @@ class Reference:
         bound = relative * self.spread + self.doubt * self.magnitudes
         bound = bound + (arithmetic.factors + arithmetic.partial) * ROUNDING * self.magnitudes
         bound = bound + arithmetic.outputs * ROUNDING * (self.outputs.abs() + bound)
-        return Expected(self.outputs, bound * 1.01 + 1e-30, plain.outputs)
+        return Expected(self.outputs, bound * 1.01 + 2.0**-30, plain.outputs)
 
     def expected_lse(self, arithmetic: Arithmetic, plain: Reference) -> Expected:
         bound = (arithmetic.probabilities * ROUNDING + self.doubt) * LOG2E + self.lse.abs() * 2.0**-22
@@ -463,7 +466,8 @@ def check_xqa(report: OperatorReport, pattern: str) -> None:
     for heads, kind in chosen("xqa", pattern):
         arithmetic = Arithmetic(1, 2, 1 if heads.size == 256 else 3, 1)
         single = [*(decoding(heads, kind, batch) for batch in (1, 7, 64)), Case.random(heads, kind, [1] * 3, SHORT)]
-        for case in (*single, Case.random(heads, kind, [5] * 3, SHORT, causal=True)):
+        drafts = [Case.random(heads, kind, [5] * 3, SHORT, causal=True)] if kind == "e4m3" else []
+        for case in (*single, *drafts):
             call, expected, buffer = case.call, case.exact.expected(arithmetic, case.plain), workspace()
             row = attempt(operator, case.name, expected, partial(decode_xqa, call, buffer))
             report.add(row)
@@ -471,6 +475,155 @@ def check_xqa(report: OperatorReport, pattern: str) -> None:
             for fault, wrong in faults(call).items() if plant else ():
                 outcome = attempt("", "", expected, partial(decode_xqa, wrong, buffer))
                 report.fault(f"{operator}, {kind}, {heads.name}, {call.requests.new[0]} tokens a request: {fault}", outcome)
+
+
+# ---- attention of NVFP4 queries, keys, values and probabilities
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """Attention without a cache, of ``tokens`` queries and keys."""
+
+    batch: int
+    queries: int
+    keys: int
+    tokens: int
+    size: int
+    causal: bool
+
+
+DENSE_SHAPES = (
+    DenseShape(2, 8, 2, 300, 128, True),
+    DenseShape(1, 8, 8, 1000, 128, False),
+    DenseShape(1, 6, 3, 128, 64, True),
+    DenseShape(1, 4, 2, 17, 128, False),
+)
+
+
+@dataclass(frozen=True)
+class DenseCall:
+    """The arguments of ``nvfp4_attention_sm120_fwd``; planted faults replace them.
+
+    Block scales are in groups of 64 rows and 4 columns, values are transposed, and keys are in the order of the accumulators
+    of an MMA; ``correction`` has the logits of the means that were subtracted from queries.
+    """
+
+    shape: DenseShape
+    length: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_blocks: Tensor
+    k_blocks: Tensor
+    v_blocks: Tensor
+    correction: Tensor
+
+    def run(self) -> Tensor:
+        flashinfer = importlib.import_module("flashinfer")
+        tensors = (self.q, self.k, self.v, self.q_blocks, self.k_blocks, self.v_blocks, self.correction)
+        options = {"causal": self.shape.causal, "return_lse": False, "unpadded_k_len": self.length}
+        outputs: Tensor = flashinfer.nvfp4_attention_sm120_fwd(*tensors, **options)
+        return outputs[:, :, : self.shape.tokens]
+
+    def dequantized(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values in float64, [batch, head, token, element]."""
+        q, k, v = (
+            decode(codes) * scale_values(folded(blocks)).repeat_interleave(16, dim=-1)
+            for codes, blocks in ((self.q, self.q_blocks), (self.k, self.k_blocks), (self.v, self.v_blocks))
+        )
+        return q, in_order(k), v.transpose(-2, -1)
+
+
+def folded(blocks: Tensor) -> Tensor:
+    """Row-major block scales of groups of 64 rows and 4 columns."""
+    batch, heads, rows, columns = blocks.shape
+    groups = blocks.view(torch.uint8).reshape(batch, heads, rows // 64, columns // 4, 16, 4, 4)
+    return groups.permute(0, 1, 2, 5, 4, 3, 6).reshape(blocks.shape)
+
+
+def dense_expected(call: DenseCall, plain: Tensor) -> Expected:
+    """The operator in float64, from its quantized arguments.
+
+    Probabilities are quantized to NVFP4 in blocks of 16 tokens. A block's scale is rounded to e4m3 relative to the largest
+    probability of the tokens before, so each probability has an interval.
+    """
+    shape = call.shape
+    group, factor = shape.queries // shape.keys, shape.size**-0.5
+    q, k, v = call.dequantized()
+    k, v = (tensor.repeat_interleave(group, dim=1) for tensor in (k, v))
+    correction = call.correction.double().repeat_interleave(q.shape[2] // call.correction.shape[2], dim=2)
+    logits = (q @ k.transpose(-2, -1) + correction) * factor
+    magnitudes = (q.abs() @ k.abs().transpose(-2, -1) + correction.abs()) * factor
+    position = torch.arange(logits.shape[-1], device=logits.device)
+    hidden = (position >= shape.tokens).expand(logits.shape[-2:])
+    if shape.causal:
+        hidden = hidden | (position > torch.arange(logits.shape[-2], device=logits.device).unsqueeze(-1))
+    logits = logits.masked_fill(hidden, float("-inf"))
+    weights = torch.exp(logits - logits.amax(-1, keepdim=True))
+    doubt = 2 * ACCUMULATION * (1 + 2 * magnitudes.amax(-1, keepdim=True))
+    blocks = weights.reshape(*weights.shape[:-1], -1, 16)
+    scales = blocks.amax(-1, keepdim=True) / 6
+    steps = blocks / scales.clamp(min=1e-300)
+    slack = 2 * doubt.unsqueeze(-1) + FUNCTIONS
+    least, greatest = (nearest_e2m1(steps * (1 + sign * slack)) * scales * (1 + sign * 2.0**-4) for sign in (-1, 1))
+    middle, half = ((greatest + sign * least).flatten(-2) / 2 for sign in (1, -1))
+    half = half + 2.0**-10 / 448 * (weights > 0) + doubt * middle
+    total = weights.sum(-1, keepdim=True)
+    values, bound = middle @ v / total, half @ v.abs() / total
+    bound = bound + (doubt + ACCUMULATION + logits.shape[-1] / 64 * 2.0**-23) * (middle @ v.abs() / total)
+    bound = bound + ROUNDING * (values.abs() + bound)
+    rows = slice(0, shape.tokens)
+    return Expected(values[:, :, rows], bound[:, :, rows] * 1.01 + 2.0**-30, plain)
+
+
+def dense_faults(call: DenseCall) -> dict[str, DenseCall]:
+    """Calls with a planted fault."""
+    planted = {
+        "block scales of keys are row-major": replace(call, k_blocks=folded(call.k_blocks).view(call.k_blocks.dtype)),
+        "block scales of keys are those of the block before": replace(call, k_blocks=rolled(call.k_blocks, 3)),
+        "block scales of values are those of the block before": replace(call, v_blocks=rolled(call.v_blocks, 3)),
+        "keys are in the order of tokens": replace(call, k=in_order(call.k)),
+        "queries are those of the head before": replace(call, q=call.q.roll(1, 1), q_blocks=rolled(call.q_blocks, 1)),
+        "values are those of the head before": replace(call, v=call.v.roll(1, 1), v_blocks=rolled(call.v_blocks, 1)),
+        "the correction is left out": replace(call, correction=torch.zeros_like(call.correction)),
+    }
+    if call.shape.causal:
+        planted["the causal mask is left out"] = replace(call, shape=replace(call.shape, causal=False))
+    else:
+        planted["the last token is left out"] = replace(call, length=call.length - 1)
+    return planted
+
+
+def in_order(k: Tensor) -> Tensor:
+    """Keys in the order of tokens."""
+    row = torch.arange(k.shape[2], device=k.device)
+    token = row // 32 * 32 + row % 32 // 8 * 2 + row % 8 // 2 * 8 + row % 2
+    return k[:, :, token.argsort()].contiguous()
+
+
+def check_dense(report: OperatorReport, pattern: str) -> None:
+    if not fnmatch.fnmatch("dense-nvfp4", pattern):
+        return
+    flashinfer = importlib.import_module("flashinfer")
+    operator = "nvfp4_attention_sm120"
+    for number, shape in enumerate(DENSE_SHAPES):
+        q, k, v = (
+            (factor * torch.randn(shape.batch, heads, shape.tokens, shape.size, device=nvfp4.DEVICE)).bfloat16()
+            for factor, heads in ((2.5, shape.queries), (1.0, shape.keys), (1.0, shape.keys))
+        )
+        wide_k, wide_v = (tensor.double().repeat_interleave(shape.queries // shape.keys, dim=1) for tensor in (k, v))
+        plain = torch.nn.functional.scaled_dot_product_attention(q.double(), wide_k, wide_v, is_causal=shape.causal)
+        heads = f"{shape.queries} heads, {shape.keys} of keys, of {shape.size}"
+        case = f"{shape.batch} x {shape.tokens} tokens, {heads}{', causal' * shape.causal}"
+        try:
+            call = DenseCall(shape, shape.tokens, *flashinfer.nvfp4_attention_sm120_quantize_qkv(q, k, v))
+        except Exception as error:  # every library raises its own types
+            report.add(OperatorRow(operator, case, "refused", why=f"{type(error).__name__}: {str(error)[:200]}"))
+            continue
+        expected = dense_expected(call, plain)
+        report.add(attempt(operator, case, expected, call.run))
+        for fault, wrong in dense_faults(call).items() if number < 2 else ():
+            report.fault(f"{operator}, {case}: {fault}", attempt("", "", expected, wrong.run))
 
 
 def chosen(operator: str, pattern: str) -> Iterator[tuple[Heads, str]]:
@@ -489,6 +642,7 @@ CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
     "decode": check_decode,
     "cuda-cores": check_cuda_cores,
     "xqa": check_xqa,
+    "dense": check_dense,
 }
 
 
