@@ -455,6 +455,8 @@ def check_decode(report: OperatorReport, pattern: str) -> None:
 def check_cuda_cores(report: OperatorReport, pattern: str) -> None:
     operator, run = "BatchDecodeWithPagedKVCache, CUDA cores", partial(decode_fa2, tensor_cores=False)
     for heads, kind in chosen("cuda-cores", pattern):
+        if kind == "nvfp4":  # there is no such kernel
+            continue
         cases = [*(decoding(heads, kind, batch) for batch in (1, 7, 64)), Case.random(heads, kind, [1] * 3, SHORT)]
         for case in cases:
             check_fa2(report, operator, run, case, 0, plant=case is cases[-1])
@@ -626,6 +628,230 @@ def check_dense(report: OperatorReport, pattern: str) -> None:
             report.fault(f"{operator}, {case}: {fault}", attempt("", "", expected, wrong.run))
 
 
+# ---- sparse latent attention
+
+
+NOPE, ROPE, GROUP, CHUNK = 448, 64, 64, 64
+"""Of DeepSeek V4: elements of a token in FP8, elements in bf16, FP8 elements of one scale, and tokens whose probabilities are
+quantized together."""
+
+FP8_MMA = 2.0**-12
+"""Error of an FP8 MMA of Hopper, whose accumulator has 14 bits, relative to the sum of magnitudes."""
+
+
+@dataclass(frozen=True)
+class SparseShape:
+    """``topk`` tokens of a cache for each query, and of a second cache; ``heads`` are those of one GPU."""
+
+    heads: int
+    queries: int
+    topk: int
+    extra: int
+    page: int
+    sink: bool
+
+
+SPARSE_SHAPES = (
+    SparseShape(32, 7, 512, 0, 64, False),
+    SparseShape(32, 3, 128, 200, 256, True),
+    SparseShape(8, 1, 512, 64, 64, True),
+    SparseShape(64, 33, 65, 0, 2, False),
+)
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A cache of DeepSeek V4: pages of rows, 448 elements in e4m3 and 64 in bf16, and then the scales (ue8m0) of all rows."""
+
+    codes: Tensor
+    scales: Tensor
+    rope: Tensor
+    page: int
+
+    @classmethod
+    def random(cls, tokens: int, page: int) -> Latents:
+        spread = 2.0 ** torch.randint(-3, 2, (tokens, NOPE // GROUP, 1), device=nvfp4.DEVICE)
+        values = torch.randn(tokens, NOPE // GROUP, GROUP, device=nvfp4.DEVICE) * spread
+        exponents = torch.ceil(torch.log2(values.abs().amax(-1) / 448))
+        codes = (values / 2.0 ** exponents.unsqueeze(-1)).flatten(1).to(torch.float8_e4m3fn)
+        rope = torch.randn(tokens, ROPE, device=nvfp4.DEVICE).bfloat16()
+        return cls(codes, (exponents + 127).to(torch.uint8), rope, page)
+
+    def stored(self) -> Tensor:
+        rows = torch.cat([self.codes.view(torch.uint8), self.rope.view(torch.uint8)], dim=1)
+        footer = torch.nn.functional.pad(self.scales, (0, 1))
+        return torch.cat([part.reshape(len(rows) // self.page, -1) for part in (rows, footer)], dim=1)
+
+    def selected(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, scales and bf16 elements of tokens, in float64."""
+        at = indices.clamp(min=0).long()
+        return self.codes.double()[at], torch.exp2(self.scales.double() - 127)[at], self.rope.double()[at]
+
+
+@dataclass(frozen=True)
+class SparseCall:
+    """The arguments of ``sparse_mla_sm120_decode_dsv4``; planted faults replace them. Tokens below 0 are left out."""
+
+    shape: SparseShape
+    q: Tensor
+    caches: tuple[Latents, ...]
+    indices: tuple[Tensor, ...]
+    counts: tuple[Tensor, ...]
+    sink: Tensor | None
+    chunks: int | None = None
+
+    @classmethod
+    def random(cls, shape: SparseShape) -> SparseCall:
+        q = (2 * torch.randn(shape.queries, shape.heads, NOPE + ROPE, device=nvfp4.DEVICE)).bfloat16()
+        widths = [width for width in (shape.topk, shape.extra) if width]
+        caches = tuple(Latents.random(2048, page) for page, _ in zip((shape.page, 64), widths, strict=False))
+        indices, counts = [], []
+        for width in widths:
+            tokens = torch.rand(shape.queries, 2048, device=nvfp4.DEVICE).argsort(-1)[:, :width].int()
+            tokens[:, width // 3] = -1
+            indices.append(tokens)
+            counts.append(torch.randint(width // 2, width + 1, (shape.queries,), dtype=torch.int32, device=nvfp4.DEVICE))
+        sink = 3 * torch.randn(shape.heads, device=nvfp4.DEVICE) if shape.sink else None
+        return cls(shape, q, caches, tuple(indices), tuple(counts), sink)
+
+    def run(self) -> Tensor:
+        module = importlib.import_module("flashinfer.mla._sparse_mla_sm120")
+        splits = sum(-(-part.shape[1] // CHUNK) for part in self.indices)
+        scratch = 8 if self.shape.heads == 8 else -(-self.shape.heads // 16) * 16
+        partial_outputs = torch.empty(len(self.q), scratch, splits, NOPE + ROPE, dtype=torch.bfloat16, device=nvfp4.DEVICE)
+        partial_lse = torch.empty(len(self.q), scratch, splits, device=nvfp4.DEVICE)
+        outputs = torch.full_like(self.q, float("nan"))
+        lse = torch.empty(self.q.shape[:2], device=nvfp4.DEVICE)
+        extra = {}
+        if len(self.caches) > 1:
+            extra = {
+                "extra_kv_cache": self.caches[1].stored(),
+                "extra_indices": self.indices[1],
+                "extra_topk_length": self.counts[1],
+            }
+        module.sparse_mla_sm120_decode_dsv4(
+            self.q,
+            self.caches[0].stored(),
+            self.indices[0],
+            partial_outputs,
+            partial_lse,
+            outputs,
+            lse,
+            (NOPE + ROPE) ** -0.5,
+            topk_length=self.counts[0],
+            attn_sink=self.sink,
+            chunks_per_block=self.chunks,
+            **extra,
+        )
+        return outputs
+
+
+def padded(tensor: Tensor, dimension: int) -> Tensor:
+    """Zeros are added until the size is a multiple of ``CHUNK``."""
+    missing = -tensor.shape[dimension] % CHUNK
+    return torch.nn.functional.pad(tensor, [0, 0] * (tensor.ndim - 1 - dimension) + [0, missing])
+
+
+def sparse_expected(call: SparseCall) -> Expected:
+    """The operator in float64.
+
+    The kernel quantizes queries to e4m3 with a power of 2 for 64 elements, and a chunk's probabilities, times the scale of 64
+    elements of each value, to e4m3 with a scale for each head. Partial results are rounded to bf16.
+    """
+    q = call.q.double()
+    groups = q[..., :NOPE].reshape(*q.shape[:2], -1, GROUP)
+    powers = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))
+    quantized_q = ((groups / powers).float().to(torch.float8_e4m3fn).double() * powers).flatten(-2)
+    parts = []
+    for cache, indices, counts in zip(call.caches, call.indices, call.counts, strict=True):
+        codes, scales, rope = (padded(tensor, 1) for tensor in cache.selected(indices))
+        valid = padded((indices >= 0) & (torch.arange(indices.shape[1], device=q.device) < counts.unsqueeze(-1)), 1)
+        parts.append((codes, scales, rope, valid))
+    codes, scales, rope, valid = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    nope = codes * scales.repeat_interleave(GROUP, dim=-1)
+    factor = (NOPE + ROPE) ** -0.5
+
+    def scores(left: Tensor, middle: Tensor, right: Tensor, last: Tensor) -> Tensor:
+        result: Tensor = (left @ middle.transpose(-2, -1) + right @ last.transpose(-2, -1)) * factor
+        return result
+
+    def softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.masked_fill(~valid.unsqueeze(1), float("-inf"))
+        largest = logits.amax(-1, keepdim=True)
+        weights = torch.exp(logits - largest)
+        total = weights.sum(-1, keepdim=True)
+        if call.sink is not None:
+            total = total + torch.exp(call.sink.double().reshape(1, -1, 1) - largest)
+        return weights, total
+
+    logits = scores(quantized_q, nope, q[..., NOPE:], rope)
+    magnitudes = scores(quantized_q.abs(), nope.abs(), q[..., NOPE:].abs(), rope.abs())
+    doubt = 2 * ACCUMULATION * (1 + 2 * magnitudes.amax(-1, keepdim=True))
+    weights, total = softmax(logits)
+    # [query, head, chunk, token, group]
+    scaled = (weights.unsqueeze(-1) * scales.unsqueeze(1)).reshape(*weights.shape[:2], -1, CHUNK, NOPE // GROUP)
+    largest = scaled.amax(-2, keepdim=True).clamp(min=1e-10) / 448
+    slack = 2 * doubt.reshape(*doubt.shape, 1, 1) + FUNCTIONS
+    ends = [(nearest_e4m3(scaled / largest * (1 + sign * slack)) * largest).flatten(2, 3) for sign in (-1, 1)]
+    middle, half = (ends[1] + ends[0]) / 2, (ends[1] - ends[0]) / 2
+    grouped = codes.reshape(*codes.shape[:2], -1, GROUP)
+
+    def products(left: Tensor, right: Tensor) -> Tensor:
+        result: Tensor = torch.einsum("qhtg,qtge->qhge", left, right).flatten(-2) / total
+        return result
+
+    values = torch.cat([products(middle, grouped), weights @ rope / total], dim=-1)
+    sums = torch.cat([products(middle, grouped.abs()), weights @ rope.abs() / total], dim=-1)
+    bound = torch.cat([products(half, grouped.abs()) + FP8_MMA * sums[..., :NOPE], ROUNDING * sums[..., NOPE:]], dim=-1)
+    bound = bound + (3 * doubt + codes.shape[1] / 16 * 2.0**-23 + ROUNDING) * sums
+    bound = bound + ROUNDING * (values.abs() + bound)
+    plain_weights, plain_total = softmax(scores(q[..., :NOPE], nope, q[..., NOPE:], rope))
+    plain = plain_weights @ torch.cat([nope, rope], dim=-1) / plain_total
+    return Expected(values, bound * 1.01 + 2.0**-30, plain)
+
+
+def sparse_faults(call: SparseCall) -> dict[str, SparseCall]:
+    """Calls with a planted fault."""
+    cache, others = call.caches[0], call.caches[1:]
+
+    def stored(**fields: Any) -> SparseCall:
+        return replace(call, caches=(replace(cache, **fields), *others))
+
+    another = call.indices[0].clone()
+    another[:, 0] = (another[:, 0] + 1) % len(cache.codes)
+    planted = {
+        "scales are those of the token before": stored(scales=cache.scales.roll(1, 0)),
+        "scales are those of the group before": stored(scales=cache.scales.roll(1, 1)),
+        "elements in bf16 are those of the token before": stored(rope=cache.rope.roll(1, 0)),
+        "queries are those of the head before": replace(call, q=call.q.roll(1, 1)),
+        "one token of the list is another": replace(call, indices=(another, *call.indices[1:])),
+        "the last token of each list is left out": replace(call, counts=tuple(count - 1 for count in call.counts)),
+    }
+    if call.sink is not None:
+        planted["the sink is that of the head before"] = replace(call, sink=call.sink.roll(1))
+    if others:
+        planted["lists of both caches have the same tokens"] = replace(
+            call, indices=(call.indices[0], call.indices[0].repeat(1, 2)[:, : call.shape.extra].contiguous())
+        )
+    return planted
+
+
+def check_sparse(report: OperatorReport, pattern: str) -> None:
+    if not fnmatch.fnmatch("sparse-mla", pattern):
+        return
+    operator = "sparse_mla_sm120_decode_dsv4"
+    for number, shape in enumerate(SPARSE_SHAPES):
+        call = SparseCall.random(shape)
+        expected = sparse_expected(call)
+        lists = f"{shape.topk}{f' and {shape.extra}' * bool(shape.extra)} tokens each"
+        case = f"{shape.queries} queries of {shape.heads} heads, {lists}, pages of {shape.page}{', sink' * shape.sink}"
+        for chunks in (None, 1, 3):
+            name = f"{case}{f', {chunks} chunks a CTA' if chunks else ''}"
+            report.add(attempt(operator, name, expected, replace(call, chunks=chunks).run))
+        for fault, wrong in sparse_faults(call).items() if number < 2 else ():
+            report.fault(f"{operator}, {case}: {fault}", attempt("", "", expected, wrong.run))
+
+
 def chosen(operator: str, pattern: str) -> Iterator[tuple[Heads, str]]:
     """Models and types of the cache that ``pattern`` names: OPERATOR-TYPE-MODEL."""
     for kind in KINDS:
@@ -643,6 +869,7 @@ CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
     "cuda-cores": check_cuda_cores,
     "xqa": check_xqa,
     "dense": check_dense,
+    "sparse": check_sparse,
 }
 
 
