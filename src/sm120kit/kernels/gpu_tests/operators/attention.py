@@ -1,21 +1,24 @@
-"""Compare FlashInfer's attention over a paged KV cache, called as engines call it, with float64 of the dequantized cache.
+"""Compare FlashInfer's attention, called as engines call it, with float64 of the dequantized queries, keys and values.
 
 A program for a Python that has torch and FlashInfer 0.7.2; it needs nothing else of sm120kit than nvfp4.py beside it:
 
     sm120kit verify run -- python attention.py          a Hopper GPU
     python attention.py                                 an SM12x GPU
 
-The cache has bf16, FP8 (e4m3) or NVFP4 keys and values; pages are in random order, and requests have lengths of their own. Each
-output has a bound of its own: the softmax in float64, of logits with the error of fp32 accumulation, and the roundings to bf16
-of probabilities, partial results and outputs. Faults are planted in cache, page table, lengths and scales; each must be
-detected. Exit codes are those of nvfp4.py. Exit code 2: no FlashInfer, or no SM12x.
+A paged cache has bf16, FP8 (e4m3) or NVFP4 keys and values; pages are in random order, and requests have lengths of their own.
+Attention of NVFP4 queries, keys, values and probabilities has no cache, the sparse latent attention of DeepSeek V4 has one of
+FP8 and bf16. Each output has a bound of its own: of a softmax in float64, the error of fp32 accumulation in its logits, and the
+roundings and quantizations of probabilities, partial results and outputs. Faults are planted in cache, page table, lengths and
+scales; each must be detected. Exit codes are those of nvfp4.py. Exit code 2: no FlashInfer, or no SM12x.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,20 +55,21 @@ KINDS = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "nvfp4": torch.uin
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention of a model on one GPU; ``page`` is the number of tokens in a page of the cache."""
+    """Attention of a model on one GPU; ``page`` is the number of tokens in a page of the cache, ``kinds`` are its types."""
 
     name: str
     queries: int
     keys: int
     size: int
     page: int
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
 HEADS = (
     Heads("qwen3.5-122b-tp2", 16, 1, 256, 64),
     Heads("qwen3.5-397b-tp4", 8, 1, 256, 64),
     Heads("qwen3.6-35b", 16, 2, 256, 64),
-    Heads("minimax-m2.5-tp2", 24, 4, 128, 16),
+    Heads("minimax-m2.5-tp2", 24, 4, 128, 16, ("e4m3",)),
 )
 
 LENGTHS = (1, 17, 64, 65, 300, 1000, 4000)
@@ -856,11 +860,16 @@ def chosen(operator: str, pattern: str) -> Iterator[tuple[Heads, str]]:
     """Models and types of the cache that ``pattern`` names: OPERATOR-TYPE-MODEL."""
     for kind in KINDS:
         for heads in HEADS:
-            if fnmatch.fnmatch(f"{operator}-{kind}-{heads.name}", pattern):
+            if kind in heads.kinds and fnmatch.fnmatch(f"{operator}-{kind}-{heads.name}", pattern):
                 yield heads, kind
 
 
 # ---- the program
+
+
+def programs() -> dict[str, str]:
+    """The digests of the files that compare."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (Path(__file__), Path(nvfp4.__file__))}
 
 
 CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
@@ -874,8 +883,9 @@ CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare FlashInfer's attention over a paged KV cache with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help=f"OPERATOR-TYPE-MODEL: {', '.join(CHECKS)}")
+    parser = argparse.ArgumentParser(description="Compare FlashInfer's attention with float64.")
+    names = "prefill-, decode-, cuda-cores- or xqa-TYPE-MODEL; dense-nvfp4; sparse-mla"
+    parser.add_argument("--only", default="*", metavar="GLOB", help=names)
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -889,7 +899,9 @@ def main() -> int:
         parser.error(f"compute capability {capability} is not 12.x; on a Hopper GPU, use sm120kit verify run")
     for check in CHECKS.values():
         check(report, options.only)
-    return int(report.finish(options.receipt))
+    if options.receipt:
+        options.receipt.write_text(json.dumps(report.record() | {"program": programs()}, indent=1) + "\n")
+    return int(report.finish(None))
 
 
 if __name__ == "__main__":
