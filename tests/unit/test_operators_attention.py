@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.kernels.ptx import interposed
+from sm120kit.core.state import data_root
+from sm120kit.kernels.ptx import interposed, library
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
@@ -225,3 +226,18 @@ def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, t
 
 def programs() -> dict[str, str]:
     return {name: hashlib.sha256((OPERATORS / name).read_bytes()).hexdigest() for name in ("attention.py", "nvfp4.py")}
+
+
+@pytest.mark.parametrize("name", ["attention", "attention-sparse"])
+def test_receipt_is_of_this_program_and_all_is_right(name: str) -> None:
+    """`sm120kit verify run --receipt RUN -- python attention.py --receipt FILE` on a Hopper GPU writes both again."""
+    evidence = data_root() / "patches" / "evidence"
+    record = json.loads((evidence / f"{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+    assert record["program"] == programs(), "the program has changed: run it again"
+    assert record["versions"]["flashinfer"] == "0.7.2.post1" and record["capability"] == "12.0"
+    assert {row["verdict"] for row in record["rows"]} == {"right"} and set(record["faults"].values()) == {"detected"}
+    assert all(0 < row["error_over_bound"] <= 1 for row in record["rows"])
+    run = json.loads((evidence / f"run-{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+    assert run["rewriter"] == library.rewriter_digest(), "the rewriter has changed: run the program again"
+    assert (run["exit_code"], run["refused_modules"], run["refused_shared_bytes"]) == (0, 0, [])
+    assert not run["verified_on_sm120"]

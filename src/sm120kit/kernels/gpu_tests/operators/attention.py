@@ -689,7 +689,7 @@ class Latents:
     def selected(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and bf16 elements of tokens, in float64."""
         at = indices.clamp(min=0).long()
-        return self.codes.double()[at], torch.exp2(self.scales.double() - 127)[at], self.rope.double()[at]
+        return self.codes.double()[at], torch.pow(2.0, self.scales.double() - 127)[at], self.rope.double()[at]
 
 
 @dataclass(frozen=True)
@@ -764,7 +764,7 @@ def sparse_expected(call: SparseCall) -> Expected:
     """
     q = call.q.double()
     groups = q[..., :NOPE].reshape(*q.shape[:2], -1, GROUP)
-    powers = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))
+    powers = torch.pow(2.0, torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))
     quantized_q = ((groups / powers).float().to(torch.float8_e4m3fn).double() * powers).flatten(-2)
     parts = []
     for cache, indices, counts in zip(call.caches, call.indices, call.counts, strict=True):
