@@ -6,8 +6,9 @@ A program for a Python that has torch, Triton and vLLM 0.20; it needs nothing el
     python vllm_triton.py                               an SM12x GPU
 
 vLLM's own functions launch the kernels, and choose tiles by the name of the GPU: ``--gpu``. Hopper has the mma of these
-kernels, so their PTX runs as it is; its tensor cores keep fewer bits of a sum than fp32, which the bounds permit. Exit codes
-are those of nvfp4.py; 2: no vLLM, or no SM12x.
+kernels, so their PTX runs as it is; its tensor cores keep fewer bits of a sum than fp32, which the bounds permit. Between the
+GEMMs of a MoE vLLM runs its activation kernel, which needs PTX for SM12x: the code for Hopper in official wheels has no form for
+more than 128 rows on a GPU of capability 10 or newer. Exit codes are those of nvfp4.py; 2: no vLLM, or no SM12x.
 """
 
 from __future__ import annotations
@@ -250,7 +251,8 @@ class Experts:
 
         def int4_scales(rows: int, columns: int) -> Tensor:
             random = torch.rand(shape.experts, rows, columns // BLOCK, device=nvfp4.DEVICE)
-            return ((0.5 + random) / (5 * columns**0.5)).bfloat16()
+            scales: Tensor = ((0.5 + random) / (5 * columns**0.5)).bfloat16()
+            return scales
 
         w1, w2 = (codes(rows, columns // 2) for rows, columns in sizes)
         zeros = tuple(codes(rows // 2, columns // BLOCK) for rows, columns in sizes) if kind == "int4-zeros" else ()
