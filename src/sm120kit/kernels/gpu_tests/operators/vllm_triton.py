@@ -7,8 +7,9 @@ A program for a Python that has torch, Triton and vLLM 0.20; it needs nothing el
 
 vLLM's own functions launch the kernels, and choose tiles by the name of the GPU: ``--gpu``. Hopper has the mma of these
 kernels, so their PTX runs as it is; its tensor cores keep fewer bits of a sum than fp32, which the bounds permit. Between the
-GEMMs of a MoE vLLM runs its activation kernel, which needs PTX for SM12x: the code for Hopper in official wheels has no form for
-more than 128 rows on a GPU of capability 10 or newer. Exit codes are those of nvfp4.py; 2: no vLLM, or no SM12x.
+GEMMs of a MoE, vLLM runs its activation kernel, which needs PTX for SM12x: the code for Hopper in official wheels is not for
+the 256-bit accesses that vLLM chooses for capability 10 and more than 128 rows. Exit codes are those of nvfp4.py; 2: no vLLM,
+or no SM12x.
 """
 
 from __future__ import annotations
