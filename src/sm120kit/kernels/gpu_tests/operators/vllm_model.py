@@ -357,6 +357,7 @@ def engine(directory: Path, moe_backend: str, attention_backend: str) -> Any:
         max_num_seqs=1,
         max_num_batched_tokens=256,
         kv_cache_memory_bytes=2**28,
+        gpu_memory_utilization=0.1,
         async_scheduling=False,
         enable_prefix_caching=False,
         moe_backend=moe_backend,

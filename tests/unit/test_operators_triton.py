@@ -1,0 +1,111 @@
+"""The references of the program that runs vLLM's Triton kernels, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sm120kit.kernels.ptx import interposed
+
+OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(OPERATORS)
+    for name in ("nvfp4", "vllm_layers", "vllm_triton"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import nvfp4
+    import vllm_triton
+
+    monkeypatch.setattr(nvfp4, "DEVICE", "cpu")
+    torch.manual_seed(0)
+    return vllm_triton
+
+
+def test_interval_of_fp8_has_every_quantized_value(triton) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    x = torch.randn(7, 256, dtype=torch.float64)
+    low, high = x - x.abs() * 2**-9, x + x.abs() * 2**-9
+    least, greatest = triton.fp8_interval(low, high)
+    for share in (0.0, 0.3, 1.0):
+        values = (low + (high - low) * share).view(7, 2, 128)
+        scales = values.abs().amax(-1, keepdim=True) / 448
+        quantized = ((values / scales).float().to(torch.float8_e4m3fn).double() * scales).view(7, 256)
+        assert (least <= quantized).all() and (quantized <= greatest).all()
+    exact = triton.fp8_interval(x, x)
+    assert ((exact[1] - exact[0]).abs() <= exact[1].abs() * 1e-5).float().mean() > 0.99
+    assert (torch.stack(triton.fp8_interval(torch.zeros(1, 128), torch.zeros(1, 128))) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "bf16", "int4", "int4-zeros"])
+def test_reference_of_experts(triton, kind: str) -> None:  # type: ignore[no-untyped-def]
+    """Against a plain loop over tokens; each fault that the program plants exceeds the bound."""
+    import nvfp4
+    import torch
+
+    shape = nvfp4.MoeShape("small", 4, 256, 128, 2)
+    experts = triton.Experts.random(kind, shape)
+    x = torch.randn(9, 256).bfloat16()
+    route = nvfp4.routed(nvfp4.router_logits(9, shape, False), shape.active)
+    expected = triton.experts_expected(experts, x, route)
+    plain = torch.zeros(9, 256, dtype=torch.float64)
+    for token in range(9):
+        for expert, weight in zip(route[0][token].tolist(), route[1][token].tolist(), strict=True):
+            gate, up = (experts.values(0, expert) @ x[token].double()).chunk(2)
+            plain[token] += weight * (experts.values(1, expert) @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(expected.plain, plain, rtol=1e-5, atol=1e-6)
+    assert nvfp4.compare(expected.values.bfloat16(), expected, "", "").verdict == "right"
+    assert nvfp4.compare(expected.values.bfloat16(), expected, "", "").cosine > 0.999
+    faults = list(triton.moe_faults(experts, route))
+    assert len(faults) == {"fp8": 5, "bf16": 3, "int4": 5, "int4-zeros": 7}[kind]
+    for name, wrong, wrong_route in faults:
+        output = triton.experts_expected(wrong, x, wrong_route).values.bfloat16()
+        assert nvfp4.compare(output, expected, "", "").verdict == "WRONG", name
+
+
+def test_values_of_int4_weights(triton) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    weights = torch.full((1, 2, 64), 0xF0, dtype=torch.uint8)
+    scales = torch.full((1, 2, 1), 0.5, dtype=torch.bfloat16)
+    experts = triton.Experts("int4", weights, weights, (scales, scales))
+    assert experts.values(0, 0)[0, :4].tolist() == [-4.0, 3.5, -4.0, 3.5]
+    zeros = torch.full((1, 1, 1), 0x2F, dtype=torch.uint8)
+    experts = replace(experts, zeros=(zeros, zeros))
+    assert experts.values(0, 0)[:, :2].tolist() == [[-7.5, 0.0], [-1.0, 6.5]]
+
+
+def test_reference_of_attention(triton) -> None:  # type: ignore[no-untyped-def]
+    """Against a loop over tokens, with keys and values in pages; faults exceed the bound."""
+    import nvfp4
+    import torch
+
+    shape = triton.AttentionShape("small", 4, 2, 32, 5, True)
+    lengths = ((3, 3), (2, 40), (1, 1))
+    call = triton.AttentionCall.random(shape, lengths, False, True)
+    for cache in (call.keys, call.values):
+        cache.copy_(torch.randn(cache.shape) * 16)
+    expected = call.expected()
+    rows, start = [], 0
+    for sequence, (new, total) in enumerate(lengths):
+        for token in range(total - new, total):
+            for head in range(4):
+                scores, values = [call.sinks[head].double()], [torch.zeros(32, dtype=torch.float64)]
+                for other in range(max(0, token - 4), token + 1):
+                    page, slot = call.pages[sequence, other // 16], other % 16
+                    key, value = (cache[page, slot, head // 2].double() for cache in (call.keys, call.values))
+                    scores.append(call.q[start + token - total + new, head].double() @ key * call.scales[0] / 32**0.5)
+                    values.append(value * call.scales[1])
+                rows.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
+        start += new
+    torch.testing.assert_close(expected.plain.flatten(0, 1), torch.stack(rows), rtol=1e-6, atol=1e-6)
+    assert nvfp4.compare(expected.values.bfloat16(), expected, "", "").verdict == "right"
+    for name, changed in triton.attention_faults(call):
+        if "left out" not in name:  # the length of the sequences is that of the reference
+            assert nvfp4.compare(changed.expected().values.bfloat16(), expected, "", "").verdict == "WRONG", name
