@@ -82,14 +82,19 @@ def kept_files(run: Path) -> Iterator[Path]:
                 yield from directory.glob("*.cubin")
 
 
-def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
-    """The PTX beside the file that has the bytes of ``image``, if there is one."""
-    for cubin in files:
+def kept_ptx(cubin: memoryview, files: Iterable[Path]) -> str | None:
+    """The PTX beside the file that has the bytes of ``cubin``, if there is one.
+
+    CuTe DSL writes PTX first. One that is newer than its machine code is of a later compile, which replaces the files.
+    """
+    for file in files:
         try:
-            if cubin.stat().st_size >= len(image) and cubin.read_bytes()[: len(image)] == image:
-                ptx = cubin.with_suffix(".ptx")
-                if ptx.is_file():
-                    return ptx
+            written = file.stat()
+            if written.st_size >= len(cubin) and file.read_bytes()[: len(cubin)] == cubin:
+                ptx = file.with_suffix(".ptx")
+                content = ptx.read_bytes()
+                if ptx.stat().st_mtime_ns <= written.st_mtime_ns:
+                    return _text(memoryview(content))
         except OSError:  # of another program, which removes it
             continue
     return None
@@ -98,28 +103,29 @@ def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
 def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[Path] = ()) -> tuple[str, str]:
     """The PTX of a module and its origin. That of a module of machine code may be empty if all its kernels were captured.
 
-    ``kept`` are files of machine code beside its PTX.
+    ``kept`` are files of machine code beside its PTX. The host code of CuTe DSL loads that machine code in a fatbin.
 
     Raises:
         BadPtx: the module has machine code only, and a kernel was not captured.
         BadArtifact: the image is damaged.
     """
-    names: set[str] = set()
+    machine_code: list[memoryview] = []
     if bytes(image[:4]) == fatbin.MAGIC:
         for part in fatbin.images(image):
             if _SM12X.fullmatch(part.arch) and not part.is_cubin:
                 return _text(part.unpacked()), f"{part.arch} in a fatbin"
-            names |= _kernels(part.unpacked()) if _SM12X.fullmatch(part.arch) else set()
+            machine_code += [part.unpacked()] if _SM12X.fullmatch(part.arch) else []
     elif bytes(image[:4]) == ELF_MAGIC:
-        if ptx := kept_ptx(image, kept):
-            return _text(memoryview(ptx.read_bytes())), "PTX that CuTe DSL kept"
-        names = _kernels(image)
+        machine_code = [image]
     else:
         text = _text(image)
         for path in {captured[name] for name in _ENTRY.findall(text) if name in captured}:
             if path.read_text(encoding="ascii") == text:
                 return text, f"captured {path.name}"
         return text, "PTX"
+    if len(machine_code) == 1 and (ptx := kept_ptx(machine_code[0], kept)):
+        return ptx, "PTX that CuTe DSL kept"
+    names = {name for cubin in machine_code for name in _kernels(cubin)}
     missing = sorted(names - captured.keys())
     if not missing:  # whoever looks a kernel up gets the captured one
         return _EMPTY, "machine code whose kernels were captured" if names else "no kernels"
