@@ -78,8 +78,16 @@ def kernels(groupwise, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unty
     def bmm_fp8(a, b, scale_a, scale_b, dtype, out, backend) -> None:  # type: ignore[no-untyped-def]
         out.copy_(a.float() @ b.float() * scale_a * scale_b)
 
+    def mm_fp4(a, b, scales_a, scales_b, alpha, dtype, out, **options) -> None:  # type: ignore[no-untyped-def]
+        count = a.shape[1] * 2 // options["block_size"]
+        left, right = (
+            groupwise.nvfp4.decode(codes) * powers_at(scales, range(len(codes)), count, options["block_size"], torch)
+            for codes, scales in ((a, scales_a), (b.T, scales_b.T))
+        )
+        out.copy_(left @ right.T * alpha)
+
     base = types.SimpleNamespace(
-        gemm_fp8_nt_groupwise=fp8, group_gemm_mxfp4_nt_groupwise=mxfp4, mm_mxfp8=mm_mxfp8, bmm_fp8=bmm_fp8
+        mm_fp4=mm_fp4, gemm_fp8_nt_groupwise=fp8, group_gemm_mxfp4_nt_groupwise=mxfp4, mm_mxfp8=mm_mxfp8, bmm_fp8=bmm_fp8
     )
     monkeypatch.setattr(groupwise, "gemm_module", lambda: base)
     return base
@@ -136,6 +144,39 @@ def test_reference_of_mxfp8(groupwise, kernels) -> None:  # type: ignore[no-unty
         assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
 
 
+def test_reference_of_mxfp4(groupwise, kernels) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    call, expected = groupwise.fp4(128, 128, 192, False, torch.bfloat16)
+    right = groupwise.attempt("", "", expected, call.run)
+    assert right.verdict == "right" and right.error_over_bound > 0.5, right
+    for fault, wrong in groupwise.fp4_faults(call).items():
+        assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
+
+
+def test_tactics_are_those_of_the_back_end_that_is_called(groupwise, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    used = []
+
+    class Runner:
+        def get_valid_tactics(self, inputs, profile):  # type: ignore[no-untyped-def]
+            return [("tile", size) for size in inputs]
+
+    tuner = type("AutoTuner", (), {"choose_one": lambda self, *arguments: None})
+    monkeypatch.setitem(sys.modules, "flashinfer.autotuner", types.SimpleNamespace(AutoTuner=tuner))
+
+    def run() -> torch.Tensor:
+        _, tactic = tuner().choose_one("operator", [Runner()], tuning_config=None, inputs=[1, 2])
+        used.append(tactic)
+        return torch.ones(1)
+
+    exact = groupwise.Expected(torch.ones(1), torch.ones(1), torch.ones(1))
+    rows = list(groupwise.rows_of_tactics("operator", "case", exact, run))
+    assert used == [-1, ("tile", 1), ("tile", 2)] and [row.case for row in rows][1] == "case, tactic ('tile', 2)"
+    assert tuner().choose_one("other") is None
+
+
 def test_groups_of_nvfp4_have_an_alpha_each(groupwise) -> None:  # type: ignore[no-untyped-def]
     import torch
 
@@ -154,7 +195,7 @@ def test_program_writes_the_record_of_what_it_compared(groupwise, monkeypatch, t
     import torch
 
     checks = [name for name in vars(groupwise) if name.startswith("check_")]
-    assert len(checks) == 6
+    assert len(checks) == 7
     for name in checks:
         row = groupwise.nvfp4.OperatorRow(name, "", "right")
         monkeypatch.setattr(groupwise, name, lambda report, names, row=row: names("mm-mxfp8-f16") and report.add(row))

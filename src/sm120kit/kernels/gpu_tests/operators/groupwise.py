@@ -20,14 +20,14 @@ import fnmatch
 import importlib
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import nvfp4
 import torch
-from nvfp4 import ACCUMULATION, HALF_ULP, Expected, OperatorReport, attempt, decode, scale_values
+from nvfp4 import ACCUMULATION, HALF_ULP, Expected, OperatorReport, OperatorRow, attempt, decode, scale_values
 
 Tensor = torch.Tensor
 
@@ -46,6 +46,7 @@ LIMITS = (
 """Columns, depth and rows that are no multiples of the scales' granularity."""
 BATCHES = ((1, 60, 1536, 5120), (3, 48, 200, 192), (2, 300, 256, 512))
 MXFP8_SHAPES = ((1, 3072, 1024), (31, 1024, 3072), (300, 5120, 4096), (512, 512, 512), (40, 160, 160))
+FP4_SHAPES = ((1, 3072, 1024), (31, 1024, 3072), (300, 3072, 4096), (512, 512, 512), (40, 160, 192))
 GROUPS = {
     "one group": (300,),
     "ragged and empty groups": (0, 4, 60, 128, 0, 300, 132, 8),
@@ -421,7 +422,93 @@ def tiles_text(tiles: tuple[int, int, bool]) -> str:
     return f"tile 128x{tiles[0]}x{tiles[1]}{', operands exchanged' * tiles[2]}"
 
 
-# ---- MXFP8
+# ---- dense GEMMs with scales in blocks
+
+
+@contextlib.contextmanager
+def chosen(tactic: Any, seen: list[tuple[Any, list[Any]]]) -> Iterator[None]:
+    """FlashInfer's autotuner returns the first runner with ``tactic``; ``seen`` gets that runner and its inputs."""
+    tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
+    original = tuner.choose_one
+
+    def choose(self: Any, custom_op: str, runners: list[Any], tuning_config: Any, inputs: list[Any]) -> tuple[Any, Any]:
+        seen.append((runners[0], inputs))
+        return runners[0], tactic
+
+    tuner.choose_one = choose
+    try:
+        yield
+    finally:
+        tuner.choose_one = original
+
+
+def rows_of_tactics(operator: str, case: str, expected: Expected, run: Callable[[], Tensor]) -> Iterator[OperatorRow]:
+    """Each tactic of the back-end that ``run`` names; none if that is refused."""
+    seen: list[tuple[Any, list[Any]]] = []
+    with chosen(-1, seen):
+        attempt(operator, case, expected, run)
+    for runner, inputs in seen[:1]:
+        for tactic in runner.get_valid_tactics(inputs, None):
+            with chosen(tactic, []):
+                yield attempt(operator, f"{case}, tactic {tactic}", expected, run)
+
+
+@dataclass(frozen=True)
+class Fp4Call:
+    """Operands of ``mm_fp4``, with interleaved scales: NVFP4, or MXFP4."""
+
+    a: Tensor
+    b: Tensor
+    scales_a: Tensor
+    scales_b: Tensor
+    alpha: Tensor
+    dtype: torch.dtype
+    nvfp4: bool
+    backend: str = "b12x"
+
+    def run(self) -> Tensor:
+        out = unwritten(len(self.a), len(self.b), dtype=self.dtype)
+        operands = self.a, self.b.T, self.scales_a, self.scales_b.T, self.alpha, self.dtype, out
+        gemm_module().mm_fp4(*operands, block_size=16 if self.nvfp4 else 32, use_nvfp4=self.nvfp4, backend=self.backend)
+        return out
+
+
+def fp4(rows: int, columns: int, depth: int, nv: bool, dtype: torch.dtype) -> tuple[Fp4Call, Expected]:
+    codes = [byte_scales(0, 256, size, depth // 2) for size in (rows, columns)]
+    vector, low, high, values_of = (16, 0x20, 0x48, scale_values) if nv else (32, 123, 131, powers)
+    scales = [byte_scales(low, high, size, depth // vector) for size in (rows, columns)]
+    alpha = (0.5 + torch.rand(1, device=nvfp4.DEVICE)) / depth
+    exact = [scaled(decode(each), values_of(factor), 1, vector) for each, factor in zip(codes, scales, strict=True)]
+    stored = [interleaved(each) for each in scales]
+    call = Fp4Call(codes[0], codes[1], stored[0], stored[1], alpha, dtype, nv)
+    return call, product(exact[0], exact[1], dtype, alpha.double())
+
+
+def fp4_faults(call: Fp4Call) -> dict[str, Fp4Call]:
+    return {
+        "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
+        "a's scales are one byte late": replace(call, scales_a=call.scales_a.flatten().roll(1).view_as(call.scales_a)),
+        "b's elements are those of the row before": replace(call, b=call.b.roll(1, 0)),
+        "alpha is 5 % too large": replace(call, alpha=call.alpha * 1.05),
+    }
+
+
+def check_fp4(report: OperatorReport, names: Names) -> None:
+    """The back-ends that nvfp4.py does not name, MXFP4, and what FlashInfer selects."""
+    for (nv, kind), output in itertools.product(((True, "nvfp4"), (False, "mxfp4")), OUTPUTS):
+        if not names(f"mm-{kind}-{output}"):
+            continue
+        for rows, columns, depth in FP4_SHAPES:
+            call, expected = fp4(rows, columns, depth, nv, OUTPUTS[output])
+            case = f"{kind} {by((rows, columns, depth))} {output}"
+            for backend in ("b12x", "auto"):
+                report.add(attempt("mm_fp4", f"{case}, {backend}", expected, replace(call, backend=backend).run))
+            if rows != columns or output != "bf16":
+                continue
+            for row in rows_of_tactics("mm_fp4", f"{case}, b12x", expected, call.run):
+                report.add(row)
+            for fault, wrong in fp4_faults(call).items():
+                report.fault(f"mm_fp4, {kind}, b12x: {fault}", attempt("", "", expected, wrong.run))
 
 
 @dataclass(frozen=True)
@@ -455,23 +542,6 @@ def mxfp8(batch: Sequence[int], rows: int, columns: int, depth: int, dtype: torc
     return Mxfp8Call(operands[0], operands[1], stored[0], stored[1], dtype), product(exact[0], exact[1], dtype)
 
 
-@contextlib.contextmanager
-def chosen(tactic: int, seen: list[Any]) -> Iterator[None]:
-    """FlashInfer's autotuner returns the first runner with ``tactic``, and ``seen`` gets the runner."""
-    tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
-    original = tuner.choose_one
-
-    def choose(self: Any, custom_op: str, runners: Sequence[Any], *arguments: Any, **keywords: Any) -> tuple[Any, int]:
-        seen.append(runners[0])
-        return runners[0], tactic
-
-    tuner.choose_one = choose
-    try:
-        yield
-    finally:
-        tuner.choose_one = original
-
-
 def mxfp8_faults(call: Mxfp8Call) -> dict[str, Mxfp8Call]:
     return {
         "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
@@ -489,12 +559,9 @@ def check_mxfp8(report: OperatorReport, names: Names) -> None:
             case = f"{by((rows, columns, depth))} {output}"
             for backend in ("cutlass", "cudnn", "cute-dsl", "b12x", "trtllm", "auto"):
                 report.add(attempt("mm_mxfp8", f"{case}, {backend}", expected, replace(call, backend=backend).run))
-            seen: list[Any] = []
-            with chosen(-1, seen):
-                attempt("mm_mxfp8", case, expected, call.run)
-            for tactic in seen[0].get_valid_tactics([], None) if seen else ():
-                with chosen(tactic, []):
-                    report.add(attempt("mm_mxfp8", f"{case}, cutlass, tactic {tactic}", expected, call.run))
+            for backend in ("cutlass", "b12x") if output == "bf16" else ("cutlass",):
+                for row in rows_of_tactics("mm_mxfp8", f"{case}, {backend}", expected, replace(call, backend=backend).run):
+                    report.add(row)
             if rows == columns and output == "bf16":
                 for fault, wrong in mxfp8_faults(call).items():
                     report.fault(f"mm_mxfp8: {fault}", attempt("", "", expected, wrong.run))
@@ -532,7 +599,7 @@ def main() -> int:
     torch.manual_seed(options.seed)
     report, names = OperatorReport("groupwise-operators", ("flashinfer", "torch")), Names(options.only or ["*"])
     importlib.import_module("flashinfer")
-    for check in (check_dense, check_batches, check_mxfp8, check_grouped, check_grouped_fp8, check_limits):
+    for check in (check_dense, check_batches, check_mxfp8, check_grouped, check_grouped_fp8, check_fp4, check_limits):
         check(report, names)
     code: int = report.finish(options.receipt)
     return code
