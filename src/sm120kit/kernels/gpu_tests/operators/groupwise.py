@@ -82,8 +82,9 @@ def byte_scales(low: int, high: int, *shape: int) -> Tensor:
 
 
 def powers(scales: Tensor) -> Tensor:
-    """Bytes of ue8m0 as float64."""
-    return torch.exp2(scales.double() - 127)
+    """Bytes of ue8m0 as float64, from a table: PyTorch compiles ``exp2`` for the GPU that it detects, and without PTX."""
+    table = torch.tensor([2.0 ** (exponent - 127) for exponent in range(256)], dtype=torch.float64, device=scales.device)
+    return table[scales.long()]
 
 
 def interleaved(scales: Tensor) -> Tensor:
