@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
+from sm120kit.core import process
 from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, data_root
@@ -705,3 +706,14 @@ def test_ptx_of_machine_code_in_a_fatbin(tmp_path: Path) -> None:
     cubin.write_bytes(bytes(part.unpacked())[:-1] + b"\1")
     with pytest.raises(BadPtx, match="machine code only"):
         images.module_ptx(image, {}, [cubin])
+
+
+@pytest.mark.parametrize(("option", "expected"), [("", "-arch=sm_90a"), (images.QUICKLY, f"{images.QUICKLY} -arch=sm_90a")])
+def test_ptxas_gets_the_option(option: str, expected: str, tmp_path: Path) -> None:
+    ptxas = tmp_path / "bin" / "ptxas"
+    ptxas.parent.mkdir()
+    ptxas.write_text('#!/bin/sh\necho "$@"\n')
+    ptxas.chmod(0o700)
+    with images._with_option(option, Toolchain(tmp_path, "13.0", "c++", "12")) as tools:
+        done = process.run(["/bin/sh", str(tools.cuda_home / "bin" / "ptxas"), "-arch=sm_90a"])
+    assert done.stdout.strip() == expected

@@ -11,16 +11,18 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sm120kit.core import toolchain
 from sm120kit.core.errors import BadPtx, Sm120kitError
+from sm120kit.core.records import Toolchain
 from sm120kit.core.state import write_atomic
 from sm120kit.kernels.cubin import device, fatbin
 from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
@@ -38,13 +40,20 @@ CUTE_DSL = "cute-dsl"
 RECORD = ".module.json"
 """Suffix of the record of a rewritten module."""
 
+MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
+"""Kernels with more replaced instructions than this are assembled with this option. ptxas needs 11 s with it for one with 958
+(b12x's MoE for many tokens), and had not finished after 200 s without it."""
+
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text."""
+    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text.
+
+    ``ptxas`` is the option with which it was assembled, if there was one.
+    """
 
     origin: str
     ptx: str
@@ -52,6 +61,7 @@ class LoadedModule:
     replaced: Mapping[str, int] = field(default_factory=dict)
     kernels: tuple[AssembledKernel, ...] = ()
     seconds: float = 0.0
+    ptxas: str = ""
 
 
 def captured_kernels(directory: Path) -> dict[str, Path]:
@@ -163,9 +173,11 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     started = time.monotonic()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
     module = rewrite(text, lambda: library.read_functions((run / FUNCTIONS).read_text()))
+    option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(_ENTRY.findall(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:
-        kernels = library.assemble(module.text, output, toolchain.find())
+        with _with_option(option, toolchain.find()) as tools:
+            kernels = library.assemble(module.text, output, tools)
         write_atomic(cubin, output.read_bytes())
     finally:
         output.unlink(missing_ok=True)
@@ -176,7 +188,21 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
         module.counts,
         tuple(kernels),
         round(time.monotonic() - started, 1),
+        option,
     )
+
+
+@contextmanager
+def _with_option(option: str, tools: Toolchain) -> Iterator[Toolchain]:
+    """A toolchain whose ptxas gets an option more."""
+    with tempfile.TemporaryDirectory() as directory:
+        if option:
+            ptxas = Path(directory) / "bin" / "ptxas"
+            ptxas.parent.mkdir()
+            ptxas.write_text(f'#!/bin/sh\nexec {shlex.quote(str(tools.cuda_home / "bin" / "ptxas"))} {option} "$@"\n')
+            ptxas.chmod(0o700)
+            tools = replace(tools, cuda_home=Path(directory))
+        yield tools
 
 
 def main() -> int:
