@@ -207,3 +207,35 @@ def test_program_writes_the_record_of_what_it_compared(groupwise, monkeypatch, t
     record = json.loads((tmp_path / "r").read_text())
     assert (record["kind"], record["versions"]["flashinfer"]) == ("groupwise-operators", "0.7.2")
     assert sorted(row["operator"] for row in record["rows"]) == sorted(checks)
+
+
+def test_groups_of_fp8_are_given_to_the_operator_and_to_the_module(groupwise, kernels, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    def module(*arguments) -> None:  # type: ignore[no-untyped-def]
+        _, _, a, b, scales_a, scales_b, out, offsets, n, k, *granularity, major = arguments
+        assert b.shape[1:] == (n, k)
+        for group, (first, last) in enumerate(zip(offsets.tolist(), offsets.tolist()[1:], strict=False)):
+            step = granularity[0]
+            scales = scales_a[:, first // step : last // step] if major == "MN" else scales_a[first // step : last // step]
+            part = out[first:last]
+            kernels.gemm_fp8_nt_groupwise(a[first:last], b[group], scales, scales_b[group], major, granularity, part)
+
+    def operator(a, b, scales_a, scales_b, offsets, *layout, out) -> None:  # type: ignore[no-untyped-def]
+        if len(offsets) > 2:
+            raise RuntimeError("several groups")
+        module(None, None, a, b, scales_a, scales_b, out, offsets, *b.shape[1:], *layout[0], layout[1])
+
+    kernels.group_gemm_fp8_nt_groupwise = operator
+    kernels.get_gemm_sm120_module = lambda: types.SimpleNamespace(group_gemm_fp8_nt_groupwise=module)
+    for major in groupwise.MAJORS:
+        for sizes in ((128,), (0, 128, 256)):
+            call, expected = groupwise.grouped_fp8(sizes, (128, 256), (128, 128, 128), major, ("e4m3", "bf16"))
+            verdict = groupwise.attempt("", "", expected, call.run).verdict
+            assert verdict == ("right" if len(sizes) == 1 else "refused")
+            direct = groupwise.replace(call, direct=True)
+            assert groupwise.attempt("", "", expected, direct.run).verdict == "right"
+    call, expected = groupwise.grouped_fp8((300,), (128, 256), (1, 128, 128), "K", ("e4m3", "bf16"))
+    for fault, wrong in groupwise.grouped_fp8_faults(call).items():
+        assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
+    assert torch.equal(call.offsets, torch.tensor([0, 300], dtype=torch.int32))
