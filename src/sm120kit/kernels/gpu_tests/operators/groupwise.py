@@ -133,9 +133,9 @@ class DenseCall:
     def random(cls, shape: Sequence[int], granularity: tuple[int, int, int], major: str, types: tuple[str, str]) -> DenseCall:
         rows, columns, depth = shape
         step_m, step_n, step_k = granularity
-        operands = [fp8(size, depth, dtype=FP8[types[0]]) for size in (rows, columns)]
-        scales = [fp32_scales(-(-size // step), -(-depth // step_k)) for size, step in ((rows, step_m), (columns, step_n))]
-        return cls(*operands, *scales, granularity, major, OUTPUTS[types[1]])
+        a, b = (fp8(size, depth, dtype=FP8[types[0]]) for size in (rows, columns))
+        counts = [(-(-size // step), -(-depth // step_k)) for size, step in ((rows, step_m), (columns, step_n))]
+        return cls(a, b, fp32_scales(*counts[0]), fp32_scales(*counts[1]), granularity, major, OUTPUTS[types[1]])
 
     def stored(self, scales: Tensor) -> Tensor:
         return scales.contiguous() if self.major == "K" else scales.mT.contiguous()
@@ -496,24 +496,6 @@ def fp4_faults(call: Fp4Call) -> dict[str, Fp4Call]:
     }
 
 
-def check_fp4(report: OperatorReport, names: Names) -> None:
-    """The back-ends that nvfp4.py does not name, MXFP4, and what FlashInfer selects."""
-    for (nv, kind), output in itertools.product(((True, "nvfp4"), (False, "mxfp4")), OUTPUTS):
-        if not names(f"mm-{kind}-{output}"):
-            continue
-        for rows, columns, depth in FP4_SHAPES:
-            call, expected = fp4(rows, columns, depth, nv, OUTPUTS[output])
-            case = f"{kind} {by((rows, columns, depth))} {output}"
-            for backend in ("b12x", "auto"):
-                report.add(attempt("mm_fp4", f"{case}, {backend}", expected, replace(call, backend=backend).run))
-            if rows != columns or output != "bf16":
-                continue
-            for row in rows_of_tactics("mm_fp4", f"{case}, b12x", expected, call.run):
-                report.add(row)
-            for fault, wrong in fp4_faults(call).items():
-                report.fault(f"mm_fp4, {kind}, b12x: {fault}", attempt("", "", expected, wrong.run))
-
-
 @dataclass(frozen=True)
 class Mxfp8Call:
     """Operands of ``mm_mxfp8`` and ``bmm_mxfp8``, with interleaved scales."""
@@ -555,23 +537,49 @@ def mxfp8_faults(call: Mxfp8Call) -> dict[str, Mxfp8Call]:
 
 def check_mxfp8(report: OperatorReport, names: Names) -> None:
     for output in OUTPUTS:
-        if not names(f"mm-mxfp8-{output}"):
-            continue
-        for rows, columns, depth in MXFP8_SHAPES:
+        for rows, columns, depth in MXFP8_SHAPES if names(f"mm-mxfp8-{output}") else ():
             call, expected = mxfp8((), rows, columns, depth, OUTPUTS[output])
             case = f"{by((rows, columns, depth))} {output}"
-            for backend in ("cutlass", "cudnn", "cute-dsl", "b12x", "trtllm", "auto"):
+            for backend in ("cutlass", "cudnn", "cute-dsl", "trtllm"):
                 report.add(attempt("mm_mxfp8", f"{case}, {backend}", expected, replace(call, backend=backend).run))
-            for backend in ("cutlass", "b12x") if output == "bf16" else ("cutlass",):
-                for row in rows_of_tactics("mm_mxfp8", f"{case}, {backend}", expected, replace(call, backend=backend).run):
-                    report.add(row)
+            for row in rows_of_tactics("mm_mxfp8", f"{case}, cutlass", expected, call.run):
+                report.add(row)
             if rows == columns and output == "bf16":
                 for fault, wrong in mxfp8_faults(call).items():
                     report.fault(f"mm_mxfp8: {fault}", attempt("", "", expected, wrong.run))
-    for output, (batch, rows) in itertools.product(OUTPUTS, ((1, 300), (3, 128), (3, 60))):
-        if names(f"bmm-mxfp8-{output}"):
+        for batch, rows in ((1, 300), (3, 128), (3, 60)) if names(f"bmm-mxfp8-{output}") else ():
             call, expected = mxfp8((batch,), rows, 256, 512, OUTPUTS[output])
             report.add(attempt("bmm_mxfp8", f"{by((batch, rows, 256, 512))} {output}, cutlass", expected, call.run))
+
+
+# ---- kernels of CuTe DSL
+
+
+def check_b12x(report: OperatorReport, names: Names) -> None:
+    """Back-end ``b12x`` of ``mm_mxfp8`` and ``mm_fp4``, and what FlashInfer selects."""
+    for kind, output in itertools.product(("mxfp8", "nvfp4", "mxfp4"), OUTPUTS):
+        if not names(f"b12x-{kind}-{output}"):
+            continue
+        operator = "mm_mxfp8" if kind == "mxfp8" else "mm_fp4"
+        for rows, columns, depth in MXFP8_SHAPES if kind == "mxfp8" else FP4_SHAPES:
+            call, expected = dense(kind, rows, columns, depth, OUTPUTS[output])
+            case = f"{kind} {by((rows, columns, depth))} {output}"
+            for backend in ("b12x", "auto"):
+                report.add(attempt(operator, f"{case}, {backend}", expected, replace(call, backend=backend).run))
+            if rows != columns or output != "bf16" or depth % 128:
+                continue
+            call = replace(call, backend="b12x")
+            for row in rows_of_tactics(operator, f"{case}, b12x", expected, call.run):
+                report.add(row)
+            faults = mxfp8_faults(call) if isinstance(call, Mxfp8Call) else fp4_faults(call)
+            for fault, wrong in faults.items():
+                report.fault(f"{operator}, {kind}, b12x: {fault}", attempt("", "", expected, wrong.run))
+
+
+def dense(kind: str, rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Mxfp8Call | Fp4Call, Expected]:
+    if kind == "mxfp8":
+        return mxfp8((), rows, columns, depth, dtype)
+    return fp4(rows, columns, depth, kind == "nvfp4", dtype)
 
 
 # ---- the program
@@ -602,7 +610,7 @@ def main() -> int:
     torch.manual_seed(options.seed)
     report, names = OperatorReport("groupwise-operators", ("flashinfer", "torch")), Names(options.only or ["*"])
     importlib.import_module("flashinfer")
-    for check in (check_dense, check_batches, check_limits, check_mxfp8, check_fp4, check_grouped, check_grouped_fp8):
+    for check in (check_dense, check_batches, check_limits, check_mxfp8, check_grouped, check_grouped_fp8, check_b12x):
         check(report, names)
     code: int = report.finish(options.receipt)
     return code
