@@ -6,9 +6,9 @@ A program for a Python that has torch and SGLang 0.5.11; it needs nothing else o
     python sglang_layers.py                             an SM12x GPU
 
 Layers are SGLang's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models,
-on one GPU. Every back-end with NVFP4 for SM12x is selected in turn, that of patches/sglang included; what one refuses is listed.
-Bounds and exit codes are those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: no SGLang,
-or no SM12x.
+on one GPU. Every back-end with NVFP4 for SM12x is selected in turn, also b12x of patches/sglang; what one refuses is listed.
+Bounds and exit codes are those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: no
+SGLang, or no SM12x.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare every module of a small NVFP4 model that SGLang's ModelRunner runs with float64 of its dequantized weights.
 
-A program for a Python that has torch, safetensors and SGLang 0.5.11; it needs nothing else of sm120kit than the files beside it:
+A program for a Python that has torch, safetensors and SGLang 0.5.11; of sm120kit it needs only the files beside it:
 
     sm120kit verify run -- python sglang_model.py --moe-runner-backend flashinfer_cutlass
 
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import b12x_nvfp4
-import nvfp4
 import torch
 from nvfp4 import Expected, MoeLayer, OperatorReport, OperatorRow, compare, routed
 from sglang_layers import require_sglang, sglang
@@ -100,9 +99,7 @@ def generate(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     for number, prompt in enumerate(prompts):
         model.req_to_token_pool.clear()
         model.token_to_kv_pool_allocator.clear()
-        request = request_of(
-            rid=str(number), origin_input_text="", origin_input_ids=list(prompt), sampling_params=parameters
-        )
+        request = request_of(rid=str(number), origin_input_text="", origin_input_ids=list(prompt), sampling_params=parameters)
         request.fill_ids = request.origin_input_ids
         request.logprob_start_len = -1
         request.set_extend_input_len(len(request.fill_ids))
@@ -119,7 +116,7 @@ def generate(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class SglangRows(ModuleRows):
+class SglangRows(ModuleRows):  # type: ignore[misc]
     """SGLang normalizes queries and keys with one kernel, which is no module; its rotary embedding gets what that returns."""
 
     moe_backend: str = ""
