@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
+from sm120kit.core import process
 from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, data_root
+from sm120kit.kernels.cubin import fatbin
 from sm120kit.kernels.gpu_tests import gpu
-from sm120kit.kernels.ptx import forms, interposed, library, model, selftest
+from sm120kit.kernels.ptx import forms, images, interposed, library, model, selftest
 from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
 from sm120kit.kernels.ptx.syntax import instructions
 from sm120kit.wheels import flashinfer
@@ -28,6 +31,8 @@ HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
 NAMES = re.findall(r"^FUNCTION \w+ (\w+)\(", library.SOURCE.read_text(), re.MULTILINE)
 FUNCTIONS = library.SoftwareFunctions({name: f".func {name}();" for name in NAMES}, "9.0")
 EVERY = forms.all_forms()
+FATBIN = Path(__file__).parent / "data" / "cubin" / "lz4.fatbin"
+"""One image, machine code for SM12x."""
 
 
 def rewritten(body: str, header: str = HEADER) -> RewrittenPtx:
@@ -670,11 +675,45 @@ def test_receipt_is_of_this_rewriter_and_complete() -> None:
 
 
 def test_ptx_of_machine_code_is_that_beside_a_file_with_the_same_bytes(tmp_path: Path) -> None:
-    from sm120kit.kernels.ptx import images
-
     files = [tmp_path / name for name in ("alone.cubin", "other.cubin", "kept.cubin")]
+    files[2].with_suffix(".ptx").write_text(".version 9.0")
     for file, content in zip(files, (b"code", b"other code", b"code"), strict=True):
         file.write_bytes(content)
-    files[2].with_suffix(".ptx").write_text(".version 9.0")
-    assert images.kept_ptx(memoryview(b"code"), [tmp_path / "absent.cubin", *files]) == files[2].with_suffix(".ptx")
+    assert images.kept_ptx(memoryview(b"code"), [tmp_path / "absent.cubin", *files]) == ".version 9.0"
     assert images.kept_ptx(memoryview(b"code"), files[:2]) is None
+
+
+def test_ptx_of_a_later_compile_is_not_used(tmp_path: Path) -> None:
+    """A compile of the same function replaces the PTX first, and the machine code after it."""
+    cubin = tmp_path / "kernel.cubin"
+    cubin.with_suffix(".ptx").write_text("first")
+    cubin.write_bytes(b"code")
+    assert images.kept_ptx(memoryview(b"code"), [cubin]) == "first"
+    cubin.with_suffix(".ptx").write_text("second")
+    later = cubin.stat().st_mtime_ns + 1
+    os.utime(cubin.with_suffix(".ptx"), ns=(later, later))
+    assert images.kept_ptx(memoryview(b"code"), [cubin]) is None
+
+
+def test_ptx_of_machine_code_in_a_fatbin(tmp_path: Path) -> None:
+    """The host code of CuTe DSL loads a fatbin, whose only image has the bytes of the file."""
+    image = memoryview(FATBIN.read_bytes())
+    (part,) = fatbin.images(image)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.with_suffix(".ptx").write_text(".version 9.0")
+    cubin.write_bytes(part.unpacked())
+    assert images.module_ptx(image, {}, [cubin]) == (".version 9.0", "PTX that CuTe DSL kept")
+    cubin.write_bytes(bytes(part.unpacked())[:-1] + b"\1")
+    with pytest.raises(BadPtx, match="machine code only"):
+        images.module_ptx(image, {}, [cubin])
+
+
+@pytest.mark.parametrize(("option", "expected"), [("", "-arch=sm_90a"), (images.QUICKLY, f"{images.QUICKLY} -arch=sm_90a")])
+def test_ptxas_gets_the_option(option: str, expected: str, tmp_path: Path) -> None:
+    ptxas = tmp_path / "bin" / "ptxas"
+    ptxas.parent.mkdir()
+    ptxas.write_text('#!/bin/sh\necho "$@"\n')
+    ptxas.chmod(0o700)
+    with images._with_option(option, Toolchain(tmp_path, "13.0", "c++", "12")) as tools:
+        done = process.run(["/bin/sh", str(tools.cuda_home / "bin" / "ptxas"), "-arch=sm_90a"])
+    assert done.stdout.strip() == expected

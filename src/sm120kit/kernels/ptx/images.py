@@ -11,16 +11,18 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sm120kit.core import toolchain
 from sm120kit.core.errors import BadPtx, Sm120kitError
+from sm120kit.core.records import Toolchain
 from sm120kit.core.state import write_atomic
 from sm120kit.kernels.cubin import device, fatbin
 from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
@@ -38,13 +40,20 @@ CUTE_DSL = "cute-dsl"
 RECORD = ".module.json"
 """Suffix of the record of a rewritten module."""
 
+MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
+"""Kernels with more replaced instructions than this are assembled with this option. ptxas needs 11 s with it for one with 958
+(b12x's MoE for many tokens), and had not finished after 200 s without it."""
+
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text."""
+    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text.
+
+    ``ptxas`` is the option with which it was assembled, if there was one.
+    """
 
     origin: str
     ptx: str
@@ -52,6 +61,7 @@ class LoadedModule:
     replaced: Mapping[str, int] = field(default_factory=dict)
     kernels: tuple[AssembledKernel, ...] = ()
     seconds: float = 0.0
+    ptxas: str = ""
 
 
 def captured_kernels(directory: Path) -> dict[str, Path]:
@@ -82,14 +92,19 @@ def kept_files(run: Path) -> Iterator[Path]:
                 yield from directory.glob("*.cubin")
 
 
-def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
-    """The PTX beside the file that has the bytes of ``image``, if there is one."""
-    for cubin in files:
+def kept_ptx(cubin: memoryview, files: Iterable[Path]) -> str | None:
+    """The PTX beside the file that has the bytes of ``cubin``, if there is one.
+
+    CuTe DSL writes PTX first. One that is newer than its machine code is of a later compile, which replaces the files.
+    """
+    for file in files:
         try:
-            if cubin.stat().st_size >= len(image) and cubin.read_bytes()[: len(image)] == image:
-                ptx = cubin.with_suffix(".ptx")
-                if ptx.is_file():
-                    return ptx
+            written = file.stat()
+            if written.st_size >= len(cubin) and file.read_bytes()[: len(cubin)] == cubin:
+                ptx = file.with_suffix(".ptx")
+                content = ptx.read_bytes()
+                if ptx.stat().st_mtime_ns <= written.st_mtime_ns:
+                    return _text(memoryview(content))
         except OSError:  # of another program, which removes it
             continue
     return None
@@ -98,28 +113,29 @@ def kept_ptx(image: memoryview, files: Iterable[Path]) -> Path | None:
 def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[Path] = ()) -> tuple[str, str]:
     """The PTX of a module and its origin. That of a module of machine code may be empty if all its kernels were captured.
 
-    ``kept`` are files of machine code beside its PTX.
+    ``kept`` are files of machine code beside its PTX. The host code of CuTe DSL loads that machine code in a fatbin.
 
     Raises:
         BadPtx: the module has machine code only, and a kernel was not captured.
         BadArtifact: the image is damaged.
     """
-    names: set[str] = set()
+    machine_code: list[memoryview] = []
     if bytes(image[:4]) == fatbin.MAGIC:
         for part in fatbin.images(image):
             if _SM12X.fullmatch(part.arch) and not part.is_cubin:
                 return _text(part.unpacked()), f"{part.arch} in a fatbin"
-            names |= _kernels(part.unpacked()) if _SM12X.fullmatch(part.arch) else set()
+            machine_code += [part.unpacked()] if _SM12X.fullmatch(part.arch) else []
     elif bytes(image[:4]) == ELF_MAGIC:
-        if ptx := kept_ptx(image, kept):
-            return _text(memoryview(ptx.read_bytes())), "PTX that CuTe DSL kept"
-        names = _kernels(image)
+        machine_code = [image]
     else:
         text = _text(image)
         for path in {captured[name] for name in _ENTRY.findall(text) if name in captured}:
             if path.read_text(encoding="ascii") == text:
                 return text, f"captured {path.name}"
         return text, "PTX"
+    if len(machine_code) == 1 and (ptx := kept_ptx(machine_code[0], kept)):
+        return ptx, "PTX that CuTe DSL kept"
+    names = {name for cubin in machine_code for name in _kernels(cubin)}
     missing = sorted(names - captured.keys())
     if not missing:  # whoever looks a kernel up gets the captured one
         return _EMPTY, "machine code whose kernels were captured" if names else "no kernels"
@@ -157,9 +173,11 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     started = time.monotonic()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
     module = rewrite(text, lambda: library.read_functions((run / FUNCTIONS).read_text()))
+    option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(_ENTRY.findall(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:
-        kernels = library.assemble(module.text, output, toolchain.find())
+        with _with_option(option, toolchain.find()) as tools:
+            kernels = library.assemble(module.text, output, tools)
         write_atomic(cubin, output.read_bytes())
     finally:
         output.unlink(missing_ok=True)
@@ -170,7 +188,21 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
         module.counts,
         tuple(kernels),
         round(time.monotonic() - started, 1),
+        option,
     )
+
+
+@contextmanager
+def _with_option(option: str, tools: Toolchain) -> Iterator[Toolchain]:
+    """A toolchain whose ptxas gets an option more."""
+    with tempfile.TemporaryDirectory() as directory:
+        if option:
+            ptxas = Path(directory) / "bin" / "ptxas"
+            ptxas.parent.mkdir()
+            ptxas.write_text(f'#!/bin/sh\nexec {shlex.quote(str(tools.cuda_home / "bin" / "ptxas"))} {option} "$@"\n')
+            ptxas.chmod(0o700)
+            tools = replace(tools, cuda_home=Path(directory))
+        yield tools
 
 
 def main() -> int:

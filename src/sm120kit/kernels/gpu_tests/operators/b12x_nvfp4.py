@@ -1,4 +1,4 @@
-"""Compare b12x's NVFP4 GEMM and fused static MoE, called through its Python API, with float64 of the dequantized operands.
+"""Compare b12x's NVFP4 GEMM and its three fused MoE kernels, called from Python, with float64 of the dequantized operands.
 
 A program for a Python that has torch, b12x and its CuTe DSL; beside it lies nvfp4.py, whose references it uses:
 
@@ -42,12 +42,18 @@ from nvfp4 import (
 
 Tensor = torch.Tensor
 
-GEMM_SHAPES = ((8, 1024, 3072), (1, 3072, 512), (300, 1024, 3072), (512, 512, 512))
-"""Rows, columns and depth; the first three are those of the shared expert of Qwen3.5-122B on one of two GPUs."""
+GEMM_SHAPES = (
+    *((8, 1024, 3072), (300, 1024, 3072), (2048, 1024, 3072)),
+    *((1, 3072, 512), (48, 3072, 512), (2048, 3072, 512)),
+    (512, 512, 512),
+)
+"""Rows, columns and depth; all but the last are those of the shared expert of Qwen3.5-122B on one of two GPUs."""
 
 MOE_SHAPES = (MoeShape("qwen3.5-122b-tp2", 256, 3072, 512, 8),)
-MOE_TOKENS = (1, 6, 33)
-"""b12x selects its kernel `micro` for few tokens, and `static` for the others."""
+MOE_TOKENS = (1, 5, 6, 33, 192, 512)
+"""With 8 experts for each, b12x selects its kernel `micro` for up to 5 tokens, `static` for up to 80, else `dynamic`."""
+FAULTY_TOKENS = (5, 6, 192)
+"""Calls in which faults are planted: one for each kernel."""
 
 SLICE = 128
 """Columns of the intermediate activations that a CTA of the MoE kernels multiplies before it adds to the output."""
@@ -235,6 +241,12 @@ def moe_faults(call: B12xMoeCall, layer: MoeLayer) -> dict[str, B12xMoeCall]:
     }
 
 
+def last_kernel() -> str:
+    """The kernel that b12x selected for the last call."""
+    (key, _) = importlib.import_module("b12x.integration.tp_moe")._LAST_KERNEL
+    return str(key[0]) if key else "none"
+
+
 def check_moe(report: OperatorReport, pattern: str) -> None:
     for shape in MOE_SHAPES:
         if not fnmatch.fnmatch(f"moe-{shape.name}", pattern):
@@ -245,9 +257,10 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
             x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
             route = routed(router_logits(tokens, shape, False), shape.active)
             call, expected = moe_call(layer, scale1, x, route), moe_expected(layer, scale1, x, route)
-            report.add(attempt("b12x_moe_fp4", f"{shape.name}, {tokens} tokens", expected, call.run))
-            for fault, wrong in moe_faults(call, layer).items() if tokens == MOE_TOKENS[1] else ():
-                report.fault(f"b12x_moe_fp4: {fault}", attempt("", "", expected, wrong.run))
+            row = attempt("b12x_moe_fp4", "", expected, call.run)
+            report.add(replace(row, case=f"{shape.name}, {tokens} tokens, kernel {last_kernel()}"))
+            for fault, wrong in moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
+                report.fault(f"b12x_moe_fp4, {last_kernel()}: {fault}", attempt("", "", expected, wrong.run))
 
 
 # ---- the program
