@@ -5,10 +5,10 @@ A program for a Python that has torch, safetensors and SGLang 0.5.11; of sm120ki
     sm120kit verify run -- python sglang_model.py --moe-runner-backend flashinfer_cutlass
 
 It writes the checkpoint of vllm_model.py, two layers of Qwen3-MoE in NVFP4. SGLang's ModelRunner loads it and runs prompts and
-generated tokens, in batches of one request that SGLang's ScheduleBatch makes; scheduler, tokenizer and server do not run. What
-each module gets and returns is recorded, and its output compared with float64 of that input. Tokens must be the most probable
-ones of the last hidden state. Faults are planted in the weights that SGLang has loaded. Exit codes are those of nvfp4.py; 2: no
-SGLang, or no SM12x.
+generated tokens, in batches of one request that SGLang's ScheduleBatch makes. What each module gets and returns is recorded,
+and its output compared with float64 of that input. Tokens must be the most probable ones of the last hidden state. Faults are
+planted in the weights that SGLang has loaded. With --engine, sglang.Engine serves the same checkpoint, and must generate the
+same tokens. Exit codes are those of nvfp4.py; 2: no SGLang, or no SM12x.
 """
 
 from __future__ import annotations
@@ -48,30 +48,35 @@ Tensor = torch.Tensor
 # ---- SGLang
 
 
+def server_options(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of a server for one request at a time, without CUDA graphs."""
+    return {
+        "model_path": str(directory),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "quantization": "modelopt_fp4",
+        "context_length": 256,
+        "max_running_requests": 1,
+        "max_total_tokens": 1024,
+        "mem_fraction_static": 0.5,
+        "chunked_prefill_size": -1,
+        "attention_backend": options.attention_backend,
+        "sampling_backend": "pytorch",
+        "fp4_gemm_runner_backend": options.fp4_gemm_backend,
+        "moe_runner_backend": options.moe_runner_backend,
+        "disable_cuda_graph": True,
+        "disable_piecewise_cuda_graph": True,
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": True,
+        "disable_flashinfer_autotune": True,
+        "random_seed": options.seed,
+    }
+
+
 def runner(directory: Path, options: argparse.Namespace) -> Any:
-    """SGLang's ModelRunner in this process, without CUDA graphs."""
+    """SGLang's ModelRunner in this process."""
     arguments = sglang("server_args")
-    server = arguments.ServerArgs(
-        model_path=str(directory),
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        quantization="modelopt_fp4",
-        context_length=256,
-        max_running_requests=1,
-        max_total_tokens=1024,
-        mem_fraction_static=0.2,
-        chunked_prefill_size=-1,
-        attention_backend=options.attention_backend,
-        sampling_backend="pytorch",
-        fp4_gemm_runner_backend=options.fp4_gemm_backend,
-        moe_runner_backend=options.moe_runner_backend,
-        disable_cuda_graph=True,
-        disable_piecewise_cuda_graph=True,
-        disable_radix_cache=True,
-        disable_overlap_schedule=True,
-        disable_flashinfer_autotune=True,
-        random_seed=options.seed,
-    )
+    server = arguments.ServerArgs(**server_options(directory, options))
     arguments.set_global_server_args_for_scheduler(server)
     sglang("layers.moe", "initialize_moe_config")(server)
     sglang("layers.quantization.fp4_utils", "initialize_fp4_gemm_config")(server)
@@ -110,6 +115,20 @@ def generate(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
             generated += following.tolist()
         tokens.append(generated)
     return tokens
+
+
+def engine_row(directory: Path, options: argparse.Namespace, prompts: Sequence[Sequence[int]], tokens: object) -> OperatorRow:
+    """SGLang's Engine, with its scheduler in a process of its own, must generate the tokens of the ModelRunner."""
+    engine = importlib.import_module("sglang").Engine(**server_options(directory, options), skip_server_warmup=True)
+    parameters = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    try:
+        served = [engine.generate(input_ids=list(prompt), sampling_params=parameters)["output_ids"] for prompt in prompts]
+    finally:
+        engine.shutdown()
+    why = f"{sum(map(len, served))} tokens of {len(served)} prompts, those of the ModelRunner: {served == tokens}"
+    return OperatorRow(
+        "Engine.generate", "tokens", "right" if served == tokens else "WRONG", outputs=sum(map(len, served)), why=why
+    )
 
 
 # ---- comparisons
@@ -196,6 +215,8 @@ def check(report: OperatorReport, options: argparse.Namespace) -> None:
             wrong = [row for row in rows_of(model, run, prompts[1:2], backend) if (row.operator, row.case) not in before]
             tensor.copy_(original)
             report.fault(f"{backend}: {name}", merged(wrong))
+        if options.engine:
+            report.add(engine_row(Path(directory), options, prompts, generate(run, prompts)))
 
 
 def main() -> int:
@@ -203,6 +224,9 @@ def main() -> int:
     parser.add_argument("--moe-runner-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--fp4-gemm-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--attention-backend", default="triton", help="as of sglang.launch_server")
+    parser.add_argument(
+        "--engine", action="store_true", help="compare the tokens of sglang.Engine with those of its ModelRunner"
+    )
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
