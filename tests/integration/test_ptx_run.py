@@ -398,10 +398,10 @@ def test_machine_code_that_cute_dsl_kept_beside_its_ptx(runner: Runner, modules:
     program = """
 import os, pathlib, shutil, sys, tempfile
 keep = os.environ["CUTE_DSL_DUMP_DIR"] if sys.argv[3] == "run" else tempfile.mkdtemp()
-pathlib.Path(keep, "a.sm_120f.cubin").write_bytes(b"\\x7fELF" + bytes(4000))
 pathlib.Path(keep, "a.sm_120f.ptx").write_text("of another kernel")
-shutil.copy(sys.argv[1], pathlib.Path(keep, "b.sm_120f.cubin"))
+pathlib.Path(keep, "a.sm_120f.cubin").write_bytes(b"\\x7fELF" + bytes(4000))
 shutil.copy(pathlib.Path(sys.argv[1]).with_suffix(".ptx"), pathlib.Path(keep, "b.sm_120f.ptx"))
+shutil.copy(sys.argv[1], pathlib.Path(keep, "b.sm_120f.cubin"))
 assert (os.environ["CUTE_DSL_KEEP_PTX"], os.environ["CUTE_DSL_KEEP_CUBIN"]) == ("1", "1")
 """
     assert runner.python(PROGRAM, modules / "kernel.cubin", "cuModuleLoadData").returncode == 209

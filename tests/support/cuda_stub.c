@@ -52,10 +52,10 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
   return record("shared", arguments, sizeof arguments), function != 0;
 }
 
-/// Every kernel has a pointer and two parameters of 128 bytes.
+/// Every kernel has a pointer and two parameters of 128 bytes, at offsets as Hopper has them for an alignment of 64.
 int cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
   if (index > 2) return 1;
-  return *offset = index * 64 + (index == 2) * 64, *size = index ? 128 : 8, 0;
+  return *offset = index ? 48 + 128 * (index - 1) : 0, *size = index ? 128 : 8, 0;
 }
 int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
   return cuKernelGetParamInfo(function, index, offset, size);

@@ -574,7 +574,8 @@ static int converted(uint32_t *map) {
 }
 
 /// A kernel that a program looked up, the driver's function for the sizes of its parameters, and which of these may be tensor maps:
-/// those of 128 bytes at multiples of 64. Launches determine them, as these need a context.
+/// those of 128 bytes. Their alignment is not seen in their offsets, which on Hopper begin at byte 528 of the constants. Launches
+/// determine them, as these need a context.
 struct launchable {
   struct launchable *next;
   void *kernel;
@@ -611,7 +612,7 @@ static void **with_maps(void *kernel, void **parameters, void **space, size_t mo
     size_t offset, size;
     int (*parameter)(void *, size_t, size_t *, size_t *) = DRIVER(int, at->query, void *, size_t, size_t *, size_t *);
     for (; parameter(kernel, at->parameters, &offset, &size) == SUCCESS; ++at->parameters)
-      if (size == 4 * MAP_WORDS && offset % 64 == 0 && at->count < MOST_MAPS) at->maps[at->count++] = at->parameters;
+      if (size == 4 * MAP_WORDS && at->count < MOST_MAPS) at->maps[at->count++] = at->parameters;
   }
   if (at) found = *at;
   pthread_mutex_unlock(&launchables_lock);
