@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -14,17 +15,21 @@ from sm120kit.kernels.ptx import interposed
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
 
-@pytest.fixture
-def operators(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def program(name: str, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """A program of that directory, as a module."""
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(OPERATORS)
-    for name in ("nvfp4", "b12x_nvfp4"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import b12x_nvfp4
-
-    monkeypatch.setattr(b12x_nvfp4.nvfp4, "DEVICE", "cpu")
+    for module in ("nvfp4", "b12x_nvfp4", name):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    module = importlib.import_module(name)
+    monkeypatch.setattr(module.nvfp4, "DEVICE", "cpu")
     torch.manual_seed(0)
-    return b12x_nvfp4
+    return module
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    return program("b12x_nvfp4", monkeypatch)
 
 
 def test_scales_are_interleaved_as_they_are_read(operators) -> None:  # type: ignore[no-untyped-def]
@@ -109,3 +114,75 @@ def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, t
     record = json.loads((tmp_path / "receipt.json").read_text())
     assert (record["kind"], record["capability"], record["faults"]) == ("b12x-operators", "12.0", {"planted": "detected"})
     assert [each["operator"] for each in record["rows"]] == ["dense_gemm"]
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8", "fp8-turbo"])
+@pytest.mark.parametrize("mode", ["decode", "extend"])
+def test_reference_of_attention(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against attention token by token, with probabilities rounded to bf16; each fault exceeds the bound."""
+    attention = program("b12x_attention", monkeypatch)
+    import torch
+
+    def result(call) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        output = torch.empty_like(call.q)
+        for number, tokens in enumerate(call.cached.tolist()):
+            first, last = call.starts[number : number + 2].tolist()
+            for row in range(first, last):
+                seen = tokens - (last - 1 - row)
+                places = [(call.pages[number, at // 64], at % 64) for at in range(seen)]
+                keys, values = (
+                    torch.stack([cache[page, at] for page, at in places]).double() for cache in (call.keys, call.values)
+                )
+                if call.scales:
+                    keys, values = keys * call.scales[0][number].double(), values * call.scales[1][number].double()
+                for head in range(call.q.shape[1]):
+                    q = call.q[row, head].to(torch.float8_e4m3fn if call.turbo else torch.bfloat16).double()
+                    of = head * keys.shape[1] // call.q.shape[1]
+                    weights = (keys[:, of] @ q / q.numel() ** 0.5).softmax(0)
+                    output[row, head] = (weights.bfloat16().double() @ values[:, of]).bfloat16()
+        return output
+
+    monkeypatch.setattr(attention, "CACHED", (1, 63, 64, 65, 130, 320))
+    new = (1,) * 6 if mode == "decode" else (1, 4, 2, 3, 2, 5)
+    call = attention.attention_call((4, 2, 64), attention.TYPES[name], new)
+    call = replace(call, turbo=name.endswith("turbo"))
+    expected = attention.attention_expected(call)
+    right = attention.nvfp4.compare(result(call), expected, "", "")
+    assert right.verdict == "right" and right.error_over_bound > 0.1
+    for fault, wrong in attention.attention_faults(call).items():
+        if fault != "one token of the cache less":  # a query of that many new tokens has none to see
+            assert attention.nvfp4.compare(result(wrong), expected, "", "").verdict == "WRONG", fault
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "mxfp8", "w6a8_e2m3", "w6a8_e3m2", "mxfp6_e2m3", "mxfp6_e3m2"])
+def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against operands read as they are stored; each fault exceeds the bound."""
+    formats = program("b12x_formats", monkeypatch)
+    import ml_dtypes
+    import torch
+
+    form = formats.FORMATS[recipe]
+    call, expected = formats.gemm_case(recipe, 128, 128, 128)
+    types = {"e2m3": ml_dtypes.float6_e2m3fn, "e3m2": ml_dtypes.float6_e3m2fn, "e2m1": ml_dtypes.float4_e2m1fn}
+
+    def read(operand, packed: bool) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        values, scales = operand.stored(form, packed)
+        stored = values.squeeze(-1).contiguous().view(torch.uint8)
+        if operand.kind == "e4m3":
+            elements = stored.view(torch.float8_e4m3fn).double()
+        else:
+            bits = 4 if operand.kind == "e2m1" else 6 if packed else 8
+            stream = (stored.long().unsqueeze(-1) >> torch.arange(8) & 1).flatten(1)
+            codes = (stream.view(len(stored), -1, bits) << torch.arange(bits)).sum(-1).to(torch.uint8)
+            elements = torch.from_numpy(codes.numpy().view(types[operand.kind]).astype("float64"))
+        rows = torch.arange(len(stored))[:, None]
+        blocks = torch.arange(128 // form.block)[None]
+        factors = scales.double()[rows % 32, rows // 32 % 4, rows // 128, blocks % 4, blocks // 4, 0]
+        return elements * factors.repeat_interleave(form.block, -1)
+
+    def product(wrong) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        return ((read(wrong.a, False) @ read(wrong.b, form.b in formats.FP6).T) * wrong.alpha.double()).bfloat16()
+
+    assert formats.nvfp4.compare(product(call), expected, "", "").verdict == "right"
+    for fault, wrong in formats.gemm_faults(call).items():
+        assert formats.nvfp4.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
