@@ -363,9 +363,10 @@ def words(*values: int) -> bytes:
 @pytest.mark.parametrize("how", ["extended", "threads", "plain"])
 def test_packed_map_that_a_program_writes_itself_is_replaced_at_the_launch(runner: Runner, how: str) -> None:
     other = words(*CUTE_MAP[:2], 0x40092, *CUTE_MAP[3:])  # of 16-bit elements
-    first, second = launched(runner, how, words(*CUTE_MAP), other)
+    own = words(*CUTE_MAP, 0, *[0xDEAD] * 16)  # the last words are not written by every version
+    first, second = launched(runner, how, own, other)
     assert second == other
-    expected = words(0x4000, 1, 0x44012, 0x60, 0, 0, 0, 0, 1535, 7, 0, 0, 0, 0x3F000000, 0x3F)
+    expected = words(0x4000, 1, 0x44012, 0x60, 0, 0, 0, 0, 1535, 7, 0, 0, 0, 0x3F000000, 0x3F, 0, *[0xDEAD] * 16)
     assert first[:TENSOR_MAP_MARK_OFFSET] == expected[:TENSOR_MAP_MARK_OFFSET]
     assert int.from_bytes(first[TENSOR_MAP_MARK_OFFSET:], "little") == TENSOR_MAP_MARK
     if how == "plain":
@@ -385,8 +386,8 @@ def test_unpacking_map_that_a_program_writes_itself_is_what_the_driver_encodes(r
 
 @pytest.mark.parametrize(
     "changed",
-    [{8: 3070}, {13: 0x7E000000}, {2: 0x44593}, {2: 0x445D2}, {15: 1}, {31: 1}, {0: 8}],
-    ids=["odd extent", "odd box", "kind", "rank", "reserved", "mark", "address"],
+    [{8: 3070}, {13: 0x7E000000}, {2: 0x44593}, {2: 0x445D2}, {15: 1}, {0: 8}],
+    ids=["odd extent", "odd box", "kind", "rank", "reserved", "address"],
 )
 def test_parameter_that_is_no_map_stays_as_it_is(runner: Runner, changed: dict[int, int]) -> None:
     parameter = words(*(changed.get(index, word) for index, word in enumerate((*CUTE_MAP, *[0] * 17))))

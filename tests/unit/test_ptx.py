@@ -717,3 +717,11 @@ def test_ptxas_gets_the_option(option: str, expected: str, tmp_path: Path) -> No
     with images._with_option(option, Toolchain(tmp_path, "13.0", "c++", "12")) as tools:
         done = process.run(["/bin/sh", str(tools.cuda_home / "bin" / "ptxas"), "-arch=sm_90a"])
     assert done.stdout.strip() == expected
+
+
+def test_copies_of_one_dimension_get_a_second() -> None:
+    load = "cp.async.bulk.tensor.{}.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1+-8], [%rd1, {{{}}}], [%r2];"
+    store = "cp.async.bulk.tensor.{}.global.shared::cta.tile.bulk_group [%rd3, {{{}}}], [%r4], %rd5;"
+    before = "\n".join((load.format("1d", "%r5"), store.format("1d", "%r6"), load.format("2d", "%r5, %r7")))
+    after = "\n".join((load.format("2d", "%r5, 0"), store.format("2d", "%r6, 0"), load.format("2d", "%r5, %r7")))
+    assert images.with_two_dimensions(before) == after

@@ -539,18 +539,18 @@ EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
 // A tensor map as hardware reads it, in 32-bit words: 0 and 1 the address; 2 the kind: bits 0 to 3 are 2, 4 to 6 the rank less 1,
 // 7 to 10 the type, 11 and 12 the interleaving, 13 to 15 the swizzle, 16 the fill, 17 and 18 the promotion, 21 set for 128 KB
 // and more; 3 to 6 the strides in units of 16 bytes, whose upper 4 bits each are in 7; 8 to 12 the extents less 1; 13 the
-// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box.
-// Seen in what the host code of CuTe DSL 4.4.1 writes, and in what the driver encodes for bytes.
-enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_USED_WORDS = 15 };
+// strides of elements less 1, 3 bits each, and in its last byte the box's first extent less 1; 14 the other extents of the box;
+// 15 is 0. Seen in what the host code of CuTe DSL 4.4.1 and 4.8.0 writes, and in what the driver encodes for bytes. The last 16 words
+// are not written by that of 4.8.0, and have any value.
+enum { MAP_WORDS = 32, MAP_KIND = 2, MAP_STRIDES = 3, MAP_EXTENTS = 8, MAP_STEPS = 13, MAP_LAST = 15 };
 enum { HARDWARE_UINT8 = 0, HARDWARE_PACKED_U4 = 11, HARDWARE_UNPACKED_U4 = 12 };
 enum { MOST_MAPS = 16 };
 
 /// Replace a map of 4-bit elements in hardware's form by that which cuTensorMapEncodeTiled makes here. Returns 0 if it is none.
 static int converted(uint32_t *map) {
   unsigned const kind = map[MAP_KIND], type = kind >> 7 & 15, rank = (kind >> 4 & 7) + 1, swizzle = kind >> 13 & 7;
-  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16) return 0;
-  for (unsigned i = MAP_USED_WORDS; i < MAP_WORDS; ++i)
-    if (map[i]) return 0;
+  if ((kind & 15) != 2 || (type != HARDWARE_PACKED_U4 && type != HARDWARE_UNPACKED_U4) || rank > 5 || map[0] % 16 || map[MAP_LAST])
+    return 0;
   if (type == HARDWARE_PACKED_U4 && map[MAP_EXTENTS] % 2 && (map[MAP_STEPS] >> 24) % 2) {
     uint64_t const mark = MARK_PACKED;
     map[MAP_KIND] = (kind & ~(15u << 7)) | HARDWARE_UINT8 << 7;

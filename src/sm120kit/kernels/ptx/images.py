@@ -37,6 +37,9 @@ FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
 CUTE_DSL = "cute-dsl"
 """Subdirectory of a run's directory, in which CuTe DSL keeps PTX and machine code of what it compiles."""
 
+KEPT = "PTX that CuTe DSL kept"
+"""Origin of such a module."""
+
 RECORD = ".module.json"
 """Suffix of the record of a rewritten module."""
 
@@ -44,6 +47,7 @@ MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
 """Kernels with more replaced instructions than this are assembled with this option. ptxas needs 11 s with it for one with 958
 (b12x's MoE for many tokens), and had not finished after 200 s without it."""
 
+_COPY_1D = re.compile(r"(\bcp\.async\.bulk\.tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 
@@ -134,7 +138,7 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
                 return text, f"captured {path.name}"
         return text, "PTX"
     if len(machine_code) == 1 and (ptx := kept_ptx(machine_code[0], kept)):
-        return ptx, "PTX that CuTe DSL kept"
+        return ptx, KEPT
     names = {name for cubin in machine_code for name in _kernels(cubin)}
     missing = sorted(names - captured.keys())
     if not missing:  # whoever looks a kernel up gets the captured one
@@ -164,6 +168,11 @@ def _text(image: memoryview) -> str:
         ) from error
 
 
+def with_two_dimensions(text: str) -> str:
+    """PTX of CuTe DSL whose copies of one dimension have two, as its tensor maps have at least: Hopper refuses others."""
+    return _COPY_1D.sub(r"\g<1>2d\2, 0}", text)
+
+
 def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     """Rewrite a module for Hopper and write its machine code to ``cubin``.
 
@@ -172,7 +181,9 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     """
     started = time.monotonic()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
-    module = rewrite(text, lambda: library.read_functions((run / FUNCTIONS).read_text()))
+    module = rewrite(
+        with_two_dimensions(text) if origin == KEPT else text, lambda: library.read_functions((run / FUNCTIONS).read_text())
+    )
     option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(_ENTRY.findall(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:

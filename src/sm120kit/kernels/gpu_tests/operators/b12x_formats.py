@@ -1,4 +1,4 @@
-"""Compare the block-scaled GEMM of b12x 1.5, called from Python with each of its formats, with float64 of the operands.
+"""Compare the block-scaled GEMM of b12x 1.5 with each of its formats, and its fused NVFP4 MoE, with float64 of the operands.
 
 A program for a Python that has torch, b12x 1.5.1 and its CuTe DSL; beside it lie nvfp4.py and b12x_nvfp4.py:
 
@@ -20,15 +20,18 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import b12x_nvfp4
 import nvfp4
 import torch
-from b12x_nvfp4 import interleaved
+from b12x_nvfp4 import B12xMoeCall, interleaved
 from nvfp4 import ACCUMULATION, HALF_ULP, Expected, OperatorReport, attempt, decode, scale_values
 
 Tensor = torch.Tensor
 
 SHAPES = ((8, 1024, 3072), (300, 1024, 3072), (1, 3072, 512), (2048, 3072, 512), (512, 512, 512))
 """Rows, columns and depth; all but the last are those of the shared expert of Qwen3.5-122B on one of two GPUs."""
+
+MOE_TOKENS, FAULTY_TOKENS = (1, 6, 33, 192), (6, 192)
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,70 @@ def gemm_faults(call: FormatCall) -> dict[str, FormatCall]:
     }
 
 
+# ---- fused MoE
+
+
+class ExpertsCall(B12xMoeCall):
+    """The arguments of the fused MoE of b12x 1.5, which divides the weights' scales by those of its inputs itself."""
+
+    def run(self) -> Tensor:
+        moe, preparation = importlib.import_module("b12x.moe.fused_moe"), importlib.import_module("b12x.preparation")
+        experts, hidden, width = len(self.w1), self.x.shape[1], 2 * self.w2.shape[2]
+        weights = moe.PackedWeights(
+            w13=self.w1.clone(),  # may be prepared in place
+            w2=self.w2.clone(),
+            w13_block_scales=self.s1.flatten(1).clone(),
+            w2_block_scales=self.s2.flatten(1).clone(),
+            w13_global_scales=self.alpha1 * self.scale1,
+            w2_global_scales=self.alpha2 * self.scale2,
+            input_scale=self.scale1.clone(),
+            intermediate_scale=self.scale2.clone(),
+        )
+        layer = moe.plan_weights(
+            source=moe.PackedSource(format="modelopt_nvfp4", w13_layout="w13"),
+            activation=moe.ActivationSpec(mode="a4", nonlinearity="silu", io_dtype=torch.bfloat16),
+            geometry=moe.MoEGeometry(num_experts=experts, hidden_size=hidden, intermediate_size=width),
+        )
+        prepared = moe.prepare_weights(plan=layer, weights=weights)
+        capacity = moe.ExecutionCapacity(max_tokens=len(self.x), top_k=self.experts.shape[1])
+        plan = moe.plan_execution(experts=prepared, capacity=capacity)
+        state = preparation.require_prepared(plan, "moe.decode", self.x.device)
+        scratch = tuple(
+            torch.empty(each.shape, dtype=each.dtype, device=self.x.device) for each in state.scratch.scratch_specs()
+        )
+        output = torch.full_like(self.x, float("nan"))
+        binding = moe.bind(
+            plan,
+            scratch=scratch,
+            a=self.x,
+            experts=prepared,
+            topk_weights=self.weights,
+            topk_ids=self.experts,
+            output=output,
+            input_scales_static=True,
+        )
+        moe.run(binding=binding)
+        torch.cuda.synchronize()
+        return output
+
+
+def check_moe(report: OperatorReport, pattern: str) -> None:
+    for shape in b12x_nvfp4.MOE_SHAPES if fnmatch.fnmatch("moe", pattern) else ():
+        layer = nvfp4.MoeLayer.random(shape)
+        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
+        for tokens in MOE_TOKENS:
+            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+            route = nvfp4.routed(nvfp4.router_logits(tokens, shape, False), shape.active)
+            call = ExpertsCall(**vars(b12x_nvfp4.moe_call(layer, scale1, x, route)))
+            expected = b12x_nvfp4.moe_expected(layer, scale1, x, route)
+            report.add(attempt("moe.fused_moe", f"{shape.name}, {tokens} tokens", expected, call.run))
+            for fault, wrong in b12x_nvfp4.moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
+                report.fault(f"moe.fused_moe, {tokens} tokens: {fault}", attempt("", "", expected, wrong.run))
+
+
+# ---- the program
+
+
 def check(report: OperatorReport, pattern: str) -> None:
     for recipe in FORMATS:
         if not fnmatch.fnmatch(recipe, pattern):
@@ -176,13 +243,14 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the block-scaled GEMM of b12x 1.5 with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help=", ".join(FORMATS))
+    parser.add_argument("--only", default="*", metavar="GLOB", help=", ".join((*FORMATS, "moe")))
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("b12x-formats", ("b12x", "cutlass", "torch"))
     check(report, options.only)
+    check_moe(report, options.only)
     return int(report.finish(options.receipt))
 
 
