@@ -78,7 +78,7 @@ def configured(linear: str = "auto", moe: str = "auto") -> Iterator[None]:
         rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
         parallel.init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
         parallel.initialize_model_parallel(1)
-    with torch.inference_mode():
+    with sglang("utils.common", "DynamicGradMode")():
         yield
 
 

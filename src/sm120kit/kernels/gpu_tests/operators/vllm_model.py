@@ -331,6 +331,8 @@ class ModuleRows:
             ordered = logits.sort(-1, descending=True).values
             decided = ordered[:, ACTIVE - 1] > ordered[:, ACTIVE]
             x, logits = x[decided], logits[decided]
+            if not len(x):
+                continue
             yield f"{name}.experts", returned[0][decided], self.expected_experts(layer, x, logits)
 
     def expected_experts(self, layer: MoeLayer, x: Tensor, logits: Tensor) -> Expected:
