@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,57 @@ def test_an_expert_without_tokens_has_an_empty_interval(nvfp4) -> None:  # type:
     for rows in (0, 2):
         low, high = nvfp4.quantized_interval(torch.zeros(rows, 64), torch.ones(rows, 64), 448.0)
         assert low.shape == high.shape == (rows, 64)
+
+
+@pytest.fixture
+def sglang_model(nvfp4, vllm_layers, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    for name in ("b12x_nvfp4", "sglang_layers", "sglang_model", "vllm_model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import sglang_model
+
+    return sglang_model
+
+
+def test_queries_and_keys_are_those_of_their_layer_in_one_rotary_embedding(nvfp4, sglang_model) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    torch.manual_seed(0)
+    model = sglang_model.SmallModel.random()
+    heads, keys, size = sglang_model.HEADS, sglang_model.KV_HEADS, sglang_model.HEAD_DIM
+    calls: dict[str, list[tuple[Any, Any]]] = {}
+    for tokens in (3, 1):
+        for number in range(sglang_model.LAYERS):
+            layer = f"model.layers.{number}.self_attn"
+            qkv = torch.randn(tokens, (heads + 2 * keys) * size).bfloat16()
+            calls.setdefault(f"{layer}.qkv_proj", []).append(((), (qkv, None)))
+            parts = torch.split(qkv.view(tokens, -1, size), [heads, keys, keys], 1)[:2]
+            normalized = [
+                torch.nn.functional.rms_norm(part.float(), (size,), model.tensors[f"{layer}.{name}_norm.weight"].float(), 1e-6)
+                for name, part in zip("qk", parts, strict=True)
+            ]
+            q, k = (part.bfloat16().flatten(1) for part in normalized)
+            calls.setdefault("model.layers.0.self_attn.rotary_emb", []).append(((torch.arange(tokens), q, k, None), (q, k)))
+
+    def verdicts() -> list[str]:
+        rows = sglang_model.SglangRows(model, sglang_model.Recorded(calls))
+        found = [row for number in range(sglang_model.LAYERS) for row in rows.normalized(number)]
+        return [nvfp4.compare(output, expected, "module", name).verdict for name, output, expected in found]
+
+    assert verdicts() == ["right"] * 8
+    calls["model.layers.0.self_attn.rotary_emb"].reverse()
+    calls["model.layers.0.self_attn.rotary_emb"].sort(key=lambda call: len(call[0][0]), reverse=True)
+    assert verdicts() == ["WRONG"] * 8
+
+
+def test_b12x_has_a_bound_for_the_parts_that_it_adds(nvfp4, sglang_model) -> None:  # type: ignore[no-untyped-def]
+    import torch
+    from sglang_layers import moe_expected
+
+    torch.manual_seed(0)
+    shape = nvfp4.MoeShape("small", 4, 128, 128, 2)
+    weights = nvfp4.MoeLayer.random(shape)
+    x, logits = torch.randn(5, 128).bfloat16(), nvfp4.router_logits(5, shape, False)
+    auto, shared, b12x = (moe_expected(weights, backend, x, logits) for backend in ("auto", "flashinfer_cutlass", "b12x"))
+    assert (auto.values != shared.values).any()
+    assert ((auto.values - b12x.values).abs() <= auto.bound + b12x.bound).all()
+    assert ((shared.values - b12x.values).abs() > shared.bound + b12x.bound).any()  # with one input scale for all experts

@@ -331,10 +331,14 @@ class ModuleRows:
             ordered = logits.sort(-1, descending=True).values
             decided = ordered[:, ACTIVE - 1] > ordered[:, ACTIVE]
             x, logits = x[decided], logits[decided]
-            low, high = quantized_interval(x.double(), x.double(), torch.tensor(1 / INPUT_SCALE, dtype=torch.float64))
-            inputs = ((low + high) / 2, (high - low) / 2)
-            expected = moe_expected(layer, x, routed(logits, ACTIVE), lambda _, inputs=inputs: inputs, rounds=True)
-            yield f"{name}.experts", returned[0][decided], expected
+            if not len(x):
+                continue
+            yield f"{name}.experts", returned[0][decided], self.expected_experts(layer, x, logits)
+
+    def expected_experts(self, layer: MoeLayer, x: Tensor, logits: Tensor) -> Expected:
+        low, high = quantized_interval(x.double(), x.double(), torch.tensor(1 / INPUT_SCALE, dtype=torch.float64))
+        inputs = ((low + high) / 2, (high - low) / 2)
+        return moe_expected(layer, x, routed(logits, ACTIVE), lambda _: inputs, rounds=True)
 
 
 def merged(rows: Sequence[OperatorRow]) -> OperatorRow:
