@@ -416,6 +416,30 @@ assert (os.environ["CUTE_DSL_KEEP_PTX"], os.environ["CUTE_DSL_KEEP_CUBIN"]) == (
         runner.interposition = before
 
 
+def test_earlier_compile_of_the_same_function_is_kept(runner: Runner, modules: Path) -> None:
+    """CuTe DSL writes with fopen64, PTX first; both files of the earlier compile stay beside each other."""
+    program = """
+import ctypes, os, pathlib, sys
+libc = ctypes.CDLL(None)
+libc.fopen64.restype, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+keep = pathlib.Path(os.environ["CUTE_DSL_DUMP_DIR"])
+assert keep.name == str(os.getpid())
+for number in b"1", b"2", b"3":
+    for suffix in ".ptx", ".cubin":
+        file = libc.fopen64(os.fsencode(keep / f"a.sm_120a{suffix}"), b"w")
+        libc.fputs(number, file)
+        libc.fclose(file)
+for path in sorted(keep.iterdir()):
+    print(path.name, path.read_text())
+"""
+    done = runner.python(program)
+    names = {"a.sm_120a.1": "1", "a.sm_120a.2": "2", "a.sm_120a": "3"}
+    assert set(done.stdout.splitlines()) == {
+        f"{name}{end} {text}" for name, text in names.items() for end in (".ptx", ".cubin")
+    }
+
+
 def test_triton_assembles_with_the_rewriter(runner: Runner, modules: Path, tmp_path: Path) -> None:
     """Its arguments are those of Triton 3.6."""
     variables = runner.interposition.environment()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.core.state import data_root
 from sm120kit.kernels.ptx import interposed
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
@@ -142,9 +143,8 @@ def test_reference_of_attention(name: str, mode: str, monkeypatch: pytest.Monkey
                     output[row, head] = (weights.bfloat16().double() @ values[:, of]).bfloat16()
         return output
 
-    monkeypatch.setattr(attention, "CACHED", (1, 63, 64, 65, 130, 320))
     new = (1,) * 6 if mode == "decode" else (1, 4, 2, 3, 2, 5)
-    call = attention.attention_call((4, 2, 64), attention.TYPES[name], new)
+    call = attention.attention_call((4, 2, 64), attention.TYPES[name], (1, 63, 64, 65, 130, 320), new)
     call = replace(call, turbo=name.endswith("turbo"))
     expected = attention.attention_expected(call)
     right = attention.nvfp4.compare(result(call), expected, "", "")
@@ -186,3 +186,22 @@ def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert formats.nvfp4.compare(product(call), expected, "", "").verdict == "right"
     for fault, wrong in formats.gemm_faults(call).items():
         assert formats.nvfp4.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "refused", "faults"),
+    [
+        ("1.5.1-mxfp8", 5, 0, 6),
+        ("1.5.1-w6a8", 10, 0, 12),
+        ("1.5.1-mxfp6", 10, 0, 12),
+        ("0.8.3-attention-fp8", 5, 1, 16),  # decode is refused for heads of 128
+    ],
+)
+def test_receipts_are_complete(name: str, right: int, refused: int, faults: int) -> None:
+    """The programs write them again: b12x_formats.py and b12x_attention.py with ``--only`` and ``--receipt``."""
+    record = json.loads((data_root() / "patches" / "evidence" / f"operators-b12x-{name}-nvidia-h100.json").read_text())
+    assert (record["gpu"], record["capability"]) == ("NVIDIA H100 80GB HBM3", "12.0")
+    verdicts = [row["verdict"] for row in record["rows"]]
+    assert (verdicts.count("right"), verdicts.count("refused"), len(verdicts)) == (right, refused, right + refused)
+    assert all(row["error_over_bound"] <= 1 for row in record["rows"])
+    assert list(record["faults"].values()) == ["detected"] * faults

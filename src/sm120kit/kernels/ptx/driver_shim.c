@@ -652,6 +652,33 @@ enum { MOST_PARAMETERS = 1024 };
 LAUNCHES()
 LAUNCHES(_ptsz)
 
+// ---- CuTe DSL
+
+/// The files of PTX and machine code that CuTe DSL keeps have the name of the function: each process gets a directory of its own.
+__attribute__((constructor)) static void choose_directory(void) {
+  char const *directory = getenv("SM120KIT_PTX_RUN");
+  char path[4096];
+  if (!directory) return;
+  snprintf(path, sizeof path, "%s/cute-dsl/%d", directory, (int)getpid());
+  if (mkdir(path, 0700) == 0 || errno == EEXIST) setenv("CUTE_DSL_DUMP_DIR", path, 1);
+}
+
+/// In it, files of an earlier compile of the same function get another name before PTX, which is written first, replaces them.
+EXPORT FILE *fopen64(char const *path, char const *mode) {
+  char const *directory = getenv("CUTE_DSL_DUMP_DIR"), *end = path ? strrchr(path, '.') : NULL;
+  if (directory && end && mode[0] == 'w' && !strcmp(end, ".ptx") && !strncmp(path, directory, strlen(directory))) {
+    static unsigned count;
+    char from[4096], to[4096];
+    unsigned const number = __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; ++i) {
+      snprintf(from, sizeof from, "%.*s%s", (int)(end - path), path, i ? ".cubin" : ".ptx");
+      snprintf(to, sizeof to, "%.*s.%u%s", (int)(end - path), path, number, i ? ".cubin" : ".ptx");
+      rename(from, to);
+    }
+  }
+  return ((FILE * (*)(char const *, char const *)) dlsym_of_libc()(RTLD_NEXT, "fopen64"))(path, mode);
+}
+
 // ---- look-ups
 
 static void *replacement(char const *name);

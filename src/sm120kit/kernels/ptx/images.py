@@ -35,7 +35,7 @@ FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
 """Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
 
 CUTE_DSL = "cute-dsl"
-"""Subdirectory of a run's directory, in which CuTe DSL keeps PTX and machine code of what it compiles."""
+"""Subdirectory of a run's directory, in which CuTe DSL keeps PTX and machine code of what it compiles, by process."""
 
 KEPT = "PTX that CuTe DSL kept"
 """Origin of such a module."""
@@ -89,7 +89,7 @@ def kept_files(run: Path) -> Iterator[Path]:
     For the kernel with which it queries the occupancy, it uses a temporary directory of its own. Those of other users are not
     read.
     """
-    yield from (run / CUTE_DSL).glob("*.cubin")
+    yield from (run / CUTE_DSL).rglob("*.cubin")
     for directory in Path(tempfile.gettempdir()).glob("tmp*"):
         with suppress(OSError):
             if directory.stat().st_uid == os.geteuid():

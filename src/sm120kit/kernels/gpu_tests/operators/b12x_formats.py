@@ -18,6 +18,7 @@ import fnmatch
 import importlib
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import b12x_nvfp4
@@ -90,7 +91,8 @@ class Operand:
             values = torch.where(exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
             values = torch.where(self.codes & 32 > 0, -values, values)
         scales = 2.0 ** (self.scales.double() - 127) if form.powers else scale_values(self.scales)
-        return values * scales.repeat_interleave(form.block, dim=-1)
+        result: Tensor = values * scales.repeat_interleave(form.block, dim=-1)
+        return result
 
     def stored(self, form: Format, packed: bool) -> tuple[Tensor, Tensor]:
         """Elements and scales as b12x gets them. ``packed``: four elements of 6 bits lie in three bytes."""
@@ -169,48 +171,44 @@ def gemm_faults(call: FormatCall) -> dict[str, FormatCall]:
 # ---- fused MoE
 
 
-class ExpertsCall(B12xMoeCall):
-    """The arguments of the fused MoE of b12x 1.5, which divides the weights' scales by those of its inputs itself."""
-
-    def run(self) -> Tensor:
-        moe, preparation = importlib.import_module("b12x.moe.fused_moe"), importlib.import_module("b12x.preparation")
-        experts, hidden, width = len(self.w1), self.x.shape[1], 2 * self.w2.shape[2]
-        weights = moe.PackedWeights(
-            w13=self.w1.clone(),  # may be prepared in place
-            w2=self.w2.clone(),
-            w13_block_scales=self.s1.flatten(1).clone(),
-            w2_block_scales=self.s2.flatten(1).clone(),
-            w13_global_scales=self.alpha1 * self.scale1,
-            w2_global_scales=self.alpha2 * self.scale2,
-            input_scale=self.scale1.clone(),
-            intermediate_scale=self.scale2.clone(),
-        )
-        layer = moe.plan_weights(
-            source=moe.PackedSource(format="modelopt_nvfp4", w13_layout="w13"),
-            activation=moe.ActivationSpec(mode="a4", nonlinearity="silu", io_dtype=torch.bfloat16),
-            geometry=moe.MoEGeometry(num_experts=experts, hidden_size=hidden, intermediate_size=width),
-        )
-        prepared = moe.prepare_weights(plan=layer, weights=weights)
-        capacity = moe.ExecutionCapacity(max_tokens=len(self.x), top_k=self.experts.shape[1])
-        plan = moe.plan_execution(experts=prepared, capacity=capacity)
-        state = preparation.require_prepared(plan, "moe.decode", self.x.device)
-        scratch = tuple(
-            torch.empty(each.shape, dtype=each.dtype, device=self.x.device) for each in state.scratch.scratch_specs()
-        )
-        output = torch.full_like(self.x, float("nan"))
-        binding = moe.bind(
-            plan,
-            scratch=scratch,
-            a=self.x,
-            experts=prepared,
-            topk_weights=self.weights,
-            topk_ids=self.experts,
-            output=output,
-            input_scales_static=True,
-        )
-        moe.run(binding=binding)
-        torch.cuda.synchronize()
-        return output
+def run_experts(call: B12xMoeCall) -> Tensor:
+    """Call the fused MoE of b12x 1.5, which divides the weights' scales by those of its inputs itself."""
+    moe, preparation = importlib.import_module("b12x.moe.fused_moe"), importlib.import_module("b12x.preparation")
+    experts, hidden, width = len(call.w1), call.x.shape[1], 2 * call.w2.shape[2]
+    weights = moe.PackedWeights(
+        w13=call.w1.clone(),  # may be prepared in place
+        w2=call.w2.clone(),
+        w13_block_scales=call.s1.flatten(1).clone(),
+        w2_block_scales=call.s2.flatten(1).clone(),
+        w13_global_scales=call.alpha1 * call.scale1,
+        w2_global_scales=call.alpha2 * call.scale2,
+        input_scale=call.scale1.clone(),
+        intermediate_scale=call.scale2.clone(),
+    )
+    layer = moe.plan_weights(
+        source=moe.PackedSource(format="modelopt_nvfp4", w13_layout="w13"),
+        activation=moe.ActivationSpec(mode="a4", nonlinearity="silu", io_dtype=torch.bfloat16),
+        geometry=moe.MoEGeometry(num_experts=experts, hidden_size=hidden, intermediate_size=width),
+    )
+    prepared = moe.prepare_weights(plan=layer, weights=weights)
+    capacity = moe.ExecutionCapacity(max_tokens=len(call.x), top_k=call.experts.shape[1])
+    plan = moe.plan_execution(experts=prepared, capacity=capacity)
+    state = preparation.require_prepared(plan, "moe.decode", call.x.device)
+    scratch = tuple(torch.empty(each.shape, dtype=each.dtype, device=call.x.device) for each in state.scratch.scratch_specs())
+    output = torch.full_like(call.x, float("nan"))
+    binding = moe.bind(
+        plan,
+        scratch=scratch,
+        a=call.x,
+        experts=prepared,
+        topk_weights=call.weights,
+        topk_ids=call.experts,
+        output=output,
+        input_scales_static=True,
+    )
+    moe.run(binding=binding)
+    torch.cuda.synchronize()
+    return output
 
 
 def check_moe(report: OperatorReport, pattern: str) -> None:
@@ -220,11 +218,11 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
         for tokens in MOE_TOKENS:
             x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
             route = nvfp4.routed(nvfp4.router_logits(tokens, shape, False), shape.active)
-            call = ExpertsCall(**vars(b12x_nvfp4.moe_call(layer, scale1, x, route)))
+            call = b12x_nvfp4.moe_call(layer, scale1, x, route)
             expected = b12x_nvfp4.moe_expected(layer, scale1, x, route)
-            report.add(attempt("moe.fused_moe", f"{shape.name}, {tokens} tokens", expected, call.run))
+            report.add(attempt("moe.fused_moe", f"{shape.name}, {tokens} tokens", expected, partial(run_experts, call)))
             for fault, wrong in b12x_nvfp4.moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
-                report.fault(f"moe.fused_moe, {tokens} tokens: {fault}", attempt("", "", expected, wrong.run))
+                report.fault(f"moe.fused_moe, {tokens} tokens: {fault}", attempt("", "", expected, partial(run_experts, wrong)))
 
 
 # ---- the program
