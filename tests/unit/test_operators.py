@@ -181,3 +181,16 @@ def test_b12x_has_a_bound_for_the_parts_that_it_adds(nvfp4, sglang_model) -> Non
     assert (auto.values != shared.values).any()
     assert ((auto.values - b12x.values).abs() <= auto.bound + b12x.bound).all()
     assert ((shared.values - b12x.values).abs() > shared.bound + b12x.bound).any()  # with one input scale for all experts
+
+
+def test_an_interval_has_every_block_scale_between_its_ends(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    low = torch.linspace(0.5, 4.9, 16, dtype=torch.float64).unsqueeze(0)
+    high = low.clone()
+    low[0, 0], high[0, 0] = 5.0, 9.0
+    least, greatest = nvfp4.quantized_interval(low, high, 16.0)
+    for largest in torch.linspace(5.0, 9.0, 41, dtype=torch.float64):
+        block_scale = nvfp4.nearest_e4m3(largest * 16 / 6)
+        values = nvfp4.nearest_e2m1(low[0, 1:] * 16 / block_scale) * block_scale / 16
+        assert ((least[0, 1:] <= values) & (values <= greatest[0, 1:])).all()

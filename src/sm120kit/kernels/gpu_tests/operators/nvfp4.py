@@ -114,9 +114,14 @@ def quantized_interval(low: Tensor, high: Tensor, scale: Tensor | float) -> tupl
     low, high = (values.reshape(*values.shape[:-1], values.shape[-1] // 16, 16) for values in (low, high))
     crosses = (low <= 0) & (high >= 0)
     nearest_zero = torch.where(crosses, torch.zeros_like(low), torch.minimum(low.abs(), high.abs()))
+    ends = ((nearest_zero, 1 - FUNCTIONS), (torch.maximum(low.abs(), high.abs()), 1 + FUNCTIONS))
+    least, greatest = (nearest_e4m3(values.amax(-1, keepdim=True) * scale / 6 * slack) for values, slack in ends)
+    first, last = (values.float().to(torch.float8_e4m3fn).view(torch.uint8).int() for values in (least, greatest))
     blocks = []
-    for magnitudes, slack in ((nearest_zero, 1 - FUNCTIONS), (torch.maximum(low.abs(), high.abs()), 1 + FUNCTIONS)):
-        block_scale = nearest_e4m3(magnitudes.amax(-1, keepdim=True) * scale / 6 * slack)
+    for step in range(
+        int((last - first).max()) + 1 if first.numel() else 1
+    ):  # every block scale between the least and the greatest
+        block_scale = scale_values(torch.minimum(first + step, last).to(torch.uint8))
         for end, sign in ((low, -1), (high, 1)):
             value = end + sign * end.abs() * FUNCTIONS
             steps = torch.where(block_scale > 0, value * scale / block_scale.clamp(min=1e-30), torch.zeros_like(value))
