@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.core.state import data_root
 from sm120kit.kernels.ptx import interposed
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
@@ -239,3 +240,61 @@ def test_groups_of_fp8_are_given_to_the_operator_and_to_the_module(groupwise, ke
     for fault, wrong in groupwise.grouped_fp8_faults(call).items():
         assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
     assert torch.equal(call.offsets, torch.tensor([0, 300], dtype=torch.int32))
+
+
+# ---- the receipts
+
+
+def receipt(name: str) -> dict:  # type: ignore[type-arg]
+    record = json.loads((data_root() / "patches" / "evidence" / f"{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+    assert (record["capability"], record["versions"]["flashinfer"]) == ("12.0", "0.7.2.post1")
+    assert set(record["faults"].values()) <= {"detected"}
+    assert all(row["error_over_bound"] <= 1 and row["outputs"] for row in record["rows"] if row["verdict"] == "right")
+    return record
+
+
+def rows_by_verdict(record: dict) -> dict[str, set[str]]:  # type: ignore[type-arg]
+    rows: dict[str, set[str]] = {"right": set(), "WRONG": set(), "refused": set()}
+    for row in record["rows"]:
+        rows[row["verdict"]].add(f"{row['operator']}: {row['case']}")
+    return rows
+
+
+def test_receipt_of_the_groupwise_gemms(groupwise) -> None:  # type: ignore[no-untyped-def]
+    """``groupwise.py`` on an H100 wrote it, with ``--only`` for each check of e4m3 to bf16 in module gemm_sm120, and limits."""
+    record = receipt("groupwise")
+    rows = rows_by_verdict(record)
+    dense = len(groupwise.DENSE_SHAPES) * len(groupwise.MAJORS) * len(groupwise.GRANULARITIES)
+    grouped = len(groupwise.GROUPED_SHAPES) * len(groupwise.GROUPS) * len(groupwise.TILES_N) * 2
+    operators = [name.split(":")[0] for name in rows["right"]]
+    assert {name: operators.count(name) for name in operators} == {
+        "gemm_fp8_nt_groupwise": dense,
+        "bmm_fp8": len(groupwise.BATCHES),
+        "group_gemm_mxfp4_nt_groupwise": grouped,
+        "group_gemm_nvfp4_nt_groupwise": 2 * grouped,
+        "group_gemm_fp8_nt_groupwise": 3,
+    }
+    limits = {f"{groupwise.by(shape)}, scales of {groupwise.by(granularity)}" for shape, granularity in groupwise.LIMITS}
+    assert rows["WRONG"] == {
+        "group_gemm_fp8_nt_groupwise: one group x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN",
+        *(f"gemm_fp8_nt_groupwise: {limit}, which CUTLASS does not implement" for limit in limits),
+    }, "docs/findings/flashinfer-groupwise.md states these"
+    assert len(rows["refused"]) == 8 and all("groups x" in name for name in rows["refused"])
+    assert len(record["faults"]) == 56
+
+
+def test_receipt_of_several_groups_of_fp8(groupwise) -> None:  # type: ignore[no-untyped-def]
+    """``groupwise.py --only 'direct-fp8-e4m3-bf16-*'`` on an H100 wrote it."""
+    rows = rows_by_verdict(receipt("groupwise-module"))
+    assert not rows["refused"] and len(rows["right"]) == 9
+    assert rows["WRONG"] == {
+        f"group_gemm_fp8_nt_groupwise: {groups} x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN, the module's function"
+        for groups in groupwise.GROUPS
+    }
+
+
+def test_receipt_of_quantization() -> None:
+    """``nvfp4.py --only quantize`` on an H100 wrote it."""
+    record = receipt("operators")
+    rows = rows_by_verdict(record)
+    assert len(rows["right"]) == 12 and not rows["WRONG"] | rows["refused"] and len(record["faults"]) == 1
