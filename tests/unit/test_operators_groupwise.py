@@ -107,7 +107,7 @@ def test_interleaved_scales_are_where_the_layout_has_them(groupwise) -> None:  #
 @pytest.mark.parametrize("major", ["K", "MN"])
 @pytest.mark.parametrize("rows", [1, 128])
 def test_reference_of_fp8(groupwise, kernels, rows: int, major: str) -> None:  # type: ignore[no-untyped-def]
-    call = groupwise.DenseCall.random((256, 256, 384), (rows, 128, 128), major, ("e4m3", "bf16"))
+    call = groupwise.PlainCall.random((256, 256, 384), (rows, 128, 128), major, ("e4m3", "bf16"))
     right = groupwise.attempt("", "", call.expected(), call.run)
     assert right.verdict == "right" and right.error_over_bound > 0.5, right
     for fault, wrong in groupwise.dense_faults(call).items():

@@ -50,7 +50,7 @@ def test_reference_of_experts(triton, kind: str) -> None:  # type: ignore[no-unt
     import torch
 
     shape = nvfp4.MoeShape("small", 4, 256, 128, 2)
-    experts = triton.Experts.random(kind, shape)
+    experts = triton.TritonExperts.random(kind, shape)
     x = torch.randn(9, 256).bfloat16()
     route = nvfp4.routed(nvfp4.router_logits(9, shape, False), shape.active)
     expected = triton.experts_expected(experts, x, route)
@@ -74,7 +74,7 @@ def test_values_of_int4_weights(triton) -> None:  # type: ignore[no-untyped-def]
 
     weights = torch.full((1, 2, 64), 0xF0, dtype=torch.uint8)
     scales = torch.full((1, 2, 1), 0.5, dtype=torch.bfloat16)
-    experts = triton.Experts("int4", weights, weights, (scales, scales))
+    experts = triton.TritonExperts("int4", weights, weights, (scales, scales))
     assert experts.values(0, 0)[0, :4].tolist() == [-4.0, 3.5, -4.0, 3.5]
     zeros = torch.full((1, 1, 1), 0x2F, dtype=torch.uint8)
     experts = replace(experts, zeros=(zeros, zeros))
@@ -88,7 +88,7 @@ def test_reference_of_attention(triton) -> None:  # type: ignore[no-untyped-def]
 
     shape = triton.AttentionShape("small", 4, 2, 32, 5, True)
     lengths = ((3, 3), (2, 40), (1, 1))
-    call = triton.AttentionCall.random(shape, lengths, False, True)
+    call = triton.UnifiedAttentionCall.random(shape, lengths, False, True)
     for cache in (call.keys, call.values):
         cache.copy_(torch.randn(cache.shape) * 16)
     expected = call.expected()

@@ -170,7 +170,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reference64:
     """Attention in float64. ``magnitudes`` has values without signs, ``spread`` their deviation from the output.
 
     ``doubt`` is what the logits' errors may change a probability by, relative to it; ``lse`` is the logarithm to base 2 of the
@@ -184,7 +184,7 @@ class Reference:
     lse: Tensor
 
     @classmethod
-    def of(cls, heads: Heads, requests: Requests, queries: Tensor, cache: tuple[Tensor, Tensor], causal: bool) -> Reference:
+    def of(cls, heads: Heads, requests: Requests, queries: Tensor, cache: tuple[Tensor, Tensor], causal: bool) -> Reference64:
         """``cache`` has keys and values of the whole cache; a causal mask ends with the last token of the cache."""
         parts = []
         for q, length, pages in zip(torch.split(queries, list(requests.new)), requests.lengths, requests.pages, strict=True):
@@ -193,7 +193,7 @@ class Reference:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     @classmethod
-    def _request(cls, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Reference:
+    def _request(cls, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Reference64:
         count, group = len(q), heads.queries // heads.keys
         rows = q.reshape(count, heads.keys, group, -1).permute(1, 2, 0, 3).flatten(1, 2)
         columns, v = keys.permute(1, 2, 0), values.permute(1, 0, 2)
@@ -212,7 +212,7 @@ class Reference:
         parts = (outputs, weights @ v.abs() * (1 + steps), spread, doubt + steps, lse)
         return cls(*(part.reshape(heads.keys, group, count, -1).permute(2, 0, 1, 3).flatten(1, 2) for part in parts))
 
-    def expected(self, arithmetic: Arithmetic, plain: Reference) -> Expected:
+    def expected(self, arithmetic: Arithmetic, plain: Reference64) -> Expected:
         """Outputs and their bounds.
 
         A rounding of probabilities also changes their sum, by which the result is divided: the error is at most the rounding
@@ -224,7 +224,7 @@ class Reference:
         bound = bound + arithmetic.outputs * ROUNDING * (self.outputs.abs() + bound)
         return Expected(self.outputs, bound * 1.01 + 2.0**-30, plain.outputs)
 
-    def expected_lse(self, arithmetic: Arithmetic, plain: Reference) -> Expected:
+    def expected_lse(self, arithmetic: Arithmetic, plain: Reference64) -> Expected:
         bound = (arithmetic.probabilities * ROUNDING + self.doubt) * LOG2E + self.lse.abs() * 2.0**-22
         return Expected(self.lse.squeeze(-1), (bound * 1.01).squeeze(-1), plain.lse.squeeze(-1))
 
@@ -382,8 +382,8 @@ class Case:
     """A call with random contents, the reference, and the reference of a cache that is not quantized."""
 
     call: Call
-    exact: Reference
-    plain: Reference
+    exact: Reference64
+    plain: Reference64
 
     @classmethod
     def random(cls, heads: Heads, kind: str, new: Sequence[int], lengths: Sequence[int], causal: bool = False) -> Case:
@@ -392,8 +392,8 @@ class Case:
         keys, values = (torch.randn(shape, device=nvfp4.DEVICE) for _ in range(2))
         queries = (2.5 * torch.randn(sum(new), heads.queries, heads.size, device=nvfp4.DEVICE)).bfloat16()
         cache = Cache.of(kind, keys, values)
-        exact = Reference.of(heads, requests, queries, cache.dequantized(), causal)
-        plain = Reference.of(heads, requests, queries, (keys.double(), values.double()), causal)
+        exact = Reference64.of(heads, requests, queries, cache.dequantized(), causal)
+        plain = Reference64.of(heads, requests, queries, (keys.double(), values.double()), causal)
         return cls(Call(heads, requests, queries, cache, causal), exact, plain)
 
     @property

@@ -118,7 +118,7 @@ def joined(parts: Sequence[Expected]) -> Expected:
 
 
 @dataclass(frozen=True)
-class DenseCall:
+class PlainCall:
     """Operands of ``gemm_fp8_nt_groupwise``; scales are kept row by row, and stored as ``major`` tells."""
 
     a: Tensor
@@ -130,7 +130,7 @@ class DenseCall:
     dtype: torch.dtype
 
     @classmethod
-    def random(cls, shape: Sequence[int], granularity: tuple[int, int, int], major: str, types: tuple[str, str]) -> DenseCall:
+    def random(cls, shape: Sequence[int], granularity: tuple[int, int, int], major: str, types: tuple[str, str]) -> PlainCall:
         rows, columns, depth = shape
         step_m, step_n, step_k = granularity
         a, b = (fp8(size, depth, dtype=FP8[types[0]]) for size in (rows, columns))
@@ -165,7 +165,7 @@ def one_column_more(scales: Tensor) -> Tensor:
     return wide[: scales.numel()].view(scales.shape)
 
 
-def dense_faults(call: DenseCall) -> dict[str, DenseCall]:
+def dense_faults(call: PlainCall) -> dict[str, PlainCall]:
     """Calls with a planted fault, of operands with the same shape."""
     return {
         "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
@@ -189,12 +189,12 @@ def check_dense(report: OperatorReport, names: Names) -> None:
             continue
         for shape in DENSE_SHAPES:
             shape = (-(-shape[0] // granularity[0]) * granularity[0], *shape[1:])
-            call = DenseCall.random(shape, granularity, major, (element, output))
+            call = PlainCall.random(shape, granularity, major, (element, output))
             case = f"{by(shape)} {element} to {output}, scales of {by(granularity)}, {major}"
             report.add(attempt(operator, case, call.expected(), call.run))
         if (element, output) != ("e4m3", "bf16"):
             continue
-        call = DenseCall.random((384, 384, 384), granularity, major, (element, output))
+        call = PlainCall.random((384, 384, 384), granularity, major, (element, output))
         for fault, wrong in dense_faults(call).items():
             if granularity[0] == 128 or "change places" not in fault:
                 name = f"{operator}, scales of {by(granularity)}, {major}: {fault}"
@@ -206,7 +206,7 @@ def check_limits(report: OperatorReport, names: Names) -> None:
     if not names("limits"):
         return
     for shape, granularity in LIMITS:
-        call = DenseCall.random(shape, granularity, "K", ("e4m3", "bf16"))
+        call = PlainCall.random(shape, granularity, "K", ("e4m3", "bf16"))
         case = f"{by(shape)}, scales of {by(granularity)}, which CUTLASS does not implement"
         report.add(attempt("gemm_fp8_nt_groupwise", case, call.expected(), call.run))
 
@@ -251,7 +251,7 @@ def check_batches(report: OperatorReport, names: Names) -> None:
 class GroupedFp8Call:
     """Operands of ``group_gemm_fp8_nt_groupwise``; ``direct``: of the module's function, past the Python operator."""
 
-    groups: tuple[DenseCall, ...]
+    groups: tuple[PlainCall, ...]
     offsets: Tensor
     direct: bool
 
@@ -287,7 +287,7 @@ def moved(offsets: Tensor, by_rows: int) -> Tensor:
 def grouped_fp8(
     sizes: Sequence[int], shape: Sequence[int], granularity: tuple[int, int, int], major: str, types: tuple[str, str]
 ) -> tuple[GroupedFp8Call, Expected]:
-    groups = tuple(DenseCall.random((rows, *shape), granularity, major, types) for rows in sizes)
+    groups = tuple(PlainCall.random((rows, *shape), granularity, major, types) for rows in sizes)
     expected = joined([each.expected() for each in groups])
     return GroupedFp8Call(groups, offsets_of(sizes), direct=False), expected
 

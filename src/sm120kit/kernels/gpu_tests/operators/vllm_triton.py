@@ -225,7 +225,7 @@ def check_linear_int8(report: OperatorReport) -> None:
 
 
 @dataclass(frozen=True)
-class Experts:
+class TritonExperts:
     """Arguments of ``fused_experts``: the first half of w1 is gate, the second up. ``zeros`` of int4 are packed along rows."""
 
     kind: str
@@ -235,7 +235,7 @@ class Experts:
     zeros: tuple[Tensor, ...] = ()
 
     @classmethod
-    def random(cls, kind: str, shape: MoeShape) -> Experts:
+    def random(cls, kind: str, shape: MoeShape) -> TritonExperts:
         sizes = ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
         if kind == "fp8":
             (w1, s1), (w2, s2) = (random_fp8(*size, shape.experts) for size in sizes)
@@ -291,7 +291,7 @@ def nibbles(packed: Tensor, dimension: int) -> Tensor:
     return result
 
 
-def experts_expected(experts: Experts, x: Tensor, route: tuple[Tensor, Tensor]) -> Expected:
+def experts_expected(experts: TritonExperts, x: Tensor, route: tuple[Tensor, Tensor]) -> Expected:
     """The layer in float64, expert by expert. Both GEMMs, the activation and each contribution are rounded to bf16."""
     chosen, weights = route[0].long(), route[1].double()
     values, plain, bound, magnitudes = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4))
@@ -323,7 +323,9 @@ def experts_expected(experts: Experts, x: Tensor, route: tuple[Tensor, Tensor]) 
     return Expected(values, bound + roundings * (magnitudes + bound) * 1.01 + 1e-30, plain)
 
 
-def moe_faults(experts: Experts, route: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Experts, tuple[Tensor, Tensor]]]:
+def moe_faults(
+    experts: TritonExperts, route: tuple[Tensor, Tensor]
+) -> Iterator[tuple[str, TritonExperts, tuple[Tensor, Tensor]]]:
     def before(values: Tensor) -> Tensor:
         return values.view(torch.uint8).roll(1, 0).view(values.dtype)
 
@@ -346,7 +348,7 @@ def check_moe(report: OperatorReport, kind: str) -> None:
     for shape in MOE_SHAPES[kind.partition("-")[0]]:
         if kind == "int4-zeros" and shape is not SMALL_MOE:
             continue
-        experts = Experts.random(kind, shape)
+        experts = TritonExperts.random(kind, shape)
         for tokens in (1, 33, 300):
             if kind.startswith("int4") and tokens * shape.active <= 6 * shape.experts:
                 continue
@@ -392,7 +394,7 @@ PAGE, SEGMENTS = 16, 16
 
 
 @dataclass(frozen=True)
-class AttentionCall:
+class UnifiedAttentionCall:
     """The arguments of vLLM's Triton attention. Keys and values are in pages of a cache."""
 
     shape: AttentionShape
@@ -407,7 +409,9 @@ class AttentionCall:
     sinks: Tensor | None
 
     @classmethod
-    def random(cls, shape: AttentionShape, lengths: tuple[tuple[int, int], ...], segments: bool, fp8: bool) -> AttentionCall:
+    def random(
+        cls, shape: AttentionShape, lengths: tuple[tuple[int, int], ...], segments: bool, fp8: bool
+    ) -> UnifiedAttentionCall:
         """Scales of an FP8 cache are powers of two: then bf16 has every dequantized value."""
         pages_each = -(-max(total for _, total in lengths) // PAGE)
         pages = torch.randperm(len(lengths) * pages_each, device=nvfp4.DEVICE).int().view(len(lengths), pages_each)
@@ -508,7 +512,7 @@ class AttentionCall:
         return Expected(*(torch.cat([getattr(part, name) for part in parts]) for name in ("values", "bound", "plain")))
 
 
-def attention_faults(call: AttentionCall) -> Iterator[tuple[str, AttentionCall]]:
+def attention_faults(call: UnifiedAttentionCall) -> Iterator[tuple[str, UnifiedAttentionCall]]:
     yield "the sequences' pages change places", replace(call, pages=call.pages.roll(1, 0))
     yield "the last token of each sequence is left out", replace(call, totals=(call.totals - 1).clamp(min=1))
     if call.fp8:
@@ -525,7 +529,7 @@ def check_attention(report: OperatorReport) -> None:
     for shape in ATTENTION_SHAPES:
         for fp8 in (False, True):
             for batch, lengths in BATCHES.items():
-                call = AttentionCall.random(shape, lengths, batch == "decode in segments", fp8)
+                call = UnifiedAttentionCall.random(shape, lengths, batch == "decode in segments", fp8)
                 case = f"{shape.name}, {'FP8' if fp8 else 'bf16'} cache"
                 slots = call.slots()
                 tokens = [torch.randn(len(slots), shape.kv_heads, shape.head_dim, device=nvfp4.DEVICE).bfloat16() for _ in "kv"]
@@ -535,7 +539,7 @@ def check_attention(report: OperatorReport) -> None:
                 ]
                 exact = torch.cat(stored)
 
-                def cached(call: AttentionCall = call, tokens: list[Tensor] = tokens, slots: Tensor = slots) -> Tensor:
+                def cached(call: UnifiedAttentionCall = call, tokens: list[Tensor] = tokens, slots: Tensor = slots) -> Tensor:
                     call.store(tokens, slots)
                     return torch.cat(call.cached())
 
