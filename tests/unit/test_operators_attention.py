@@ -239,7 +239,7 @@ def as_run(powers: str) -> dict[str, str]:
 
 
 BEFORE_UNDECIDED_SCALES = "71f900917307c2aac128782f7e1fabd36860fea2b7c774798d4bbabf9ced8304"
-"""``nvfp4.py`` of the runs: later, ``quantized_interval``, which attention does not use, has every block scale between two ends."""
+"""``nvfp4.py`` of the runs. Since then, ``quantized_interval``, which attention does not use, has more block scales."""
 
 
 @pytest.mark.parametrize("name", ["attention", "attention-nvfp4", "attention-sparse"])
