@@ -25,7 +25,7 @@ def tiles(target: Target, *, patched: bool, emulated: bool = False) -> tuple[Til
 
     Those of vLLM are the ones of its own sources, with the CUTLASS of its FlashInfer recipe (:func:`require_tiles`).
 
-    ``emulated`` runs the emulations that are not cached, most of a minute each.
+    ``emulated`` runs the emulations that are not cached, half a minute for each shape.
     """
     flashinfer, workspace = target.flashinfer, target.options.workspace
     tools = compilers(flashinfer)
@@ -110,7 +110,7 @@ def with_numbers(facts: Sequence[TileFacts], emulator: emulation.Emulator, what:
     if emulated:
         missing = [mainloop for mainloop in distinct if not results[mainloop]]
         if missing:
-            reporting.info(f"emulating {len(missing)} mainloops of {what}, most of a minute each")
+            reporting.info(f"emulating {len(missing)} mainloops of {what}, half a minute for each shape")
         with reporting.task(f"emulating {what}", len(missing)) as advance:
             results |= emulator.run_all(missing, advance)
     return tuple(
