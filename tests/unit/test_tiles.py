@@ -166,6 +166,9 @@ def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tm
             tables.require_tiles(resolve(name, options))
     target = resolve("vllm-0.20.0", options)
     assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
+    binary = tables.require_tiles(resolve("vllm-0.19.1", options))  # its kernels are official binaries, but it has their source
+    assert isinstance(binary, EngineTarget) and binary.kernel_source and binary.source is None
+    assert (binary.kernel_source.pin.version, binary.kernel_source.projects[1:]) == ("0.19.1", [])
     other = replace(target, flashinfer=resolve_flashinfer("flashinfer-0.6.6", options))
     with pytest.raises(BadRecipe, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):
         tables.require_tiles(other)
