@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ LATE = '"late": {"count": 2, "first": ["at 1", "at 2"]}'
 
 
 class Compiler:
-    """A script in place of the host compiler: it logs each call and writes programs that print ``output``."""
+    """A script in place of the host compiler: it logs each program's source and writes programs that print ``output``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.log = directory, directory / "log"
@@ -35,18 +36,20 @@ class Compiler:
         self.behave("exit 0")
 
     def behave(self, commands: str, output: str = PROVEN) -> None:
-        """``commands`` run after the program was written; its path is $out."""
+        """``commands`` run after a program was written; its path is $out, that of its source $unit."""
         (self.directory / "template").write_text(f"#!/bin/sh\necho '{output}'\n")
         program = self.directory / "c++"
         program.write_text(
-            f'#!/bin/sh\necho "$@" >> {self.log}\nfor out; do :; done\n'
+            '#!/bin/sh\nfor out; do case "$out" in *.cpp) unit=$out;; esac; done\n'
+            f'(echo "// $@"; cat "$unit") >> {self.log}\n'
             f'cp {self.directory}/template "$out"; chmod +x "$out"\n{commands}\n'
         )
         program.chmod(0o755)
 
     @property
-    def calls(self) -> int:
-        return len(self.log.read_text().splitlines())
+    def programs(self) -> list[str]:
+        """The sources of all programs, each after a comment with the compiler's arguments."""
+        return re.findall(r"^// .*\n(?:(?!// ).*\n)*", self.log.read_text(), re.MULTILINE)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_tiles_with_one_mainloop_share_a_cached_emulation(compiler: Compiler, em
     half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize")
     facts = [fact(), fact(half), fact(finalize), fact(replace(finalize, output="f16"), stages=3), fact(schedule="pingpong")]
     assert {tile.numbers.why for tile in tables.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
-    assert compiler.calls == 0
+    assert compiler.programs == []
     emulated = tables.with_numbers(facts, emulator, "t", True)
     assert emulated[0].numbers == NumericResult(NumericStatus.PROVEN, "", 9)
     assert [(tile.numbers.proof, tile.numbers.why) for tile in emulated[1:]] == [
@@ -86,18 +89,28 @@ def test_tiles_with_one_mainloop_share_a_cached_emulation(compiler: Compiler, em
     assert [tile.numbers.outputs for tile in emulated] == [9] * 5
     (dense,) = tables.with_numbers([fact(replace(TILE, family="dense"))], emulator, "t", True)
     assert (dense.numbers.proof, dense.numbers.why) == (NumericStatus.MAINLOOP_PROVEN, "not run: tile scheduler")
-    compiled = compiler.log.read_text().splitlines()
-    assert ["-DKERNEL=1" in line for line in compiled].count(False) == 2, "the whole kernel of grouped cooperative tiles only"
-    assert compiler.calls == 4
+    assert [(text.count("#define KERNEL 1\n"), text.count("#define KERNEL 0\n")) for text in compiler.programs] == [
+        (2, 1),
+        (0, 1),
+    ], "a program for each shape; the whole kernel of grouped cooperative tiles only"
     assert tables.with_numbers(facts, emulator, "t", False) == emulated
-    assert compiler.calls == 4
+    assert len(compiler.programs) == 2
+
+
+def test_each_tile_of_a_program_that_does_not_compile_has_its_own_result(compiler: Compiler, emulator: Emulator) -> None:
+    compiler.behave("if grep -q 'STAGES 9$' $unit; then echo 'x.hpp:1:1: error: too many' >&2; exit 1; fi")
+    stages = [Mainloop.of(TILE, stages=count) for count in (4, 9, 3)]
+    results = emulator.run_all(stages)
+    assert [isinstance(results[mainloop], CompileFailed) for mainloop in stages] == [False, True, False]
+    assert "too many" in str(results[stages[1]])
+    assert [text.count("#define STAGES") for text in compiler.programs] == [3, 1, 1, 1]
 
 
 def test_emulation_records_the_trees_that_use_it(emulator: Emulator, compiler: Compiler) -> None:
     for tree in ("1" * 40, "2" * 40):
         other = Emulator(emulator.cutlass, emulator.toolchain, emulator.cache.parent, tree)
         other.run(Mainloop.of(TILE))
-    assert compiler.calls == 1
+    assert len(compiler.programs) == 1
     assert sorted(path.stem for path in emulator.cache.glob("*/*.tree")) == ["1" * 40, "2" * 40]
 
 
@@ -156,7 +169,7 @@ def test_concurrent_runs_compile_once(compiler: Compiler, emulator: Emulator, tm
         thread.start()
     for thread in both:
         thread.join()
-    assert compiler.calls == 1
+    assert len(compiler.programs) == 1
     assert emulator.cached(Mainloop.of(TILE))
 
 
@@ -171,7 +184,7 @@ def test_unfinished_directory_of_a_killed_process_is_removed(compiler: Compiler,
 
 def test_interrupt_ends_compilers_and_keeps_finished_results(compiler: Compiler, tmp_path: Path) -> None:
     """The first emulation is finished and the others hang in the compiler when their process receives SIGINT twice."""
-    compiler.behave(f'case "$*" in *TILE_K=64*) ;; *) echo $$ >> {tmp_path}/pids; exec sleep 60;; esac')
+    compiler.behave(f'grep -q "TILE_K 64$" $unit || {{ echo $$ >> {tmp_path}/pids; exec sleep 60; }}')
     make_emulator(tmp_path)
     program = f"""
 from pathlib import Path

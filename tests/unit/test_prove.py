@@ -26,8 +26,16 @@ from sm120kit.sources.records import Checkout, GitPin
 
 ROOT = Path(__file__).parents[2]
 NEGATIVE = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
-EVERY = [patch for project in ("cutlass", "flashinfer") for patch in patches.load(ROOT / "patches", project)]
-"""The patches of kernels. Patches of an engine's own build are covered by the tests that they name."""
+PINNED = {"cutlass": ("4.2.1", "4.4.2", "4.5.0"), "flashinfer": ("0.6.6", "0.6.8.post1", "0.7.2", "0.7.2.post1")}
+"""The versions that recipes pin, and that patches can be proved on."""
+
+EVERY = [
+    patch
+    for project, versions in PINNED.items()
+    for patch in patches.load(ROOT / "patches", project)
+    if any(map(patch.is_for, versions))
+]
+"""The patches of kernels. Patches of an engine's own build, or for another CUTLASS, are covered by the tests that they name."""
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,9 @@ def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tm
             tables.require_tiles(resolve(name, options))
     target = resolve("vllm-0.20.0", options)
     assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
+    binary = tables.require_tiles(resolve("vllm-0.19.1", options))  # its kernels are official binaries, but it has their source
+    assert isinstance(binary, EngineTarget) and binary.kernel_source and binary.source is None
+    assert (binary.kernel_source.pin.version, binary.kernel_source.projects[1:]) == ("0.19.1", [])
     other = replace(target, flashinfer=resolve_flashinfer("flashinfer-0.6.6", options))
     with pytest.raises(BadRecipe, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):
         tables.require_tiles(other)
@@ -277,6 +280,28 @@ def test_error_outside_of_the_tree_is_not_about_the_tile() -> None:
     assert about_tile("/cache/unit.cpp:2:1: error: static assertion failed: from a launcher macro\n")
 
 
+def test_errors_belong_to_the_call_that_instantiates_their_template() -> None:
+    """Context lines of gcc come before an error, and only if they differ from those of the error before it."""
+    messages = f"""/t/a.hpp: In instantiation of 'struct A<1>':
+/t/b.hpp:7:3:   required from 'struct B<1>'
+{diagnostics.CALL}:2:1:   required from here
+/t/a.hpp:5:2: error: no type named 'X'
+/t/a.hpp:6:2: error: static assertion failed: too small
+/t/a.hpp: In instantiation of 'struct A<2>':
+{diagnostics.CALL}:4:1:   required from here
+/t/a.hpp:6:2: error: static assertion failed: too big
+/t/c.hpp: In function 'void f()':
+/t/c.hpp:1:1: error: static assertion failed: of no call
+/t/a.hpp: In instantiation of 'struct A<3>':
+/t/d.hpp:9:9:   required from here
+/t/a.hpp:6:2: error: static assertion failed: of no call either
+"""
+    assert diagnostics.first_reasons(messages, Path("/t")) == {
+        2: diagnostics.Reason("too small", "a.hpp:6", True),
+        4: diagnostics.Reason("too big", "a.hpp:6", True),
+    }
+
+
 def test_warnings_are_not_a_reason() -> None:
     assert diagnostics.first_reason(GCC, Path("/t")) is None
 
@@ -319,7 +344,9 @@ def test_each_call_of_a_unit_reports_its_number() -> None:
     lines = text.splitlines()
     for number, output in enumerate(("bf16", "f16")):
         at = lines.index(f"#define GemmUniversalAdapter Line{number}")
-        assert f"output='{output}'" in lines[at + 1]
+        assert lines[at + 1] == f'#line {number} "{diagnostics.CALL}"'
+        assert f"output='{output}'" in lines[at + 2]
+    assert "#line" not in introspect.translation_unit([launcher_call(TILE)])
 
 
 def test_cache_key_covers_text_flags_compiler_and_headers(tmp_path: Path) -> None:

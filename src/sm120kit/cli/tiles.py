@@ -21,7 +21,7 @@ def tiles_(
     ] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Show only tiles that the patches change.")] = False,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: up to a minute each, cached.")
+        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: half a minute a shape.")
     ] = False,
     *,
     sources: Sources,

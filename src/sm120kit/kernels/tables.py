@@ -25,7 +25,7 @@ def tiles(target: Target, *, patched: bool, emulated: bool = False) -> tuple[Til
 
     Those of vLLM are the ones of its own sources, with the CUTLASS of its FlashInfer recipe (:func:`require_tiles`).
 
-    ``emulated`` runs the emulations that are not cached, most of a minute each.
+    ``emulated`` runs the emulations that are not cached, half a minute for each shape.
     """
     flashinfer, workspace = target.flashinfer, target.options.workspace
     tools = compilers(flashinfer)
@@ -43,8 +43,8 @@ def tiles(target: Target, *, patched: bool, emulated: bool = False) -> tuple[Til
 def _engine_table(target: EngineTarget, patched: bool, cutlass: Path, tools: Toolchain) -> tuple[TileFacts, ...]:
     """What the tiles of an engine's own source compile to with a CUTLASS directory."""
     recipe, workspace = target.recipe, target.options.workspace
-    assert target.source is not None
-    tree = target.source.tree if patched else target.source.unpatched_tree
+    assert target.kernel_source is not None
+    tree = target.kernel_source.tree if patched else target.kernel_source.unpatched_tree
     carrier = target.flashinfer.tree if patched else target.flashinfer.unpatched_tree
     identity = f"{tree.tree} {carrier.tree}"
     with workspace.exclusive(f"tiles-{tree.tree}"):
@@ -53,7 +53,7 @@ def _engine_table(target: EngineTarget, patched: bool, cutlass: Path, tools: Too
 
 
 def require_tiles(target: Target) -> Target:
-    """Return ``target`` if its tiles can be listed: a FlashInfer recipe, or an engine whose source is built with CUTLASS.
+    """Return ``target`` if its tiles can be listed: a FlashInfer recipe, or one with the source of an engine's own kernels.
 
     Raises:
         UnknownName: it is the recipe of another engine.
@@ -62,16 +62,15 @@ def require_tiles(target: Target) -> Target:
     if isinstance(target, FlashInferTarget):
         return target
     recipe, carried = target.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
-    injected = recipe.from_source.injected.values() if recipe.from_source else ()
-    required = [filled.version for filled in injected if filled.project == "cutlass"]
-    if not required or target.source is None:
+    if recipe.cutlass is None:
         raise UnknownName(
             f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its official binaries",
             f"sm120kit tiles {recipe.flashinfer} lists the tiles of its FlashInfer; sm120kit inspect lists kernels of a wheel",
         )
-    if required != [carried.get("cutlass")]:
+    _, required = recipe.cutlass
+    if required != carried.get("cutlass"):
         raise BadRecipe(
-            f"{recipe.name} requires cutlass {required[0]}; {recipe.flashinfer} carries {carried.get('cutlass')}",
+            f"{recipe.name} requires cutlass {required}; {recipe.flashinfer} carries {carried.get('cutlass')}",
             "name a FlashInfer recipe that carries the version that the engine requires",
         )
     return target
@@ -110,7 +109,7 @@ def with_numbers(facts: Sequence[TileFacts], emulator: emulation.Emulator, what:
     if emulated:
         missing = [mainloop for mainloop in distinct if not results[mainloop]]
         if missing:
-            reporting.info(f"emulating {len(missing)} mainloops of {what}, most of a minute each")
+            reporting.info(f"emulating {len(missing)} mainloops of {what}, half a minute for each shape")
         with reporting.task(f"emulating {what}", len(missing)) as advance:
             results |= emulator.run_all(missing, advance)
     return tuple(

@@ -103,6 +103,8 @@ def _unfit_source(data: dict[str, Any]) -> Iterator[str]:
     source, engine, version = data.get("source"), data.get("engine"), data.get("version")
     if source is not None and data.get("from_source") is not None:
         yield "source: set, but from_source has the engine's sdist"
+    if data.get("kernel_source") is not None and data.get("from_source") is not None:
+        yield "kernel_source: set, but from_source has the engine's sdist"
     if not isinstance(source, dict) or not isinstance(source.get("wheel"), str):
         return
     with contextlib.suppress(InvalidWheelFilename):

@@ -302,6 +302,16 @@ class FromSourceTable(Strict):
     targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
 
 
+class KernelSource(Strict):
+    """An engine's sdist, and the version of CUTLASS that its own kernels require, for :mod:`sm120kit.kernels.tables` only.
+
+    For an engine whose kernels are official binaries: nothing of the sdist is patched or built.
+    """
+
+    sha256: Sha256
+    cutlass: VersionText
+
+
 class FlashInferRecipe(Strict):
     """The kernels of a FlashInfer version: pinned sources, the modules to compile, and the compilers that the lockfile pins."""
 
@@ -391,6 +401,7 @@ class EngineRecipe(Strict):
     GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
+    ``kernel_source`` has the kernels of an engine without ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
     not contain, ``wrong_record`` files that are not compared with RECORD.
     """
@@ -413,6 +424,7 @@ class EngineRecipe(Strict):
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     source: WheelSource | None = None
     from_source: FromSourceTable | None = None
+    kernel_source: KernelSource | None = None
     b12x: B12xTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
@@ -421,7 +433,7 @@ class EngineRecipe(Strict):
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""
         prose: dict[str, Any] = {
-            **dict.fromkeys(("summary", "state", "built", "official", "known_bad"), True),
+            **dict.fromkeys(("summary", "state", "built", "official", "kernel_source", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},
@@ -437,6 +449,17 @@ class EngineRecipe(Strict):
         if self.source:
             return WheelPin(self.engine, self.engine, self.version, self.source.sha256, self.source.wheel)
         return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
+
+    @property
+    def cutlass(self) -> tuple[SdistPin, str] | None:
+        """The source of the engine's own kernels, and the version of CUTLASS that they require, if the recipe has both."""
+        injected = self.from_source.injected.values() if self.from_source else ()
+        required = [filled.version for filled in injected if filled.project == "cutlass" and filled.version]
+        if self.from_source and required:
+            return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256), required[0]
+        if self.kernel_source:
+            return SdistPin(self.engine, self.engine, self.version, self.kernel_source.sha256), self.kernel_source.cutlass
+        return None
 
     @property
     def inside(self) -> tuple[VendoredProject, ...]:

@@ -175,6 +175,13 @@ class EngineTarget(_LockedRecipe):
         pin, inside = self.recipe.pin, self.recipe.inside
         return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files) if pin else None
 
+    @cached_property
+    def kernel_source(self) -> PatchSource | None:
+        """The source of the engine's own kernels; None if the recipe does not have it."""
+        if self.recipe.cutlass is None:
+            return None
+        return PatchSource(self.argument, self.recipe.cutlass[0], (), self.options, self.flashinfer.files)
+
     @property
     def engine_tree(self) -> PatchedTree | None:
         """The engine's own source with its patch series applied; None if no part of the engine is built from source."""

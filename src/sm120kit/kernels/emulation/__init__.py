@@ -9,7 +9,9 @@ random. The epilogue is alpha A B + beta C in bf16. A grouped kernel has nine gr
 tensor maps per group. Outputs are poisoned before the run and lie between guard bytes.
 
 With ``whole_kernel``, the ``operator()`` of the grouped cooperative kernel runs as well, with its scheduler, as one to three
-persistent CTAs. Both are in one program, because they share the templates whose instantiation takes the time.
+persistent CTAs. Both are in one program, because they share the templates whose instantiation takes the time. For the same
+reason, tiles of one shape share a program: a second one adds up to a third of the time of the first, or nothing if it differs
+in its stages or family only.
 
 Not covered: FlashInfer's finalize epilogue (g++ 12 rejects its header), f16 outputs, the schedulers of dense kernels (stream-K
 among them), clusters, timing, memory ordering between the generic and the async proxy, and the instructions themselves.
@@ -17,9 +19,8 @@ among them), clusters, timing, memory ordering between the generic and the async
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from sm120kit.core.state import (
     file_sha256,
     mark_tree_used,
     mark_used,
+    owned_directory,
     parse_json,
     publish_directory,
     read_record,
@@ -43,7 +45,8 @@ from sm120kit.core.state import (
 from sm120kit.kernels.records import Emulation, Tile
 
 SOURCES = Path(__file__).with_name("cpp")
-UNIT_BYTES = 2_000_000_000
+LANGUAGE = {"LC_ALL": "C"}  # the first error is parsed
+UNIT_BYTES = 4_000_000_000
 """Memory in bytes that the compiler of one emulation needs."""
 
 FLAGS = (
@@ -115,17 +118,19 @@ class Mainloop:
         """A tile with this mainloop."""
         return Tile(self.family, self.dtype, self.m, self.n, self.k, "none", self.swap, "bf16")
 
-    def definitions(self) -> tuple[str, ...]:
-        """Compiler flags that configure the C++ sources."""
-        return (
-            f"-DDTYPE={self.dtype}",
-            *(f"-DTILE_{letter}={extent}" for letter, extent in zip("MNK", (self.m, self.n, self.k), strict=True)),
-            f"-DSWAP={int(self.swap)}",
-            f"-DGROUPED={int(self.family == 'grouped')}",
-            f"-DPINGPONG={int(self.pingpong)}",
-            f"-DSTAGES={self.stages}",
-            f"-DKERNEL={int(self.whole_kernel)}",
-        )
+    def definitions(self) -> dict[str, object]:
+        """The macros that configure the C++ sources."""
+        return {
+            "DTYPE": self.dtype,
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "SWAP": int(self.swap),
+            "GROUPED": int(self.family == "grouped"),
+            "PINGPONG": int(self.pingpong),
+            "STAGES": self.stages,
+            "KERNEL": int(self.whole_kernel),
+        }
 
 
 class Emulator:
@@ -156,7 +161,7 @@ class Emulator:
         return read_record(Emulation, record)
 
     def run(self, mainloop: Mainloop, fault: str = "none", stop: threading.Event | None = None) -> Emulation:
-        """The result of an emulation; one that is not cached is compiled (most of a minute) and run.
+        """The result of an emulation; one that is not cached is compiled (half a minute) and run.
 
         ``fault`` is one of :data:`FAULTS` to seed, or ``none``, either with :data:`IN_KERNEL` before it. ``stop`` ends compiler
         and emulation from another thread.
@@ -166,44 +171,56 @@ class Emulator:
             NotEnoughMemory: the compiler ran out of memory.
             ExpectationFailed: the emulation ended without a result.
         """
-        directory = self._directory(mainloop)
-        name = f"the emulation of {mainloop.dtype} {mainloop.tile.shape}"
-        with exclusive(self.cache / "locks" / f"{directory.name}.lock", name, stop):
-            cached = self.cached(mainloop, fault)
-            if cached:
-                return cached
-            if not directory.is_dir():
-                with publish_directory(directory) as fresh:
-                    self._compile(mainloop.definitions(), fresh, stop)
-            argv, env = wrap([directory / "program", fault], self.sandbox, read=[directory])
-            emulation = _result(mainloop.tile, fault, process.run_until(argv, stop, env=env))
-            write_record(directory / f"{fault}.json", emulation)
-            self._use(directory)
-            return emulation
+        result = self._run_group([mainloop], fault, stop)[mainloop]
+        if isinstance(result, CompileFailed):
+            raise result
+        return result
 
     def run_all(
         self, mainloops: Iterable[Mainloop], advance: Callable[[], None] = lambda: None
     ) -> dict[Mainloop, Emulation | CompileFailed]:
         """Run emulations in parallel, as cores and memory allow; the result of one that does not compile is its error.
 
-        ``advance`` is called after each. An interrupt ends the compilers that run; finished results stay in the cache.
+        Those of one shape are one program. ``advance`` is called after each emulation. An interrupt ends all compilers; results
+        that are finished stay in the cache.
         """
+        groups: dict[str, list[Mainloop]] = {}
+        for mainloop in dict.fromkeys(mainloops):
+            groups.setdefault(mainloop.tile.shape, []).append(mainloop)
         results: dict[Mainloop, Emulation | CompileFailed] = {}
         stop = threading.Event()
         with ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
             try:
-                waiting = {pool.submit(self.run, mainloop, stop=stop): mainloop for mainloop in dict.fromkeys(mainloops)}
+                largest_first = sorted(groups.values(), key=len, reverse=True)
+                waiting = [pool.submit(self._run_group, group, "none", stop) for group in largest_first]
                 for done in as_completed(waiting):
-                    try:
-                        results[waiting[done]] = done.result()
-                    except CompileFailed as failure:
-                        results[waiting[done]] = failure
-                    advance()
+                    for mainloop, result in done.result().items():
+                        results[mainloop] = result
+                        advance()
             except BaseException:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return results
+
+    def _run_group(
+        self, group: Sequence[Mainloop], fault: str, stop: threading.Event | None
+    ) -> dict[Mainloop, Emulation | CompileFailed]:
+        """The results of emulations of one shape; those that are not compiled become one program."""
+        shape = group[0].tile.shape
+        with exclusive(self.cache / "locks" / f"{digest_of([self.base, shape])}.lock", f"emulations of {shape}", stop):
+            results: dict[Mainloop, Emulation | CompileFailed] = {}
+            results |= {each: cached for each in group if (cached := self.cached(each, fault))}
+            results |= self._compile([each for each in group if not self._directory(each).is_dir()], stop)
+            for mainloop in group:
+                if mainloop not in results:
+                    directory = self._directory(mainloop)
+                    argv, env = wrap([directory / "program", _name(directory), fault], self.sandbox, read=[directory])
+                    emulation = _result(mainloop.tile, fault, process.run_until(argv, stop, env=env))
+                    write_record(directory / f"{fault}.json", emulation)
+                    self._use(directory)
+                    results[mainloop] = emulation
+            return results
 
     def _use(self, directory: Path) -> None:
         if self.tree:
@@ -214,44 +231,66 @@ class Emulator:
     def _directory(self, mainloop: Mainloop) -> Path:
         return self.cache / digest_of([self.base, mainloop.definitions()])
 
-    def _compile(self, definitions: tuple[str, ...], directory: Path, stop: threading.Event | None) -> None:
-        """Compile an emulation to ``directory/program``."""
-        output = directory / "output"
-        output.mkdir()
-        cuda = self.toolchain.cuda_home / "include"
-        includes = [f"-I{SOURCES}", *(f"-isystem{path}" for path in (self.cutlass, cuda, cuda / "cccl"))]
-        argv, env = wrap(
-            [
-                self.toolchain.host_compiler,
-                *self.flags,
-                *definitions,
-                *includes,
-                "-s",
-                SOURCES / "collective.cpp",
-                "-o",
-                output / "program",
-            ],
-            self.sandbox,
-            read=[self.cutlass],
-            write=[output],
-            env={"LC_ALL": "C"},  # the first error is parsed
-        )
-        done = process.run_until(argv, stop, env=env)
-        if done.returncode != 0:
-            if ran_out_of_memory(done.returncode, done.stderr):
+    def _compile(self, group: Sequence[Mainloop], stop: threading.Event | None) -> dict[Mainloop, CompileFailed]:
+        """Compile emulations to one program, which the directory of each links; the error of each that does not compile.
+
+        Raises:
+            NotEnoughMemory: the compiler ran out of memory.
+        """
+        if not group:
+            return {}
+        with owned_directory(self.cache, ".work-") as work:
+            unit, program = work / "unit.cpp", work / "program"
+            unit.write_text(_unit({_name(self._directory(each)): each for each in group}))
+            cuda = self.toolchain.cuda_home / "include"
+            includes = [f"-I{SOURCES}", *(f"-isystem{path}" for path in (self.cutlass, cuda, cuda / "cccl"))]
+            argv, env = wrap(
+                [self.toolchain.host_compiler, *self.flags, *includes, "-s", unit, "-o", program],
+                self.sandbox,
+                read=[self.cutlass],
+                write=[work],
+                env=LANGUAGE,
+            )
+            done = process.run_until(argv, stop, env=env)
+            if done.returncode and ran_out_of_memory(done.returncode, done.stderr):
                 raise NotEnoughMemory(
-                    "the compiler ran out of memory: an emulation needs 2 GB to compile",
+                    f"the compiler ran out of memory: the emulations of a shape need {UNIT_BYTES / 1e9:.1f} GB to compile",
                     "end other programs, or use a machine with more memory",
                 )
-            errors = [line for line in done.stderr.splitlines() if "error: " in line]
-            raise CompileFailed(
-                f"no mainloop to emulate: {errors[0] if errors else done.stderr.strip()[-300:]}",
-                f"command: {process.shell_line(done.argv, {'LC_ALL': 'C'})}",
-            )
-        if not (output / "program").is_file():
-            raise CompileFailed("no mainloop to emulate: the compiler wrote no program")
-        (output / "program").rename(directory / "program")
-        shutil.rmtree(output)
+            if done.returncode and len(group) > 1:
+                return {each: error for one in group for each, error in self._compile([one], stop).items()}
+            if done.returncode or not program.is_file():
+                return {group[0]: _failure(done)}
+            for mainloop in group:
+                with publish_directory(self._directory(mainloop)) as fresh:
+                    (fresh / "program").hardlink_to(program)
+        return {}
+
+
+def _name(directory: Path) -> str:
+    """The C++ namespace of the emulation in a directory."""
+    return f"tile_{directory.name[:16]}"
+
+
+def _unit(mainloops: Mapping[str, Mainloop]) -> str:
+    """C++ text of a program with these emulations, by namespace; its arguments are a namespace and a fault."""
+    lines = ['#include "cutlass.hpp"']
+    for name, mainloop in mainloops.items():
+        lines += [f"#define {macro} {value}" for macro, value in mainloop.definitions().items()]
+        lines += [f"namespace {name} {{", '#include "tile.hpp"', "}"]
+    runs = [f'  if (argv[1] == std::string("{name}")) return {name}::run(argv[2]);' for name in mainloops]
+    return "\n".join([*lines, "int main(int, char** argv) {", *runs, "  return 2;", "}", ""])
+
+
+def _failure(done: process.Completed) -> CompileFailed:
+    """Why a mainloop does not compile: the first error."""
+    if not done.returncode:
+        return CompileFailed("no mainloop to emulate: the compiler wrote no program")
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    return CompileFailed(
+        f"no mainloop to emulate: {errors[0] if errors else done.stderr.strip()[-300:]}",
+        f"command: {process.shell_line(done.argv, LANGUAGE)}",
+    )
 
 
 def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:

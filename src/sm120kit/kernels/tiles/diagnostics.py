@@ -18,6 +18,11 @@ REPORT = re.compile(r"warning:.*\bfact\b.*?Values<(-?\d+(?:, -?\d+)*)>")
 ERROR = re.compile(r"^(?P<file>[^\n:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.+)$(?=(?P<source>\n.*)?)", re.MULTILINE)
 ASSERTION = re.compile(r"static[_ ]assert(?:ion)? failed(?: due to requirement .*?)?(?:: )?(?P<text>.*)")
 CUTE_ASSERTION = re.compile(r'CUTE_STATIC_ASSERT_V\(.*"(?P<text>[^"]*)"\)')
+CALL = "sm120kit-call"
+"""The file in which line i is call i of a translation unit with several."""
+
+CONTEXT = re.compile(r"^[^\n:]*: (?:In|At) ")
+HERE = re.compile(rf"^{CALL}:(\d+):\d+:\s+required from here$")
 BROKEN = re.compile(r"internal compiler error.*")
 
 
@@ -100,6 +105,19 @@ def first_reason(messages: str, tree: Path) -> Reason | None:
             return reason
         first = first or reason
     return first
+
+
+def first_reasons(messages: str, tree: Path) -> dict[int, Reason]:
+    """The first reason of each call of a unit that has errors, by its number: of those in templates that it instantiates."""
+    parts: dict[int, str] = {}
+    number = None
+    for line in messages.splitlines(keepends=True):
+        here = HERE.match(line)
+        if CONTEXT.match(line) or here:
+            number = int(here[1]) if here else None
+        if number is not None:
+            parts[number] = parts.get(number, "") + line
+    return {number: reason for number, part in parts.items() if (reason := first_reason(part, tree))}
 
 
 def plain(text: str, tile: Tile) -> str:

@@ -1,7 +1,7 @@
 """Compile launcher calls with the host compiler, up to the kernel type, and cache the probe's reports.
 
-All calls of a dtype share a translation unit, because they share most of their templates: 32 calls take twice the time of one.
-A unit that does not compile is split, by shape and then into single calls, so that each call has its own result.
+Calls share a translation unit, because they share most of their templates: 32 calls take twice the time of one. Each error in a
+unit belongs to one of its calls; the others are compiled again without those that have errors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sm120kit.core.state import digest_of, file_sha256, owned_directory, read_re
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics
-from sm120kit.kernels.tiles.listing import Instantiation
+from sm120kit.kernels.tiles.listing import PLAIN, Instantiation
 
 PROBE = Path(__file__).with_name("probe")
-UNIT_BYTES = 2_000_000_000
-"""Memory in bytes per compile; the largest measured is 1.8 GB, for the 64 NVFP4 calls of 0.7.2.post1 in one unit."""
+UNIT_BYTES = 2_600_000_000
+"""Memory in bytes per compile; the largest measured is 2.5 GB, for the calls of 0.7.2.post1's fused MoE in one unit."""
 
 INCLUDES = (
     "csrc/nv_internal",
@@ -102,31 +102,29 @@ class HostCompiler:
             sandbox,
         )
 
-    def run(self, *arguments: str | Path, write: Sequence[Path] = ()) -> process.Completed:
-        """Run the compiler, which writes to the directories ``write``; the caller checks the exit code.
+    def run(self, *arguments: str | Path) -> process.Completed:
+        """Run the compiler, which writes nothing; the caller checks the exit code.
 
         Raises:
             NotEnoughMemory: the compiler ran out of memory.
             CompileFailed: the compiler crashed.
         """
         read = [self.tree, *(argument.parent for argument in arguments if isinstance(argument, Path))]
-        argv, env = wrap([self.program, *self.flags, *arguments], self.sandbox, read=read, write=write, env=LANGUAGE)
+        argv, env = wrap([self.program, *self.flags, *arguments], self.sandbox, read=read, env=LANGUAGE)
         done = process.run_until(argv, self.stop, env=env)
         if not done.returncode:
             return done
         command = f"command: {process.shell_line(done.argv, LANGUAGE)}"
         if ran_out_of_memory(done.returncode, done.stderr):
-            raise NotEnoughMemory("the host compiler ran out of memory: a group of tiles needs 2 GB to compile", command)
+            needed = f"a group of tiles needs up to {UNIT_BYTES / 1e9:.1f} GB to compile"
+            raise NotEnoughMemory(f"the host compiler ran out of memory: {needed}", command)
         broken = f"signal {-done.returncode}" if done.returncode < 0 else diagnostics.breakdown(done.stderr)
         if broken:
             raise CompileFailed(f"the host compiler crashed: {broken}", command)
         return done
 
     def prefix(self, head: str, directory: Path) -> Path:
-        """Write a header with the probe and the includes of a module; :meth:`precompile` makes it faster to read.
-
-        It is in a directory of its own, the only one that the compiler writes to.
-        """
+        """Write a header with the probe and the includes of a module."""
         path = directory / "prefix" / "prefix.hpp"
         path.parent.mkdir(parents=True)
         path.write_text('#include "sm120kit_probe.hpp"\n' + "\n".join(re.findall(r"^#include .*$", head, re.MULTILINE)) + "\n")
@@ -134,31 +132,22 @@ class HostCompiler:
 
     def headers(self, prefix: Path) -> str:
         """sha256 of the content of every header that ``prefix`` reaches."""
-        listed = self._checked(prefix, "-x", "c++", "-M", prefix).stdout
-        names = re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ").split(": ", 1)[1].strip())
-        paths = {Path(name.replace("\\ ", " ")) for name in names} - {prefix}
-        return digest_of(sorted([self._name(path), file_sha256(path)] for path in paths))
-
-    def precompile(self, prefix: Path) -> None:
-        """Compile ``prefix`` once for all translation units that include it."""
-        self._checked(prefix, "-x", "c++-header", prefix, "-o", f"{prefix}.gch", write=[prefix.parent])
-
-    def messages(self, calls: Sequence[Instantiation], prefix: Path, unit: Path) -> str:
-        """The compiler's messages for a translation unit with these calls, numbered from 0."""
-        unit.write_text(translation_unit(calls))
-        return self.run("-fsyntax-only", "-include", prefix, "-x", "c++", unit).stderr
-
-    def _checked(self, prefix: Path, *arguments: str | Path, write: Sequence[Path] = ()) -> process.Completed:
-        header = prefix.read_text().split()
-        done = self.run(*arguments, write=write)
+        done = self.run("-x", "c++", "-M", prefix)
         if done.returncode:
             reason = diagnostics.first_reason(done.stderr, self.tree)
             message = f"{reason.text} ({reason.where})" if reason else done.stderr.strip()[-500:]
             raise CompileFailed(
                 f"the engine's launcher headers do not compile with {self.program}: {message}",
-                f"command: {process.shell_line(done.argv, LANGUAGE)}; the header: {header}",
+                f"command: {process.shell_line(done.argv, LANGUAGE)}; the header: {prefix.read_text().split()}",
             )
-        return done
+        names = re.split(r"(?<!\\)\s+", done.stdout.replace("\\\n", " ").split(": ", 1)[1].strip())
+        paths = {Path(name.replace("\\ ", " ")) for name in names} - {prefix}
+        return digest_of(sorted([self._name(path), file_sha256(path)] for path in paths))
+
+    def messages(self, calls: Sequence[Instantiation], prefix: Path, unit: Path) -> str:
+        """The compiler's messages for a translation unit with these calls, numbered from 0."""
+        unit.write_text(translation_unit(calls))
+        return self.run("-fsyntax-only", "-include", prefix, "-x", "c++", unit).stderr
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.tree)) if path.is_relative_to(self.tree) else path.name
@@ -168,17 +157,16 @@ def translation_unit(calls: Sequence[Instantiation]) -> str:
     """C++ text in which call number i reports its kernel as line i of the probe."""
     lines = [calls[0].head]
     for number, call in enumerate(calls):
-        lines += [
-            f"#define GemmUniversalAdapter Line{number}",
-            call.call,
-            "#undef GemmUniversalAdapter",
-        ]
+        lines.append(f"#define GemmUniversalAdapter Line{number}")
+        if len(calls) > 1:
+            lines.append(f'#line {number} "{diagnostics.CALL}"')  # the number of the next line
+        lines += [call.call, "#undef GemmUniversalAdapter"]
     aliases = "".join(f"template <class K> using Line{i} = sm120kit_probe::Adapter<K, {i}>;\n" for i in range(len(calls)))
     return "\n".join(["namespace cutlass::gemm::device {", aliases + "}", *lines, calls[0].tail])
 
 
 class LauncherModule:
-    """The calls that share includes and flags: one precompiled header, and one translation unit per group of calls."""
+    """The calls that share includes and flags, and are compiled in one or two translation units."""
 
     def __init__(
         self, calls: Sequence[Instantiation], compiler: HostCompiler, directory: Path, cache: Path, toolchain: Toolchain
@@ -200,14 +188,9 @@ class LauncherModule:
         return self.cache / f"{digest_of([self.base, call.tile, call.head, call.call, call.tail])}.json"
 
     def groups(self) -> list[list[Instantiation]]:
-        """The calls that are not measured yet, grouped by dtype; candidates, which may not compile, apart."""
+        """The calls that are not measured yet; candidates of other dtypes than NVFP4 may not compile and are apart."""
         missing = [call for call in self.calls if call not in self.measured]
-        return _split(missing, lambda call: f"{call.tile.dtype} {call.generated}")
-
-    def precompile(self) -> None:
-        """Precompile the header if at least two translation units include it."""
-        if len(self.groups()) > 1:
-            self.compiler.precompile(self.prefix)
+        return _split(missing, lambda call: str(call.generated or call.tile.dtype == PLAIN.dtype))
 
     def compile(self, calls: Sequence[Instantiation]) -> None:
         """Measure a group of calls and cache the facts of each."""
@@ -215,18 +198,19 @@ class LauncherModule:
         messages = self.compiler.messages(calls, self.prefix, unit)
         reason = diagnostics.first_reason(messages, self.compiler.tree)
         if reason and len(calls) > 1:
-            shapes = _split(calls, lambda call: call.tile.shape)
-            for part in shapes if len(shapes) > 1 else [[call] for call in calls]:
-                self.compile(part)
+            reasons = diagnostics.first_reasons(messages, self.compiler.tree)
+            failed = {calls[number]: why for number, why in reasons.items() if _about_tile(calls[number], why)}
+            for call, why in failed.items():
+                self._record(call, [_failure(call, why)])
+            others = [call for call in calls if call not in failed]
+            for part in [others] if failed else [[call] for call in calls]:
+                if part:
+                    self.compile(part)
             return
         reports = diagnostics.reports(messages)
         for number, call in enumerate(calls):
-            about_tile = reason and reason.about_tile and "sm120kit_probe::Adapter" not in reason.text
-            if reason and about_tile and not call.whole_files:
-                why = diagnostics.plain(reason.text, call.tile)
-                facts = [TileFacts(call.tile, call.generated, False, why, reason.text, reason.where)]
-            elif reason:
-                facts = []
+            if reason:
+                facts = [_failure(call, reason)] if _about_tile(call, reason) else []
             else:
                 facts = [
                     TileFacts(
@@ -248,8 +232,21 @@ class LauncherModule:
                     f"the compiler made no kernel of {call.name}: {cause}",
                     "sm120kit tiles does not support the launcher of this engine version",
                 )
-            self.measured[call] = tuple(facts)
-            write_record(self.record(call), TileFactsRecord(tuple(facts)))
+            self._record(call, facts)
+
+    def _record(self, call: Instantiation, facts: Sequence[TileFacts]) -> None:
+        self.measured[call] = tuple(facts)
+        write_record(self.record(call), TileFactsRecord(tuple(facts)))
+
+
+def _about_tile(call: Instantiation, reason: diagnostics.Reason) -> bool:
+    """Whether an error shows that the tile of a call cannot exist."""
+    return reason.about_tile and "sm120kit_probe::Adapter" not in reason.text and not call.whole_files
+
+
+def _failure(call: Instantiation, reason: diagnostics.Reason) -> TileFacts:
+    """The facts of a tile that does not compile."""
+    return TileFacts(call.tile, call.generated, False, diagnostics.plain(reason.text, call.tile), reason.text, reason.where)
 
 
 def _tile(call: Instantiation, report: diagnostics.ProbeReport) -> Tile:
@@ -296,7 +293,6 @@ def measure(
             ]
             list(pool.map(LauncherModule.look_up, modules))
             advance(sum(len(module.measured) for module in modules))
-            list(pool.map(LauncherModule.precompile, modules))
             waiting = {pool.submit(module.compile, group): len(group) for module in modules for group in module.groups()}
             for done in as_completed(waiting):
                 done.result()

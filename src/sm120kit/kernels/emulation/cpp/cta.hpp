@@ -1,9 +1,6 @@
 // One CTA that works through GEMMs as the SM120 kernels do: a producer for the mainloop, one for the epilogue's source, and the
 // consumers, each with CUTLASS's own load(), mma() and store(). What a kernel's tile scheduler decides is decided here: tile
 // after tile, problem after problem.
-#pragma once
-
-#include "kernel_types.hpp"
 
 namespace cta {
 
@@ -367,7 +364,7 @@ inline void run(std::vector<Problem const*> const& problems, std::vector<Output>
       typename Epilogue::StorePipeline store_pipeline(always);
       auto store_state = cutlass::make_producer_start_state<typename Epilogue::StorePipeline>();
 #if GROUPED
-      std::function<cute::TmaDescriptor const*(int)> map_for = [](int) { return nullptr; };
+      std::function<cute::TmaDescriptor*(int)> map_for = [](int) { return nullptr; };
       if (thread / 32 == 0) map_for = epilogue_map(epilogue, cute::false_type{});  // the warp that stores
 #endif
       for_each_tile([&](int group, int m, int n, int k_tiles) {

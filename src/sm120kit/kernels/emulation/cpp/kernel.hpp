@@ -1,24 +1,5 @@
 // The whole grouped cooperative kernel: CUTLASS's own operator() with its scheduler, pipelines and tensor map updates, as
 // several persistent CTAs, one after another.
-#pragma once
-
-#include "cta.hpp"
-
-#include <cutlass/gemm/kernel/gemm_universal_decl.h>
-#include <cutlass/gemm/kernel/tile_scheduler_params.h>
-#include <cutlass/trace.h>
-#include <cutlass/workspace.h>
-
-#define __CUDA_ARCH__ 900  // the scheduler has a block index only in device code
-#include <cutlass/gemm/kernel/sm90_tile_scheduler_group.hpp>
-#undef __CUDA_ARCH__
-#define __CUDA_ARCH_FEAT_SM90_ALL 1  // else operator() is empty
-#include <cutlass/gemm/kernel/sm90_gemm_array_tma_warpspecialized_cooperative.hpp>
-#undef __CUDA_ARCH_FEAT_SM90_ALL
-
-// Called only if the arguments do not give the number of CTAs, which those of the driver do.
-extern "C" inline cudaError_t CUDARTAPI cudaGetDevice(int*) { return cudaErrorNoDevice; }
-extern "C" inline cudaError_t CUDARTAPI cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) { return cudaErrorNoDevice; }
 
 namespace cta {
 

@@ -1,26 +1,4 @@
-// The types of the kernel that the -D definitions select.
-#pragma once
-
-#include "hooks.hpp"
-
-#include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/epilogue/collective/collective_builder.hpp>
-#include <cutlass/gemm/group_array_problem_shape.hpp>
-
-#include "problem.hpp"
-
-#ifndef GROUPED
-#define GROUPED 1
-#endif
-#ifndef PINGPONG
-#define PINGPONG 0
-#endif
-#ifndef STAGES
-#define STAGES 0
-#endif
-#ifndef SWAP
-#define SWAP 0
-#endif
+// The types of the kernel that the macros of tile.hpp select.
 
 namespace cta {
 

@@ -43,6 +43,7 @@ struct Tensor {
   void const* const_data_ptr() const;
   int64_t size(int64_t) const;
   int64_t stride(int64_t) const;
+  std::vector<int64_t> sizes() const;
   int64_t dim() const;
   int64_t numel() const;
   int64_t element_size() const;
@@ -61,6 +62,7 @@ struct Library {
   void impl(char const*, Function);
 };
 
+Device device_of(Tensor const&);
 template <class... Options>
 Tensor empty(int64_t size, Options&&...);
 template <class... Options>
@@ -73,3 +75,31 @@ struct DeviceGuard {
 }  // namespace accelerator
 }  // namespace stable
 }  // namespace torch
+
+// The same under the names of torch's own C++ API, which older launchers use.
+#define TORCH_LIBRARY_IMPL(library, key, name) static void register_##library##_##key(torch::stable::Library& name)
+
+namespace torch {
+using stable::Device;
+using stable::empty;
+using stable::Tensor;
+constexpr auto kByte = headeronly::ScalarType::Byte, kUInt8 = kByte;
+constexpr auto kInt32 = headeronly::ScalarType::Int, kInt64 = headeronly::ScalarType::Long;
+constexpr auto kFloat16 = headeronly::ScalarType::Half, kBFloat16 = headeronly::ScalarType::BFloat16;
+constexpr auto kFloat32 = headeronly::ScalarType::Float, kFloat8_e4m3fn = headeronly::ScalarType::Float8_e4m3fn;
+struct TensorOptions {
+  TensorOptions dtype(headeronly::ScalarType) const;
+  TensorOptions device(Device) const;
+};
+}  // namespace torch
+
+namespace at {
+using torch::Tensor;
+using torch::headeronly::ScalarType;
+namespace cuda {
+cudaStream_t getCurrentCUDAStream(int device = -1);
+struct OptionalCUDAGuard {
+  explicit OptionalCUDAGuard(torch::Device device);
+};
+}  // namespace cuda
+}  // namespace at

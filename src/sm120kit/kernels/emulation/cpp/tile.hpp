@@ -1,17 +1,18 @@
 // Runs the SM120 block-scaled collectives of the CUTLASS on the include path, the mainloop's own load() and mma() and the
 // epilogue's own load() and store(), on the host, for CTA tiles of a grouped or a dense GEMM, and compares with an integer GEMM
-// bit for bit. Prints one JSON object; exit code 0: proven, 1: wrong.
+// bit for bit. A program includes this file once for each of its tiles, each time in another namespace and with
 //
-// -DDTYPE=nvfp4|mxfp4|mxfp8|fp8xmxfp4  -DTILE_M -DTILE_N -DTILE_K (elements)  -DSWAP=1: A and B change places
-// -DGROUPED=0: dense  -DPINGPONG=1: that schedule, else cooperative  -DSTAGES: a stage count, else the builder's (0)
-// -DKERNEL=1: then also the whole kernel, which is grouped and cooperative; of it only what it stores is compared
-// An argument names a seeded fault (cta.hpp): each must be found, or the emulation proves nothing. `kernel:FAULT` runs the whole
-// kernel alone.
+//   DTYPE        nvfp4, mxfp4, mxfp8 or fp8xmxfp4
+//   TILE_M, TILE_N, TILE_K   elements
+//   SWAP         1: A and B change places
+//   GROUPED      0: dense
+//   PINGPONG     1: that schedule, else cooperative
+//   STAGES       a stage count, else the builder's (0)
+//   KERNEL       1: then also the whole kernel, which is grouped and cooperative; of it only what it stores is compared
+//
+// Templates that the tiles share are instantiated once.
+#include "kernel_types.hpp"
 #include "cta.hpp"
-
-#ifndef KERNEL
-#define KERNEL 0
-#endif
 #if KERNEL
 #include "kernel.hpp"
 #endif
@@ -120,8 +121,9 @@ std::vector<cta::Problem> problems() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::string fault_name = argc > 1 ? argv[1] : "none";
+/// Run the tile with a seeded fault of cta.hpp, each of which must be found, or the emulation proves nothing: exit code 0 if its
+/// numbers are proven, 1 if they are wrong. `kernel:FAULT` runs the whole kernel alone.
+int run(std::string fault_name) {
   bool const kernel_alone = fault_name.rfind("kernel:", 0) == 0;
   if (kernel_alone) fault_name.erase(0, 7);
   auto const faults = cta::faults();
@@ -171,3 +173,13 @@ int main(int argc, char** argv) {
       .print();
   return passed ? 0 : 1;
 }
+
+#undef DTYPE
+#undef TILE_M
+#undef TILE_N
+#undef TILE_K
+#undef SWAP
+#undef GROUPED
+#undef PINGPONG
+#undef STAGES
+#undef KERNEL

@@ -1,0 +1,2 @@
+#pragma once
+#include "sm120kit_torch.hpp"
