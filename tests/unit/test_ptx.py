@@ -686,6 +686,25 @@ def test_receipt_is_of_this_rewriter_and_complete() -> None:
     assert all(fault["forms"] for fault in receipt["planted"])
 
 
+@pytest.fixture
+def named_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code that has no kernel, as the PTX of these tests."""
+    monkeypatch.setattr(images, "_kernels", lambda cubin: set())
+
+
+def test_ptx_of_other_kernels_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that compile one function may leave the PTX of one beside the machine code of the other."""
+    monkeypatch.setattr(images, "_kernels", lambda cubin: {"a"})
+    cubin = tmp_path / "kernel.cubin"
+    cubin.with_suffix(".ptx").write_text(".visible .entry b()")
+    cubin.write_bytes(b"code")
+    assert images.kept_ptx(memoryview(b"code"), [cubin]) is None
+    cubin.with_suffix(".ptx").write_text(".visible .entry a()")
+    os.utime(cubin)
+    assert images.kept_ptx(memoryview(b"code"), [cubin]) == ".visible .entry a()"
+
+
+@pytest.mark.usefixtures("named_code")
 def test_ptx_of_machine_code_is_that_beside_a_file_with_the_same_bytes(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("alone.cubin", "other.cubin", "kept.cubin")]
     files[2].with_suffix(".ptx").write_text(".version 9.0")
@@ -695,6 +714,7 @@ def test_ptx_of_machine_code_is_that_beside_a_file_with_the_same_bytes(tmp_path:
     assert images.kept_ptx(memoryview(b"code"), files[:2]) is None
 
 
+@pytest.mark.usefixtures("named_code")
 def test_ptx_of_a_later_compile_is_not_used(tmp_path: Path) -> None:
     """A compile of the same function replaces the PTX first, and the machine code after it."""
     cubin = tmp_path / "kernel.cubin"
@@ -712,9 +732,11 @@ def test_ptx_of_machine_code_in_a_fatbin(tmp_path: Path) -> None:
     image = memoryview(FATBIN.read_bytes())
     (part,) = fatbin.images(image)
     cubin = tmp_path / "kernel.cubin"
-    cubin.with_suffix(".ptx").write_text(".version 9.0")
+    text = "".join(f".visible .entry {name}()\n" for name in sorted(images._kernels(part.unpacked())))
+    assert text
+    cubin.with_suffix(".ptx").write_text(text)
     cubin.write_bytes(part.unpacked())
-    assert images.module_ptx(image, {}, [cubin]) == (".version 9.0", "PTX that CuTe DSL kept")
+    assert images.module_ptx(image, {}, [cubin]) == (text, "PTX that CuTe DSL kept")
     cubin.write_bytes(bytes(part.unpacked())[:-1] + b"\1")
     with pytest.raises(BadPtx, match="machine code only"):
         images.module_ptx(image, {}, [cubin])

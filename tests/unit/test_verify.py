@@ -381,11 +381,13 @@ case "$2 $4" in
 "big 0") echo '{json.dumps(lines["big"] | {"fault": "many"})}';;
 esac""",
     )
-    results = faults.in_arguments("k", program, threading.Event())
+    results = faults.in_arguments("k", program, threading.Event(), {"std", "big"})
     assert [(result.name, result.seen) for result in results] == [
         ("few", {"k": RunOutcome.WRONG}),
         ("many", {"k": RunOutcome.WRONG}),
     ]
+    (only,) = faults.in_arguments("k", program, threading.Event(), {"std"})
+    assert only.name == "few"
 
 
 # ---- the matrix
@@ -710,7 +712,9 @@ def save(bench: Bench, directory: Path) -> None:
 
 def test_compiled_programs_run_on_another_machine(bench: Bench, tmp_path: Path) -> None:
     save(bench, tmp_path / "programs")
-    loaded = compiled.load(tmp_path / "programs", "x", VerificationScope(Backend.EMULATE, quick=True), captured=False)
+    loaded = compiled.load(
+        tmp_path / "programs", "x", TREE.tree, VerificationScope(Backend.EMULATE, quick=True), "sm_90a", captured=False
+    )
     record = loaded.record
     assert loaded.toolchain == bench.compiler.toolchain and loaded.arch == "sm_90a"
     assert set(record.digests) == {GROUPED.name, faults.STOCK, "instructions"}
@@ -729,29 +733,53 @@ def test_compiled_programs_run_on_another_machine(bench: Bench, tmp_path: Path) 
         ({"engine": "y"}, "recipe x"),
         ({"scope": VerificationScope(Backend.EMULATE)}, "--device, --only and --quick"),
         ({"captured": True}, "--ptx"),
+        ({"tree": "c" * 40}, "tree aaaaaaaaaaaa, and the recipe's is cccccccccccc"),
+        ({"arch": "sm_121a"}, "target sm_90a, and this GPU's is sm_121a"),
     ],
-    ids=["recipe", "scope", "ptx"],
+    ids=["recipe", "scope", "ptx", "tree", "arch"],
 )
 def test_programs_of_another_verification_are_refused(
     bench: Bench, tmp_path: Path, changed: dict[str, object], reason: str
 ) -> None:
     save(bench, tmp_path)
-    asked = {"engine": "x", "scope": VerificationScope(Backend.EMULATE, quick=True), "captured": False} | changed
+    scope = VerificationScope(Backend.EMULATE, quick=True)
+    required = {"engine": "x", "tree": TREE.tree, "scope": scope, "arch": "sm_90a", "captured": False} | changed
     with pytest.raises(BadRecord, match=f"another verification: {reason}"):
-        compiled.load(tmp_path, **asked)  # type: ignore[arg-type]
+        compiled.load(tmp_path, **required)  # type: ignore[arg-type]
 
 
 def test_changed_programs_are_refused(bench: Bench, tmp_path: Path) -> None:
     scope = VerificationScope(Backend.EMULATE, quick=True)
     with pytest.raises(BadRecord, match="no record"):
-        compiled.load(tmp_path, "x", scope, captured=False)
+        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
     save(bench, tmp_path)
     record = tmp_path / compiled.RECORD
     record.write_text(record.read_text().replace(gpu_tests.sources_digest(), "0" * 64))
     with pytest.raises(BadRecord, match="other programs than this version"):
-        compiled.load(tmp_path, "x", scope, captured=False)
+        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
+    record.write_text(record.read_text()[:-9])
+    with pytest.raises(BadRecord, match="is damaged"):
+        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
     save(bench, tmp_path)
-    loaded, program = compiled.load(tmp_path, "x", scope, captured=False), verification._program(GROUPED, TREE)
+    loaded, program = (
+        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False),
+        verification._program(GROUPED, TREE),
+    )
     (tmp_path / GROUPED.name).write_text("#!/bin/sh\n")
-    with pytest.raises(BadRecord, match="not the program that was compiled"), loaded.compile_all([program]) as found:
-        list(found)
+    with pytest.raises(BadRecord, match="not the program that was compiled"), loaded.compile_all([program]) as given:
+        list(given)
+
+
+def test_programs_in_the_present_directory_are_started_by_their_path(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(bench, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    scope = VerificationScope(Backend.EMULATE, quick=True)
+    loaded = compiled.load(Path(), "x", TREE.tree, scope, "sm_90a", captured=False)
+    program = verification._program(GROUPED, TREE)
+    with loaded.compile_all([program]) as given:
+        assert list(given) == [(program, tmp_path.resolve() / GROUPED.name)]
+    (tmp_path / GROUPED.name).chmod(0o600)
+    with pytest.raises(BadRecord, match="is not executable"), loaded.compile_all([program]) as given:
+        list(given)

@@ -84,6 +84,7 @@ def verify_kernels(
     from sm120kit.core.state import data_root, require_new, require_writable, write_record
     from sm120kit.kernels.gpu_tests import Backend, VerificationScope, session
     from sm120kit.kernels.gpu_tests.compiled import RECORD
+    from sm120kit.kernels.ptx import interposed
     from sm120kit.recipes.target import resolve_flashinfer
 
     try:
@@ -95,6 +96,8 @@ def verify_kernels(
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
     if selection.ptx and device is not Backend.REWRITTEN:
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
+    if selection.ptx:
+        interposed.captured_kernels(selection.ptx)
     if selection.compile_only and selection.programs:
         with suppress(OSError):  # the next line names it
             selection.programs.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ The other machine needs neither the engine's sources nor a compiler for them.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,12 +63,12 @@ class CompiledPrograms:
             BadRecord: an executable is missing or is another file than the one that was compiled.
         """
 
-        def found() -> Iterator[tuple[Program, Path | CompileFailed]]:
+        def given() -> Iterator[tuple[Program, Path | CompileFailed]]:
             for program in programs:
                 failed = self.record.failed.get(program.name)
                 yield program, CompileFailed(*failed) if failed else self._executable(program.name)
 
-        yield found()
+        yield given()
 
     def seconds(self, programs: Sequence[Program]) -> float:
         """The sum of the times of the compilers."""
@@ -77,6 +78,8 @@ class CompiledPrograms:
         path = self.directory / name
         if not path.is_file() or file_sha256(path) != self.record.digests.get(name):
             raise BadRecord(f"{path} is not the program that was compiled", COMPILE_AGAIN)
+        if not os.access(path, os.X_OK):
+            raise BadRecord(f"{path} is not executable", f"copy the programs with their modes, or: chmod +x {path}")
         return path
 
 
@@ -101,22 +104,31 @@ def save(directory: Path, record: CompiledVerification, built: Mapping[Program, 
     write_atomic(directory / RECORD, TypeAdapter(CompiledVerification).dump_json(complete, indent=1))
 
 
-def load(directory: Path, engine: str, scope: VerificationScope, *, captured: bool) -> CompiledPrograms:
-    """The programs in a directory, if they are those of this verification.
+def load(directory: Path, engine: str, tree: str, scope: VerificationScope, arch: str, *, captured: bool) -> CompiledPrograms:
+    """The programs in a directory, if they are those of this verification of the git tree id ``tree`` for the target ``arch``.
 
     Raises:
         BadRecord: there is no record, it is of other programs or of another verification, or it is damaged.
     """
     from pydantic import TypeAdapter, ValidationError
 
+    directory = directory.resolve()
     try:
         record = TypeAdapter(CompiledVerification).validate_json((directory / RECORD).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise BadRecord(f"{directory} has no record of compiled programs: {error}", COMPILE_AGAIN) from error
+    except OSError as error:
+        raise BadRecord(f"{directory} has no record of compiled programs: {error.strerror}", COMPILE_AGAIN) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadRecord(
+            f"{directory / RECORD} is damaged: {where + ': ' if where else ''}{first['msg']}", COMPILE_AGAIN
+        ) from error
     differ = {
         f"format {record.format}": record.format != FORMAT,
         f"recipe {record.engine}": record.engine != engine,
         "other programs than this version of sm120kit has": record.sources != sources_digest(),
+        f"tree {record.tree.tree[:12]}, and the recipe's is {tree[:12]}": record.tree.tree != tree,
+        f"target {record.arch}, and this GPU's is {arch}": record.arch != arch,
         "--device, --only and --quick": record.scope != scope,
         "--ptx": record.captured != captured,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,11 +111,12 @@ class FaultResult:
     signature: str = ""
 
 
-def in_arguments(name: str, program: Path, stop: threading.Event) -> list[FaultResult]:
-    """Run each fault that the program of kernel ``name`` seeds in its arguments."""
+def in_arguments(name: str, program: Path, stop: threading.Event, sets: Collection[str]) -> list[FaultResult]:
+    """Run each fault that the program of kernel ``name`` seeds in its arguments, if its set is one of ``sets``, which ran."""
     done = process.run([program, "--list"], check=False)
     try:
-        listed = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
+        every = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
+        listed = {fault: values for fault, values in every.items() if values["set"] in sets}
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ExpectationFailed(
             f"{program} --list printed {done.stdout[:200]!r}, not a list of faults",

@@ -64,7 +64,7 @@ DROPPED_ENVIRONMENT = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLU
 
 def sources_digest() -> str:
     """The sha256 of all sources of the programs and of the faults seeded in them, without the tree that they verify."""
-    files = [path for base in (SOURCES, PLACEHOLDERS) for path in sorted(base.iterdir()) if path.is_file()]
+    files = [path for base in (SOURCES, PLACEHOLDERS) for path in sorted(base.iterdir()) if path.is_file()] + [CAPTURED_KERNEL]
     return digest_of([[[path.name, file_sha256(path)] for path in files], FLAGS, DEFINITIONS])
 
 
@@ -130,7 +130,7 @@ class Compiler:
     def directory(self, program: Program) -> Path:
         """The cache directory of a compiled program."""
         tree = program.tree and [program.tree.tree, program.tree.cutlass, program.tree.key]
-        prelude = [file_sha256(CAPTURED_KERNEL)] if program.captured else []
+        prelude = ["captured"] if program.captured else []
         return self.cache / "programs" / digest_of([self.base, program.source, program.definitions, tree, *prelude])
 
     def command(self, program: Program, output: Path) -> list[str]:

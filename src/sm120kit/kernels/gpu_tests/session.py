@@ -36,17 +36,19 @@ def verify_kernels(
     gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
     compiler: gpu_tests.Programs
     if programs:
-        compiled = gpu_tests.load(programs, recipe.name, scope, captured=captured is not None)
+        arch = gpu_tests.arch(scope.backend, gpu)
+        compiled = gpu_tests.load(programs, recipe.name, target.tree.tree, scope, arch, captured=captured is not None)
         compiler, record = compiled, compiled.record
         tree, matrix, seeded = record.tree, record.matrix, list(record.seeded)
     else:
         compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
-    tools = toolchain.find() if programs else compiler.toolchain
+    rewriting = scope.backend is gpu_tests.Backend.REWRITTEN
+    tools = toolchain.find() if programs and rewriting else compiler.toolchain
     reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
     with _launcher(target, scope.backend, captured, tools) as launcher:
         report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick, launcher=launcher)
     receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
-    if scope.backend is gpu_tests.Backend.REWRITTEN:
+    if rewriting:
         receipt |= interposed.digests()
         receipt["toolchain"]["ptxas"] = tools.nvcc_version
     return report, receipt, gpu_tests.receipt_name(recipe.name, gpu, scope.backend)

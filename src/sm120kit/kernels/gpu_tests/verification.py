@@ -170,7 +170,7 @@ def verify(
             return faults.summary(fault), [], [fault], []
         row, detected = _row(configurations[program], built, backend, quick, stop)
         row = replace(row, ptx=launcher.ptx(program.name))
-        if program.captured and not any(line.startswith(CAPTURED_ORIGIN) for line in row.ptx):
+        if isinstance(built, Path) and program.captured and not any(line.startswith(CAPTURED_ORIGIN) for line in row.ptx):
             row = replace(row, verdict=RunOutcome.CRASH, why="the captured PTX does not have the kernel of the build")
         return f"{row.verdict}: {row.why}" if row.why else row.verdict, [row], detected, []
 
@@ -250,7 +250,8 @@ def _row(
             f"not the engine's kernel: {last.stages} stages and {last.smem_bytes:,} B, "
             f"the tile table has {configuration.stages} and {configuration.smem_bytes:,} B"
         )
-    detected = faults.in_arguments(name, built, stop)
+    ran = {each.set for each in runs}
+    detected = faults.in_arguments(name, built, stop, ran)
     row = KernelResult(
         name,
         outcome,

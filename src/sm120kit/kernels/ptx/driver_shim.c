@@ -663,16 +663,17 @@ __attribute__((constructor)) static void choose_directory(void) {
   if (mkdir(path, 0700) == 0 || errno == EEXIST) setenv("CUTE_DSL_DUMP_DIR", path, 1);
 }
 
-/// In it, files of an earlier compile of the same function get another name before PTX, which is written first, replaces them.
+/// In it, files of an earlier compile of the same function get another name, of this process, before PTX, which is written first,
+/// replaces them. A process that was forked shares the directory.
 EXPORT FILE *fopen64(char const *path, char const *mode) {
   char const *directory = getenv("CUTE_DSL_DUMP_DIR"), *end = path ? strrchr(path, '.') : NULL;
-  if (directory && end && mode[0] == 'w' && !strcmp(end, ".ptx") && !strncmp(path, directory, strlen(directory))) {
+  if (directory && end && mode[0] == 'w' && !strcmp(end, ".ptx") && !strncmp(path, directory, strlen(directory)) && path[strlen(directory)] == '/') {
     static unsigned count;
     char from[4096], to[4096];
     unsigned const number = __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < 2; ++i) {
       snprintf(from, sizeof from, "%.*s%s", (int)(end - path), path, i ? ".cubin" : ".ptx");
-      snprintf(to, sizeof to, "%.*s.%u%s", (int)(end - path), path, number, i ? ".cubin" : ".ptx");
+      snprintf(to, sizeof to, "%.*s.%d-%u%s", (int)(end - path), path, (int)getpid(), number, i ? ".cubin" : ".ptx");
       rename(from, to);
     }
   }

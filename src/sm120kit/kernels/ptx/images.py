@@ -47,7 +47,7 @@ MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
 """Kernels with more replaced instructions than this are assembled with this option. ptxas needs 11 s with it for one with 958
 (b12x's MoE for many tokens), and had not finished after 200 s without it."""
 
-_COPY_1D = re.compile(r"(\bcp\.async\.bulk\.tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
+_COPY_1D = re.compile(r"(\bcp\.(?:reduce\.)?async\.bulk\.(?:prefetch\.)?tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 
@@ -96,6 +96,11 @@ def kept_files(run: Path) -> Iterator[Path]:
                 yield from directory.glob("*.cubin")
 
 
+def kernel_names(text: str) -> set[str]:
+    """The names of the kernels in PTX."""
+    return set(_ENTRY.findall(text))
+
+
 def kept_ptx(cubin: memoryview, files: Iterable[Path]) -> str | None:
     """The PTX beside the file that has the bytes of ``cubin``, if there is one.
 
@@ -106,9 +111,9 @@ def kept_ptx(cubin: memoryview, files: Iterable[Path]) -> str | None:
             written = file.stat()
             if written.st_size >= len(cubin) and file.read_bytes()[: len(cubin)] == cubin:
                 ptx = file.with_suffix(".ptx")
-                content = ptx.read_bytes()
-                if ptx.stat().st_mtime_ns <= written.st_mtime_ns:
-                    return _text(memoryview(content))
+                text = _text(memoryview(ptx.read_bytes()))
+                if ptx.stat().st_mtime_ns <= written.st_mtime_ns and kernel_names(text) == _kernels(cubin):
+                    return text
         except OSError:  # of another program, which removes it
             continue
     return None

@@ -108,6 +108,21 @@ class Interposition:
         return [json.loads(path.read_text()) for path in sorted(self.directory.glob(f"*{images.RECORD}"))]
 
 
+def captured_kernels(directory: Path) -> dict[str, Path]:
+    """The PTX file of each kernel in a directory.
+
+    Raises:
+        BadPtx: it has no PTX files with kernels, or one that cannot be read.
+    """
+    try:
+        kernels = images.captured_kernels(directory)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadPtx(f"{directory} has a PTX file that cannot be read: {error}", "remove it, or capture it again") from error
+    if not kernels:
+        raise BadPtx(f"{directory} has no PTX files with kernels", "make them: sm120kit verify ptx RECIPE --capture DIR")
+    return kernels
+
+
 @contextmanager
 def prepared(
     captured: Path | None, workspace: Workspace, tools: Toolchain, *, fast: bool = False, apart: bool = False
@@ -122,12 +137,7 @@ def prepared(
         StateUnwritable: the dynamic loader cannot preload a library from the state directory.
         ToolchainUnsuitable: no C compiler that makes the library.
     """
-    try:
-        kernels = images.captured_kernels(captured) if captured else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadPtx(f"{captured} has a PTX file that cannot be read: {error}", "remove it, or capture it again") from error
-    if captured and not kernels:
-        raise BadPtx(f"{captured} has no PTX files with kernels", "make them: sm120kit verify ptx RECIPE --capture DIR")
+    kernels = captured_kernels(captured) if captured else {}
     if re.search(r"[\s:]", str(workspace.cache)):
         raise StateUnwritable(
             f"no library can be preloaded from {workspace.cache}: its path has a space or colon, which separate libraries",
@@ -183,8 +193,9 @@ class RewritingLauncher(Launcher):
         return script
 
     def ptx(self, name: str) -> tuple[str, ...]:
-        """Origin and digest of each module that the program loaded."""
-        return tuple(f"{module['origin']}: {module['ptx']}" for module in self.parts[name].modules() if module["kernels"])
+        """Origin and digest of each module that the program loaded; none if it was not started."""
+        modules = self.parts[name].modules() if name in self.parts else ()
+        return tuple(f"{module['origin']}: {module['ptx']}" for module in modules if module["kernels"])
 
 
 def compile_shim(output: Path, tools: Toolchain) -> None:
@@ -205,7 +216,13 @@ def _write_apart(directory: Path, kernels: Mapping[str, Path]) -> dict[str, Path
     directory.mkdir()
     files: dict[str, Path] = {}
     for path in sorted(set(kernels.values())):
-        for number, (name, text) in enumerate(single_kernels(path.read_text(encoding="ascii")).items()):
+        content = path.read_text(encoding="ascii")
+        modules = single_kernels(content)
+        if missing := sorted(images.kernel_names(content) - modules.keys()):
+            raise BadPtx(
+                f"{path}: kernel {missing[0][:160]} cannot be divided from the others", "capture it again: verify ptx --capture"
+            )
+        for number, (name, text) in enumerate(modules.items()):
             if kernels[name] == path:
                 files[name] = directory / f"{path.stem}.{number}.ptx"
                 files[name].write_text(text)
@@ -257,7 +274,7 @@ def _read(command: tuple[str, ...], exit_code: int, interposition: Interposition
 
 def digests() -> dict[str, str]:
     """The digests of the rewriter and of what is preloaded."""
-    files = (SHIM, Path(images.__file__))
+    files = (SHIM, Path(images.__file__), Path(__file__))
     return {
         "rewriter": library.rewriter_digest(),
         "interposer": digest_of([[path.name, file_sha256(path)] for path in files]),

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import fnmatch
 import importlib
+import importlib.metadata
 import json
 import sys
 import time
@@ -140,7 +141,11 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
 def compare(got: Tensor, expected: Expected, operator: str, case: str) -> OperatorRow:
     values = got.double()
     errors = (values - expected.values).abs()
-    finite = bool(torch.isfinite(values).all())
+    if values.shape != expected.values.shape:
+        return OperatorRow(
+            operator, case, "WRONG", float("inf"), why=f"{tuple(values.shape)}, expected {tuple(expected.values.shape)}"
+        )
+    finite = bool(torch.isfinite(values).all() and torch.isfinite(expected.bound).all())
     ratio = float((errors / expected.bound).max()) if finite else float("inf")
     rms = float(errors.square().mean().sqrt() / expected.values.square().mean().sqrt())
     cosine = float(torch.nn.functional.cosine_similarity(values.flatten(), expected.plain.flatten(), dim=0))
@@ -154,8 +159,22 @@ def attempt(operator: str, case: str, expected: Expected, call: Callable[[], Ten
         got = call()
         torch.cuda.synchronize()
     except Exception as error:  # every library raises its own types
-        return OperatorRow(operator, case, "refused", why=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return (
+            OperatorRow(operator, case, "refused", why=why)
+            if usable()
+            else OperatorRow(operator, case, "WRONG", float("inf"), why=why)
+        )
     return compare(got, expected, operator, case)
+
+
+def usable() -> bool:
+    """Whether the GPU still works: a kernel that crashed is not a call that was refused, and ends all that follows."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # of CUDA, by whichever library it comes
+        return False
+    return True
 
 
 # ---- fused MoE
@@ -489,6 +508,14 @@ def check_quantization(report: OperatorReport, pattern: str) -> None:
 # ---- the program
 
 
+def distribution_version(name: str) -> str:
+    """The version of an installed distribution; empty if none has the name, as of a package that is a directory on the path."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 class OperatorReport:
     """Rows and planted faults, printed as they come; the record states the versions of ``packages``."""
 
@@ -519,7 +546,9 @@ class OperatorReport:
             "kind": self.kind,
             "gpu": torch.cuda.get_device_name(),
             "capability": ".".join(map(str, torch.cuda.get_device_capability())),
-            "versions": {name: str(getattr(module, "__version__", "")) for name, module in modules.items()},
+            "versions": {
+                name: str(getattr(module, "__version__", "") or distribution_version(name)) for name, module in modules.items()
+            },
             "seconds": round(time.monotonic() - self.started, 1),
             "rows": [asdict(row) for row in self.rows],
             "faults": self.faults,
@@ -531,6 +560,9 @@ class OperatorReport:
             receipt.write_text(json.dumps(self.record(), indent=1) + "\n")
         counts = {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in ("right", "WRONG", "refused")}
         print(f"{counts}; planted faults detected: {len(self.faults) - len(self.missed)} of {len(self.faults)}")
+        if not counts["right"] + counts["WRONG"]:
+            print("nothing was compared: every call was refused, or --only matches none")
+            return 2
         if self.missed:
             return 54
         return 0 if counts["right"] and not counts["WRONG"] else 1
