@@ -417,7 +417,7 @@ assert (os.environ["CUTE_DSL_KEEP_PTX"], os.environ["CUTE_DSL_KEEP_CUBIN"]) == (
 
 
 def test_earlier_compile_of_the_same_function_is_kept(runner: Runner, modules: Path) -> None:
-    """CuTe DSL writes with fopen64, PTX first; both files of the earlier compile stay beside each other."""
+    """CuTe DSL writes with fopen64, PTX first; both files of each earlier compile stay, those of a forked process too."""
     program = """
 import ctypes, os, pathlib, sys
 libc = ctypes.CDLL(None)
@@ -425,19 +425,28 @@ libc.fopen64.restype, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
 keep = pathlib.Path(os.environ["CUTE_DSL_DUMP_DIR"])
 assert keep.name == str(os.getpid())
-for number in b"1", b"2", b"3":
+def write(text, directory=keep):
     for suffix in ".ptx", ".cubin":
-        file = libc.fopen64(os.fsencode(keep / f"a.sm_120a{suffix}"), b"w")
-        libc.fputs(number, file)
+        file = libc.fopen64(os.fsencode(directory / f"a.sm_120a{suffix}"), b"w")
+        libc.fputs(text, file)
         libc.fclose(file)
-for path in sorted(keep.iterdir()):
-    print(path.name, path.read_text())
+write(b"1")
+if os.fork() == 0:
+    write(b"2")
+    os._exit(0)
+os.wait()
+write(b"3")
+write(b"4")
+beside = keep.with_name(keep.name + "0")
+beside.mkdir()
+write(b"5", beside)
+write(b"6", beside)
+for path in sorted((*keep.iterdir(), *beside.iterdir())):
+    print(path.parent.name == keep.name, path.suffix, path.read_text())
 """
     done = runner.python(program)
-    names = {"a.sm_120a.1": "1", "a.sm_120a.2": "2", "a.sm_120a": "3"}
-    assert set(done.stdout.splitlines()) == {
-        f"{name}{end} {text}" for name, text in names.items() for end in (".ptx", ".cubin")
-    }
+    kept = {f"True {suffix} {text}" for text in "1234" for suffix in (".ptx", ".cubin")}
+    assert sorted(done.stdout.splitlines()) == sorted(kept | {"False .ptx 6", "False .cubin 6"})
 
 
 def test_triton_assembles_with_the_rewriter(runner: Runner, modules: Path, tmp_path: Path) -> None:
