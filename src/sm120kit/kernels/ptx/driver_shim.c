@@ -667,7 +667,9 @@ __attribute__((constructor)) static void choose_directory(void) {
 /// replaces them. A process that was forked shares the directory.
 EXPORT FILE *fopen64(char const *path, char const *mode) {
   char const *directory = getenv("CUTE_DSL_DUMP_DIR"), *end = path ? strrchr(path, '.') : NULL;
-  if (directory && end && mode[0] == 'w' && !strcmp(end, ".ptx") && !strncmp(path, directory, strlen(directory)) && path[strlen(directory)] == '/') {
+  size_t const length = directory ? strlen(directory) : 0;
+  int const inside = length && path && !strncmp(path, directory, length) && path[length] == '/';
+  if (inside && end && mode[0] == 'w' && !strcmp(end, ".ptx")) {
     static unsigned count;
     char from[4096], to[4096];
     unsigned const number = __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);

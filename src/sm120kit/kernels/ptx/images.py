@@ -138,7 +138,7 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
         machine_code = [image]
     else:
         text = _text(image)
-        for path in {captured[name] for name in _ENTRY.findall(text) if name in captured}:
+        for path in {captured[name] for name in kernel_names(text) if name in captured}:
             if path.read_text(encoding="ascii") == text:
                 return text, f"captured {path.name}"
         return text, "PTX"
@@ -189,7 +189,7 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     module = rewrite(
         with_two_dimensions(text) if origin == KEPT else text, lambda: library.read_functions((run / FUNCTIONS).read_text())
     )
-    option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(_ENTRY.findall(text))) else ""
+    option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(kernel_names(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:
         with _with_option(option, toolchain.find()) as tools:

@@ -37,6 +37,7 @@ from vllm_layers import (
     input_scales,
     is_chosen,
     linear_expected,
+    load_experts,
     processed,
     refused,
     served,
@@ -185,25 +186,7 @@ def moe_layer(weights: MoeLayer, gate: str = "w1") -> Any:
             prefix="model.layers.0.mlp.experts",
         )
     )
-    up = "w3" if gate == "w1" else "w1"
-    half = shape.width
-    first, second = input_scales(weights)
-
-    def load(name: str, shard: str, expert: int, tensor: Tensor) -> None:
-        parameter = getattr(layer, name)
-        parameter.weight_loader(parameter, tensor, name, shard_id=shard, expert_id=expert)
-
-    block_scales = [scales.view(torch.float8_e4m3fn) for scales in (weights.s1, weights.s2)]
-    for expert in range(shape.experts):
-        for shard, rows in ((up, slice(0, half)), (gate, slice(half, None))):
-            load("w13_weight", shard, expert, weights.w1[expert, rows])
-            load("w13_weight_scale", shard, expert, block_scales[0][expert, rows])
-            load("w13_weight_scale_2", shard, expert, weights.g1[expert])
-            load("w13_input_scale", shard, expert, first[expert])
-        load("w2_weight", "w2", expert, weights.w2[expert])
-        load("w2_weight_scale", "w2", expert, block_scales[1][expert])
-        load("w2_weight_scale_2", "w2", expert, weights.g2[expert])
-        load("w2_input_scale", "w2", expert, second[expert])
+    load_experts(layer, weights, gate)
     KEPT.append(layer)
     return processed(layer)
 

@@ -39,6 +39,7 @@ from vllm_model import (
     SmallModel,
     merged,
     norm_expected,
+    row_before,
     token_row,
 )
 
@@ -172,16 +173,12 @@ class SglangRows(ModuleRows):  # type: ignore[misc]
 
 def faults() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     """Names of faults; the parameter in SGLang's model that has the fault, and how it is changed."""
-
-    def before(values: Tensor) -> Tensor:
-        return values.view(torch.uint8).roll(1, 0).view(values.dtype)
-
     first, second = "model.layers.0", "model.layers.1"
-    yield "w2 is that of the expert before", f"{first}.mlp.experts.w2_weight", before
-    yield "w13's block scales are those of the expert before", f"{second}.mlp.experts.w13_blockscale_swizzled", before
+    yield "w2 is that of the expert before", f"{first}.mlp.experts.w2_weight", row_before
+    yield "w13's block scales are those of the expert before", f"{second}.mlp.experts.w13_blockscale_swizzled", row_before
     yield "w13's tensor scales are 1.2 times too large", f"{first}.mlp.experts.g1_alphas", lambda values: values * 1.2
     yield "the scale of q, k and v is 1.05 times too large", f"{second}.self_attn.qkv_proj.alpha", lambda values: values * 1.05
-    yield "o's weight is that of the row before", f"{first}.self_attn.o_proj.weight", before
+    yield "o's weight is that of the row before", f"{first}.self_attn.o_proj.weight", row_before
     yield "k's norm is that of the element before", f"{first}.self_attn.k_norm.weight", lambda values: values.roll(1)
 
 
