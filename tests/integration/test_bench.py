@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -109,9 +110,10 @@ def test_chunk_times_are_of_arrival_not_of_the_read(url: str, tmp_path: Path) ->
     assert result.lag_seconds > 0.05
     time.sleep(1.5)  # the server writes its log a second after the answer
     (sent,) = (json.loads(line)["sent"] for line in log.read_text().splitlines())
+    # The clocks of client and server have an unknown offset, and either may be late for one chunk: the quartiles count.
     delays = [arrived - sent_at for arrived, sent_at in zip(result.samples[0].chunk_seconds, sent, strict=True)]
-    errors = sorted(delay - min(delays) for delay in delays)  # the clocks of client and server have an unknown offset
-    assert errors[len(errors) * 3 // 4] < 0.005, f"three of four within 5 ms of the time of sending: {errors}"
+    first, _, third = statistics.quantiles(delays, n=4)
+    assert third - first < 0.02, f"half of the delays are within 20 ms, a quarter of the time without a read: {sorted(delays)}"
 
 
 def test_choose_model(url: str) -> None:
