@@ -334,6 +334,8 @@ struct Output {
   int rows = 0;                     // of the output
 };
 
+constexpr int poison = FINALIZED ? 0 : 0xff;  // the kernel adds to it; else NaN of both types
+
 Output make_output(Launch const& launch, std::mt19937_64& random) {
   Output out;
   int total = 0;
@@ -341,14 +343,14 @@ Output make_output(Launch const& launch, std::mt19937_64& random) {
   int const n = launch.groups[0].n;
   if (!FINALIZED) {
     out.rows = total;
-    out.bytes = DeviceBytes(std::size_t(total) * n * 2, 0xff);  // NaN of both types
+    out.bytes = DeviceBytes(std::size_t(total) * n * 2);
     return out;
   }
   out.rows = std::max(1, launch.experts == 1 ? total : total / launch.experts + 1);
   for (int i = 0; i < total; ++i) out.token.push_back(i % out.rows);
   std::shuffle(out.token.begin(), out.token.end(), random);
   for (int i = 0; i < total; ++i) out.router_scale.push_back(float(1 + random() % 255) / 256);
-  out.bytes = DeviceBytes(std::size_t(out.rows) * n * 2, 0);  // the kernel adds to it
+  out.bytes = DeviceBytes(std::size_t(out.rows) * n * 2);
   return out;
 }
 
@@ -378,7 +380,8 @@ DeviceBytes joined(std::vector<Group> const& groups, DeviceBytes Group::*operand
 void run_kernel(std::vector<Group> const& groups, Launch const& launched, Output const& out, Options const& options) {
   auto const& fault = options.fault;
   std::size_t const workspace_size = 64 << 20;
-  DeviceBytes const workspace(workspace_size);
+  static DeviceBytes const workspace(workspace_size);
+  workspace.fill(0);
   cudaEvent_t begin, finish;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&finish), "event");
@@ -636,6 +639,34 @@ void compare(std::vector<Group> const& groups, Launch const& launched, Output co
   }
 }
 
+/// The data of a set, which all its runs of one seed share: kernels write outputs only.
+struct Prepared {
+  std::vector<Launch> launches;
+  std::vector<std::vector<Group>> groups;  // of each launch
+  std::vector<Output> outputs;
+  bool exact = true;
+};
+
+Prepared const& prepare(std::string const& set, std::uint64_t seed) {
+  static std::map<std::uint64_t, Prepared> by_seed;
+  static std::string of_set;
+  if (of_set != set) by_seed.clear();
+  of_set = set;
+  if (auto const known = by_seed.find(seed); known != by_seed.end()) return known->second;
+  auto& next = by_seed[seed];
+  next.launches = launches_of(set);
+  std::mt19937_64 random(seed);
+  for (auto const& launch : next.launches) {
+    auto& groups = next.groups.emplace_back();
+    for (auto const& shape : launch.groups) {
+      groups.push_back(make_group(shape, sets.at(set), set == "c", random, next.exact));
+      if (!GROUPED) groups.back().alpha = groups[0].alpha;
+    }
+    next.outputs.push_back(make_output(launch, random));
+  }
+  return next;
+}
+
 void run_set(Options const& options) {
   current = std::make_unique<Run>(Run{options, {}});
   auto& r = current->result;
@@ -650,14 +681,13 @@ void run_set(Options const& options) {
   check(cudaMemcpyToSymbol(sm120_on_sm90::jitter_mask, &mask, sizeof mask), "jitter");
   check(cudaMemcpyToSymbol(sm120_on_sm90::clc_workers, &workers, sizeof workers), "clc");
 #endif
-  std::mt19937_64 random(options.seed);
-  for (auto const& launch : launches_of(options.set)) {
-    std::vector<Group> groups;
-    for (auto const& shape : launch.groups) {
-      groups.push_back(make_group(shape, data, options.set == "c", random, r.exact));
-      if (!GROUPED) groups.back().alpha = groups[0].alpha;
-    }
-    Output const out = make_output(launch, random);
+  auto const& prepared = prepare(options.set, options.seed);
+  r.exact = prepared.exact;
+  for (std::size_t i = 0; i < prepared.launches.size(); ++i) {
+    auto const& launch = prepared.launches[i];
+    auto const& groups = prepared.groups[i];
+    auto const& out = prepared.outputs[i];
+    out.bytes.fill(poison);
     run_kernel(groups, launch, out, options);
     compare(groups, launch, out, data);
     // Scales of rows beyond the matrix are NaN. Where whole blocks of 128 rows are used there are none, and no mma may meet

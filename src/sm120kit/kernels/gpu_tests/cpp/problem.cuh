@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -37,8 +38,7 @@ class DeviceBytes {
   DeviceBytes() = default;
   explicit DeviceBytes(std::size_t size, int fill = 0) : size_(size) {
     check(cudaMalloc(&base_, size + 2 * guard), "cudaMalloc");
-    check(cudaMemset(base_, guard_byte, size + 2 * guard), "cudaMemset");
-    check(cudaMemset(data(), fill, size), "cudaMemset");
+    this->fill(fill);
   }
   template <class T>
   explicit DeviceBytes(std::vector<T> const& from) : DeviceBytes(from.size() * sizeof(T)) {
@@ -57,6 +57,11 @@ class DeviceBytes {
   template <class T>
   T* as() const {
     return reinterpret_cast<T*>(data());
+  }
+  /// Sets all bytes, and the guard bytes anew.
+  void fill(int byte) const {
+    check(cudaMemset(base_, guard_byte, size_ + 2 * guard), "cudaMemset");
+    check(cudaMemset(data(), byte, size_), "cudaMemset");
   }
   template <class T>
   std::vector<T> read() const {
@@ -219,12 +224,18 @@ template <class T, Element A, Element B, Scale S, int Vector>
 Sums<T> reference(ReferenceOperand a, ReferenceOperand b, int m, int n, int k, int tile_k) {
   std::size_t const count = std::size_t(m) * n;
   if (count == 0) return {};
-  DeviceBytes sum(count * sizeof(T)), magnitude(count * sizeof(T)), first(count * sizeof(T)), last(count * sizeof(T)),
-      nan(count);
+  DeviceBytes const all(count * (4 * sizeof(T) + 1));  // one allocation and one copy: each waits for the GPU
+  T* const sums = all.as<T>();
   reference_kernel<T, A, B, S, Vector><<<unsigned((count + 255) / 256), 256>>>(
-      a, b, m, n, k, tile_k, sum.as<T>(), magnitude.as<T>(), first.as<T>(), last.as<T>(), nan.as<unsigned char>());
+      a, b, m, n, k, tile_k, sums, sums + count, sums + 2 * count, sums + 3 * count, all.data() + 4 * count * sizeof(T));
   check(cudaDeviceSynchronize(), "reference");
-  return {sum.read<T>(), magnitude.read<T>(), first.read<T>(), last.read<T>(), nan.read<unsigned char>()};
+  auto const bytes = all.read<unsigned char>();
+  auto const part = [&](int i) {
+    std::vector<T> values(count);
+    std::memcpy(values.data(), bytes.data() + i * count * sizeof(T), count * sizeof(T));
+    return values;
+  };
+  return {part(0), part(1), part(2), part(3), {bytes.end() - count, bytes.end()}};
 }
 
 // ---- 16-bit output types, with their own rounding to nearest even
