@@ -104,6 +104,20 @@ def test_interleaved_scales_are_where_the_layout_has_them(groupwise) -> None:  #
     assert all(interleaved_at(stored, row, column) == linear[row, column] for row in range(150) for column in range(6))
 
 
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_faults_are_planted_in_calls_that_are_right(groupwise, kernels, spoiled: bool) -> None:  # type: ignore[no-untyped-def]
+    call = groupwise.PlainCall.random((256, 256, 384), (1, 128, 128), "K", ("e4m3", "bf16"))
+    faults = {"rows": groupwise.replace(call, scales_a=call.scales_a.roll(1, 0)), "nothing": call}
+    called = faults["rows"] if spoiled else call
+    report = groupwise.OperatorReport("kind", ())
+    groupwise.plant(report, "operator", "case", call.expected(), called, faults)
+    assert [(row.case, row.verdict) for row in report.rows] == [
+        ("case, in which faults are planted", "WRONG" if spoiled else "right")
+    ]
+    planted = {"operator, case: rows": "detected", "operator, case: nothing": "NOT DETECTED"}
+    assert report.faults == ({} if spoiled else planted)
+
+
 @pytest.mark.parametrize("major", ["K", "MN"])
 @pytest.mark.parametrize("rows", [1, 128])
 def test_reference_of_fp8(groupwise, kernels, rows: int, major: str) -> None:  # type: ignore[no-untyped-def]
