@@ -113,13 +113,13 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     if plan is not None:
         console.data(f"FlashInfer plan {plan.digest}: {_cost(plan)}")
         console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
-    if build.engine is not None:
-        _show_repacked_wheel(build.engine)
+    for repacked in build.repacked:
+        _show_repacked_wheel(repacked)
     console.data("unverified on SM120: no kernel was run")
 
 
 def _show_repacked_wheel(wheel: RepackedWheel) -> None:
-    """The replaced files of an engine's own wheel, and the modules that are built from source."""
+    """The replaced files of a wheel that is packed again, and the modules that are built from source."""
     from sm120kit.wheels.pack import local_version
 
     plan = wheel.plan
@@ -152,10 +152,9 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
     recipe = result.recipe
     console.info(f"lockfile of {recipe.name} verified: build id {result.build_id}")
     console.info(f"{paths[0].name} replaces the official FlashInfer beside {len(result.closure.wheels)} locked wheels")
-    if result.engine is not None and result.engine.artifacts is not None:
-        own = result.engine
+    for own in (each for each in result.repacked if each.artifacts is not None):
         console.info(f"{_built(own.ran)} {own.wheel.name}; records and logs: {own.directory}")
-        console.info(f"it replaces the official {recipe.engine} {recipe.version}")
+        console.info(f"it replaces the official {own.plan.engine} {own.plan.version}")
 
 
 def _built(ran: bool) -> str:

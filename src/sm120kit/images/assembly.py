@@ -239,7 +239,8 @@ def _assemble(
 
     manifest = add_image()
     if b12x.REQUEST in scripts:
-        key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], context.locked])
+        installed = (*context.locked, *(built.wheel for built in context.ours if built.wheel.name == "b12x"))
+        key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], installed])
         record = workspace.cache / "layers" / f"{key}.json"
         kernels = _written(record, layout)
         if kernels is None:

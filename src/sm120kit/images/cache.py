@@ -161,13 +161,14 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
     names: set[str] = set()
     pins: list[Pin] = []
     locks: dict[str, Lock] = {}
-    trees: dict[str, PatchedTree | None] = {}
+    trees: dict[str, list[PatchedTree | None]] = {}
     for target in targets:
         recipe = target.recipe
         names.add(recipe.name)
-        if source := target.source:
-            pins.append(source.pin)
-            trees[recipe.name] = checkout.cached_tree(source.pin, source.inside, workspace, source.files)
+        pins += [source.pin for source in target.sources]
+        trees[recipe.name] = [
+            checkout.cached_tree(source.pin, source.inside, workspace, source.files) for source in target.sources
+        ]
         if target.lock_path.is_file():
             locks[recipe.name] = lockfile.read(target.lock_path)
     wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
@@ -184,8 +185,10 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),
         toolchains=frozenset(name for lock in locks.values() for name in toolchain.unpacked_names(lock)),
-        trees=frozenset(locked | {id_ for tree in trees.values() if tree for id_ in (tree.tree, tree.checkout.tree)}),
-        without_tree=frozenset(name for name, tree in trees.items() if tree is None and name not in locks),
+        trees=frozenset(
+            locked | {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
+        ),
+        without_tree=frozenset(name for name, each in trees.items() if None in each and name not in locks),
         build_ids=frozenset(map(lockfile.build_id, locks.values())),
         plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
         bases=frozenset(

@@ -114,6 +114,18 @@ class WheelSource(Strict):
     sha256: Sha256
 
 
+class PatchedWheel(WheelSource):
+    """A locked wheel of another distribution than the engine, of which a patch series changes files of the Python package."""
+
+    @property
+    def pin(self) -> WheelPin:
+        """The wheel as a source. Its project, the name of the series, is that of the distribution."""
+        from packaging.utils import parse_wheel_filename
+
+        name, version, _, _ = parse_wheel_filename(self.wheel)
+        return WheelPin(name, name, str(version), self.sha256, self.wheel)
+
+
 class UnitsLeftOut(Strict):
     """Translation units of a module that no SM12x code uses; ``units`` is a shell-style pattern of their file names."""
 
@@ -401,7 +413,7 @@ class EngineRecipe(Strict):
     GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
-    ``kernel_source`` has the kernels of an engine without ``from_source``.
+    ``patched`` are other wheels with patch series. ``kernel_source`` has the kernels of an engine without ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
     not contain, ``wrong_record`` files that are not compared with RECORD.
     """
@@ -423,6 +435,7 @@ class EngineRecipe(Strict):
     built: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     source: WheelSource | None = None
+    patched: Annotated[tuple[PatchedWheel, ...], Field(strict=False)] = ()
     from_source: FromSourceTable | None = None
     kernel_source: KernelSource | None = None
     b12x: B12xTable | None = None
@@ -439,7 +452,7 @@ class EngineRecipe(Strict):
             "wrong_record": {"__all__": {"reason"}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        optional = ("base", "source", "from_source", "b12x", "leave_out", "wrong_record")
+        optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record")
         absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 

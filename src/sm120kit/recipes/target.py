@@ -134,9 +134,14 @@ class FlashInferTarget(_LockedRecipe):
         return self.source.unpatched_tree
 
     @property
-    def engine_tree(self) -> PatchedTree | None:
-        """The source tree of an engine: a FlashInfer recipe has none."""
-        return None
+    def sources(self) -> tuple[PatchSource, ...]:
+        """The sources of the recipe: one."""
+        return (self.source,)
+
+    @property
+    def python_trees(self) -> tuple[PatchedTree, ...]:
+        """The patched sources of an engine and of other Python packages: a FlashInfer recipe has none."""
+        return ()
 
     @property
     def overrides(self) -> tuple[LockedFile, ...]:
@@ -176,6 +181,17 @@ class EngineTarget(_LockedRecipe):
         return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files) if pin else None
 
     @cached_property
+    def patched(self) -> tuple[PatchSource, ...]:
+        """The other wheels of the recipe with patch series."""
+        pins = (wheel.pin for wheel in self.recipe.patched)
+        return tuple(PatchSource(self.argument, pin, (), self.options, self.flashinfer.files) for pin in pins)
+
+    @property
+    def sources(self) -> tuple[PatchSource, ...]:
+        """The sources of the recipe to which patch series are applied, the engine's first."""
+        return (*((self.source,) if self.source else ()), *self.patched)
+
+    @cached_property
     def kernel_source(self) -> PatchSource | None:
         """The source of the engine's own kernels; None if the recipe does not have it."""
         if self.recipe.cutlass is None:
@@ -186,6 +202,11 @@ class EngineTarget(_LockedRecipe):
     def engine_tree(self) -> PatchedTree | None:
         """The engine's own source with its patch series applied; None if no part of the engine is built from source."""
         return self.source.tree if self.source else None
+
+    @property
+    def python_trees(self) -> tuple[PatchedTree, ...]:
+        """The patched trees of :attr:`sources`."""
+        return tuple(source.tree for source in self.sources)
 
 
 Target = FlashInferTarget | EngineTarget
@@ -235,9 +256,13 @@ def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]
 
     See :func:`resolve` and :func:`require_source` for errors.
     """
-    if names := list(names):
-        return [require_source(target) for target in resolve_each(names, options)]
-    return [target.source for target in resolve_each(recipes.names(), options) if target.source]
+    if named := list(names):
+        targets = [*resolve_each(named, options)]
+        for target in targets:
+            require_source(target)
+    else:
+        targets = [*resolve_each(recipes.names(), options)]
+    return [source for target in targets for source in target.sources]
 
 
 def require_source(target: Target) -> PatchSource:

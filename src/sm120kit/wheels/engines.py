@@ -1,8 +1,8 @@
 """Build the wheels of an image of vLLM or SGLang that are not official.
 
-These are the patched FlashInfer wheel that the recipe names, and the engine's own wheel if its patch series changes files of
-its package (the official wheel is packed again) or if extension modules are requested from source. All other wheels are the
-official ones of the lockfile.
+These are the patched FlashInfer wheel that the recipe names, the wheels of which a patch series changes files (the official
+ones are packed again), the engine's own among them, and the engine's if extension modules are requested from source. All other
+wheels are the official ones of the lockfile.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineBuild:
-    """An engine's recipe with its lock, its FlashInfer wheel, and its own wheel if that is packed again.
+    """An engine's recipe with its lock, its FlashInfer wheel, and the wheels that are packed again, the engine's own first.
 
-    Both wheels are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile, ``official``
-    are its wheels.
+    All are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile, ``official`` are its
+    wheels.
     """
 
     recipe: EngineRecipe
@@ -39,21 +39,22 @@ class EngineBuild:
     build_id: str
     official: Closure
     flashinfer: WheelBuild
-    engine: RepackedWheel | None = None
+    repacked: tuple[RepackedWheel, ...] = ()
 
     @property
     def closure(self) -> Closure:
-        """The official wheels of the image: without the engine's if that is packed again."""
-        if self.engine is None:
+        """The official wheels of the image: without those that are packed again."""
+        if not self.repacked:
             return self.official
-        wheels = tuple(wheel for wheel in self.official.wheels if wheel.name != self.recipe.engine)
+        ours = {each.plan.engine for each in self.repacked}
+        wheels = tuple(wheel for wheel in self.official.wheels if wheel.name not in ours)
         return replace(self.official, wheels=wheels, sha256=digest_of(wheels))
 
     @property
     def wheels(self) -> dict[Path, str]:
         """The wheels that were built with their sha256, FlashInfer first; each replaces an official wheel."""
-        own = self.engine.artifacts if self.engine else None
-        return self.flashinfer.wheels | ({self.engine.wheel: own.wheel.sha256} if self.engine and own else {})
+        packed = {each.wheel: each.artifacts.wheel.sha256 for each in self.repacked if each.artifacts}
+        return self.flashinfer.wheels | packed
 
 
 def require_native(recipe: EngineRecipe, request: BuildRequest) -> None:
@@ -76,11 +77,11 @@ def build(
 ) -> EngineBuild:
     """Verify an engine's lockfile, then plan or build the wheels of its image that are not official.
 
-    The group of the request replaces the kernel group of the recipe. The engine's own wheel is built first.
+    The group of the request replaces the kernel group of the recipe. FlashInfer's wheel is built last.
 
     Raises:
         UnknownName: nothing of the engine can be built from source.
-        PatchConflict: a patch of the engine's own package is not for the official wheel.
+        PatchConflict: a patch of the engine's own package, or of another, is not for the official wheel.
         LockDiffers: the lockfile of the engine or of its FlashInfer recipe is missing, edited or outdated.
         ToolchainUnsuitable: the image is for another machine, or the compilers are not the locked ones.
     """
@@ -89,13 +90,15 @@ def build(
         require_native(recipe, request)
         if (request.group or recipe.kernels) != NO_KERNELS:
             toolchain.require_locked(target.flashinfer)
+    pack = request.stage is Stage.PACK
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)
     else:
-        own = build_overlay(target, pack=request.stage is Stage.PACK)
+        own = build_overlay(target, target.engine_tree, pack=pack)
+    repacked = (own, *(build_overlay(target, source.tree, pack=pack) for source in target.patched))
     kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
     wheel = flashinfer.build(target.flashinfer, kernels, watch)
-    return EngineBuild(recipe, lock, target.build_id, target.closure, wheel, own)
+    return EngineBuild(recipe, lock, target.build_id, target.closure, wheel, tuple(filter(None, repacked)))
 
 
 def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:

@@ -1,4 +1,4 @@
-"""Replace members of an engine's official wheel by the files of its package that its patch series changes."""
+"""Replace members of an official wheel, an engine's or another's, by the files of its package that its patch series changes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from sm120kit.wheels.records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.repack import repack, repacked_record
 
 
-def patched_members(engine: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
-    """The files of an engine's package that its series changes, each with the patches that change it; no build files.
+def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
+    """The files of a Python package that its series changes, each with the patches that change it; no build files.
 
-    The package has the engine's name, in the source and in the wheel.
+    The package has the name of its distribution, in the source and in the wheel.
     """
     repository = Repository(tree.checkout.repository)
     members: dict[str, tuple[AppliedPatch, ...]] = {}
     for patch in tree.patches:
         for path in repository.changed(f"{patch.commit}^", patch.commit):
-            if path.startswith(f"{engine}/"):
+            if path.startswith(f"{package}/"):
                 members[path] = (*members.get(path, ()), patch)
     return dict(sorted(members.items()))
 
 
-def write_patched_members(engine: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path]:
+def write_patched_members(package: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path]:
     """Write the patched files below ``out`` and return them by member of the wheel ``official``.
 
     Raises:
@@ -48,7 +48,7 @@ def write_patched_members(engine: str, tree: PatchedTree, official: Path, out: P
     problems = []
     with archives.open_wheel(official) as wheel:
         members = {*wheel.namelist()}
-        for path, patches in patched_members(engine, tree).items():
+        for path, patches in patched_members(package, tree).items():
             before, after = (_content(repository, commit, path) for commit in (tree.checkout.commit, tree.commit))
             packed = archives.read_member(wheel, path) if path in members else None
             if before is not None and after is not None and packed == before:
@@ -59,7 +59,7 @@ def write_patched_members(engine: str, tree: PatchedTree, official: Path, out: P
             problems.append(f"{path}, changed by {names}: {hashes}")
     if problems:
         raise PatchConflict(
-            "\n  ".join([f"patches of {engine} do not fit {official.name}: only its own files can be replaced", *problems]),
+            "\n  ".join([f"patches of {package} do not fit {official.name}: only its own files can be replaced", *problems]),
             "a patch may change files that are equal in source and wheel; does the recipe pin the source of this wheel?",
         )
     for path, content in contents.items():
@@ -104,8 +104,8 @@ def locked_wheels(target: EngineTarget) -> dict[str, LockedWheel]:
     return {wheel.name: wheel for closure in closures for wheel in closure.wheels}
 
 
-def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel | None:
-    """An engine's official wheel with patched files in its own package; None if its series changes none of them.
+def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool = True) -> RepackedWheel | None:
+    """An official wheel with the patched files of ``tree`` in its own package; None if the series changes none of them.
 
     Without ``pack``, it is only planned, and no wheel is fetched.
 
@@ -113,16 +113,17 @@ def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel |
         PatchConflict: a patch is not for this wheel.
         FetchFailed, HashMismatch, OfflineMiss: the official wheel could not be fetched.
     """
-    recipe, tree, workspace = target.recipe, target.engine_tree, target.options.workspace
-    members = patched_members(recipe.engine, tree) if tree else {}
+    recipe, workspace = target.recipe, target.options.workspace
+    project = tree.checkout.pin.project if tree else ""
+    members = patched_members(project, tree) if tree else {}
     if tree is None or not members:
         return None
-    official = locked_wheels(target)[recipe.engine]
+    official = locked_wheels(target)[project]
     planned = RepackedWheel(plan_overlay(recipe, tree, official, members), members)
     if not pack:
         return planned
     plan = planned.plan
-    directory, name = workspace.build(recipe.engine, plan.digest), f"{recipe.name}-overlay-{plan.digest[:12]}"
+    directory, name = workspace.build(plan.engine, plan.digest), f"{recipe.name}-overlay-{plan.digest[:12]}"
     with workspace.exclusive(name):
         if artifacts := shared(plan, directory, target.options.remote):
             push(plan, directory, target.options.remote)
@@ -130,7 +131,7 @@ def build_overlay(target: EngineTarget, *, pack: bool = True) -> RepackedWheel |
         (wheel,) = wheelhouse((official,), workspace, target.options.origin)
         reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
         work = workspace.work(name)
-        files = write_patched_members(recipe.engine, tree, wheel, work)
+        files = write_patched_members(project, tree, wheel, work)
         write_record(work / "plan.json", plan)  # `cache gc` reads from it what the directory belongs to
         artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
         shutil.rmtree(work)

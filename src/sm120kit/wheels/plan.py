@@ -258,14 +258,14 @@ def plan_extensions(
 
 
 def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel, replaced: Iterable[str]) -> BuildPlan:
-    """Plan the ``official`` wheel of an engine with members ``replaced`` by patched files of ``tree``.
+    """Plan the ``official`` wheel of an engine or another package with members ``replaced`` by patched files of ``tree``.
 
     Nothing is compiled: the digest depends on the source with its series and on the official wheel only.
     """
     plan = BuildPlan(
         recipe=recipe.name,
-        engine=recipe.engine,
-        version=recipe.version,
+        engine=official.name,
+        version=official.version,
         archs=(),
         groups=(),
         tree=tree.tree,

@@ -141,11 +141,12 @@ options = Options(Workspace.open(), Origin(sys.argv[1]))
 target = resolve("vllm-9.0", options)
 planned = engines.build(target, BuildRequest(stage=Stage.PATCH))
 assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm is replaced"
-assert [*planned.engine.patched_members] == ["vllm/__init__.py"] and planned.engine.artifacts is None
+(own,) = planned.repacked
+assert [*own.patched_members] == ["vllm/__init__.py"] and own.artifacts is None
 try:
     with reporting.use(console):
-        repacked = build_overlay(target)
-    assert repacked.plan == planned.engine.plan
+        repacked = build_overlay(target, target.engine_tree)
+    assert repacked.plan == own.plan
     print(repacked.wheel, repacked.ran)
 except Sm120kitError as error:
     console.error(error.message, error.hint)
@@ -299,6 +300,68 @@ def test_patched_python_is_packed_without_a_compiler(engine: Engine, wheel: Path
     site = tmp_path / "site"
     subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", site, "--quiet", built], check=True)
     assert (site / PYTHON).read_text() == AFTER
+
+
+def with_patched_package(engine: Engine, root: Path, pinned: str = "") -> Engine:
+    """The engine with another locked package, of which a series changes a file. ``pinned`` is another sha256 than its wheel's."""
+    other = Engine.__new__(Engine)
+    other.data, other.mirror = root / "data", root / "mirror"
+    for name in ("data", "mirror"):
+        shutil.copytree(getattr(engine, name), root / name)
+    make_wheel(other.mirror, "kernels", "2.0", files={"kernels/__init__.py": b"barrier = 0\n", "kernels/same.py": b""})
+    wheel = other.mirror / "kernels-2.0-py3-none-any.whl"
+    series = other.data / "patches" / "kernels" / "series"
+    series.parent.mkdir()
+    series.write_text("barrier\n")
+    before, after = "barrier = 0\n", "barrier = 1\n"
+    patch = PATCH.format(before=blob_id(before), after=blob_id(after)).replace("vllm", "kernels").replace("9.0", "2.0")
+    head, _, _ = patch.partition("@@")
+    series.with_name("barrier.patch").write_text(f"{head}@@ -1 +1 @@\n-{before}+{after}")
+    path = other.data / "recipes" / "engines" / "vllm-9.0.toml"
+    table = f'[[patched]]\nwheel = "{wheel.name}"\nsha256 = "{pinned or hashlib.sha256(wheel.read_bytes()).hexdigest()}"\n'
+    path.write_text(path.read_text().replace('"vllm==9.0",', '"vllm==9.0", "kernels==2.0",') + table)
+    return other
+
+
+PACKAGES = (
+    OVERLAY.partition("(own,)")[0].replace('["nvidia-cuda-nvcc"], "the', '["nvidia-cuda-nvcc"], "every patched')
+    + """
+assert [wheel.plan.engine for wheel in planned.repacked] == ["vllm", "kernels"]
+repacked = build_overlay(target, target.patched[0].tree)
+assert repacked.plan == planned.repacked[1].plan
+print(repacked.wheel, repacked.ran)
+"""
+)
+
+
+def test_another_package_is_patched(engine: Engine, tmp_path: Path) -> None:
+    other = with_patched_package(engine, tmp_path)
+    other.command(tmp_path / "state", "recipe", "lock", "vllm@9.0")
+    lock = json.loads((other.data / "recipes" / "engines" / "vllm-9.0.lock.json").read_text())
+    assert [patch["path"] for patch in lock["patches"]] == ["vllm/longer-version", "kernels/barrier"]
+    built, ran = other.build(tmp_path / "state", program=PACKAGES).stdout.split()
+    name = re.fullmatch(r"kernels-(2\.0\+sm120kit\.[0-9a-f]{12})-py3-none-any\.whl", Path(built).name)
+    assert name and ran == "True" and other.build(tmp_path / "state", program=PACKAGES).stdout.split() == [built, "False"]
+    packed = members(Path(built))
+    assert packed["kernels/__init__.py"] == b"barrier = 1\n" and packed["kernels/same.py"] == b""
+    record = json.loads(packed[f"kernels-{name[1]}.dist-info/sm120kit.json"])
+    assert [patch["slug"] for patch in record["patches"]] == ["barrier"] and record["pin"]["version"] == "2.0"
+    status = other.command(tmp_path / "state", "patch", "status", "vllm@9.0")
+    assert "longer-version" in status and "barrier" in status
+    plan = other.command(tmp_path / "state", "build", "vllm@9.0", "--dry-run", "--kernels", "none")
+    assert f"kernels {name[1]}: the official wheel packed again" in plan
+    series = other.data / "patches" / "kernels" / "barrier.patch"
+    series.write_text(
+        series.read_text().replace("barrier = 1", "barrier = 2").replace(blob_id("barrier = 1\n"), blob_id("barrier = 2\n"))
+    )
+    message = other.command(tmp_path / "state", "build", "vllm@9.0", "--dry-run", code=12)
+    assert "patches.kernels/barrier.sha256" in message and "recipe lock" in message, "the lockfile has the sha256 of the patch"
+
+
+def test_package_to_patch_is_the_locked_one(engine: Engine, tmp_path: Path) -> None:
+    other = with_patched_package(engine, tmp_path, pinned="0" * 64)
+    message = other.command(tmp_path / "state", "recipe", "lock", "vllm@9.0", code=11)
+    assert "patched names kernels-2.0-py3-none-any.whl, sha256 0000" in message
 
 
 def test_wheel_of_another_source_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -27,21 +27,19 @@ BASE_IMAGE_OPEN = "not locked: given at build time; the build record has its dig
 def assemble(
     recipe: Recipe,
     flashinfer: FlashInferRecipe,
-    tree: PatchedTree,
+    trees: Sequence[PatchedTree],
     overrides: Sequence[LockedFile],
     closures: Sequence[Closure],
     rests_on: str = "",
-    source: PatchedTree | None = None,
 ) -> Lock:
     """Assemble the lock of a recipe.
 
-    ``flashinfer`` is the recipe of the kernels (for a FlashInfer recipe: itself) and ``tree`` its patched tree. ``source`` is
-    the patched tree of the engine, if parts of the engine are built from source.
+    ``flashinfer`` is the recipe of the kernels (for a FlashInfer recipe: itself). ``trees`` are its patched tree, and those of
+    the engine and of other packages that have a patch series.
 
     Raises:
         BadRecipe: a closure contains a version in the recipe's ``known_bad``.
     """
-    trees = (tree, source) if source else (tree,)
     engine = recipe if isinstance(recipe, EngineRecipe) else None
     if engine:
         _require_no_known_bad(engine, closures)
@@ -67,6 +65,21 @@ def _require_no_known_bad(recipe: EngineRecipe, closures: Sequence[Closure]) -> 
             raise BadRecipe(
                 f"{recipe.name}: {bad.distribution} {bad.version} is known to be bad: {bad.reason}",
                 f"lock it again: sm120kit recipe lock {recipe.name}",
+            )
+
+
+def require_patched(recipe: EngineRecipe, closures: Sequence[Closure]) -> None:
+    """Require that the wheels which are to be patched are among the locked ones.
+
+    Raises:
+        BadRecipe: one is not.
+    """
+    locked = {(wheel.filename, wheel.sha256) for closure in closures for wheel in closure.wheels}
+    for patched in recipe.patched:
+        if closures and (patched.wheel, patched.sha256) not in locked:
+            raise BadRecipe(
+                f"{recipe.name}: patched names {patched.wheel}, sha256 {patched.sha256}, which is not among its locked wheels",
+                f"pin that version in environment.requires, or correct the table; then: sm120kit recipe lock {recipe.name}",
             )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm120kit.core.errors import BadRecipe, LockDiffers
 from sm120kit.core.state import digest_of
 from sm120kit.recipes import bases
-from sm120kit.recipes.lockfile.contents import assemble
+from sm120kit.recipes.lockfile.contents import assemble, require_patched
 from sm120kit.recipes.lockfile.read import read_with_build_id
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.schema import EngineRecipe
@@ -42,12 +42,14 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
 
     Raises:
         LockDiffers: the FlashInfer recipe or the base of an engine is not locked, or its lockfile is outdated.
-        BadRecipe: the base has another Python than the recipe.
+        BadRecipe: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
     """
     flashinfer = target.flashinfer
+    if isinstance(target.recipe, EngineRecipe):
+        require_patched(target.recipe, closures)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
-    trees = flashinfer.tree, target.engine_tree
-    lock = assemble(target.recipe, flashinfer.recipe, trees[0], flashinfer.overrides, closures, rests_on, trees[1])
+    trees = flashinfer.tree, *target.python_trees
+    lock = assemble(target.recipe, flashinfer.recipe, trees, flashinfer.overrides, closures, rests_on)
     if isinstance(target.recipe, EngineRecipe) and target.recipe.base:
         return replace(lock, base_image=_base(target.recipe, target.recipe.base))
     return lock
