@@ -443,6 +443,13 @@ class EngineRecipe(Strict):
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
     wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
 
+    @model_validator(mode="after")
+    def _patched_once(self) -> EngineRecipe:
+        projects = [self.engine, *(wheel.pin.project for wheel in self.patched)]
+        if again := sorted({name for name in projects if projects.count(name) > 1}):
+            raise ValueError(f"patched: {', '.join(again)} twice; the engine's own series is that of source or from_source")
+        return self
+
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""
         prose: dict[str, Any] = {

@@ -303,7 +303,7 @@ def test_patched_python_is_packed_without_a_compiler(engine: Engine, wheel: Path
 
 
 def with_patched_package(engine: Engine, root: Path, pinned: str = "") -> Engine:
-    """The engine with another locked package, of which a series changes a file. ``pinned`` is another sha256 than its wheel's."""
+    """The engine with another locked package, of which a series changes a file. ``pinned`` replaces the sha256 of its wheel."""
     other = Engine.__new__(Engine)
     other.data, other.mirror = root / "data", root / "mirror"
     for name in ("data", "mirror"):
