@@ -101,6 +101,12 @@ class SmallImage:
         }
         return self._wheel("flashinfer-python", version, files)
 
+    def b12x(self, content: bytes) -> Path:
+        """A wheel of b12x that was packed again."""
+        version = f"0.8.3+sm120kit.{hashlib.sha256(content).hexdigest()[:12]}"
+        record = json.dumps(ORIGIN | {"pin": {"project": "b12x"}}).encode()
+        return self._wheel("b12x", version, {"b12x/__init__.py": content, f"b12x-{version}.dist-info/sm120kit.json": record})
+
     def _wheel(self, name: str, version: str, files: Mapping[str, bytes]) -> Path:
         """Write a wheel in one step: another process may read it."""
         house = self.directory / "wheels"
@@ -123,13 +129,18 @@ class SmallImage:
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
         return replace(made, config=made.config | {"config": config})
 
-    def assemble(self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None) -> tuple[Image, bool]:
-        wheels, patched = self.wheels(), self.ours(ours)
+    def assemble(
+        self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None, repacked: Sequence[Path] = ()
+    ) -> tuple[Image, bool]:
+        """The image, and whether it was built. ``repacked`` are more wheels of ours, after that of FlashInfer."""
+        wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
         labels = {"sm120kit.build-id": "f" * 64, **self.labels}
         setup = context.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
         name = f"debian-12@sha256:{'a' * 64}"
-        described, text, scripts = context.describe(setup, name, {patched: file_sha256(patched)}, [*wheels], self.workspace)
-        files = assembly.wheel_files({described.ours[0].wheel: patched}, [*wheels], lambda _: [*wheels.values()])
+        digests = {path: file_sha256(path) for path in all_ours}
+        described, text, scripts = context.describe(setup, name, digests, [*wheels], self.workspace)
+        built = dict(zip((built.wheel for built in described.ours), all_ours, strict=True))
+        files = assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
 
         def file(wheel: LockedWheel) -> Path:
             self.read.append(wheel.name)

@@ -64,13 +64,13 @@ def lock(tree: PatchedTree) -> Lock:
         for platform in ("manylinux_2_35_x86_64", "manylinux_2_35_aarch64")
     ]
     return lockfile.assemble(
-        recipes.load_engine("vllm-0.19.1"), flashinfer(), tree, [LockedFile("a.hpp", "3" * 64)], closures, "k 1"
+        recipes.load_engine("vllm-0.19.1"), flashinfer(), [tree], [LockedFile("a.hpp", "3" * 64)], closures, "k 1"
     )
 
 
 def test_same_inputs_give_same_bytes_and_build_id(lock: Lock, tree: PatchedTree, tmp_path: Path) -> None:
     again = lockfile.assemble(
-        recipes.load_engine("vllm@0.19.1"), flashinfer(), tree, list(lock.overrides), list(reversed(lock.closures)), "k 1"
+        recipes.load_engine("vllm@0.19.1"), flashinfer(), [tree], list(lock.overrides), list(reversed(lock.closures)), "k 1"
     )
     assert lockfile.text(again) == lockfile.text(lock)
     path = tmp_path / "vllm-0.19.1.lock.json"
@@ -135,7 +135,7 @@ def test_each_edit_is_reported_by_its_field(lock: Lock, tree: PatchedTree, tmp_p
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
     edited = lockfile.read(path)
     current = lockfile.assemble(
-        recipes.load_engine("vllm-0.19.1"), flashinfer(), tree, list(lock.overrides), edited.closures, "k 1"
+        recipes.load_engine("vllm-0.19.1"), flashinfer(), [tree], list(lock.overrides), edited.closures, "k 1"
     )
     changes = lockfile.differences(edited, current)
     assert len(changes) >= 1 and re.search(expected, "\n".join(changes)), changes
@@ -184,7 +184,7 @@ def test_known_bad_versions_are_rejected_with_their_reason(tree: PatchedTree) ->
     for version, reason in (("0.7.4", "KL divergence"), ("0.9.5", "4.4 % slower")):
         bad = lockfile.make_closure(PLATFORM, "3.12", [wheel("b12x", version)], replaced=True)
         with pytest.raises(BadRecipe, match=f"b12x {version} is known to be bad: .*{reason}"):
-            lockfile.assemble(recipe, flashinfer(), tree, [], [bad])
+            lockfile.assemble(recipe, flashinfer(), [tree], [], [bad])
     assert {"b12x!=0.7.4", "b12x!=0.9.5"} <= set(lockfile.constraints(recipe, flashinfer()))
 
 

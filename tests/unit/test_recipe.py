@@ -162,6 +162,19 @@ def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, n
         recipes.load(str(path))
 
 
+def test_packages_to_patch_are_named_once(tmp_path: Path) -> None:
+    text = (recipes.directory() / "sglang-0.5.11-b12x.toml").read_text()
+    path = tmp_path / "sglang-0.5.11-b12x.toml"
+    path.write_text(text)
+    (patched,) = recipes.load_engine(str(path)).patched
+    assert (patched.pin.project, patched.pin.version, patched.pin.filename) == ("b12x", "0.8.3", patched.wheel)
+    table = text[text.index("[[patched]]") :].partition("\n\n")[0]
+    for again, name in ((table, "b12x"), (table.replace("b12x-0.8.3", "sglang-0.5.11"), "sglang")):
+        path.write_text(text.replace(table, f"{table}\n{again}"))
+        with pytest.raises(BadRecipe, match=f"patched: {name} twice"):
+            recipes.load(str(path))
+
+
 def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Path) -> None:
     text = (recipes.directory() / "vllm-0.33.0.toml").read_text()
     path = tmp_path / "vllm-0.33.0.toml"

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
@@ -443,12 +454,13 @@ class EngineRecipe(Strict):
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
     wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
 
-    @model_validator(mode="after")
-    def _patched_once(self) -> EngineRecipe:
-        projects = [self.engine, *(wheel.pin.project for wheel in self.patched)]
-        if again := sorted({name for name in projects if projects.count(name) > 1}):
-            raise ValueError(f"patched: {', '.join(again)} twice; the engine's own series is that of source or from_source")
-        return self
+    @field_validator("patched")
+    @classmethod
+    def _patched_once(cls, patched: tuple[PatchedWheel, ...], info: ValidationInfo) -> tuple[PatchedWheel, ...]:
+        projects = [info.data.get("engine"), *(wheel.pin.project for wheel in patched)]
+        if again := sorted({str(name) for name in projects if projects.count(name) > 1}):
+            raise ValueError(f"{', '.join(again)} twice; the engine's own series is that of source or from_source")
+        return patched
 
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""

@@ -30,7 +30,9 @@ print(json.dumps({"kernels": kernels, "entries": {path: base64.b64encode(b"code"
 class KernelImage(SmallImage):
     """A small image with a table of kernels."""
 
-    def with_kernels(self, rows: list[int], program: str = PROGRAM, ours: bytes = b"patched = 1\n") -> Image:
+    def with_kernels(
+        self, rows: list[int], program: str = PROGRAM, ours: bytes = b"patched = 1\n", patched: bytes = b"barrier = 1\n"
+    ) -> Image:
         store = LocalImages(self.workspace)
         manifest = add_python_image(self.layout)
         table: Mapping[str, Any] = {"sm_count": 188, "moe": [], "gemm": [{"n": 1, "k": 2, "rows": rows}]}
@@ -42,7 +44,7 @@ class KernelImage(SmallImage):
         original, context.describe = context.describe, describe
         try:
             with existing_base.image_base(manifest.digest, store) as base:
-                return self.assemble(ours, base)[0]
+                return self.assemble(ours, base, [self.b12x(patched)])[0]
         finally:
             context.describe = original
 
@@ -77,6 +79,9 @@ def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> Non
     assert small.with_kernels([8], ours=b"patched = 3\n").layers[-1] == image.layers[-1]
     with pytest.raises(ImageBuildFailed, match="exit code 1: compiled again"):
         small.with_kernels([8], fails, ours=b"patched = 4\n")
+    with pytest.raises(ImageBuildFailed, match="exit code 1: compiled again"):
+        small.with_kernels([8], fails, patched=b"barrier = 2\n")
+    assert small.with_kernels([8], patched=b"barrier = 2\n").layers[-1] == image.layers[-1], "the same bytes"
     assert small.with_kernels([8, 16]).layers[-1] != image.layers[-1]
 
 
