@@ -577,4 +577,4 @@ def test_patch_check_and_list_commands(patch_dir: PatchDirectory, tmp_path: Path
 def test_patches_of_this_repository_are_well_formed() -> None:
     root = Path(__file__).parents[2] / "patches"
     assert patches.lint(root) == []
-    assert patches.projects(root) == ["cutlass", "flashinfer", "sglang", "vllm"]
+    assert patches.projects(root) == ["b12x", "cutlass", "flashinfer", "sglang", "vllm"]

@@ -1,31 +1,20 @@
-"""Kernels of b12x, compiled without a GPU by ``dockerfiles/engine/b12x/compile.py``: what b12x finds in its cache.
-
-The environment has the locked b12x, its DSL and Triton, and a torch for the CPU: 1.2 GB.
-"""
+"""Kernels of b12x, compiled without a GPU by ``dockerfiles/engine/b12x/compile.py``: what b12x finds in its cache."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from b12x_library import ENGINE, Library
 
-from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels import cubin
 from sm120kit.kernels.ptx import session
-from sm120kit.recipes import target as targets
-from sm120kit.sources.context import Options
-from sm120kit.wheels import parser_options
-from sm120kit.wheels.overlay import locked_wheels
 
-RECIPE = "sglang-0.5.11-b12x"
-LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
-ENGINE = data_root() / "dockerfiles" / "engine"
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""
 REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "rows": [8]}]}
@@ -33,64 +22,47 @@ REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "row
 NVFP4_MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 
 
-class Library:
-    """b12x in a Python of its own, and the kernels that it compiled."""
-
-    def __init__(self, scratch: Path) -> None:
-        options = Options(Workspace.open(None))
-        target = targets.resolve(RECIPE, options)
-        assert isinstance(target, targets.EngineTarget)
-        names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
-        self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
-        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
-        self.request = scratch / "request.json"
-        self.request.write_text(json.dumps(REQUEST))
-        self.first, self.second = self.compile(), self.compile(scratch / "again")
-
-    def compile(self, *cache: Path) -> Any:
-        argv = [self.python, ENGINE / "b12x" / "compile.py", self.request, *cache]
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return Library(tmp_path_factory.mktemp("b12x"))
+    return Library(tmp_path_factory.mktemp("b12x"), REQUEST)
 
 
 @pytest.fixture(scope="module")
-def entries(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(library: Library) -> Any:
+    return library.compile()
+
+
+@pytest.fixture(scope="module")
+def entries(first: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an image with its entrypoint and the entries."""
     directory = tmp_path_factory.mktemp("image")
     (directory / "serve.py").write_bytes((ENGINE / "serve.py").read_bytes())
-    for path, content in library.first["entries"].items():
+    for path, content in first["entries"].items():
         entry = directory / "b12x" / "entries" / path
         entry.parent.mkdir(parents=True)
         entry.write_bytes(base64.b64decode(content))
     return directory
 
 
-def test_kernels_are_compiled_once_each_with_the_same_bytes(library: Library) -> None:
-    assert [kernel["hit"] for kernel in library.first["kernels"]] == [False] * 5
-    assert len(library.first["entries"]) == 5
-    assert library.first["entries"] == library.second["entries"]
+def test_kernels_are_compiled_once_each_with_the_same_bytes(library: Library, first: Any, tmp_path: Path) -> None:
+    assert [kernel["hit"] for kernel in first["kernels"]] == [False] * 5
+    assert len(first["entries"]) == 5
+    assert first["entries"] == library.compile(tmp_path)["entries"]
 
 
-def test_b12x_finds_the_entries_that_the_entrypoint_adds(library: Library, entries: Path, tmp_path: Path) -> None:
+def test_b12x_finds_the_entries_that_the_entrypoint_adds(library: Library, first: Any, entries: Path, tmp_path: Path) -> None:
     program = "import runpy; runpy.run_path('serve.py')['add_b12x_entries']()"
     environment = library.environment | {"B12X_CUTE_COMPILE_CACHE_DIR": str(tmp_path / "cache")}
     subprocess.run([library.python, "-c", program], cwd=entries, env=environment, check=True)
     again = library.compile(tmp_path / "cache")
     assert [kernel["hit"] for kernel in again["kernels"]] == [True] * 5
-    assert {kernel["path"] for kernel in again["kernels"]} == {*library.first["entries"]}
+    assert {kernel["path"] for kernel in again["kernels"]} == {*first["entries"]}
 
 
-def test_another_number_of_sms_has_other_kernels(library: Library, entries: Path, tmp_path: Path) -> None:
+def test_another_number_of_sms_has_other_kernels(library: Library, first: Any, tmp_path: Path) -> None:
     library.request.write_text(json.dumps(REQUEST | {"sm_count": 170, "moe": [LAYER | {"tokens": [192]}]}))
     other = library.compile(tmp_path)
-    assert not {kernel["path"] for kernel in other["kernels"]} & {*library.first["entries"]}
+    assert not {kernel["path"] for kernel in other["kernels"]} & {*first["entries"]}
 
 
 def test_kernels_are_for_sm120_and_use_fp4_tensor_cores(library: Library, entries: Path) -> None:
@@ -106,15 +78,12 @@ def test_kernels_are_for_sm120_and_use_fp4_tensor_cores(library: Library, entrie
         assert listing.stdout.count(" OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X ") == kernel.fp4_mma
 
 
-def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(library: Library, tmp_path: Path) -> None:
     dump = tmp_path / "dump"
     dump.mkdir()
     library.request.write_text(json.dumps(REQUEST | {"moe": []}))
     keep = {"CUTE_DSL_KEEP_PTX": "1", "CUTE_DSL_DUMP_DIR": str(dump)}
-    monkeypatch.setattr(library, "environment", library.environment | keep)
-    (kernel,) = library.compile(tmp_path / "cache")["kernels"]
+    (kernel,) = library.compile(tmp_path / "cache", **keep)["kernels"]
     (path,) = dump.glob("*.ptx")
     report = session.rewrite_file(path)
     assert (report.module.source_target, len(report.kernels)) == ("sm_120a", 1)

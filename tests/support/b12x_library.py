@@ -1,0 +1,51 @@
+"""b12x in a Python of its own, which compiles its kernels without a GPU by ``dockerfiles/engine/b12x/compile.py``.
+
+The environment has the locked b12x, its DSL and Triton, and a torch for the CPU: 1.2 GB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core.state import Workspace, data_root
+from sm120kit.recipes import target as targets
+from sm120kit.sources.context import Options
+from sm120kit.wheels import parser_options
+from sm120kit.wheels.overlay import locked_wheels
+
+RECIPE = "sglang-0.5.11-b12x"
+LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
+ENGINE = data_root() / "dockerfiles" / "engine"
+
+
+class Library:
+    """The environment, and the kernels that b12x compiles in it."""
+
+    def __init__(self, scratch: Path, request: dict[str, Any]) -> None:
+        options = Options(Workspace.open(None))
+        target = targets.resolve(RECIPE, options)
+        assert isinstance(target, targets.EngineTarget)
+        names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+        self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
+        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
+        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
+        self.request = scratch / "request.json"
+        self.request.write_text(json.dumps(request))
+
+    def compile(self, *cache: Path, **variables: str) -> Any:
+        """What ``compile.py`` prints."""
+        argv = [self.python, ENGINE / "b12x" / "compile.py", self.request, *cache]
+        done = subprocess.run(argv, env=self.environment | variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    @property
+    def package(self) -> Path:
+        """The directory of the installed package b12x."""
+        (package,) = self.python.parents[1].glob("lib/python*/site-packages/b12x")
+        return package
