@@ -211,6 +211,12 @@ RecipeNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
 ]
+PatchedProject = Annotated[
+    str,
+    typer.Option(
+        "--project", metavar="NAME", help="Another package that the recipe patches, such as b12x, instead of the engine."
+    ),
+]
 SourceRecipeName = Annotated[
     str,
     typer.Argument(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, SourceRecipeName, Sources, patches_root, recipe_names
+from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def apply(
     into: Annotated[
         Path, typer.Option("--into", metavar="DIR", help="New or empty directory, or one that this command wrote.")
     ],
+    project: PatchedProject = "",
     *,
     sources: Sources,
     json: Json = False,
@@ -130,7 +131,7 @@ def apply(
     from sm120kit import patches
     from sm120kit.recipes.target import resolve_source
 
-    tree = resolve_source(recipe, sources.run_options()).tree
+    tree = resolve_source(recipe, sources.run_options(), project).tree
     patches.materialise(tree, into)
     if json:
         from dataclasses import asdict
@@ -145,6 +146,7 @@ def apply(
 def edit(
     recipe: SourceRecipeName,
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
+    project: PatchedProject = "",
     *,
     sources: Sources,
 ) -> None:
@@ -155,10 +157,10 @@ def edit(
     from sm120kit import patches
     from sm120kit.recipes.target import resolve_source
 
-    source = resolve_source(recipe, sources.run_options())
+    source = resolve_source(recipe, sources.run_options(), project)
     patches.edit(source.tree, into, source.recipe)
     console.data(f"{into}: {len(source.tree.patches)} patches on branch series")
-    console.info(f"when done: sm120kit patch export {recipe} --from {into}")
+    console.info(f"when done: sm120kit patch export {recipe} --from {into}{f' --project {project}' * bool(project)}")
 
 
 def export(
@@ -170,6 +172,7 @@ def export(
             "--overwrite", metavar="PROJECT/SLUG", help="Replace this patch although it is for other versions; repeatable."
         ),
     ] = None,
+    project: PatchedProject = "",
     *,
     json: Json = False,
 ) -> None:
@@ -183,8 +186,9 @@ def export(
     from sm120kit.recipes.target import argument
 
     path, loaded = recipes.load_with_path(recipe)
-    pin = recipes.require_pin(loaded)
-    changed = patches.export_edits(from_, argument(path), pin, loaded.inside, patches_root(), overwrite or ())
+    pin = recipes.require_pin(loaded, project)
+    inside = loaded.inside if pin == loaded.pin else ()
+    changed = patches.export_edits(from_, argument(path), pin, inside, patches_root(), overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

@@ -55,7 +55,8 @@ def new(
     from sm120kit import patches, recipes
 
     loaded = recipes.load(recipe)
-    projects = patches.projects_in_tree(recipes.require_pin(loaded), loaded.inside)
+    pin = recipes.require_pin(loaded, patch.partition("/")[0])
+    projects = patches.projects_in_tree(pin, loaded.inside if pin == loaded.pin else ())
     console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 
@@ -77,7 +78,7 @@ def import_(
     from sm120kit.recipes.target import resolve_source
 
     foreign = patches.read_commit(target.repository, source) if target.repository else patches.read_diff(Path(source))
-    tree = resolve_source(target.recipe, sources.run_options()).tree
+    tree = resolve_source(target.recipe, sources.run_options(), target.project).tree
     place = patches.ImportTarget(target.project, target.name, target.strip)
     file, problems = patches.import_patch(foreign, tree, place, patches_root())
     if json:

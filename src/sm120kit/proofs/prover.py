@@ -74,7 +74,7 @@ def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
     Raises:
         PatchConflict: the patch does not apply.
     """
-    recipe, source = target.recipe, require_source(target)
+    recipe, source = target.recipe, require_source(target, patch.project)
     checkout, inside = source.checkout, source.inside
     root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
     if in_series:
@@ -105,7 +105,8 @@ def _target_for(patch: patches.Patch, options: Options, target: Target | None) -
     """
     if target is None:
         return _first_for(patch, options)
-    versions = {part.project: part.version for part in require_source(target).projects}
+    require_source(target)
+    versions = {part.project: part.version for source in target.sources for part in source.projects}
     if patch.project and patch.project not in versions:
         problem = f"{patch.name} is for {patch.project}; {target.recipe.name} has {', '.join(versions)}"
         raise PatchConflict(problem, _OTHER_RECIPE)
@@ -118,9 +119,9 @@ def _target_for(patch: patches.Patch, options: Options, target: Target | None) -
 def _first_for(patch: patches.Patch, options: Options) -> Target:
     names = []
     for target in resolve_each(recipes.names(), options):
-        if target.source is None:
+        if not target.sources:
             continue
-        if not patch.project or target.source.has_version_of(patch):
+        if not patch.project or any(source.has_version_of(patch) for source in target.sources):
             return target
         names.append(target.recipe.name)
     raise PatchConflict(
@@ -139,7 +140,7 @@ def source_change(name: str, options: Options, target: Target | None = None) -> 
     if has_cutlass(target):
         return None
     trees = _trees(patch, in_series, target)
-    repository = Repository(require_source(target).checkout.repository)
+    repository = Repository(require_source(target, patch.project).checkout.repository)
     return SourceChange(
         patch=trees.patch.name,
         hunks_sha256=patch.hunks_sha256,

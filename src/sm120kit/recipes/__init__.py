@@ -186,12 +186,15 @@ def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
     return recipe
 
 
-def require_pin(recipe: Recipe) -> Pin:
-    """Return the pin of a recipe's own source, to which patch series are applied.
+def require_pin(recipe: Recipe, project: str = "") -> Pin:
+    """Return the pin of a recipe's own source, to which patch series are applied, or of another package that it patches.
 
     Raises:
         UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses.
     """
+    for patched in recipe.patched if isinstance(recipe, EngineRecipe) else ():
+        if patched.pin.project == project:
+            return patched.pin
     if recipe.pin is not None:
         return recipe.pin
     assert isinstance(recipe, EngineRecipe), "a FlashInfer recipe has a source"

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sm120kit import recipes, sources
+from sm120kit.core.errors import UnknownName
 from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
@@ -246,9 +247,9 @@ def resolve_flashinfer(name: str, options: Options) -> FlashInferTarget:
     return FlashInferTarget(recipes.require_flashinfer(recipe), path, options, series_files())
 
 
-def resolve_source(name: str, options: Options) -> PatchSource:
+def resolve_source(name: str, options: Options, project: str = "") -> PatchSource:
     """Resolve a recipe to its source. See :func:`resolve` and :func:`require_source` for errors."""
-    return require_source(resolve(name, options))
+    return require_source(resolve(name, options), project)
 
 
 def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]:
@@ -265,15 +266,19 @@ def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]
     return [source for target in targets for source in target.sources]
 
 
-def require_source(target: Target) -> PatchSource:
-    """The source of a target.
+def require_source(target: Target, project: str = "") -> PatchSource:
+    """The source of a target that contains ``project``: by default the first, which is the engine's if it has one.
 
     Raises:
-        UnknownName: the recipe of an engine has no source; see :func:`sm120kit.recipes.require_pin`.
+        UnknownName: the recipe of an engine has no source, see :func:`sm120kit.recipes.require_pin`; or none with the project.
     """
-    recipes.require_pin(target.recipe)
-    assert target.source is not None
-    return target.source
+    if not target.sources:
+        recipes.require_pin(target.recipe)
+    for source in target.sources:
+        if not project or any(part.project == project for part in source.projects):
+            return source
+    names = ", ".join(part.project for source in target.sources for part in source.projects)
+    raise UnknownName(f"{target.recipe.name} has no source of {project}", f"it has sources of {names}")
 
 
 def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:

@@ -350,6 +350,15 @@ def test_another_package_is_patched(engine: Engine, tmp_path: Path) -> None:
     assert "longer-version" in status and "barrier" in status
     plan = other.command(tmp_path / "state", "build", "vllm@9.0", "--dry-run", "--kernels", "none")
     assert f"kernels {name[1]}: the official wheel packed again" in plan
+    edited = ("vllm@9.0", "--project", "kernels")
+    other.command(tmp_path / "state", "patch", "edit", *edited, "--into", str(tmp_path / "edit"))
+    assert (tmp_path / "edit" / "kernels" / "__init__.py").read_text() == "barrier = 1\n"
+    argv = [sys.executable, "-m", "sm120kit", "patch", "export", "--from", str(tmp_path / "edit"), *edited]
+    exported = subprocess.run(argv, env=other.environment(tmp_path / "state"), capture_output=True, text=True)
+    assert exported.returncode == 0 and "0 files changed" in exported.stderr, exported
+    assert "barrier applies" in other.command(tmp_path / "state", "patch", "prove", "kernels/barrier")
+    message = other.command(tmp_path / "state", "patch", "edit", "vllm@9.0", "--project", "no", "--into", "x", code=10)
+    assert "vllm-9.0 has no source of no" in message and "it has sources of vllm, kernels" in message
     series = other.data / "patches" / "kernels" / "barrier.patch"
     series.write_text(
         series.read_text().replace("barrier = 1", "barrier = 2").replace(blob_id("barrier = 1\n"), blob_id("barrier = 2\n"))
