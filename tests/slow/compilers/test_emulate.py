@@ -28,6 +28,7 @@ PAGE = ROOT / "docs" / "seeded-faults.md"
 PUBLISHED = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
 INCLUDE = "3rdparty/cutlass/include"
 MAINLOOP = "cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
+SCHEDULER = "cutlass/gemm/kernel/sm90_tile_scheduler_group.hpp"
 
 Run = Callable[..., Emulation]
 
@@ -58,17 +59,21 @@ ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Edit:
-    """A fault that is seeded in the text of CUTLASS's mainloop, for NVFP4 128x128x``k``."""
+    """A fault that is seeded in the text of CUTLASS's mainloop or of another file, for NVFP4 128x128x``k``."""
 
     kind: str
     replacements: dict[str, str] = field(hash=False)
     k: int = 128
+    file: str = MAINLOOP
+    whole_kernel: bool = False
 
 
 _SFB_IN_SMEM = (
     "make_tensor(make_smem_ptr(shared_tensors.smem_SFB.begin()), SmemLayoutSFB{});  // (BLK_N,BLK_K,PIPE)\n\n    //\n"
 )
 _STAGE_OF_SFB = "append(stride(SmemLayoutAtomSFB{}), size(filter_zeros(SmemLayoutAtomSFB{})))"
+_TILES_SO_FAR = "group_info.start_linear_idx + group_info.total_tiles"
+PAST_32 = "scheduler loses count after 32 groups"
 EDITS = {
     "scale factors folded along k": Edit("scale fold", {"copy(tCsSFA_stage(_,_,k_block),": "copy(tCsSFA_stage(_,_,_0{}),"}),
     "scale factors of B read where those of A lie": Edit(
@@ -83,6 +88,12 @@ EDITS = {
     ),
     "no wait for the next stage": Edit("missing barrier", {"          pipeline.consumer_wait(smem_pipe_read);\n": ""}),
     "no wait for an empty stage": Edit("missing barrier", {"pipeline.producer_acquire(smem_pipe_write);": ""}),
+    PAST_32: Edit(
+        "wrong group offset",
+        {f"{_TILES_SO_FAR}, NumThreadsPerWarp - 1)": f"{_TILES_SO_FAR}, 0)"},
+        file=SCHEDULER,
+        whole_kernel=True,
+    ),
 }
 STOCK_K64, PUBLISHED_K64 = "NVFP4 128x128x64 of CUTLASS as released", "MXFP8 128x128x64 with the published EffBlk_SF"
 CLASSES = {
@@ -107,16 +118,18 @@ OUTPUTS = 3 * (1 * 128 + 193 * 136 + 128 * 128 + 128 * 264 + 16 * 128)
 """Outputs of NVFP4 128x128x128 with 4 stages in three runs; empty groups have none."""
 MMAS = 3 * (1 + 4 * 3 + 9 + 3 * 2 + 4) * 8 * 16 * 2
 """Its instructions: k tiles of all tiles of the five GEMMs, with 8 x 16 x 2 each."""
+ROWS = [0 if group % 3 == 1 or 40 <= group < 77 else 150 if group == 35 else 1 + group % 9 for group in range(80)]
+"""Rows of the groups that only the whole kernel has; in two runs, with 8 columns and one k tile."""
 
 
-def mutant(cutlass: Path, directory: Path, replacements: dict[str, str]) -> Path:
-    """A copy of the headers with every occurrence of some text of the mainloop replaced."""
+def mutant(cutlass: Path, directory: Path, edit: Edit) -> Path:
+    """A copy of the headers with every occurrence of some text of a file replaced."""
     shutil.copytree(cutlass, directory)
-    text = (directory / MAINLOOP).read_text()
-    for old, new in replacements.items():
-        assert old in text, f"{MAINLOOP} has no {old!r}"
+    text = (directory / edit.file).read_text()
+    for old, new in edit.replacements.items():
+        assert old in text, f"{edit.file} has no {old!r}"
         text = text.replace(old, new)
-    (directory / MAINLOOP).write_text(text)
+    (directory / edit.file).write_text(text)
     return directory
 
 
@@ -230,11 +243,13 @@ def test_k128_is_correct_with_the_series(trees: dict[str, Path], run: Run, dtype
 
 
 def test_whole_kernel_with_its_scheduler(trees: dict[str, Path], run: Run) -> None:
-    """The grouped kernel's own operator() with one, two and three CTAs, without and with faults in its arguments."""
+    """The grouped kernel's own operator(), with few and with many groups and CTAs, without and with faults in its arguments."""
     tile = ("nvfp4", 128, 128, 128)
     correct = run(trees["patched"], *tile, stages=4, whole_kernel=True)
     assert (correct.passed, correct.stored_mismatches, correct.findings) == (True, 0, ())
-    assert (correct.outputs, correct.stored, correct.mma_count) == (OUTPUTS, 2 * OUTPUTS, 2 * MMAS)
+    tiles = sum(-(-rows // 128) for rows in ROWS)
+    assert (correct.outputs, correct.stored) == (OUTPUTS, 2 * OUTPUTS + 2 * 8 * sum(ROWS))
+    assert correct.mma_count == 2 * MMAS + 2 * tiles * 8 * 16 * 2
     for fault, kind in WHOLE_KERNEL.items():
         result = run(trees["patched"], *tile, stages=4, whole_kernel=True, fault=f"{emulation.IN_KERNEL}{fault}")
         assert not result.passed, fault
@@ -242,11 +257,15 @@ def test_whole_kernel_with_its_scheduler(trees: dict[str, Path], run: Run) -> No
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_mutants_of_the_mainloop_are_detected(trees: dict[str, Path], run: Run, tmp_path: Path, name: str) -> None:
+def test_mutants_of_the_text_are_detected(trees: dict[str, Path], run: Run, tmp_path: Path, name: str) -> None:
     edit = EDITS[name]
-    result = run(mutant(trees["stock"], tmp_path / "include", edit.replacements), "nvfp4", 128, 128, edit.k)
+    mutated = mutant(trees["stock"], tmp_path / "include", edit)
+    result = run(mutated, "nvfp4", 128, 128, edit.k, whole_kernel=edit.whole_kernel)
     assert not result.passed
     assert findings(result) == rows()[name][1]
+    if name == PAST_32:
+        (stored,) = (finding for finding in result.findings if finding.kind == "wrongly stored")
+        assert all(re.match(r"group \d+ of 80 ", text) for text in stored.first), "nine groups do not show it"
 
 
 def test_published_patch_compiles_with_wrong_numbers(trees: dict[str, Path], run: Run, tmp_path: Path) -> None:

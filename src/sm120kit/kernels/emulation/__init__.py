@@ -9,9 +9,10 @@ random. The epilogue is alpha A B + beta C in bf16. A grouped kernel has nine gr
 tensor maps per group. Outputs are poisoned before the run and lie between guard bytes.
 
 With ``whole_kernel``, the ``operator()`` of the grouped cooperative kernel runs as well, with its scheduler, as one to three
-persistent CTAs. Both are in one program, because they share the templates whose instantiation takes the time. For the same
-reason, tiles of one shape share a program: a second one adds up to a third of the time of the first, or nothing if it differs
-in its stages or family only.
+persistent CTAs; then as 7 and 34 CTAs with 80 groups of few rows, 51 of them empty: the scheduler reads the shapes of 32 at a
+time. All is in one program, because it shares the templates whose instantiation takes the time. For the same reason, tiles of
+one shape share a program: a second one adds up to a third of the time of the first, or nothing if it differs in its stages or
+family only.
 
 Not covered: FlashInfer's finalize epilogue (g++ 12 rejects its header), f16 outputs, the schedulers of dense kernels (stream-K
 among them), clusters, timing, memory ordering between the generic and the async proxy, and the instructions themselves.

@@ -147,9 +147,10 @@ struct Device {
   }
   Device(Device const&) = delete;
 
-  ProblemShape problem_shape() {
+  /// The shapes are also on the host, or only on the device, as those of FlashInfer's experts.
+  ProblemShape problem_shape(bool on_host = true) {
 #if GROUPED
-    return {int(shape.size()), shape.data(), shape.data()};
+    return {int(shape.size()), shape.data(), on_host ? shape.data() : nullptr};
 #else
     return append<4>(shape.at(0), 1);
 #endif

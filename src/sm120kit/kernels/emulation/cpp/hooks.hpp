@@ -211,7 +211,7 @@ void with_warp(char const* instruction, Lane& mine, Perform perform) {
   machine().together(threadIdx.x / 32, threadIdx.x % 32, instruction, &mine, perform);
 }
 
-/// What one lane brings to a shuffle or ballot, and takes away.
+/// What one lane brings to a shuffle, and takes away.
 template <class T>
 struct ShuffleLane {
   T value;
@@ -227,6 +227,12 @@ T shuffle(char const* instruction, T value, int from) {
   });
   return mine.got;
 }
+
+/// What one lane brings to a ballot, and takes away.
+struct BallotLane {
+  bool predicate;
+  unsigned got;
+};
 
 template <int Count, Matrix Kind, class... D>
 void call_ldmatrix(void const* row, D&... registers) {
@@ -277,9 +283,13 @@ T __shfl_xor_sync(unsigned, T value, int by, int) {
   return emulate::shuffle("shfl.bfly", value, int(threadIdx.x % 32) ^ by);
 }
 inline unsigned __ballot_sync(unsigned, int predicate) {
-  unsigned all = 0;
-  for (int lane = 0; lane < 32; ++lane) all |= unsigned(emulate::shuffle("vote.ballot", predicate != 0, lane)) << lane;
-  return all;
+  emulate::BallotLane mine{predicate != 0, 0};
+  emulate::with_warp("vote.ballot", mine, [](std::array<emulate::BallotLane*, 32> const& lanes) {
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= unsigned(lanes[lane]->predicate) << lane;
+    for (auto* lane : lanes) lane->got = all;
+  });
+  return mine.got;
 }
 
 namespace cute {

@@ -5,15 +5,16 @@ namespace cta {
 
 using Kernel = cutlass::gemm::kernel::GemmUniversal<ProblemShape, Collective, Epilogue, void>;
 
-/// Every tile of the problems, divided among `ctas` by the kernel's scheduler; what is stored goes to `outputs`.
+/// Every tile of the problems, divided among `ctas` by the kernel's scheduler; what is stored goes to `outputs`. No CTA is
+/// without a tile if the shapes are on the host.
 inline void launch(std::vector<Problem const*> const& problems, std::vector<Output>& outputs, float beta, Fault const& fault,
-                   emulate::Schedule order, std::uint64_t seed, int ctas) {
+                   emulate::Schedule order, std::uint64_t seed, int ctas, bool shapes_on_host) {
   auto& machine = emulate::machine();
   plant(fault);
   Device device(problems, outputs, fault);
   typename Kernel::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
-  arguments.problem_shape = device.problem_shape();
+  arguments.problem_shape = device.problem_shape(shapes_on_host);
   arguments.mainloop = device.mainloop();
   arguments.epilogue = device.epilogue(beta);
   arguments.hw_info.sm_count = ctas;

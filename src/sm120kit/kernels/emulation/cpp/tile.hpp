@@ -26,7 +26,8 @@ struct Totals {
   std::string signature;
 };
 
-void judge(cta::Problem const& p, cta::Output const& output, int group, float beta, bool whole_kernel, Totals& totals) {
+void judge(cta::Problem const& p, cta::Output const& output, int group, int groups, float beta, bool whole_kernel,
+           Totals& totals) {
   auto const compared = whole_kernel ? emulate::Comparison{} : p.compare(output.accumulators, TILE_K);
   totals.outputs += whole_kernel ? 0 : output.accumulators.size();
   totals.mismatches += compared.mismatches;
@@ -39,31 +40,32 @@ void judge(cta::Problem const& p, cta::Output const& output, int group, float be
       if (expected == got || ((expected | got) & 0x7fff) == 0) continue;
       ++totals.stored_mismatches;
       if (whole_kernel || p.is_right(i, j, output.accumulators[std::size_t(i) * p.n + j]))
-        emulate::report().add("wrongly stored",
-                              emulate::format("group %d row %d column %d: %04x is stored, not %04x%s", group, i, j, got, expected,
-                                              whole_kernel ? " (whole kernel)" : "; the accumulator is right"));
+        emulate::report().add(
+            "wrongly stored",
+            emulate::format("group %d of %d row %d column %d: %04x is stored, not %04x%s", group, groups, i, j, got, expected,
+                            whole_kernel ? " (whole kernel)" : "; the accumulator is right"));
     }
   }
   if (std::size_t const bytes = output.stored.overwritten()) {
     emulate::report().add("stored out of bounds",
-                          emulate::format("group %d: %zu bytes around the output were written", group, bytes));
+                          emulate::format("group %d of %d: %zu bytes around the output were written", group, groups, bytes));
   }
   auto const tiles = [](int extent, int tile) { return std::uint64_t(extent + tile - 1) / tile; };
   totals.mmas += tiles(p.m, TILE_M) * tiles(p.n, TILE_N) * tiles(p.k, TILE_K) * (TILE_M / 16) * (TILE_N / 8) *
                  (TILE_K / int(cute::size<2>(typename cta::TiledMma::AtomShape_MNK{})));
 }
 
-using Orders = std::array<emulate::Schedule, 3>;
-constexpr Orders orders{emulate::Schedule::producer_first, emulate::Schedule::producer_last, emulate::Schedule::random};
+using Orders = std::vector<emulate::Schedule>;
+Orders const orders{emulate::Schedule::producer_first, emulate::Schedule::producer_last, emulate::Schedule::random};
 
 /// Launch the problems in each order, a grouped kernel all at once and a dense one each by itself; false if a launch hung.
 template <class Launch>
-bool run_all(emulate::Machine& machine, std::vector<cta::Problem> const& problems, bool whole_kernel, Totals& totals,
-             Launch launch_one) {
+bool run_all(emulate::Machine& machine, std::vector<cta::Problem> const& problems, Orders const& orders, bool whole_kernel,
+             Totals& totals, Launch launch_one) {
   emulate::current_machine() = &machine;
   emulate::catch_wild_access(machine.shared);
   auto const inputs = emulate::global_memory().ranges;
-  std::uint64_t const needed_before = totals.mmas;
+  std::uint64_t const needed_before = totals.mmas, ran_before = machine.mma_count;
   std::vector<std::vector<cta::Problem const*>> launches(1);
   for (auto const& p : problems) {
     if (!cta::grouped && !launches.back().empty()) launches.emplace_back();
@@ -82,25 +84,26 @@ bool run_all(emulate::Machine& machine, std::vector<cta::Problem> const& problem
       } catch (emulate::Hang const&) {
         hung = true;
       }
-      for (std::size_t i = 0; i < launch.size(); ++i) judge(*launch[i], outputs[i], int(i), beta, whole_kernel, totals);
+      for (std::size_t i = 0; i < launch.size(); ++i)
+        judge(*launch[i], outputs[i], int(i), int(launch.size()), beta, whole_kernel, totals);
       emulate::global_memory().ranges = inputs;
       if (hung) return false;
     }
   }
-  if (machine.mma_count != totals.mmas - needed_before) {
-    emulate::report().add("mma count", emulate::format("%llu mma instructions ran, %llu are needed%s",
-                                                       (unsigned long long)machine.mma_count,
-                                                       (unsigned long long)(totals.mmas - needed_before),
+  unsigned long long const ran = machine.mma_count - ran_before, needed = totals.mmas - needed_before;
+  if (ran != needed) {
+    emulate::report().add("mma count", emulate::format("%llu mma instructions ran, %llu are needed%s", ran, needed,
                                                        whole_kernel ? " (whole kernel)" : ""));
   }
   return true;
 }
 
+constexpr int k_unit = cta::mixed ? 128 : 32;
+constexpr int whole(int k) { return (k + k_unit - 1) / k_unit * k_unit; }
+
 /// One row and a single k tile; ragged edges and a partial k tile; stages that wrap around twice; two k tiles and three tiles
 /// of n; four k tiles. A grouped kernel gets nine groups, four of them empty, the first and the last among these.
 std::vector<cta::Problem> problems() {
-  constexpr int k_unit = cta::mixed ? 128 : 32;
-  auto const whole = [](int k) { return (k + k_unit - 1) / k_unit * k_unit; };
   constexpr int ragged_k = TILE_K % k_unit == 0 && TILE_K > k_unit ? 2 * TILE_K + k_unit : 2 * TILE_K;
   std::vector<cta::Problem> all;
   auto const empty = [&] {
@@ -118,6 +121,21 @@ std::vector<cta::Problem> problems() {
   empty();
   return all;
 }
+
+#if KERNEL
+/// More groups than the scheduler reads at a time, one per lane of a warp: 40 with every third one empty, few rows and one k
+/// tile each, but group 35 with two tiles; 37 empty ones in a row, which also few CTAs must skip; three more. It has 30 tiles.
+std::vector<cta::Problem> many_groups() {
+  std::vector<cta::Problem> all;
+  all.reserve(80);
+  for (int group = 0; group < 80; ++group) {
+    bool const empty = group % 3 == 1 || (group >= 40 && group < 77);
+    int const rows = empty ? 0 : group == 35 ? (SWAP ? TILE_N : TILE_M) + 22 : 1 + group % 9;
+    all.emplace_back(SWAP ? 8 : rows, SWAP ? rows : 8, whole(TILE_K), 10 + group);
+  }
+  return all;
+}
+#endif
 
 }  // namespace
 
@@ -141,17 +159,27 @@ int run(std::string fault_name) {
   emulate::Machine machine(sizeof(cta::SharedStorage));
   bool finished = true;
   if (!kernel_alone) {
-    finished = run_all(machine, all, false, totals, [&](auto const& launch, auto& outputs, float beta, auto order, int run) {
+    auto const run_one = [&](auto const& launch, auto& outputs, float beta, auto order, int run) {
       cta::run(launch, outputs, beta, fault, order, run);
-    });
+    };
+    finished = run_all(machine, all, orders, false, totals, run_one);
   }
 #if KERNEL
   emulate::Machine kernel_machine(sizeof(cta::Kernel::SharedStorage));
   // The kernel counts its stages and tiles by itself: the faults that are planted there are not in it.
   if (finished && (kernel_alone || fault_name == "none")) {
-    run_all(kernel_machine, all, true, totals, [&](auto const& launch, auto& outputs, float beta, auto order, int run) {
-      cta::launch(launch, outputs, beta, fault, order, run, /* CTAs */ run);
-    });
+    auto launcher = [&](std::array<int, 3> ctas, bool shapes_on_host) {
+      return [&fault, ctas, shapes_on_host](auto const& launch, auto& outputs, float beta, auto order, int run) {
+        cta::launch(launch, outputs, beta, fault, order, run, ctas[run - 1], shapes_on_host);
+      };
+    };
+    finished = run_all(kernel_machine, all, orders, true, totals, launcher({1, 2, 3}, true));
+    auto const many = many_groups();
+    emulate::global_memory().ranges.clear();
+    for (auto const& p : many) p.register_memory();
+    for (auto const& p : many) exact = exact && p.exact;
+    Orders const last_and_random(orders.begin() + 1, orders.end());
+    if (finished) run_all(kernel_machine, many, last_and_random, true, totals, launcher({7, 34}, false));
     machine.mma_count += kernel_machine.mma_count;
   }
 #endif
