@@ -11,11 +11,15 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import ImageBuildFailed
 from sm120kit.core.state import Workspace, parse_json
+from sm120kit.kernels.cubin.records import Kernel
+from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
 
 if TYPE_CHECKING:
     from sm120kit.images.layers import LayerWriter
@@ -24,10 +28,88 @@ PROGRAM, REQUEST = "engine/b12x/compile.py", "engine/b12x/request.json"
 """Files of a build context: the program, and the recipe's table."""
 
 DIRECTORY = "opt/sm120kit/b12x"
-"""Where an image has both, the entries, and ``kernels.json`` with the call and sha256 of each."""
+"""Where an image has both, the entries, and ``kernels.json`` with the call, sha256 and launches of each."""
 
 ARCH = "sm_120a"
 _ENTRY = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o")
+_HINT = "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch in the host code of an entry, by the DSL's object of the kernel.
+
+    ``kernel`` is its class; ``tile`` is ``MxNxK`` in elements, ``k_blocks`` the MMA steps along K in one tile; ``shared_bytes``
+    is the dynamic shared memory that the launch requests.
+    """
+
+    kernel: str
+    tile: str
+    stages: int
+    k_blocks: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A compiled kernel: the call that it was compiled for, its sha256, and the launches of its host code, at least one."""
+
+    call: str
+    sha256: str
+    launches: tuple[Launch, ...]
+
+    def __post_init__(self) -> None:
+        if not self.launches:
+            raise ValueError(f"no launch of the kernel for {self.call} is recorded")
+
+    def shared_bytes(self, kernels: Sequence[Kernel]) -> dict[Launch, int]:
+        """Shared memory of each launch, with static shared memory of the entry's ``kernels``: the most that one of them has."""
+        static = max((kernel.shared_bytes for kernel in kernels), default=0)
+        return {launch: static + launch.shared_bytes for launch in self.launches}
+
+    def too_big(self, kernels: Sequence[Kernel]) -> str:
+        """Why SM120 cannot launch the ``kernels`` of this entry; empty if it can."""
+        return "; ".join(
+            f"{launch.kernel} for {self.call} requests {size:,} bytes of shared memory, SM120 has {SMEM_CAPACITY_BYTES:,}"
+            for launch, size in self.shared_bytes(kernels).items()
+            if size > SMEM_CAPACITY_BYTES
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ``compile.py`` printed: kernels by path, the content of each, CPU seconds, and the memory of its process."""
+
+    kernels: dict[str, Entry]
+    contents: dict[str, bytes]
+    seconds: float
+    mib: int
+
+    @classmethod
+    def of(cls, code: int, stdout: str, stderr: str) -> Compiled:
+        """The result of a run that compiled all kernels, by its exit code and output.
+
+        Raises:
+            ValueError: it failed, or its output is of another form; with its last messages.
+        """
+        try:
+            result: dict[str, Any] = parse_json(stdout)
+            contents = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
+            calls = {kernel["path"]: kernel for kernel in reversed(result["kernels"])}
+            if code or not contents or {*calls} != {*contents} or not all(map(_ENTRY.fullmatch, contents)):
+                raise ValueError("its output is not that of a complete run")
+            kernels = {
+                path: Entry(
+                    calls[path]["call"],
+                    hashlib.sha256(content).hexdigest(),
+                    tuple(Launch(**launch) for launch in calls[path]["launches"]),
+                )
+                for path, content in sorted(contents.items())
+            }
+            return cls(kernels, contents, sum(kernel["seconds"] for kernel in result["kernels"]), result["mib"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            last = " | ".join(stderr.strip().splitlines()[-5:])
+            raise ValueError(f"exit code {code}: {last or error}") from error
 
 
 def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
@@ -41,31 +123,15 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
 
     reporting.info("compiling kernels of b12x in the image")
     argv = ["python", f"/{DIRECTORY}/compile.py", f"/{DIRECTORY}/request.json"]
-    done = LocalImages(workspace).run(image, argv, {})
     try:
-        result: dict[str, Any] = parse_json(done.stdout)
-        entries = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
-        calls = {kernel["path"]: kernel["call"] for kernel in reversed(result["kernels"])}
-        if done.code or not entries or {*calls} != {*entries} or not all(map(_ENTRY.fullmatch, entries)):
-            raise ValueError("its output is not that of a complete run")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        last = " | ".join(done.stderr.strip().splitlines()[-5:])
-        raise ImageBuildFailed(
-            f"kernels of b12x could not be compiled in the image: exit code {done.code}: {last or error}",
-            "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together",
-        ) from error
-    seconds = sum(kernel["seconds"] for kernel in result["kernels"])
-    reporting.info(f"compiled {len(entries)} kernels of b12x: {seconds:.0f} s of CPU time, {result['mib']} MiB")
-    kernels = {
-        path: {"call": calls[path], "sha256": hashlib.sha256(content).hexdigest()} for path, content in sorted(entries.items())
-    }
+        done = LocalImages(workspace).run(image, argv, {})
+        compiled = Compiled.of(done.code, done.stdout, done.stderr)
+    except ValueError as error:
+        raise ImageBuildFailed(f"kernels of b12x could not be compiled in the image: {error}", _HINT) from error
+    used = f"{compiled.seconds:.0f} s of CPU time, {compiled.mib} MiB"
+    reporting.info(f"compiled {len(compiled.kernels)} kernels of b12x: {used}")
+    kernels = {path: asdict(entry) for path, entry in compiled.kernels.items()}
     record = (json.dumps(kernels, indent=1) + "\n").encode()
     layer.file(f"{DIRECTORY}/kernels.json", [record], len(record))
-    for path, content in sorted(entries.items()):
+    for path, content in sorted(compiled.contents.items()):
         layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
-
-
-def read_record(text: str) -> dict[str, str]:
-    """The sha256 of each entry, by path, from ``kernels.json``."""
-    kernels: dict[str, dict[str, str]] = parse_json(text)
-    return {path: kernel["sha256"] for path, kernel in kernels.items()}
