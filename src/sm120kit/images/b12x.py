@@ -1,8 +1,9 @@
-"""Kernels of b12x that are compiled into an image, without a GPU, as entries of b12x's cache.
+"""Kernels of b12x that are compiled without a GPU: into an image, as entries of b12x's cache, or for a table of their tiles.
 
 The image of all other layers runs ``compile.py``, so that the entries have the key that b12x computes in it: bytes of b12x,
 versions of Python, torch, the DSL and cuda-bindings, and variables such as ``CUDA_HOME`` and ``CUTE_DSL_ARCH``
-(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache.
+(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache. For a table,
+an environment with the locked b12x and its DSL takes the place of the image.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core import reporting
-from sm120kit.core.errors import ImageBuildFailed
-from sm120kit.core.state import Workspace, parse_json
+from sm120kit.core import process, reporting
+from sm120kit.core.errors import CommandFailed, ImageBuildFailed
+from sm120kit.core.state import Workspace, data_root, digest_of, parse_json, read_record, require_disk, write_record
+from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.records import Kernel
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts
+from sm120kit.kernels.tiles.introspect import TileFactsRecord
+from sm120kit.recipes.target import EngineTarget
+from sm120kit.wheels import parser_options
+from sm120kit.wheels.overlay import locked_wheels
 
 if TYPE_CHECKING:
     from sm120kit.images.layers import LayerWriter
@@ -31,6 +38,9 @@ DIRECTORY = "opt/sm120kit/b12x"
 """Where an image has both, the entries, and ``kernels.json`` with the call, sha256 and launches of each."""
 
 ARCH = "sm_120a"
+LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
+"""Locked distributions of an environment that compiles kernels of b12x, beside torch."""
+
 _ENTRY = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o")
 _HINT = "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together"
 
@@ -135,3 +145,66 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
     layer.file(f"{DIRECTORY}/kernels.json", [record], len(record))
     for path, content in sorted(compiled.contents.items()):
         layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
+
+
+def environment(target: EngineTarget, scratch: Path) -> Path:
+    """The Python of a new environment below ``scratch`` with the locked b12x and DSL, and a torch for the CPU."""
+    return parser_options.environment(scratch, _locked(target), target.options.workspace, target.options.origin)
+
+
+def _locked(target: EngineTarget) -> list[str]:
+    return [f"{wheel.name}=={wheel.version}" for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+
+
+def tiles(target: EngineTarget) -> tuple[TileFacts, ...]:
+    """The tiles of the kernels of b12x that a recipe's table lists, compiled in a temporary environment if that is not cached.
+
+    Kernels with equal facts are listed once. ``smem_bytes`` includes static shared memory.
+
+    Raises:
+        CommandFailed: the environment cannot be created, or a kernel cannot be compiled or launched.
+        NotEnoughDisk: the environment does not fit.
+    """
+    assert target.recipe.b12x is not None
+    workspace, name = target.options.workspace, target.recipe.name
+    program, request = data_root() / "dockerfiles" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
+    key = digest_of(["b12x", request, program.read_text(), parser_options.TORCH, *_locked(target)])
+    record = workspace.cache / "tiles" / "tables" / f"{key}.json"
+    if record.is_file():
+        return read_record(TileFactsRecord, record).facts
+    require_disk(workspace.root, parser_options.DISK_BYTES, f"an environment for the kernels of b12x of {name}")
+    with workspace.scratch() as scratch:
+        with reporting.step(f"installing the b12x and the CuTe DSL of {name}"):
+            python = environment(target, scratch)
+        listed = scratch / "request.json"
+        listed.write_text(json.dumps(request))
+        variables = {"CUTE_DSL_ARCH": ARCH, "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
+        with reporting.step(f"compiling the kernels of b12x of {name}"):
+            done = process.run([python, program, listed], env=variables, check=False)
+        try:
+            compiled = Compiled.of(done.returncode, done.stdout, done.stderr)
+        except ValueError as error:
+            raise CommandFailed(f"kernels of b12x of {name} could not be compiled: {error}", _HINT) from error
+        facts = []
+        for path, entry in compiled.kernels.items():
+            code = scratch / path.replace("/", "-")
+            code.write_bytes(compiled.contents[path])
+            kernels = [kernel for image in cubin.read(code) for kernel in image.kernels]
+            facts += [_facts(launch, size) for launch, size in entry.shared_bytes(kernels).items()]
+    unique = tuple(sorted(set(facts), key=lambda fact: (fact.tile.family, fact.tile.m, fact.tile.n)))
+    write_record(record, TileFactsRecord(unique))
+    return unique
+
+
+def _facts(launch: Launch, shared_bytes: int) -> TileFacts:
+    """The facts of a launch of ``compile.py``, whose calls have NVFP4 operands and BF16 results."""
+    m, n, k = map(int, launch.tile.split("x"))
+    return TileFacts(
+        Tile(launch.kernel, "nvfp4", m, n, k, "none", False, "bf16"),
+        generated=True,
+        compiles=True,
+        stages=launch.stages,
+        smem_bytes=shared_bytes,
+        k_blocks=launch.k_blocks,
+        numbers=NumericResult(why="kernels of CuTe DSL are not emulated"),
+    )

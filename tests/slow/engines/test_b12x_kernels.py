@@ -10,21 +10,21 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sm120kit.core.state import Workspace, data_root
+from sm120kit.images import b12x
 from sm120kit.kernels import cubin
 from sm120kit.kernels.ptx import session
 from sm120kit.recipes import target as targets
+from sm120kit.recipes.schema import B12xTable
 from sm120kit.sources.context import Options
-from sm120kit.wheels import parser_options
-from sm120kit.wheels.overlay import locked_wheels
 
 RECIPE = "sglang-0.5.11-b12x"
-LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
 ENGINE = data_root() / "dockerfiles" / "engine"
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""
@@ -55,13 +55,11 @@ class Library:
     """b12x in a Python of its own, and the kernels that it compiled."""
 
     def __init__(self, scratch: Path) -> None:
-        options = Options(Workspace.open(None))
-        target = targets.resolve(RECIPE, options)
+        target = targets.resolve(RECIPE, Options(Workspace.open(None)))
         assert isinstance(target, targets.EngineTarget)
-        names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+        self.target = target
         self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
-        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
+        self.python = b12x.environment(target, scratch)
         self.request = scratch / "request.json"
         self.request.write_text(json.dumps(REQUEST))
         self.first, self.second = self.compile(), self.compile(scratch / "again")
@@ -152,6 +150,16 @@ def test_kernel_with_too_much_shared_memory_is_an_error(library: Library, tmp_pa
     assert not (tmp_path / "cache").exists()
     (kernel,) = library.compile(tmp_path / "cache")["kernels"]
     assert [(launch["stages"], launch["shared_bytes"]) for launch in kernel["launches"]] == [(3, 89_088)]
+
+
+def test_table_of_tiles(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(b12x, "environment", lambda *arguments: library.python)
+    monkeypatch.setattr(b12x, "_locked", lambda target: [])
+    recipe = library.target.recipe.model_copy(update={"b12x": B12xTable.model_validate(REQUEST)})
+    flashinfer = replace(library.target.flashinfer, options=Options(Workspace.open(tmp_path)))
+    facts = b12x.tiles(replace(library.target, recipe=recipe, flashinfer=flashinfer))
+    assert {(fact.tile.family, fact.tile.shape, fact.stages, fact.smem_bytes) for fact in facts} == SHARED_MEMORY
+    assert all(fact.fits and fact.k_blocks == 2 for fact in facts)
 
 
 def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(
