@@ -168,7 +168,8 @@ def tiles(target: EngineTarget) -> tuple[TileFacts, ...]:
     assert target.recipe.b12x is not None
     workspace, name = target.options.workspace, target.recipe.name
     program, request = data_root() / "dockerfiles" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
-    key = digest_of(["b12x", request, program.read_text(), parser_options.TORCH, *_locked(target)])
+    sources = [program.read_text(), Path(__file__).read_text()]
+    key = digest_of(["b12x", request, sources, parser_options.TORCH, *_locked(target)])
     record = workspace.cache / "tiles" / "tables" / f"{key}.json"
     if record.is_file():
         return read_record(TileFactsRecord, record).facts
