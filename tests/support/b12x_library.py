@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core.state import Workspace, data_root
+from sm120kit.images import b12x
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options
-from sm120kit.wheels import parser_options
-from sm120kit.wheels.overlay import locked_wheels
 
 RECIPE = "sglang-0.5.11-b12x"
-LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
 ENGINE = data_root() / "dockerfiles" / "engine"
 
 
@@ -27,13 +24,11 @@ class Library:
     """The environment, and the kernels that b12x compiles in it."""
 
     def __init__(self, scratch: Path, request: dict[str, Any]) -> None:
-        options = Options(Workspace.open(None))
-        target = targets.resolve(RECIPE, options)
+        target = targets.resolve(RECIPE, Options(Workspace.open(None)))
         assert isinstance(target, targets.EngineTarget)
-        names = [wheel for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+        self.target = target
         self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
-        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
+        self.python = b12x.environment(target, scratch, patched=False)
         self.request = scratch / "request.json"
         self.request.write_text(json.dumps(request))
 

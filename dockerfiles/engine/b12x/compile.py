@@ -6,8 +6,12 @@ queries the GPU (``sm_count`` is the answer), the look of the DSL for a driver b
 ``cutlass/base_dsl/compiler.py``), and the target of the host code, which is otherwise this machine's CPU and fails on others.
 
 Each kernel is looked up, compiled and stored by b12x (``b12x/cute/runtime_patches.py``), with DIRECTORY as its cache, by
-default an empty one. Prints JSON: ``kernels`` has the call, the path below the cache, whether it was found there, and the CPU
-seconds of each; ``entries`` has the files by path, in base64; ``mib`` is the memory of this process.
+default an empty one. Prints JSON: ``kernels`` has the call, the path below the cache, whether it was found there, the launches
+of its host code, and the CPU seconds of each; ``entries`` has the files by path, in base64; ``mib`` is the memory of this
+process. A launch has the class of the kernel, the tile, pipeline stages and MMA steps along K of its object, and the bytes of
+dynamic shared memory that the DSL writes into the host code; kernels that are found in the cache have no launches.
+
+A kernel that requests more shared memory than SM120 has is an error, and is not stored: its launch would fail on a GPU.
 """
 
 import base64
@@ -21,6 +25,9 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
+
+SHARED_MEMORY_BYTES = 101_376
+"""Limit of shared memory per CTA of SM120 and SM121 (CUDA C++ Programming Guide, compute capability 12.x)."""
 
 HOST_CPUS = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 """LLVM's name of the least CPU of each architecture, and one of its features: without any, those of this machine are used."""
@@ -43,11 +50,36 @@ def portable_host_code(module):
     return module
 
 
+class CannotLaunch(BaseException):
+    """SM120 cannot launch a kernel; no Exception, which the DSL and b12x may handle."""
+
+
+def constant(value):
+    """The number that a value of the DSL's intermediate representation is; None if it is computed at run time."""
+    from cutlass._mlir import ir
+
+    operation = value.owner
+    computed = getattr(operation, "name", "") != "arith.constant"  # an argument of a function is owned by a block
+    return None if computed else ir.IntegerAttr(operation.attributes["value"]).value
+
+
+def launch_of(name, kernel, shared_bytes):
+    """A launch of a kernel's object, by its attributes in b12x, with the bytes that the launch requests."""
+    tile = "x".join(map(str, getattr(kernel, "tile_shape_mnk", ())))
+    stages, k_blocks = getattr(kernel, "ab_stage", 0), getattr(kernel, "num_k_blocks", 0)
+    what = f"{name}, tile {tile}, {stages} stages"
+    if shared_bytes is None:
+        raise CannotLaunch(f"{what}, computes its shared memory at the launch, so that it cannot be compared with SM120's")
+    if shared_bytes > SHARED_MEMORY_BYTES:
+        raise CannotLaunch(f"{what}, requests {shared_bytes:,} bytes of shared memory; SM120 has {SHARED_MEMORY_BYTES:,}")
+    return {"kernel": name, "tile": tile, "stages": stages, "k_blocks": k_blocks, "shared_bytes": shared_bytes}
+
+
 @contextlib.contextmanager
-def without_gpu(sm_count, report):
+def without_gpu(sm_count, kernels):
     """Let b12x and its DSL compile for a GPU with ``sm_count`` SMs while the block runs; launches do nothing.
 
-    ``report`` is called with the key of each kernel and whether b12x found it in its cache.
+    Kernels that b12x looks up are appended to ``kernels``, with the launches of those that it does not find.
     """
     import cuda.bindings.driver as driver
     import torch
@@ -56,17 +88,31 @@ def without_gpu(sm_count, report):
     from b12x.integration import tp_moe
     from cutlass.base_dsl import export
     from cutlass.base_dsl.compiler import CompileCallable, Compiler
+    from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL, KernelLauncher
 
-    look_up, compile_, encode = (
+    look_up, compile_, encode, launch, emit = (
         runtime_patches._load_cute_compile_from_disk,
         CompileCallable._compile,
         export.encode_metadata_into_ir_module,
+        KernelLauncher.launch,
+        CutlassBaseDSL.cuda_launch_func,
     )
 
     def looked_up(key):
         entry = look_up(key)
-        report(key, entry is not None)
+        kernels.append({"path": f"{key[:2]}/{key}.o", "hit": entry is not None, "launches": []})
         return entry
+
+    def launched(launcher, *arguments, **options):
+        name = launcher.funcBody.__qualname__.split(".")[0]  # the class, of which the first argument is the object
+
+        def emitted(*operands, dynamic_shared_memory_size, **others):
+            size = constant(dynamic_shared_memory_size)
+            kernels[-1]["launches"].append(launch_of(name, launcher.func_args[0], size))
+            return emit(*operands, dynamic_shared_memory_size=dynamic_shared_memory_size, **others)
+
+        with mock.patch.object(CutlassBaseDSL, "cuda_launch_func", emitted):
+            return launch(launcher, *arguments, **options)
 
     def compiled(*arguments, **options):
         compile_(*arguments, **options)
@@ -77,6 +123,7 @@ def without_gpu(sm_count, report):
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch.cuda, "is_current_stream_capturing", lambda: True),
+        (KernelLauncher, "launch", launched),
         (Compiler, "_check_cuda_dependencies_once", lambda compiler, libraries: None),
         (CompileCallable, "_compile", compiled),
         (runtime_patches, "_load_cute_compile_from_disk", looked_up),
@@ -152,7 +199,7 @@ def compile_all(request, directory):
     """Make the calls of a request, with ``directory`` as b12x's cache. Returns the kernels that b12x looked up."""
     os.environ["B12X_CUTE_COMPILE_CACHE_DIR"] = directory
     kernels = []
-    with without_gpu(request["sm_count"], lambda key, hit: kernels.append({"path": f"{key[:2]}/{key}.o", "hit": hit})):
+    with without_gpu(request["sm_count"], kernels):
         calls = {}
         for layer in request["moe"]:
             calls |= moe_calls(**layer)
@@ -160,7 +207,10 @@ def compile_all(request, directory):
             calls |= gemm_calls(**layer)
         for name, (call, count) in calls.items():
             before, start = len(kernels), resource.getrusage(resource.RUSAGE_SELF)
-            call(count)
+            try:
+                call(count)
+            except CannotLaunch as problem:
+                sys.exit(f"error: kernel of b12x for {name}: {problem}")
             used = resource.getrusage(resource.RUSAGE_SELF)
             seconds = used.ru_utime + used.ru_stime - start.ru_utime - start.ru_stime
             for kernel in kernels[before:]:

@@ -33,15 +33,24 @@ def tiles_(
     The host compiler evaluates the engine's own templates for stages and shared memory; neither nvcc nor a GPU is used. Tiles
     with "no" under generated are of interest, but the engine does not instantiate them. A tile that fits can still compute
     wrong numbers: --emulate checks them. Speed and the instructions themselves are unverified on SM120.
+
+    With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
+    environment, which takes 8 GB of disk. They are those of the patched b12x, and are not emulated.
     """
     from sm120kit.core import console
     from sm120kit.kernels import tables
     from sm120kit.kernels.tiles import compare
-    from sm120kit.recipes.target import resolve
+    from sm120kit.recipes.target import EngineTarget, resolve
 
-    target = tables.require_tiles(resolve(engine, sources.run_options()))
-    before = tables.tiles(target, patched=False, emulated=emulate)
-    after = tables.tiles(target, patched=True, emulated=emulate) if patched else before
+    target = resolve(engine, sources.run_options())
+    if isinstance(target, EngineTarget) and target.recipe.b12x:
+        from sm120kit.images import b12x
+
+        before = after = b12x.tiles(target, patched=patched)
+    else:
+        target = tables.require_tiles(target)
+        before = tables.tiles(target, patched=False, emulated=emulate)
+        after = tables.tiles(target, patched=True, emulated=emulate) if patched else before
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})

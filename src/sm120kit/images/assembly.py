@@ -239,7 +239,7 @@ def _assemble(
 
     manifest = add_image()
     if b12x.REQUEST in scripts:
-        installed = (*context.locked, *(built.wheel for built in context.ours if built.wheel.name == "b12x"))
+        installed = (*context.locked, *(built.wheel for built in context.ours if built.wheel.name == b12x.NAME))
         key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], installed])
         record = workspace.cache / "layers" / f"{key}.json"
         kernels = _written(record, layout)

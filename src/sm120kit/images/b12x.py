@@ -1,8 +1,9 @@
-"""Kernels of b12x that are compiled into an image, without a GPU, as entries of b12x's cache.
+"""Kernels of b12x that are compiled without a GPU: into an image, as entries of b12x's cache, or for a table of their tiles.
 
 The image of all other layers runs ``compile.py``, so that the entries have the key that b12x computes in it: bytes of b12x,
 versions of Python, torch, the DSL and cuda-bindings, and variables such as ``CUDA_HOME`` and ``CUTE_DSL_ARCH``
-(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache.
+(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache. For a table,
+an environment with the locked b12x and its DSL takes the place of the image.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core import reporting
-from sm120kit.core.errors import ImageBuildFailed
-from sm120kit.core.state import Workspace, parse_json
+from sm120kit.core import process, reporting
+from sm120kit.core.errors import CommandFailed, ImageBuildFailed
+from sm120kit.core.state import Workspace, data_root, digest_of, parse_json, read_record, require_disk, write_record
+from sm120kit.kernels import cubin
+from sm120kit.kernels.cubin.records import Kernel
+from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts
+from sm120kit.kernels.tiles.introspect import TileFactsRecord
+from sm120kit.recipes.target import EngineTarget, PatchSource
+from sm120kit.sources import wheelhouse
+from sm120kit.wheels import parser_options
+from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 if TYPE_CHECKING:
     from sm120kit.images.layers import LayerWriter
@@ -24,10 +36,94 @@ PROGRAM, REQUEST = "engine/b12x/compile.py", "engine/b12x/request.json"
 """Files of a build context: the program, and the recipe's table."""
 
 DIRECTORY = "opt/sm120kit/b12x"
-"""Where an image has both, the entries, and ``kernels.json`` with the call and sha256 of each."""
+"""Where an image has both, the entries, and ``kernels.json`` with the call, sha256 and launches of each."""
 
 ARCH = "sm_120a"
+NAME = "b12x"
+"""The distribution, its package, and the project of its patch series."""
+
+LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
+"""Locked distributions of an environment that compiles kernels of b12x, beside torch."""
+
 _ENTRY = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o")
+_HINT = "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch in the host code of an entry, by the DSL's object of the kernel.
+
+    ``kernel`` is its class; ``tile`` is ``MxNxK`` in elements, ``k_blocks`` the MMA steps along K in one tile; ``shared_bytes``
+    is the dynamic shared memory that the launch requests.
+    """
+
+    kernel: str
+    tile: str
+    stages: int
+    k_blocks: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A compiled kernel: the call that it was compiled for, its sha256, and the launches of its host code, at least one."""
+
+    call: str
+    sha256: str
+    launches: tuple[Launch, ...]
+
+    def __post_init__(self) -> None:
+        if not self.launches:
+            raise ValueError(f"no launch of the kernel for {self.call} is recorded")
+
+    def shared_bytes(self, kernels: Sequence[Kernel]) -> dict[Launch, int]:
+        """Shared memory of each launch, with static shared memory of the entry's ``kernels``: the most that one of them has."""
+        static = max((kernel.shared_bytes for kernel in kernels), default=0)
+        return {launch: static + launch.shared_bytes for launch in self.launches}
+
+    def too_big(self, kernels: Sequence[Kernel]) -> str:
+        """Why SM120 cannot launch the ``kernels`` of this entry; empty if it can."""
+        return "; ".join(
+            f"{launch.kernel} for {self.call} requests {size:,} bytes of shared memory, SM120 has {SMEM_CAPACITY_BYTES:,}"
+            for launch, size in self.shared_bytes(kernels).items()
+            if size > SMEM_CAPACITY_BYTES
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ``compile.py`` printed: kernels by path, the content of each, CPU seconds, and the memory of its process."""
+
+    kernels: dict[str, Entry]
+    contents: dict[str, bytes]
+    seconds: float
+    mib: int
+
+    @classmethod
+    def of(cls, code: int, stdout: str, stderr: str) -> Compiled:
+        """The result of a run that compiled all kernels, by its exit code and output.
+
+        Raises:
+            ValueError: it failed, or its output is of another form; with its last messages.
+        """
+        try:
+            result: dict[str, Any] = parse_json(stdout)
+            contents = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
+            calls = {kernel["path"]: kernel for kernel in reversed(result["kernels"])}
+            if code or not contents or {*calls} != {*contents} or not all(map(_ENTRY.fullmatch, contents)):
+                raise ValueError("its output is not that of a complete run")
+            kernels = {
+                path: Entry(
+                    calls[path]["call"],
+                    hashlib.sha256(content).hexdigest(),
+                    tuple(Launch(**launch) for launch in calls[path]["launches"]),
+                )
+                for path, content in sorted(contents.items())
+            }
+            return cls(kernels, contents, sum(kernel["seconds"] for kernel in result["kernels"]), result["mib"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            last = " | ".join(stderr.strip().splitlines()[-5:])
+            raise ValueError(f"exit code {code}: {last or error}") from error
 
 
 def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
@@ -41,31 +137,95 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
 
     reporting.info("compiling kernels of b12x in the image")
     argv = ["python", f"/{DIRECTORY}/compile.py", f"/{DIRECTORY}/request.json"]
-    done = LocalImages(workspace).run(image, argv, {})
     try:
-        result: dict[str, Any] = parse_json(done.stdout)
-        entries = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
-        calls = {kernel["path"]: kernel["call"] for kernel in reversed(result["kernels"])}
-        if done.code or not entries or {*calls} != {*entries} or not all(map(_ENTRY.fullmatch, entries)):
-            raise ValueError("its output is not that of a complete run")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        last = " | ".join(done.stderr.strip().splitlines()[-5:])
-        raise ImageBuildFailed(
-            f"kernels of b12x could not be compiled in the image: exit code {done.code}: {last or error}",
-            "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together",
-        ) from error
-    seconds = sum(kernel["seconds"] for kernel in result["kernels"])
-    reporting.info(f"compiled {len(entries)} kernels of b12x: {seconds:.0f} s of CPU time, {result['mib']} MiB")
-    kernels = {
-        path: {"call": calls[path], "sha256": hashlib.sha256(content).hexdigest()} for path, content in sorted(entries.items())
-    }
+        done = LocalImages(workspace).run(image, argv, {})
+        compiled = Compiled.of(done.code, done.stdout, done.stderr)
+    except ValueError as error:
+        raise ImageBuildFailed(f"kernels of b12x could not be compiled in the image: {error}", _HINT) from error
+    used = f"{compiled.seconds:.0f} s of CPU time, {compiled.mib} MiB"
+    reporting.info(f"compiled {len(compiled.kernels)} kernels of b12x: {used}")
+    kernels = {path: asdict(entry) for path, entry in compiled.kernels.items()}
     record = (json.dumps(kernels, indent=1) + "\n").encode()
     layer.file(f"{DIRECTORY}/kernels.json", [record], len(record))
-    for path, content in sorted(entries.items()):
+    for path, content in sorted(compiled.contents.items()):
         layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
 
 
-def read_record(text: str) -> dict[str, str]:
-    """The sha256 of each entry, by path, from ``kernels.json``."""
-    kernels: dict[str, dict[str, str]] = parse_json(text)
-    return {path: kernel["sha256"] for path, kernel in kernels.items()}
+def environment(target: EngineTarget, scratch: Path, *, patched: bool) -> Path:
+    """The Python of a new environment below ``scratch`` with the locked b12x and DSL, and a torch for the CPU.
+
+    With ``patched``, files of b12x are those with the recipe's patch series.
+    """
+    options, locked = target.options, locked_wheels(target)
+    python = parser_options.environment(scratch, _locked(target), options.workspace, options.origin)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    for source in _sources(target, patched):
+        (wheel,) = wheelhouse([locked[NAME]], options.workspace, options.origin)
+        write_patched_members(NAME, source.tree, wheel, site)
+    return python
+
+
+def _sources(target: EngineTarget, patched: bool) -> list[PatchSource]:
+    """The source of b12x's patch series, if the recipe has it and it is applied."""
+    return [source for source in target.patched if source.pin.project == NAME and patched]
+
+
+def _locked(target: EngineTarget) -> list[str]:
+    return [f"{wheel.name}=={wheel.version}" for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
+
+
+def tiles(target: EngineTarget, *, patched: bool) -> tuple[TileFacts, ...]:
+    """The tiles of the kernels of b12x that a recipe's table lists, compiled in a temporary environment if that is not cached.
+
+    The kernels are those of b12x with the recipe's patch series, or without. Kernels with equal facts are listed once.
+    ``smem_bytes`` includes static shared memory.
+
+    Raises:
+        CommandFailed: the environment cannot be created, or a kernel cannot be compiled or launched.
+        NotEnoughDisk: the environment does not fit.
+    """
+    assert target.recipe.b12x is not None
+    workspace, name = target.options.workspace, target.recipe.name
+    program, request = data_root() / "dockerfiles" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
+    sources = [program.read_text(), Path(__file__).read_text()]
+    series = [file for source in _sources(target, patched) for file in source.files.items() if f"/{NAME}/" in file[0]]
+    key = digest_of(["b12x", request, sources, parser_options.TORCH, series, *_locked(target)])
+    record = workspace.cache / "tiles" / "tables" / f"{key}.json"
+    if record.is_file():
+        return read_record(TileFactsRecord, record).facts
+    require_disk(workspace.root, parser_options.DISK_BYTES, f"an environment for the kernels of b12x of {name}")
+    with workspace.scratch() as scratch:
+        with reporting.step(f"installing the b12x and the CuTe DSL of {name}"):
+            python = environment(target, scratch, patched=patched)
+        listed = scratch / "request.json"
+        listed.write_text(json.dumps(request))
+        variables = {"CUTE_DSL_ARCH": ARCH, "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
+        with reporting.step(f"compiling the kernels of b12x of {name}"):
+            done = process.run([python, program, listed], env=variables, check=False)
+        try:
+            compiled = Compiled.of(done.returncode, done.stdout, done.stderr)
+        except ValueError as error:
+            raise CommandFailed(f"kernels of b12x of {name} could not be compiled: {error}", _HINT) from error
+        facts = []
+        for path, entry in compiled.kernels.items():
+            code = scratch / path.replace("/", "-")
+            code.write_bytes(compiled.contents[path])
+            kernels = [kernel for image in cubin.read(code) for kernel in image.kernels]
+            facts += [_facts(launch, size) for launch, size in entry.shared_bytes(kernels).items()]
+    unique = tuple(sorted(set(facts), key=lambda fact: (fact.tile.family, fact.tile.m, fact.tile.n)))
+    write_record(record, TileFactsRecord(unique))
+    return unique
+
+
+def _facts(launch: Launch, shared_bytes: int) -> TileFacts:
+    """The facts of a launch of ``compile.py``, whose calls have NVFP4 operands and BF16 results."""
+    m, n, k = map(int, launch.tile.split("x"))
+    return TileFacts(
+        Tile(launch.kernel, "nvfp4", m, n, k, "none", False, "bf16"),
+        generated=True,
+        compiles=True,
+        stages=launch.stages,
+        smem_bytes=shared_bytes,
+        k_blocks=launch.k_blocks,
+        numbers=NumericResult(why="kernels of CuTe DSL are not emulated"),
+    )

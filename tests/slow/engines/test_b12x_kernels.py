@@ -6,18 +6,41 @@ import base64
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from b12x_library import ENGINE, Library
 
+from sm120kit.core.state import Workspace
+from sm120kit.images import b12x
 from sm120kit.kernels import cubin
 from sm120kit.kernels.ptx import session
+from sm120kit.recipes.schema import B12xTable
+from sm120kit.sources.context import Options
 
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""
 REQUEST = {"sm_count": 188, "moe": [LAYER], "gemm": [{"n": 1024, "k": 3072, "rows": [8]}]}
+
+SHARED_MEMORY = {
+    ("MoEDynamicKernel", "128x128x128", 2, 89_088),
+    ("MoEStaticKernel", "128x128x128", 2, 90_112),
+    ("MoEStaticKernel", "64x128x128", 2, 73_728),
+    ("MoEMicroKernel", "64x128x128", 2, 73_728),
+    ("DenseGemmKernel", "64x64x128", 4, 50_176),
+}
+"""Tile, stages, and bytes of shared memory of the kernels."""
+
+DATACENTER = """
+import runpy, sys
+from cutlass.utils.smem_allocator import SMEM_CAPACITY_MAP
+SMEM_CAPACITY_MAP["sm_120"] = SMEM_CAPACITY_MAP["sm_100"]
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A program that runs another one, in which b12x selects stages for the shared memory of datacenter Blackwell."""
 
 NVFP4_MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 
@@ -76,6 +99,46 @@ def test_kernels_are_for_sm120_and_use_fp4_tensor_cores(library: Library, entrie
         entry.with_suffix(".cubin").write_bytes(code[start : start + image.bytes])
         listing = subprocess.run([disassembler, "-c", entry.with_suffix(".cubin")], capture_output=True, text=True, check=True)
         assert listing.stdout.count(" OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X ") == kernel.fp4_mma
+
+
+def test_shared_memory_is_what_the_host_code_requests(first: Any, entries: Path) -> None:
+    """The DSL's host code writes it into the launch's configuration, as an immediate."""
+    launches = {kernel["path"]: kernel["launches"] for kernel in first["kernels"]}
+    for path, (launch,) in launches.items():
+        argv = ["objdump", "-d", entries / "b12x" / "entries" / path]
+        listing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        stored = {int(number, 16) for number in re.findall(r"\tmovq +\$(0x[0-9a-f]+),", listing)}
+        assert launch["shared_bytes"] in stored, path
+    assert {
+        (launch["kernel"], launch["tile"], launch["stages"], launch["shared_bytes"]) for (launch,) in launches.values()
+    } == SHARED_MEMORY
+
+
+def test_kernel_with_too_much_shared_memory_is_an_error(library: Library, tmp_path: Path) -> None:
+    """b12x's dense kernel has 4 stages where the DSL reports more shared memory: on SM120 its launch would fail."""
+    gemm = {"n": 1024, "k": 3072, "rows": [4096]}
+    library.request.write_text(json.dumps(REQUEST | {"moe": [], "gemm": [gemm]}))
+    (tmp_path / "datacenter.py").write_text(DATACENTER)
+    argv = [library.python, tmp_path / "datacenter.py", ENGINE / "b12x" / "compile.py", library.request, tmp_path / "cache"]
+    done = subprocess.run(argv, env=library.environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "error: kernel of b12x for 4096 x 1024 x 3072: DenseGemmKernel, tile 128x128x128, 4 stages, requests 107,520 bytes of"
+        " shared memory; SM120 has 101,376"
+    )
+    assert not (tmp_path / "cache").exists()
+    (kernel,) = library.compile(tmp_path / "cache")["kernels"]
+    assert [(launch["stages"], launch["shared_bytes"]) for launch in kernel["launches"]] == [(3, 89_088)]
+
+
+def test_table_of_tiles(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(b12x, "environment", lambda *arguments, **options: library.python)
+    monkeypatch.setattr(b12x, "_locked", lambda target: [])
+    recipe = library.target.recipe.model_copy(update={"b12x": B12xTable.model_validate(REQUEST)})
+    flashinfer = replace(library.target.flashinfer, options=Options(Workspace.open(tmp_path)))
+    facts = b12x.tiles(replace(library.target, recipe=recipe, flashinfer=flashinfer))
+    assert {(fact.tile.family, fact.tile.shape, fact.stages, fact.smem_bytes) for fact in facts} == SHARED_MEMORY
+    assert all(fact.fits and fact.k_blocks == 2 for fact in facts)
 
 
 def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(library: Library, tmp_path: Path) -> None:

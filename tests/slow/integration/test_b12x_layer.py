@@ -22,7 +22,9 @@ PROGRAM = """
 import base64, json, os, sys
 request = json.load(open(sys.argv[1]))
 paths = [f"ab/ab{rows:062x}.o" for rows in request["gemm"][0]["rows"]]
-kernels = [{"path": path, "call": os.environ["A"], "seconds": 1.5, "hit": False} for path in paths]
+launch = {"kernel": "Kernel", "tile": "64x64x128", "stages": 4, "k_blocks": 2, "shared_bytes": 50176}
+call = {"call": os.environ["A"], "seconds": 1.5, "hit": False, "launches": [launch]}
+kernels = [call | {"path": path} for path in paths]
 print(json.dumps({"kernels": kernels, "entries": {path: base64.b64encode(b"code").decode() for path in paths}, "mib": 1}))
 """
 
@@ -90,7 +92,7 @@ def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> Non
     [
         "{}",
         '{"kernels": [], "entries": {}, "mib": 1}',
-        '{"kernels": [{"path": "../x.o", "call": "", "seconds": 1}], "entries": {"../x.o": ""}, "mib": 1}',
+        '{"kernels": [{"path": "../x.o", "call": "", "seconds": 1, "launches": []}], "entries": {"../x.o": ""}, "mib": 1}',
     ],
 )
 def test_output_of_another_form_is_refused(small: KernelImage, output: str) -> None:
@@ -104,6 +106,11 @@ def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_pat
     (tmp_path / "files").mkdir()
     check, facts = checks._b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
     assert check.verdict is CheckResult.FAILED and "or without FP4 instructions" in check.detail and not facts
+
+
+def test_kernel_whose_launch_is_not_recorded_is_refused(small: KernelImage) -> None:
+    with pytest.raises(ImageBuildFailed, match=r'no launch of the kernel for two "words" and .* is recorded'):
+        small.with_kernels([8], PROGRAM.replace("[launch]", "[]"))
 
 
 def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:

@@ -451,15 +451,16 @@ def _device_code(
 
 
 def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check, Mapping[str, str]]:
-    """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions."""
+    """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions, and with at
+    most the shared memory of SM120."""
     problems: list[str] = []
     store.fetch(image.id, b12x.DIRECTORY, directory)
     entries = {str(path.relative_to(directory / "b12x" / "entries")): path for path in directory.rglob("*.o")}
     try:
-        recorded = b12x.read_record((directory / "b12x" / "kernels.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        recorded = read_record(dict[str, b12x.Entry], directory / "b12x" / "kernels.json", "a list of kernels of b12x")
+    except (OSError, BadRecord) as error:
         recorded = {}
-        problems.append(f"{b12x.DIRECTORY}/kernels.json: {error}")
+        problems.append(str(error).replace(f"{directory}/b12x", b12x.DIRECTORY))
     if {*entries} != {*recorded}:
         problems.append(f"{len({*entries} ^ {*recorded})} entries are not those of {b12x.DIRECTORY}/kernels.json")
     count = 0
@@ -470,13 +471,20 @@ def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check,
             problems.append(f"{path}: {error.message}")
             continue
         count += len(kernels)
-        if file_sha256(entry) != recorded.get(path):
+        compiled = recorded.get(path)
+        if compiled is None or file_sha256(entry) != compiled.sha256:
             problems.append(f"{path} is not the file that was compiled")
+        elif why := compiled.too_big(kernels):
+            problems.append(f"{path}: {why}")
         if not kernels or any(kernel.arch != b12x.ARCH or not kernel.fp4_mma for kernel in kernels):
             problems.append(f"{path} has a kernel for another arch than {b12x.ARCH}, or without FP4 instructions")
-    verdict = CheckResult.FAILED if problems else CheckResult.PASSED
-    facts = {"b12x kernels": f"{count} for {b12x.ARCH}, all with FP4 tensor core instructions"} if not problems else {}
-    return Check("engine", "b12x_code", verdict, "; ".join(problems[:5])), facts
+    if problems or not recorded:
+        detail = "; ".join(problems[:5]) or f"{b12x.DIRECTORY}/kernels.json lists no kernel"
+        return Check("engine", "b12x_code", CheckResult.FAILED, detail), {}
+    largest = max(launch.shared_bytes for entry in recorded.values() for launch in entry.launches)
+    shared = f"at most {largest:,} bytes of dynamic shared memory"
+    facts = {"b12x kernels": f"{count} for {b12x.ARCH}, all with FP4 tensor core instructions, {shared}"}
+    return Check("engine", "b12x_code", CheckResult.PASSED), facts
 
 
 def _rebuilt(
