@@ -204,8 +204,9 @@ class TestSite:
         assert "mkdocs.yml: nav lists kld.md, which does not exist" in done.stderr
 
 
-def test_program_of_a_finding_prints_what_its_page_shows(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "findings" / "vllm-expert-scales.md").read_text()
-    program, output = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize("name", ["vllm-expert-scales", "b12x-moe-race"])
+def test_program_of_a_finding_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "findings" / f"{name}.md").read_text()
+    ((program, output),) = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", text, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == output

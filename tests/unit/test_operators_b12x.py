@@ -102,6 +102,48 @@ def test_reference_of_fused_moe(operators) -> None:  # type: ignore[no-untyped-d
         assert nvfp4.compare(layer_of(wrong, shape, torch, nvfp4, random), expected, "", "").verdict == "WRONG", fault
 
 
+def test_tokens_that_choose_the_same_experts(operators, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Right if all rows of an expert are computed; without those beyond 64, the row says that few tokens are wrong."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    layer = operators.MoeLayer.random(shape := operators.MoeShape("small", 4, 256, 128, 2))
+    call, expected = operators.moe_case(layer, torch.full((4,), 448.0), operators.HOT_TOKENS, True)
+    assert (call.experts == call.experts[0]).all() and len(call.experts) > 64
+    output = layer_of(call, shape, torch, operators.nvfp4, torch.Generator().manual_seed(1))
+    assert operators.attempt_moe(expected, lambda: output).verdict == "right"
+    rows = operators.attempt_moe(expected, lambda: torch.where(torch.arange(72)[:, None] < 64, output, 0))
+    assert rows.verdict == "WRONG" and "in 8 of 72 tokens and 16 of 144 tiles of 128 columns" in rows.why
+    stale = output.clone()
+    stale[1::2, 128:136] = output[1::2, :8]
+    tiles = operators.attempt_moe(expected, lambda: stale)
+    assert tiles.verdict == "WRONG" and "in 36 of 72 tokens and 36 of 144 tiles of 128 columns" in tiles.why
+
+
+def test_cases_are_selected_by_name(operators, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    asked: list[tuple[int, bool]] = []
+    monkeypatch.setattr(operators, "MOE_SHAPES", (operators.MoeShape("small", 4, 64, 128, 2),))
+    monkeypatch.setattr(operators, "FAULTY_TOKENS", ())
+    monkeypatch.setattr(operators, "last_kernel", lambda: "static")
+    monkeypatch.setattr(operators, "attempt_moe", lambda *_: operators.nvfp4.OperatorRow("b12x_moe_fp4", "", "right"))
+
+    def case(layer, scale1, tokens, hot):  # type: ignore[no-untyped-def]
+        asked.append((tokens, hot))
+        return operators.moe_call(layer, scale1, torch.zeros(1, 64), (torch.zeros(1, 2), torch.zeros(1, 2))), None
+
+    monkeypatch.setattr(operators, "moe_case", case)
+    report = operators.OperatorReport("b12x-operators", ())
+    operators.check_moe(report, "moe-hot")
+    assert asked == [(72, True)]
+    assert [row.case for row in report.rows] == ["small, 72 tokens with the same experts, kernel static"]
+    operators.check_moe(report, "moe-small")
+    assert asked[1:] == [(tokens, False) for tokens in operators.MOE_TOKENS]
+    operators.check_moe(report, "gemm")
+    assert len(asked) == 1 + len(operators.MOE_TOKENS)
+
+
 def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     import torch
 

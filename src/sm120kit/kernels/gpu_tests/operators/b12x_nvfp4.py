@@ -18,6 +18,7 @@ import argparse
 import fnmatch
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from nvfp4 import (
     MoeLayer,
     MoeShape,
     OperatorReport,
+    OperatorRow,
     attempt,
     dequantized,
     quantized_interval,
@@ -52,11 +54,16 @@ GEMM_SHAPES = (
 MOE_SHAPES = (MoeShape("qwen3.5-122b-tp2", 256, 3072, 512, 8),)
 MOE_TOKENS = (1, 5, 6, 33, 192, 512)
 """With 8 experts for each, b12x selects its kernel `micro` for up to 5 tokens, `static` for up to 80, else `dynamic`."""
+HOT_TOKENS = 72
+"""Tokens of the case ``moe-hot``, which choose the same experts: more than half of a tile of 128 rows of `static`."""
 FAULTY_TOKENS = (5, 6, 192)
 """Calls in which faults are planted: one for each kernel."""
 
 SLICE = 128
 """Columns of the intermediate activations that a CTA of the MoE kernels multiplies before it adds to the output."""
+
+TILE = 128
+"""Columns of the output that a CTA computes at a time."""
 
 KEPT: list[Any] = []
 """b12x caches views of weights and scales by address: what it has seen must not be freed while it runs."""
@@ -247,18 +254,48 @@ def last_kernel() -> str:
     return str(key[0]) if key else "none"
 
 
+def moe_case(layer: MoeLayer, scale1: Tensor, tokens: int, hot: bool) -> tuple[B12xMoeCall, Expected]:
+    """A call with random tokens and experts, or with the same experts for all tokens, and what it must return."""
+    shape = layer.shape
+    x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+    logits = router_logits(tokens, shape, False)
+    route = routed(logits[:1].repeat(tokens, 1) if hot else logits, shape.active)
+    return moe_call(layer, scale1, x, route), moe_expected(layer, scale1, x, route)
+
+
+def attempt_moe(expected: Expected, call: Callable[[], Tensor]) -> OperatorRow:
+    """Run and compare. ``why`` of a wrong row says where it is wrong: in all tiles of a token, or in single tiles of many."""
+    outputs: list[Tensor] = []
+
+    def run() -> Tensor:
+        outputs.append(call())
+        return outputs[0]
+
+    row = attempt("b12x_moe_fp4", "", expected, run)
+    if row.verdict != "WRONG" or row.why:
+        return row
+    wrong = (outputs[0].double() - expected.values).abs() > expected.bound
+    tiles = wrong.unflatten(1, (-1, TILE)).any(-1)
+    where = (
+        f"{int(wrong.sum())} outputs beyond the bound, in {int(tiles.any(-1).sum())} of {len(tiles)} tokens and "
+        f"{int(tiles.sum())} of {tiles.numel()} tiles of {TILE} columns"
+    )
+    return replace(row, why=f"error/bound {row.error_over_bound:.3f}, rms {row.relative_rms:.2e}: {where}")
+
+
 def check_moe(report: OperatorReport, pattern: str) -> None:
     for shape in MOE_SHAPES:
-        if not fnmatch.fnmatch(f"moe-{shape.name}", pattern):
+        cases = [(tokens, False) for tokens in MOE_TOKENS if fnmatch.fnmatch(f"moe-{shape.name}", pattern)]
+        cases += [(HOT_TOKENS, True)] if fnmatch.fnmatch("moe-hot", pattern) else []
+        if not cases:
             continue
         layer = MoeLayer.random(shape)
         scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
-        for tokens in MOE_TOKENS:
-            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
-            route = routed(router_logits(tokens, shape, False), shape.active)
-            call, expected = moe_call(layer, scale1, x, route), moe_expected(layer, scale1, x, route)
-            row = attempt("b12x_moe_fp4", "", expected, call.run)
-            report.add(replace(row, case=f"{shape.name}, {tokens} tokens, kernel {last_kernel()}"))
+        for tokens, hot in cases:
+            call, expected = moe_case(layer, scale1, tokens, hot)
+            row = attempt_moe(expected, call.run)
+            which = f"{tokens} tokens with the same experts" if hot else f"{tokens} tokens"
+            report.add(replace(row, case=f"{shape.name}, {which}, kernel {last_kernel()}"))
             for fault, wrong in moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
                 report.fault(f"b12x_moe_fp4, {last_kernel()}: {fault}", attempt("", "", expected, wrong.run))
 
@@ -268,7 +305,7 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the NVFP4 operators of b12x with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="gemm, moe-NAME")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="gemm, moe-NAME, moe-hot")
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
