@@ -30,7 +30,9 @@ def drift(
     ] = None,
     since: Annotated[
         str,
-        typer.Option("--since", metavar="VERSION", help="First release; default: FlashInfer 0.6.0, vLLM 0.17, SGLang 0.5.9."),
+        typer.Option(
+            "--since", metavar="VERSION", help="First release; default: FlashInfer 0.6.0, vLLM 0.17, SGLang 0.5.9, b12x 0.8."
+        ),
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="Also pre-releases and yanked releases.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the matrix to this file.")] = None,

@@ -48,8 +48,9 @@ UPSTREAMS = (
     Upstream("flashinfer", "flashinfer-python", "0.6.0", "3rdparty/cutlass"),
     Upstream("vllm", "vllm", "0.17"),
     Upstream("sglang", "sglang", "0.5.9"),
+    Upstream("b12x", "b12x", "0.8"),
 )
-"""The projects whose releases are on package indexes. vLLM and SGLang have no CUTLASS in their sdists."""
+"""The projects whose releases are on package indexes. Only FlashInfer has CUTLASS in its sdists."""
 
 
 @dataclass(frozen=True)
