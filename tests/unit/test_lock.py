@@ -219,7 +219,8 @@ def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
         assert lock.rests_on == f"{recipe.flashinfer} {file_sha256(recipes.lock_path(recipes.locate(recipe.flashinfer)))}"
         below = lockfile.read(recipes.lock_path(recipes.locate(recipe.flashinfer))).sources
         assert lock.sources[: len(below)] == below
-        pinned = [(recipe.engine, recipe.version, f"sha256 {recipe.pin.sha256}")] if recipe.pin else []
+        pins = [*([recipe.pin] if recipe.pin else []), *(patched.pin for patched in recipe.patched)]
+        pinned = [(pin.project, pin.version, f"sha256 {pin.sha256}") for pin in pins]
         assert [(source.project, source.version, source.pinned) for source in lock.sources[len(below) :]] == pinned
 
 
