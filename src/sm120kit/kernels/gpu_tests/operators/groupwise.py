@@ -165,13 +165,15 @@ def one_column_more(scales: Tensor) -> Tensor:
     return wide[: scales.numel()].view(scales.shape)
 
 
-class Call(Protocol):
+class Runnable(Protocol):
     """An operator with its operands."""
 
     def run(self) -> Tensor: ...
 
 
-def plant(report: OperatorReport, operator: str, case: str, expected: Expected, call: Call, faults: Mapping[str, Call]) -> None:
+def plant(
+    report: OperatorReport, operator: str, case: str, expected: Expected, call: Runnable, faults: Mapping[str, Runnable]
+) -> None:
     """Compare a call, and if its result is right, the same call with each fault."""
     unmodified = attempt(operator, f"{case}, in which faults are planted", expected, call.run)
     report.add(unmodified)
