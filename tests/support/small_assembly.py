@@ -13,7 +13,7 @@ from typing import Any
 
 from small_engine import make_wheel
 
-from sm120kit.core.state import Workspace, file_sha256
+from sm120kit.core.state import Workspace, file_sha256, write_atomic
 from sm120kit.images import assembly, context
 from sm120kit.images.base import BaseLayer
 from sm120kit.images.layers import LayerWriter
@@ -120,7 +120,7 @@ class SmallImage:
         root = self.directory / "root"
         (root / "etc").mkdir(parents=True, exist_ok=True)
         for name in ("passwd", "group"):
-            (root / "etc" / name).write_text("root:x:0:0:root:/root:/bin/bash\n")
+            write_atomic(root / "etc" / name, b"root:x:0:0:root:/root:/bin/bash\n")  # another process may read it
         with self.layout.writer() as blob:
             layer = LayerWriter(blob, 315532800)
             layer.directory("usr")
