@@ -23,12 +23,12 @@ ENGINE = data_root() / "dockerfiles" / "engine"
 class Library:
     """The environment, and the kernels that b12x compiles in it."""
 
-    def __init__(self, scratch: Path, request: dict[str, Any]) -> None:
+    def __init__(self, scratch: Path, request: dict[str, Any], *, patched: bool = False) -> None:
         target = targets.resolve(RECIPE, Options(Workspace.open(None)))
         assert isinstance(target, targets.EngineTarget)
         self.target = target
         self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        self.python = b12x.environment(target, scratch, patched=False)
+        self.python = b12x.environment(target, scratch, patched=patched)
         self.request = scratch / "request.json"
         self.request.write_text(json.dumps(request))
 
@@ -38,9 +38,3 @@ class Library:
         done = subprocess.run(argv, env=self.environment | variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
-
-    @property
-    def package(self) -> Path:
-        """The directory of the installed package b12x."""
-        (package,) = self.python.parents[1].glob("lib/python*/site-packages/b12x")
-        return package

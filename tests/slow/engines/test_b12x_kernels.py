@@ -136,7 +136,7 @@ def test_table_of_tiles(library: Library, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(b12x, "_locked", lambda target: [])
     recipe = library.target.recipe.model_copy(update={"b12x": B12xTable.model_validate(REQUEST)})
     flashinfer = replace(library.target.flashinfer, options=Options(Workspace.open(tmp_path)))
-    facts = b12x.tiles(replace(library.target, recipe=recipe, flashinfer=flashinfer))
+    facts = b12x.tiles(replace(library.target, recipe=recipe, flashinfer=flashinfer), patched=False)
     assert {(fact.tile.family, fact.tile.shape, fact.stages, fact.smem_bytes) for fact in facts} == SHARED_MEMORY
     assert all(fact.fits and fact.k_blocks == 2 for fact in facts)
 

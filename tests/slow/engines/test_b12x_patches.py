@@ -6,16 +6,10 @@ Kernels are compiled without a GPU. One compile of six kernels takes 40 s on one
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from b12x_library import Library
 from ptx_epilogue import Epilogue, epilogues
-
-from sm120kit import patches
-from sm120kit.core.state import data_root
 
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 33, 6, 5]}
 REQUEST = {"sm_count": 188, "moe": [LAYER, LAYER | {"top_k": 2, "tokens": [48]}], "gemm": []}
@@ -34,24 +28,16 @@ FOUR_WARPS = (1, 128)
 """The named barrier of the MMA warps, and their threads."""
 
 
-def patched_package(official: Path, directory: Path) -> Path:
-    """``directory`` with a copy of the package to which the series has been applied."""
-    shutil.copytree(official, directory / "b12x")
-    for patch in patches.load(data_root() / "patches", "b12x"):
-        subprocess.run(["git", "apply", "-"], cwd=directory, input=patch.diff, check=True)
-    return directory
-
-
 @pytest.fixture(scope="module")
 def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
     """The PTX of each kernel, ``released`` and ``patched``."""
-    scratch, found = tmp_path_factory.mktemp("b12x"), {}
-    library = Library(scratch, REQUEST)
-    patched = patched_package(library.package, scratch / "patched")
-    for state, variables in {"released": {}, "patched": {"PYTHONPATH": str(patched)}}.items():
-        dump = scratch / f"ptx-{state}"
+    found = {}
+    for state in ("released", "patched"):
+        scratch = tmp_path_factory.mktemp(state)
+        dump = scratch / "ptx"
         dump.mkdir()
-        library.compile(**variables, CUTE_DSL_KEEP_PTX="1", CUTE_DSL_DUMP_DIR=str(dump))
+        library = Library(scratch, REQUEST, patched=state == "patched")
+        library.compile(CUTE_DSL_KEEP_PTX="1", CUTE_DSL_DUMP_DIR=str(dump))
         for name, (pattern, _) in KERNELS.items():
             (file,) = (path for path in dump.glob("*.ptx") if re.search(pattern, path.name))
             found[state, name] = file.read_text()
