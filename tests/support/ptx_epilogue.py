@@ -1,8 +1,9 @@
-"""Who stores and who reads the output tile in shared memory of b12x's fused MoE, from the PTX of its kernels.
+"""Who stores and who reads the output tile in shared memory of the fused MoE of b12x and FlashInfer, from their kernels' PTX.
 
-After the MMAs of the second GEMM, the four MMA warps store the bf16 tile with ``st.shared.b32``. A loop reads it, two
-elements with ``ld.shared.b16`` a turn, and adds them to the output with ``red...bf16x2``. Addresses are computed from the
-number of the thread by integer instructions, which are evaluated here for all 128 threads and all turns of the loop.
+After the MMAs of the second GEMM, four warps store the bf16 tile with ``st.shared.b32``. A loop reads it, two elements with
+``ld.shared.b16`` a turn, and adds them to the output with ``red...bf16x2``, or eight with ``ld.shared.v4.u32``, and writes
+products with ``st.global.v4.u32``. Addresses are computed from the number of the thread by integer instructions, which are
+evaluated here for all 128 threads and all turns of the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ OPERATIONS: dict[str, Callable[..., Words]] = {
     "shl": np.left_shift,
     "shr": np.right_shift,
     "mad": lambda a, b, c: a * b + c,
+    "not": np.invert,
+    "max": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
 }
+COMPARISONS: dict[str, Callable[..., NDArray[np.bool_]]] = {"setp.ge.u32": np.greater_equal}
+TABLE = {"ld.shared.s32": 4, "ld.shared.v2.u32": 8}
+"""Loads of a row's token, alone or with its weight, and the bytes of a row of the table."""
+ELEMENTS = {"ld.shared.b16": 1, "ld.shared.v4.u32": 8}
+"""Loads of elements of the tile, and how many each has."""
 _STATEMENT = re.compile(r"(?:(\$\w+):)|(@!?%p\d+\s+)?([a-z][\w.:]*)\s+([^;]*);")
 _OPERAND = re.compile(r"(?:\{[^}]*\}|\[[^]]*\]|[^,{\[])+")
 _REGISTER = re.compile(r"%[a-z]+\d+")
@@ -68,7 +76,7 @@ class Module:
         self.statements = list(statements(text))
         self.writers: dict[str, list[int]] = defaultdict(list)
         for index, each in enumerate(self.statements):
-            if not each.opcode.startswith(("st.", "bra", "bar.", "red.")):
+            if not each.opcode.startswith(("bra", "bar.")) and not each.operands[0].startswith("["):
                 for register in _REGISTER.findall(each.operands[0]):
                     self.writers[register].append(index)
 
@@ -92,12 +100,14 @@ class Module:
 
     def is_zero(self, operand: str, at: int) -> bool:
         """Whether an operand of statement ``at`` is the constant 0, or a product with it, converted or packed."""
-        if operand == "0f00000000":
+        if operand in ("0", "0f00000000"):
             return True
         writer = self.statements[index := max(index for index in self.writers[operand] if index < at)]
+        if not writer.opcode.startswith(("mul.f32", "mov.", "cvt.")):
+            return False
         sources = [each for operand in writer.operands[1:] for each in re.findall(r"[%\w]+", operand)]
         zeros = [each == "0f00000000" or (each in self.writers and self.is_zero(each, index)) for each in sources]
-        return any(zeros) if writer.opcode == "mul.f32" else writer.opcode.startswith(("mov.", "cvt.")) and all(zeros)
+        return any(zeros) if writer.opcode == "mul.f32" else all(zeros)
 
 
 class Threads:
@@ -129,8 +139,26 @@ class Threads:
             self._known[index] = self._result(index)
         return self._known[index]
 
+    def entered(self, start: int, ends: list[int], labels: dict[str, int]) -> NDArray[np.bool_]:
+        """Threads that no branch from ``start`` on leads past all ``ends``, as far as their numbers decide about it."""
+        found = np.ones(THREADS, bool)
+        for index in range(start, ends[0]):
+            branch = self.module.statements[index]
+            if branch.opcode == "bra" and labels[branch.operands[0]] > ends[-1]:
+                compare = self.module.statements[max(each for each in self.module.writers[branch.guard[1:]] if each < index)]
+                try:
+                    left, right = (self.value(operand, index) for operand in compare.operands[1:])
+                except ValueError:
+                    continue
+                found &= ~COMPARISONS[compare.opcode](left, right)
+        return found
+
     def _result(self, index: int) -> Words:
         statement = self.module.statements[index]
+        if statement.opcode == "shfl.sync.idx.b32" and not statement.guard:
+            source, lane = (self.value(operand, index) for operand in statement.operands[1:3])
+            warps = np.broadcast_to(source, (*source.shape[:-1], THREADS)).reshape(*source.shape[:-1], -1, 32)
+            return np.repeat(warps[..., int(lane)], 32, axis=-1)
         name, _, kind = statement.opcode.partition(".")
         plain = re.fullmatch(r"(lo\.)?[bsu]32", kind) and (name, kind) != ("shr", "s32")
         if name not in OPERATIONS or not plain or statement.guard:
@@ -162,15 +190,23 @@ class Epilogue:
 
 def epilogues(text: str) -> list[Epilogue]:
     """The epilogues of a kernel."""
-    module = Module(text)
-    adds = (index for index, each in enumerate(module.statements) if re.match(r"red\..*\.bf16x2", each.opcode))
-    return [_epilogue(module, index) for index in adds]
+    module, ends = Module(text), defaultdict[int, list[int]](list)
+    last = load = -1
+    for index, each in enumerate(module.statements):
+        if each.opcode == "st.shared.b32":
+            last = index
+        elif each.opcode.startswith("ld."):
+            load = index
+        elif re.match(r"red\..*\.bf16x2", each.opcode) or (
+            each.opcode == "st.global.v4.u32" and module.statements[load].opcode == "ld.shared.v4.u32"
+        ):
+            ends[last].append(index)
+    return [_epilogue(module, stores, outputs) for stores, outputs in ends.items()]
 
 
-def _epilogue(module: Module, end: int) -> Epilogue:
-    """The epilogue whose loop adds to the output at statement ``end``."""
+def _epilogue(module: Module, last: int, ends: list[int]) -> Epilogue:
+    """The epilogue with the store to shared memory at statement ``last``, whose loops write to the output at ``ends``."""
     code, threads = module.statements, Threads(module)
-    last = max(index for index in range(end) if code[index].opcode == "st.shared.b32")
     stores = list(takewhile(lambda index: code[index].opcode == "st.shared.b32", range(last, 0, -1)))
     addresses = [_unswizzled(threads.value(code[index].address, index)) for index in stores]
     base, rows = min(address.min() for address in addresses), len(stores) * THREADS * 2 // COLUMNS
@@ -191,19 +227,27 @@ def _epilogue(module: Module, end: int) -> Epilogue:
     if (writers < 0).any():
         raise ValueError("the stores do not fill a tile")
 
-    back = next(index for index in range(end, len(code)) if code[index].opcode == "bra")
-    (step,) = (each for each in code[end:back] if each.opcode == "add.s32" and each.operands[0] == each.operands[1])
-    loop = code.index(Statement("", code[back].operands))
-    threads.count(step.operands[0], loop, int(step.operands[2]))
-    # Of a tile of 64 rows, two warps read only if an expert had rows beyond it. The table of tokens is read by row.
-    tokens = [threads.value(code[index].address, index) for index in range(loop, end) if code[index].opcode == "ld.shared.s32"]
-    row = (tokens[0] - tokens[0].min()) // 4 if tokens else np.zeros((TURNS, THREADS), np.uint32)
-    inside = np.broadcast_to(row < rows, warps.shape)
-    for index in range(loop, end):
-        if code[index].opcode == "ld.shared.b16":
-            address = np.broadcast_to(_unswizzled(threads.value(code[index].address, index)), warps.shape)
-            readers[places(address[inside])] = warps[inside]
-    straight = takewhile(lambda index: code[index].opcode not in ("", "bra"), range(last, end))
+    labels = {each.operands[0]: index for index, each in enumerate(code) if not each.opcode}
+    for end in ends:
+        back = next(index for index in range(end, len(code)) if code[index].opcode == "bra")
+        loop = labels[code[back].operands[0]]
+        for each in code[loop:back] if loop > last else []:  # else the end is in no loop, but that over tiles
+            if each.opcode == "add.s32" and each.operands[0] == each.operands[1]:
+                threads.count(each.operands[0], loop, int(each.operands[2]))
+    # The table of tokens is read by row. No row beyond the tile is read, nor, if warps do not take turns at rows, beyond the
+    # first of the next warp; and with a single token, nothing by the warps that branch past the loop.
+    inside = np.broadcast_to(threads.entered(last, ends, labels), warps.shape)
+    tokens = [index for index in range(last, ends[-1]) if code[index].opcode in TABLE]
+    if tokens:
+        row = (address := threads.value(code[tokens[0]].address, tokens[0])) - address.min()
+        row //= TABLE[code[tokens[0]].opcode]
+        step, span = row[1, 0] - row[0, 0], row[0, 64] - row[0, 0]
+        inside = (row < rows) & ((row - row[0] < span) | (step > span))
+    for index in range(last, ends[-1]):
+        for element in range(ELEMENTS.get(code[index].opcode, 0)):
+            address = _unswizzled(threads.value(code[index].address, index)) + np.uint32(element * ELEMENT)
+            readers[places(np.broadcast_to(address, warps.shape)[inside])] = warps[inside]
+    straight = takewhile(lambda index: code[index].opcode not in ("", "bra"), range(last, ends[0]))
     bars = [index for index in straight if code[index].opcode == "bar.sync" and not code[index].guard]
     numbers = [int(threads.value(operand, bars[0])) for operand in code[bars[0]].operands] if bars else []
     return Epilogue(writers, multiplied, zero, readers, (numbers[0], numbers[1]) if bars else None)

@@ -204,7 +204,7 @@ class TestSite:
         assert "mkdocs.yml: nav lists kld.md, which does not exist" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["vllm-expert-scales", "b12x-moe-race"])
+@pytest.mark.parametrize("name", ["vllm-expert-scales", "b12x-moe-race", "flashinfer-b12x-micro-race"])
 def test_program_of_a_finding_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "findings" / f"{name}.md").read_text()
     ((program, output),) = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", text, re.DOTALL)
