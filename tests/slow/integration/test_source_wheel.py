@@ -353,9 +353,15 @@ def test_another_package_is_patched(engine: Engine, tmp_path: Path) -> None:
     edited = ("vllm@9.0", "--project", "kernels")
     other.command(tmp_path / "state", "patch", "edit", *edited, "--into", str(tmp_path / "edit"))
     assert (tmp_path / "edit" / "kernels" / "__init__.py").read_text() == "barrier = 1\n"
-    argv = [sys.executable, "-m", "sm120kit", "patch", "export", "--from", str(tmp_path / "edit"), *edited]
-    exported = subprocess.run(argv, env=other.environment(tmp_path / "state"), capture_output=True, text=True)
-    assert exported.returncode == 0 and "0 files changed" in exported.stderr, exported
+
+    def without_index(*arguments: str) -> str:
+        argv = [sys.executable, "-m", "sm120kit", *arguments]
+        done = subprocess.run(argv, env=other.environment(tmp_path / "state"), capture_output=True, text=True)
+        assert done.returncode == 0, done
+        return done.stdout + done.stderr
+
+    assert "0 files changed" in without_index("patch", "export", "--from", str(tmp_path / "edit"), *edited)
+    assert "kernels-2.0-" not in without_index("cache", "gc", "--dry-run"), "its checkout is in use"
     assert "barrier applies" in other.command(tmp_path / "state", "patch", "prove", "kernels/barrier")
     message = other.command(tmp_path / "state", "patch", "edit", "vllm@9.0", "--project", "no", "--into", "x", code=10)
     assert "vllm-9.0 has no source of no" in message and "it has sources of vllm, kernels" in message
