@@ -108,10 +108,11 @@ class Environment:
     """In place of an environment with b12x: a program that prints ``printed`` whatever it shall compile."""
 
     def __init__(self, printed: str, message: str = "", code: int = 0) -> None:
-        self.printed, self.message, self.code, self.runs = printed, message, code, 0
+        self.printed, self.message, self.code = printed, message, code
+        self.runs: list[bool] = []
 
     def __call__(self, target: object, scratch: Path, *, patched: bool) -> Path:
-        self.runs += 1
+        self.runs.append(patched)
         (scratch / "printed").write_text(self.printed)
         python = scratch / "python"
         python.write_text(f"#!/bin/sh\ncat {scratch}/printed\necho '{self.message}' >&2\nexit {self.code}\n")
@@ -132,7 +133,9 @@ def test_tiles_of_a_recipe_with_kernels_of_b12x(tmp_path: Path, monkeypatch: pyt
     assert (large["tile"]["m"], large["tile"]["n"], large["stages"], large["k_blocks"]) == (64, 128, 4, 2)
     assert large["fits"] and large["margin_bytes"] == SMEM_CAPACITY_BYTES - 74_752 - STATIC_BYTES
     shown = tiles(monkeypatch, tmp_path, environment)
-    assert "2 generated: 2 fit, 0 too big" in shown.stdout and environment.runs == 1, "the table is cached"
+    assert "2 generated: 2 fit, 0 too big" in shown.stdout and "the patches change 0 of 2 rows" in shown.stdout
+    assert environment.runs == [False, True], "the tables are cached"
+    assert "the patches change" not in tiles(monkeypatch, tmp_path, environment, "--unpatched").stdout
 
 
 def test_kernels_with_equal_tiles_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

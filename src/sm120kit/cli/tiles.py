@@ -35,7 +35,7 @@ def tiles_(
     wrong numbers: --emulate checks them. Speed and the instructions themselves are unverified on SM120.
 
     With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
-    environment, which takes 8 GB of disk. They are those of the patched b12x, and are not emulated.
+    environment, which takes 8 GB of disk; they are not emulated.
     """
     from sm120kit.core import console
     from sm120kit.kernels import tables
@@ -46,7 +46,8 @@ def tiles_(
     if isinstance(target, EngineTarget) and target.recipe.b12x:
         from sm120kit.images import b12x
 
-        before = after = b12x.tiles(target, patched=patched)
+        before = b12x.tiles(target, patched=False)
+        after = b12x.tiles(target, patched=True) if patched else before
     else:
         target = tables.require_tiles(target)
         before = tables.tiles(target, patched=False, emulated=emulate)
