@@ -186,8 +186,7 @@ def export(
     from sm120kit.recipes.target import argument
 
     path, loaded = recipes.load_with_path(recipe)
-    pin = recipes.require_pin(loaded, project)
-    inside = loaded.inside if pin == loaded.pin else ()
+    pin, inside = recipes.pinned_source(loaded, project)
     changed = patches.export_edits(from_, argument(path), pin, inside, patches_root(), overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])

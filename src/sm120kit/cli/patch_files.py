@@ -55,8 +55,7 @@ def new(
     from sm120kit import patches, recipes
 
     loaded = recipes.load(recipe)
-    pin = recipes.require_pin(loaded, patch.partition("/")[0])
-    projects = patches.projects_in_tree(pin, loaded.inside if pin == loaded.pin else ())
+    projects = patches.projects_in_tree(*recipes.pinned_source(loaded, patch.rpartition("/")[0]))
     console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 

@@ -26,7 +26,7 @@ from sm120kit.recipes.schema import (
     Recipe,
     TargetTable,
 )
-from sm120kit.sources.records import Pin
+from sm120kit.sources.records import Pin, VendoredProject
 
 __all__ = [
     "DEFAULT_RECIPES",
@@ -51,9 +51,9 @@ __all__ = [
     "lock_path",
     "names",
     "parse_arch",
+    "pinned_source",
     "read",
     "require_flashinfer",
-    "require_pin",
 ]
 
 DEFAULT_RECIPES = {"flashinfer": "flashinfer-0.6.6"}
@@ -186,17 +186,23 @@ def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
     return recipe
 
 
-def require_pin(recipe: Recipe, project: str = "") -> Pin:
-    """Return the pin of a recipe's own source, to which patch series are applied, or of another package that it patches.
+def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[VendoredProject, ...]]:
+    """The source of a recipe that contains ``project``, and the projects inside it: by default the first, an engine's own.
 
     Raises:
-        UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses.
+        UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses. Or none of its
+            sources contains the project.
     """
-    for patched in recipe.patched if isinstance(recipe, EngineRecipe) else ():
-        if patched.pin.project == project:
-            return patched.pin
-    if recipe.pin is not None:
-        return recipe.pin
+    found: list[tuple[Pin, tuple[VendoredProject, ...]]] = [(recipe.pin, recipe.inside)] if recipe.pin else []
+    if isinstance(recipe, EngineRecipe):
+        found += [(patched.pin, ()) for patched in recipe.patched]
+    projects = {pin: [*(part.project for part in inside), pin.project] for pin, inside in found}
+    for pin, inside in found:
+        if not project or project in projects[pin]:
+            return pin, inside
+    if found:
+        every = ", ".join(name for listed in projects.values() for name in listed)
+        raise UnknownName(f"{recipe.name} has no source of {project}", f"it has sources of {every}")
     assert isinstance(recipe, EngineRecipe), "a FlashInfer recipe has a source"
     of_engine = [name for name in names(EngineRecipe) if name.startswith(f"{recipe.engine}-") and load(name).pin]
     others = f"; recipes of {recipe.engine} with a source: {', '.join(of_engine)}" if of_engine else ""

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from sm120kit import recipes, sources
-from sm120kit.core.errors import UnknownName
 from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
@@ -267,18 +266,9 @@ def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]
 
 
 def require_source(target: Target, project: str = "") -> PatchSource:
-    """The source of a target that contains ``project``: by default the first, which is the engine's if it has one.
-
-    Raises:
-        UnknownName: the recipe of an engine has no source, see :func:`sm120kit.recipes.require_pin`; or none with the project.
-    """
-    if not target.sources:
-        recipes.require_pin(target.recipe)
-    for source in target.sources:
-        if not project or any(part.project == project for part in source.projects):
-            return source
-    names = ", ".join(part.project for source in target.sources for part in source.projects)
-    raise UnknownName(f"{target.recipe.name} has no source of {project}", f"it has sources of {names}")
+    """The source of a target that contains ``project``, by default the first. See :func:`sm120kit.recipes.pinned_source`."""
+    pin, _ = recipes.pinned_source(target.recipe, project)
+    return next(source for source in target.sources if source.pin == pin)
 
 
 def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:
