@@ -19,6 +19,7 @@ import importlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from vllm_layers import (
     LinearShape,
     LinearWeights,
     called,
+    changed_layer,
     created,
     input_scales,
     is_chosen,
@@ -118,17 +120,10 @@ def linear_layer(shape: LinearShape, weights: LinearWeights, order: tuple[int, .
 
 def linear_faults(shape: LinearShape, weights: LinearWeights) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of faults, and layers with them."""
-
-    def changed(change: Callable[[Any], object]) -> Callable[[], Any]:
-        def make() -> Any:
-            layer = linear_layer(shape, weights)
-            change(layer)
-            return layer
-
-        return make
+    changed = partial(changed_layer, partial(linear_layer, shape, weights))
 
     def replaced(**tensors: Tensor) -> Callable[[], Any]:
-        return lambda: linear_layer(shape, LinearWeights(**{**vars(weights), **tensors}))
+        return partial(linear_layer, shape, replace(weights, **tensors))
 
     plain = weights.scales.view(torch.float8_e4m3fn)
     yield "gate and up change places", lambda: linear_layer(shape, weights, (1, 0))
@@ -209,14 +204,7 @@ def moe_expected(weights: MoeLayer, backend: str, x: Tensor, logits: Tensor) -> 
 
 def moe_faults(weights: MoeLayer) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of faults, and layers with them."""
-
-    def changed(change: Callable[[Any], object]) -> Callable[[], Any]:
-        def make() -> Any:
-            layer = moe_layer(weights)
-            change(layer)
-            return layer
-
-        return make
+    changed = partial(changed_layer, partial(moe_layer, weights))
 
     def rolled(name: str) -> Callable[[], Any]:
         def change(layer: Any) -> None:
@@ -224,7 +212,8 @@ def moe_faults(weights: MoeLayer) -> Iterator[tuple[str, Callable[[], Any]]]:
             plain = values.view(torch.uint8) if values.element_size() == 1 else values
             values.copy_(plain.roll(1, 0).view(values.dtype))
 
-        return changed(change)
+        with_fault: Callable[[], Any] = changed(change)
+        return with_fault
 
     def linear_scales(layer: Any) -> None:
         plain = weights.s2.flatten()

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,19 +173,23 @@ def linear_expected(weights: LinearWeights, x: Tensor) -> Expected:
     return Expected(values, bound, x.double() @ w.T)
 
 
+def changed_layer(make: Callable[[], Any], change: Callable[[Any], object]) -> Callable[[], Any]:
+    """A layer with a fault: made, and then changed."""
+
+    def changed() -> Any:
+        layer = make()
+        change(layer)
+        return layer
+
+    return changed
+
+
 def linear_faults(shape: LinearShape, weights: LinearWeights) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of faults, and layers with them."""
-
-    def changed(change: Callable[[Any], object]) -> Callable[[], Any]:
-        def make() -> Any:
-            layer = linear_layer(shape, weights)
-            change(layer)
-            return layer
-
-        return make
+    changed = partial(changed_layer, partial(linear_layer, shape, weights))
 
     def replaced(**tensors: Tensor) -> Callable[[], Any]:
-        return lambda: linear_layer(shape, LinearWeights(**{**vars(weights), **tensors}))
+        return partial(linear_layer, shape, replace(weights, **tensors))
 
     plain = weights.scales.view(torch.float8_e4m3fn)
     yield "gate and up change places", lambda: linear_layer(shape, weights, (1, 0))
@@ -323,13 +327,7 @@ def moe_faults(weights: MoeLayer, prefix: str) -> Iterator[tuple[str, Callable[[
     def made(**options: Any) -> Any:
         return moe_layer(weights, f"{prefix}.{next(numbers)}", **options)
 
-    def changed(change: Callable[[Any], object]) -> Callable[[], Any]:
-        def make() -> Any:
-            layer = made()
-            change(layer)
-            return layer
-
-        return make
+    changed = partial(changed_layer, made)
 
     def linear_scales(layer: Any) -> None:
         plain = weights.s2.view(torch.float8_e4m3fn)
