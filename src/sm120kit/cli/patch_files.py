@@ -55,7 +55,9 @@ def new(
     from sm120kit import patches, recipes
 
     loaded = recipes.load(recipe)
-    projects = patches.projects_in_tree(*recipes.pinned_source(loaded, patch.rpartition("/")[0]))
+    packages = {each.pin.project for each in loaded.patched} if isinstance(loaded, recipes.EngineRecipe) else set()
+    project = patch.partition("/")[0]
+    projects = patches.projects_in_tree(*recipes.pinned_source(loaded, project if project in packages else ""))
     console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 
