@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,45 @@ def test_an_interval_has_every_block_scale_between_its_ends(nvfp4) -> None:  # t
         block_scale = nvfp4.nearest_e4m3(largest * 16 / 6)
         values = nvfp4.nearest_e2m1(low[0, 1:] * 16 / block_scale) * block_scale / 16
         assert ((least[0, 1:] <= values) & (values <= greatest[0, 1:])).all()
+
+
+@pytest.mark.parametrize(("version", "second"), [("0.6.8.post1", [0, 1, 2]), ("0.7.2.post1", [2, 3, 4])])
+def test_tactics_of_gemm_2_are_numbered_as_the_release_expects(  # type: ignore[no-untyped-def]
+    nvfp4, monkeypatch: pytest.MonkeyPatch, version: str, second: list[int]
+) -> None:
+    """Two tactics of GEMM 1, three of GEMM 2; the operator asks the autotuner for one of each."""
+
+    class AutoTuner:
+        def choose_one(self, operator: str, runners: list[Any], *arguments: Any) -> tuple[Any, int]:
+            return runners[0], -1
+
+    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(__version__=version))
+    monkeypatch.setitem(sys.modules, "flashinfer.autotuner", types.SimpleNamespace(AutoTuner=AutoTuner))
+    kernels = types.SimpleNamespace(get_gemm1_tactic_count=lambda: 2, get_gemm2_tactic_count=lambda: 3)
+    runner = types.SimpleNamespace(fused_moe_runner=kernels)
+    calls: list[tuple[int, int]] = []
+
+    class Call:
+        def run(self) -> Any:
+            first, second = (AutoTuner().choose_one(f"trtllm::fused_moe::gemm{gemm}", [runner])[1] for gemm in (1, 2))
+            calls.append((first, second))
+            raise RuntimeError("no GPU")
+
+    rows = list(nvfp4.moe_tactics(Call(), None, "case"))
+    assert calls == [(-1, -1), (0, -1), (1, -1), *((-1, number) for number in second)]
+    assert [row.case for row in rows] == [f"case, GEMM {g}, tactic {n}" for g, n in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 2))]
+
+
+def test_changed_parameter_is_another_tensor(nvfp4) -> None:  # type: ignore[no-untyped-def]
+    """With the layout of the original, at another address; the model has the original afterwards."""
+    import sglang_model
+    import torch
+
+    model = torch.nn.Module()
+    model.layer = torch.nn.Module()
+    model.layer.weight = original = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
+    with sglang_model.changed_parameter(model, "layer.weight", lambda values: values * 2):
+        changed = model.layer.weight
+        assert changed.data_ptr() != original.data_ptr() and changed.stride() == original.stride()
+        assert (changed == original * 2).all()
+    assert model.layer.weight is original

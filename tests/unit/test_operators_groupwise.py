@@ -275,26 +275,37 @@ def rows_by_verdict(record: dict) -> dict[str, set[str]]:  # type: ignore[type-a
 
 
 def test_receipt_of_the_groupwise_gemms(groupwise) -> None:  # type: ignore[no-untyped-def]
-    """``groupwise.py`` on an H100 wrote it, with ``--only`` for each check of e4m3 to bf16 in module gemm_sm120, and limits."""
+    """``groupwise.py`` on an H100 wrote it, with ``--only`` for each check of the units that were compiled, and limits.
+
+    Beside rows of the calls in which faults are planted, those are: dense, for e4m3 to bf16 with both majors, and one major each
+    for the other types; mxfp4 for two pairs of types; nvfp4 and bmm_fp8 for both outputs; the others for one.
+    """
     record = receipt("groupwise")
     rows = rows_by_verdict(record)
     dense = len(groupwise.DENSE_SHAPES) * len(groupwise.MAJORS) * len(groupwise.GRANULARITIES)
     grouped = len(groupwise.GROUPED_SHAPES) * len(groupwise.GROUPS) * len(groupwise.TILES_N) * 2
-    operators = [name.split(":")[0] for name in rows["right"]]
+    operators = [name.split(":")[0] for name in rows["right"] if "in which faults are planted" not in name]
     assert {name: operators.count(name) for name in operators} == {
-        "gemm_fp8_nt_groupwise": dense,
-        "bmm_fp8": len(groupwise.BATCHES),
-        "group_gemm_mxfp4_nt_groupwise": grouped,
-        "group_gemm_nvfp4_nt_groupwise": 2 * grouped,
+        "gemm_fp8_nt_groupwise": dense // 2 * 5,
+        "bmm_fp8": len(groupwise.BATCHES) * 2,
+        "mm_mxfp8": len(groupwise.MXFP8_SHAPES) * 7,  # what FlashInfer selects, and six tactics
+        "bmm_mxfp8": 2,
+        "group_gemm_mxfp4_nt_groupwise": grouped * 2,
+        "group_gemm_nvfp4_nt_groupwise": 2 * grouped * 2,
         "group_gemm_fp8_nt_groupwise": 3,
     }
+    assert len(rows["right"]) - len(operators) == 12
     limits = {f"{groupwise.by(shape)}, scales of {groupwise.by(granularity)}" for shape, granularity in groupwise.LIMITS}
     assert rows["WRONG"] == {
         "group_gemm_fp8_nt_groupwise: one group x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN",
+        "bmm_mxfp8: 3x60x256x512 bf16, cutlass",
         *(f"gemm_fp8_nt_groupwise: {limit}, which CUTLASS does not implement" for limit in limits),
     }, "docs/findings/flashinfer-groupwise.md states these"
-    assert len(rows["refused"]) == 8 and all("groups x" in name for name in rows["refused"])
-    assert len(record["faults"]) == 56
+    others = [name for name in rows["refused"] if not name.startswith("mm_mxfp8")]
+    assert len(others) == 8 and all("groups x" in name for name in others)
+    backends = [name.rsplit(", ")[-1] for name in rows["refused"] if name not in others]
+    assert sorted(backends) == sorted(["cudnn", "cute-dsl", "trtllm"] * len(groupwise.MXFP8_SHAPES))
+    assert len(record["faults"]) == 59
 
 
 def test_receipt_of_several_groups_of_fp8(groupwise) -> None:  # type: ignore[no-untyped-def]

@@ -373,8 +373,9 @@ def chosen(tactics: Mapping[str, int], seen: dict[str, Any]) -> Iterator[None]:
 def moe_tactics(call: MoeCall, expected: Expected, case: str) -> Iterator[OperatorRow]:
     """Every tactic of either GEMM beside the other's default.
 
-    Those of GEMM 2 are numbered from 0 here: ``run_moe`` adds the number of GEMM 1's tactics to every number below that of GEMM
-    2's, also where the autotuner has added it (flashinfer_cutlass_fused_moe_binding.cu of 0.6.6, setRunnerProfiles).
+    FlashInfer 0.7 numbers those of GEMM 2 from the number of GEMM 1's tactics on, as its autotuner does. 0.6 adds that number
+    to every number below that of GEMM 2's tactics, also where the autotuner has added it: there they are numbered from 0
+    (``setRunnerProfiles`` in flashinfer_cutlass_fused_moe_binding.cu of 0.6.6 and 0.7.2.post1).
     """
     seen: dict[str, Any] = {}
     with chosen({}, seen):
@@ -382,9 +383,12 @@ def moe_tactics(call: MoeCall, expected: Expected, case: str) -> Iterator[Operat
     if "trtllm::fused_moe::gemm1" not in seen:
         return
     runner = seen["trtllm::fused_moe::gemm1"].fused_moe_runner
-    for gemm, count in ((1, runner.get_gemm1_tactic_count()), (2, runner.get_gemm2_tactic_count())):
-        for number in range(int(count)):
-            with chosen({f"trtllm::fused_moe::gemm{gemm}": number}, {}):
+    counts = int(runner.get_gemm1_tactic_count()), int(runner.get_gemm2_tactic_count())
+    version = importlib.import_module("flashinfer").__version__.split(".")
+    firsts = 0, counts[0] if (int(version[0]), int(version[1])) >= (0, 7) else 0
+    for gemm, (first, count) in enumerate(zip(firsts, counts, strict=True), 1):
+        for number in range(count):
+            with chosen({f"trtllm::fused_moe::gemm{gemm}": first + number}, {}):
                 yield attempt("cutlass_fused_moe", f"{case}, GEMM {gemm}, tactic {number}", expected, call.run)
 
 

@@ -630,6 +630,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare vLLM's NVFP4 layers and operators with float64.")
     parser.add_argument("--only", default="*", metavar="GLOB", help="quantize, fp4-mm, fp8-mm, linear, moe-NAME")
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--autotune", action="store_true", help="let FlashInfer's autotuner measure and choose tactics")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
@@ -638,8 +639,9 @@ def main() -> int:
     with configured():
         for check in (check_quantization, check_fp4_mm, check_fp8_mm):
             check(report, options.only)
-    check_linear(report, options.only)
-    check_moe(report, options.only)
+    with importlib.import_module("flashinfer").autotune(True) if options.autotune else contextlib.nullcontext():
+        check_linear(report, options.only)
+        check_moe(report, options.only)
     code = int(report.finish(options.receipt))
     if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
         print(f"what vLLM selects by default was refused: {', '.join(defaults)}")
