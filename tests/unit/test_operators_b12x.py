@@ -124,7 +124,7 @@ def test_cases_are_selected_by_name(operators, monkeypatch) -> None:  # type: ig
     import torch
 
     asked: list[tuple[int, bool]] = []
-    monkeypatch.setattr(operators, "MOE_SHAPES", (operators.MoeShape("small", 4, 64, 128, 2),))
+    calls = operators.Calls(moes=[(operators.MoeShape("small", 4, 64, 128, 2), operators.MOE_TOKENS)])
     monkeypatch.setattr(operators, "FAULTY_TOKENS", ())
     monkeypatch.setattr(operators, "last_kernel", lambda: "static")
     monkeypatch.setattr(operators, "attempt_moe", lambda *_: operators.nvfp4.OperatorRow("b12x_moe_fp4", "", "right"))
@@ -135,21 +135,53 @@ def test_cases_are_selected_by_name(operators, monkeypatch) -> None:  # type: ig
 
     monkeypatch.setattr(operators, "moe_case", case)
     report = operators.OperatorReport("b12x-operators", ())
-    operators.check_moe(report, "moe-hot")
+    operators.check_moe(report, "moe-hot", calls)
     assert asked == [(72, True)]
     assert [row.case for row in report.rows] == ["small, 72 tokens with the same experts, kernel static"]
-    operators.check_moe(report, "moe-small")
+    operators.check_moe(report, "moe-small", calls)
     assert asked[1:] == [(tokens, False) for tokens in operators.MOE_TOKENS]
-    operators.check_moe(report, "gemm")
+    operators.check_moe(report, "gemm", calls)
     assert len(asked) == 1 + len(operators.MOE_TOKENS)
+
+
+def test_calls_of_a_recipe_have_the_workspace_that_its_kernels_were_compiled_for(operators) -> None:  # type: ignore[no-untyped-def]
+    """The table of configuration A's image; patches/sglang allocates the workspace of up to 80 tokens."""
+    import torch
+
+    recipe = data_root() / "recipes" / "engines" / "sglang-0.5.11-b12x.toml"
+    calls = operators.Calls.of_recipe(recipe)
+    assert len(calls.gemms) == 62 and (1024, 1024, 3072) in calls.gemms
+    ((shape, tokens),) = calls.moes
+    assert (shape, sorted(tokens)[:3], len(tokens)) == (operators.MoeShape(recipe.stem, 256, 3072, 512, 8), [1, 2, 3], 25)
+    allocated: list[tuple[int, ...]] = []
+
+    class TpMoe:
+        def select_tp_moe_backend(self, num_tokens: int, num_topk: int) -> str:
+            return "static" if num_tokens * num_topk <= 640 else "dynamic"
+
+        def allocate_tp_moe_workspace(self, x, *tensors, input_scales_static) -> str:  # type: ignore[no-untyped-def]
+            allocated.append(tuple(x.shape) + tuple(tensors[-1].shape))
+            return "largest"
+
+        def allocate_tp_moe_workspace_pool(self) -> str:
+            return "pool"
+
+    def workspace(count: int, reserved: bool) -> str:
+        layer = operators.MoeLayer.random(operators.MoeShape("small", 8, 64, 128, 8))
+        route = torch.zeros(count, 8, dtype=torch.int32), torch.ones(count, 8)
+        call = operators.moe_call(layer, torch.ones(8), torch.zeros(count, 64, dtype=torch.bfloat16), route)
+        return str(replace(call, reserved=reserved).workspace(TpMoe()))
+
+    assert [workspace(6, False), workspace(6, True), workspace(81, True)] == ["pool", "largest", "pool"]
+    assert allocated == [(80, 64, 80, 8)]
 
 
 def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     import torch
 
     row = operators.nvfp4.OperatorRow("dense_gemm", "8x16x64", "right")
-    monkeypatch.setattr(operators, "check_gemm", lambda report, pattern: report.add(row))
-    monkeypatch.setattr(operators, "check_moe", lambda report, pattern: report.fault("planted", replace(row, verdict="WRONG")))
+    monkeypatch.setattr(operators, "check_gemm", lambda report, *_: report.add(row))
+    monkeypatch.setattr(operators, "check_moe", lambda report, *_: report.fault("planted", replace(row, verdict="WRONG")))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
     monkeypatch.setattr(sys, "argv", ["b12x_nvfp4.py", "--receipt", str(tmp_path / "receipt.json")])

@@ -5,9 +5,10 @@ A program for a Python that has torch, b12x and its CuTe DSL; beside it lies nvf
     sm120kit verify run -- python b12x_nvfp4.py         a Hopper GPU
     python b12x_nvfp4.py                                an SM12x GPU
 
-b12x compiles a kernel for each shape. Its MoE adds to the output, in bf16, a part for each expert and 128 columns of the
-intermediate activations, in any order: the bound of each output has the roundings of these sums. Faults are planted in the
-arguments, and each must be detected.
+b12x compiles a kernel for each shape. With ``--recipe``, the calls are those of a recipe's table ``[b12x]``, whose kernels are
+compiled with its image, with the workspaces that patches/sglang gives them. The MoE adds to the output, in bf16, a part for
+each expert and 128 columns of the intermediate activations, in any order: the bound of each output has the roundings of these
+sums. Faults are planted in the arguments, and each must be detected.
 
 Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
 """
@@ -18,7 +19,8 @@ import argparse
 import fnmatch
 import importlib
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,30 @@ HOT_TOKENS = 72
 """Tokens of the case ``moe-hot``, which choose the same experts: more than half of a tile of 128 rows of `static`."""
 FAULTY_TOKENS = (5, 6, 192)
 """Calls in which faults are planted: one for each kernel."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Rows, columns and depth of GEMMs, and tokens of each layer of experts."""
+
+    gemms: Sequence[tuple[int, int, int]] = GEMM_SHAPES
+    moes: Sequence[tuple[MoeShape, Sequence[int]]] = tuple((shape, MOE_TOKENS) for shape in MOE_SHAPES)
+    reserved: bool = False
+    """The kernels micro and static are compiled for the largest workspace that they can have, as SGLang calls them."""
+
+    @classmethod
+    def of_recipe(cls, path: Path) -> Calls:
+        """The calls of the table ``[b12x]`` of a recipe."""
+        table = tomllib.loads(path.read_text())["b12x"]
+        return cls(
+            [(rows, layer["n"], layer["k"]) for layer in table["gemm"] for rows in layer["rows"]],
+            [
+                (MoeShape(path.stem, layer["experts"], layer["hidden"], layer["inner"], layer["top_k"]), layer["tokens"])
+                for layer in table["moe"]
+            ],
+            reserved=True,
+        )
+
 
 SLICE = 128
 """Columns of the intermediate activations that a CTA of the MoE kernels multiplies before it adds to the output."""
@@ -131,10 +157,10 @@ def gemm_faults(call: GemmCall) -> dict[str, GemmCall]:
     }
 
 
-def check_gemm(report: OperatorReport, pattern: str) -> None:
+def check_gemm(report: OperatorReport, pattern: str, calls: Calls) -> None:
     if not fnmatch.fnmatch("gemm", pattern):
         return
-    for shape in GEMM_SHAPES:
+    for shape in calls.gemms:
         call, expected = gemm_case(*shape)
         report.add(attempt("dense_gemm", "x".join(map(str, shape)), expected, call.run))
         if shape[0] == shape[1]:
@@ -160,11 +186,27 @@ class B12xMoeCall:
     alpha2: Tensor
     weights: Tensor
     experts: Tensor
+    reserved: bool = False
+
+    def workspace(self, moe: Any) -> Any:
+        """One that b12x enlarges; or, if the kernel is not dynamic, the largest one that kernels of its kind can have."""
+        tokens, active = self.experts.shape
+
+        def is_small(count: int) -> bool:
+            return bool(moe.select_tp_moe_backend(num_tokens=count, num_topk=active) == "static")
+
+        if not self.reserved or not is_small(tokens):
+            return moe.allocate_tp_moe_workspace_pool()
+        while is_small(tokens + 1):
+            tokens += 1
+        largest = self.x.new_empty(tokens, self.x.shape[1]), self.experts.new_empty(tokens, active)
+        weights = self.scale1, self.w1, self.scale2, self.w2
+        return moe.allocate_tp_moe_workspace(largest[0], *weights, largest[1], input_scales_static=True)
 
     def run(self) -> Tensor:
         moe = importlib.import_module("b12x.integration.tp_moe")
         output = torch.full_like(self.x, float("nan"))
-        workspace = moe.allocate_tp_moe_workspace_pool()
+        workspace = self.workspace(moe)
         KEPT.append((self, output, workspace))
         moe.b12x_moe_fp4(
             *(self.x, self.scale1, self.w1, self.s1, self.alpha1),
@@ -283,9 +325,9 @@ def attempt_moe(expected: Expected, call: Callable[[], Tensor]) -> OperatorRow:
     return replace(row, why=f"error/bound {row.error_over_bound:.3f}, rms {row.relative_rms:.2e}: {where}")
 
 
-def check_moe(report: OperatorReport, pattern: str) -> None:
-    for shape in MOE_SHAPES:
-        cases = [(tokens, False) for tokens in MOE_TOKENS if fnmatch.fnmatch(f"moe-{shape.name}", pattern)]
+def check_moe(report: OperatorReport, pattern: str, calls: Calls) -> None:
+    for shape, counts in calls.moes:
+        cases = [(tokens, False) for tokens in counts if fnmatch.fnmatch(f"moe-{shape.name}", pattern)]
         cases += [(HOT_TOKENS, True)] if fnmatch.fnmatch("moe-hot", pattern) else []
         if not cases:
             continue
@@ -293,6 +335,7 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
         scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
         for tokens, hot in cases:
             call, expected = moe_case(layer, scale1, tokens, hot)
+            call = replace(call, reserved=calls.reserved)
             row = attempt_moe(expected, call.run)
             which = f"{tokens} tokens with the same experts" if hot else f"{tokens} tokens"
             report.add(replace(row, case=f"{shape.name}, {which}, kernel {last_kernel()}"))
@@ -306,13 +349,15 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the NVFP4 operators of b12x with float64.")
     parser.add_argument("--only", default="*", metavar="GLOB", help="gemm, moe-NAME, moe-hot")
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="the calls of the table [b12x] of this recipe")
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    calls = Calls.of_recipe(options.recipe) if options.recipe else Calls()
     torch.manual_seed(options.seed)
     report = OperatorReport("b12x-operators", ("b12x", "cutlass", "torch"))
-    check_gemm(report, options.only)
-    check_moe(report, options.only)
+    check_gemm(report, options.only, calls)
+    check_moe(report, options.only, calls)
     return int(report.finish(options.receipt))
 
 
