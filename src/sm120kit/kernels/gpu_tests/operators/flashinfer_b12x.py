@@ -1,0 +1,105 @@
+"""Compare FlashInfer 0.7's fused MoE of CuTe DSL kernels for SM12x, ``b12x_fused_moe``, with float64.
+
+A program for a Python that has torch, FlashInfer and its CuTe DSL; beside it lie b12x_nvfp4.py, whose reference and faults it
+uses, as the kernels descend from those of b12x, and nvfp4.py:
+
+    sm120kit verify run -- python flashinfer_b12x.py    a Hopper GPU
+    python flashinfer_b12x.py                           an SM12x GPU
+
+Every call is made several times, and the worst result counts: a race need not show each time. Scales of inputs are powers of
+two, of which FlashInfer's reciprocals are exact.
+
+Exit codes: 0, every call is right; 1, one is wrong; 54, a planted fault was not detected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import b12x_nvfp4
+import nvfp4
+import torch
+from b12x_nvfp4 import KEPT, B12xMoeCall, attempt_moe, moe_faults
+from nvfp4 import MoeLayer, MoeShape, OperatorReport
+
+Tensor = torch.Tensor
+
+CALLS = {
+    MoeShape("qwen3.5-122b-tp2", 256, 3072, 512, 8): (1, 2, 4, 33, 192, 600),
+    MoeShape("qwen3.5-122b", 256, 3072, 1024, 8): (1,),
+    MoeShape("small", 8, 256, 1024, 2): (8,),
+}
+"""Tokens of each layer. FlashInfer selects its kernel `micro` for 1 to 4 tokens and for the small layer, `static` for 33, and
+`dynamic` for more."""
+FAULTY_TOKENS = (4, 33, 192)
+REPEATS = 4
+
+
+@dataclass(frozen=True)
+class FlashInferMoeCall(B12xMoeCall):  # type: ignore[misc]
+    """The arguments of ``b12x_fused_moe``. The scales of inputs are factors here, and divisors there."""
+
+    def run(self) -> Tensor:
+        module, utils = importlib.import_module("flashinfer"), importlib.import_module("flashinfer.cute_dsl.utils")
+        experts, hidden, inner = len(self.w1), self.x.shape[1], 2 * self.w2.shape[2]
+        weights_scale = self.alpha1 * self.scale1  # FlashInfer folds the input's scale into it
+        s1, s2 = (
+            utils.convert_sf_to_mma_layout(scales.view(torch.uint8).flatten(), rows, columns, experts)
+            for scales, rows, columns in ((self.s1, 2 * inner, hidden), (self.s2, hidden, inner))
+        )
+        output = torch.full_like(self.x, float("nan"))
+        KEPT.append((self, s1, s2, weights_scale, output))
+        module.b12x_fused_moe(
+            *(self.x, self.w1, s1, self.w2, s2, self.experts, self.weights, experts, self.experts.shape[1]),
+            w1_alpha=weights_scale,
+            w2_alpha=self.alpha2,
+            fc2_input_scale=1 / self.scale2,
+            input_global_scale=1 / self.scale1,
+            output=output,
+            quant_mode="nvfp4",
+        )
+        return output
+
+
+def powers_of_two(least: int, greatest: int, count: int) -> Tensor:
+    """Random powers, from 2 to the power of ``least`` to that of ``greatest``."""
+    return 2.0 ** torch.randint(least, greatest + 1, (count,), device=nvfp4.DEVICE).float()
+
+
+def check(report: OperatorReport, pattern: str) -> None:
+    for shape, counts in CALLS.items():
+        if not fnmatch.fnmatch(shape.name, pattern):
+            continue
+        layer = replace(MoeLayer.random(shape), scale2=powers_of_two(5, 6, shape.experts))
+        scale1 = powers_of_two(8, 9, shape.experts)
+        for tokens in counts:
+            b12x_call, expected = b12x_nvfp4.moe_case(layer, scale1, tokens, hot=False)
+            call = FlashInferMoeCall(**{field.name: getattr(b12x_call, field.name) for field in fields(b12x_call)})
+            rows = [attempt_moe(expected, call.run) for _ in range(REPEATS)]
+            wrong = [row for row in rows if row.verdict != "right"]
+            worst = max(wrong or rows, key=lambda row: row.error_over_bound)
+            case = f"{shape.name}, {tokens} tokens, {len(rows) - len(wrong)} of {len(rows)} right"
+            report.add(replace(worst, operator="b12x_fused_moe", case=case))
+            for fault, changed in moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
+                report.fault(f"b12x_fused_moe, {tokens} tokens: {fault}", nvfp4.attempt("", "", expected, changed.run))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare FlashInfer's b12x_fused_moe with float64.")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="names of layers")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    report = OperatorReport("flashinfer-b12x", ("flashinfer", "cutlass", "torch"))
+    check(report, options.only)
+    return int(report.finish(options.receipt))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
