@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,6 +178,46 @@ def test_calls_of_a_recipe_have_the_workspace_that_its_kernels_were_compiled_for
     assert allocated == [(80, 64, 80, 8)]
 
 
+def test_scales_of_b12x_are_given_to_flashinfer_as_it_expects_them(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """FlashInfer multiplies ``w1_alpha`` with the input's scale, and divides by the scales of inputs. The worst call counts."""
+    import torch
+
+    flashinfer_b12x = program("flashinfer_b12x", monkeypatch)
+    seen: list[dict[str, Any]] = []
+
+    def fused_moe(*arguments: Any, output: torch.Tensor, **named: Any) -> None:
+        seen.append(named | {"sizes": arguments[-2:]})
+        output.copy_(expected.values)
+        if len(seen) == 2:
+            output[0, 0] += 1000
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    converted = types.SimpleNamespace(convert_sf_to_mma_layout=lambda scales, *sizes: sizes)
+    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(b12x_fused_moe=fused_moe))
+    monkeypatch.setitem(sys.modules, "flashinfer.cute_dsl.utils", converted)
+    monkeypatch.setattr(flashinfer_b12x, "CALLS", {flashinfer_b12x.MoeShape("small", 4, 128, 128, 2): (3,)})
+    monkeypatch.setattr(flashinfer_b12x, "FAULTY_TOKENS", ())
+    case = flashinfer_b12x.b12x_nvfp4.moe_case
+    calls: list[Any] = []
+
+    def recorded(*arguments: Any, **named: Any) -> Any:
+        nonlocal expected
+        call, expected = case(*arguments, **named)
+        calls.append(call)
+        return call, expected
+
+    expected: Any = None
+    monkeypatch.setattr(flashinfer_b12x.b12x_nvfp4, "moe_case", recorded)
+    report = flashinfer_b12x.OperatorReport("flashinfer-b12x", ())
+    flashinfer_b12x.check(report, "*")
+    (row,), (call,) = report.rows, calls
+    assert (row.verdict, row.case) == ("WRONG", "small, 3 tokens, 3 of 4 right")
+    assert len(seen) == flashinfer_b12x.REPEATS and seen[0]["sizes"] == (4, 2)
+    torch.testing.assert_close(seen[0]["w1_alpha"] * seen[0]["input_global_scale"], call.alpha1)
+    torch.testing.assert_close(seen[0]["fc2_input_scale"] * call.scale2, torch.ones(4))
+    assert torch.equal(seen[0]["w2_alpha"], call.alpha2)
+
+
 def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     import torch
 
@@ -267,6 +309,8 @@ def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("0.8.3-gemm", 7, 0, 5),
         ("0.8.3-moe", 7, 0, 30),
+        ("0.8.3-image-gemm", 62, 0, 5),  # the calls of the image's table [b12x], in two and five parts
+        ("0.8.3-image-moe", 25, 0, 30),
         ("1.5.1-moe", 4, 0, 20),
         ("1.5.1-nvfp4-mxfp4-mxfp8", 15, 0, 18),
         ("1.5.1-w6a8", 10, 0, 12),

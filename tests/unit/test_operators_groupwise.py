@@ -318,6 +318,15 @@ def test_receipt_of_several_groups_of_fp8(groupwise) -> None:  # type: ignore[no
     }
 
 
+def test_receipt_of_the_gemms_of_cute_dsl() -> None:
+    """``groupwise.py`` on an H100 wrote it, with ``--only`` for b12x-*-bf16, b12x-nvfp4-f16 and b12x-mxfp4-f16."""
+    record = receipt("groupwise-dsl")
+    rows = rows_by_verdict(record)
+    assert rows["refused"] == {"mm_mxfp8: mxfp8 40x160x160 bf16, b12x"} and not rows["WRONG"]
+    operators = [name.split(":")[0] for name in rows["right"]]
+    assert (operators.count("mm_fp4"), operators.count("mm_mxfp8"), len(record["faults"])) == (58, 20, 11)
+
+
 def test_receipt_of_quantization() -> None:
     """``nvfp4.py --only quantize`` on an H100 wrote it."""
     record = receipt("operators")
