@@ -642,6 +642,10 @@ def main() -> int:
     with importlib.import_module("flashinfer").autotune(True) if options.autotune else contextlib.nullcontext():
         check_linear(report, options.only)
         check_moe(report, options.only)
+    if options.autotune and not importlib.import_module("flashinfer.autotuner").AutoTuner.get().profiling_cache:
+        parser.error(
+            "FlashInfer's autotuner has chosen no tactic, so that its default ones ran: is its module trtllm_utils there?"
+        )
     code = int(report.finish(options.receipt))
     if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
         print(f"what vLLM selects by default was refused: {', '.join(defaults)}")
