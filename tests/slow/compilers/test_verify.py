@@ -162,7 +162,8 @@ def test_committed_receipts_cover_the_series_and_every_tile(trees: Callable[[str
         tree = trees(record["engine"])
         assert receipt.stale(path, tree.tree) == []
         names = {row["name"] for row in record["configurations"]} | {left["what"] for left in record["left_out"]}
-        tiles = [call.tile for call in listing.instantiations(tree.root) if call.tile.family != "groupwise"]  # no program runs those
+        # No program runs groupwise GEMMs.
+        tiles = [call.tile for call in listing.instantiations(tree.root) if call.tile.family != "groupwise"]
         assert tiles and {KernelConfiguration(tile).name for tile in tiles} <= names
         seeded = {fault.name for fault in faults.mutants(tree, tmp_path, gpu_tests.Backend(record["device"]))}
         assert {*seeded, faults.STOCK} <= {fault["name"] for fault in record["planted"]}
