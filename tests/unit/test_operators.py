@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from pathlib import Path
@@ -237,3 +238,30 @@ def test_changed_parameter_is_another_tensor(nvfp4) -> None:  # type: ignore[no-
         assert changed.data_ptr() != original.data_ptr() and changed.stride() == original.stride()
         assert (changed == original * 2).all()
     assert model.layer.weight is original
+
+
+@pytest.mark.parametrize(("chosen", "code"), [({}, 2), ({"tactic": 1}, 0)])
+def test_layers_after_the_autotuner_require_that_it_chose_a_tactic(  # type: ignore[no-untyped-def]
+    vllm_layers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str, int], code: int
+) -> None:
+    import torch
+
+    tuner = types.SimpleNamespace(AutoTuner=types.SimpleNamespace(get=lambda: types.SimpleNamespace(profiling_cache=chosen)))
+    monkeypatch.setitem(sys.modules, "flashinfer.autotuner", tuner)
+    package = types.SimpleNamespace(__version__="0.6.8.post1", autotune=lambda tune: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.setattr(vllm_layers, "configured", contextlib.nullcontext)
+    for name in ("require_vllm", "check_quantization", "check_fp4_mm", "check_fp8_mm", "check_linear"):
+        monkeypatch.setattr(vllm_layers, name, lambda *_: None)
+    row = vllm_layers.nvfp4.OperatorRow("FusedMoE", "small, auto", "right")
+    monkeypatch.setattr(vllm_layers, "check_moe", lambda report, pattern: (report.add(row), report.fault("x", wrong)))
+    wrong = vllm_layers.nvfp4.OperatorRow("FusedMoE", "", "WRONG")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    receipt = tmp_path / "receipt.json"
+    monkeypatch.setattr(sys, "argv", ["vllm_layers.py", "--autotune", "--receipt", str(receipt)])
+    try:
+        ended = vllm_layers.main()
+    except SystemExit as end:
+        ended = end.code
+    assert (ended, receipt.exists()) == (code, not code)

@@ -178,6 +178,23 @@ def test_calls_of_a_recipe_have_the_workspace_that_its_kernels_were_compiled_for
     assert allocated == [(80, 64, 80, 8)]
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "No such file"), ("b12x = [", "Invalid value"), ("[base]\n", "there is no 'b12x'"), ("[b12x]\n", "there is no 'gemm'")],
+)
+def test_unusable_recipe_is_named(  # type: ignore[no-untyped-def]
+    operators, monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, problem: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(sys, "argv", ["b12x_nvfp4.py", "--recipe", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        operators.main()
+    assert ended.value.code == 2
+    assert f"--recipe {path}: " in (printed := capsys.readouterr().err) and problem in printed
+
+
 def test_scales_of_b12x_are_given_to_flashinfer_as_it_expects_them(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """FlashInfer multiplies ``w1_alpha`` with the input's scale, and divides by the scales of inputs. The worst call counts."""
     import torch

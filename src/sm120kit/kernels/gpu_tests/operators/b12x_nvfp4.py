@@ -353,7 +353,14 @@ def main() -> int:
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    calls = Calls.of_recipe(options.recipe) if options.recipe else Calls()
+    try:
+        calls = Calls.of_recipe(options.recipe) if options.recipe else Calls()
+    except (OSError, ValueError) as problem:
+        parser.error(f"--recipe {options.recipe}: {problem}")
+    except KeyError as key:
+        parser.error(
+            f"--recipe {options.recipe}: there is no {key}; name a recipe with a table [b12x], such as sglang-0.5.11-b12x.toml"
+        )
     torch.manual_seed(options.seed)
     report = OperatorReport("b12x-operators", ("b12x", "cutlass", "torch"))
     check_gemm(report, options.only, calls)
