@@ -180,7 +180,7 @@ def test_calls_of_a_recipe_have_the_workspace_that_its_kernels_were_compiled_for
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(None, "No such file"), ("b12x = [", "Invalid value"), ("[base]\n", "there is no 'b12x'"), ("[b12x]\n", "there is no 'gemm'")],
+    [(None, "No such file"), ("b12x = [", "Invalid value"), ("[base]\n", "no 'b12x'"), ("[b12x]\n", "no 'gemm'")],
 )
 def test_unusable_recipe_is_named(  # type: ignore[no-untyped-def]
     operators, monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, problem: str
