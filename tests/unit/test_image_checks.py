@@ -1088,6 +1088,22 @@ def test_modules_are_looked_up_only_in_versions_whose_functions_are_called(
     assert engine.require_served(expected, "vllm", versions) is str
 
 
+@pytest.mark.parametrize(
+    ("level", "chosen", "expected"), [(2, None, True), (0, None, False), (2, False, False), (0, True, True)]
+)
+def test_vllm_tunes_at_start_by_its_level_and_its_argument(
+    level: int, chosen: bool | None, expected: bool, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("engine")
+    suite = load("vllm")
+    config = ModuleType("vllm.config.vllm")
+    levels = {number: {"kernel_config": {"enable_flashinfer_autotune": number > 0}} for number in range(4)}
+    config.__dict__["OPTIMIZATION_LEVEL_TO_CONFIG"] = levels  # as in vLLM 0.19.1 and 0.33.0
+    for name, module in (("vllm", ModuleType("vllm")), ("vllm.config", ModuleType("vllm.config")), (config.__name__, config)):
+        monkeypatch.setitem(sys.modules, name, module)
+    assert suite._autotunes(SimpleNamespace(optimization_level=level, enable_flashinfer_autotune=chosen)) is expected
+
+
 def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(load: Callable[[str], Any]) -> None:
     load("engine")
     suite = load("vllm")
@@ -1121,6 +1137,17 @@ def test_back_end_of_sglang_that_uses_flashinfer_is_looked_up(load: Callable[[st
         suite._calls("layers", "fp4: flashinfer_cutlass", None, {"selected": {"quantization": ["modelopt_fp4"]}})
     with pytest.raises(AssertionError, match="experts: flashinfer_new uses FlashInfer, and is not looked up"):
         suite._calls("experts", "flashinfer_new", None, None)
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_sglang_tunes_its_mxfp4_experts_unless_that_is_disabled(
+    disabled: bool, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("engine")
+    suite = load("sglang")
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    calls = suite._calls("draft: experts", "flashinfer_mxfp4", SimpleNamespace(disable_flashinfer_autotune=disabled), None)
+    assert {*calls} == {"inputs", "GEMM"} | (set() if disabled else {"autotuner"})
 
 
 @pytest.mark.parametrize(

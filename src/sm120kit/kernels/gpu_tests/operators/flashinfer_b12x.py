@@ -67,11 +67,12 @@ class FlashInferMoeCall(B12xMoeCall):  # type: ignore[misc]
 
 def check(report: OperatorReport, pattern: str) -> None:
     for shape, counts in CALLS.items():
-        if not fnmatch.fnmatch(shape.name, pattern):
+        selected = [tokens for tokens in counts if fnmatch.fnmatch(f"{shape.name}-{tokens}", pattern)]
+        if not selected:
             continue
         layer = MoeLayer.random(shape)
         scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
-        for tokens in counts:
+        for tokens in selected:
             b12x_call, expected = b12x_nvfp4.moe_case(layer, scale1, tokens, hot=False)
             call = FlashInferMoeCall(**{field.name: getattr(b12x_call, field.name) for field in fields(b12x_call)})
             rows = [attempt_moe(expected, call.run) for _ in range(REPEATS)]
@@ -85,7 +86,7 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare FlashInfer's b12x_fused_moe with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of layers")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="LAYER-TOKENS: qwen3.5-122b-tp2-33")
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

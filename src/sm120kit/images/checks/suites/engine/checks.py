@@ -187,6 +187,13 @@ def requested(call):
     raise AssertionError("it was expected to request a module of FlashInfer, and did not")
 
 
+def autotuner():
+    """Call the kernel with which FlashInfer's autotuner delays the launches that it measures."""
+    from flashinfer.tllm_utils import delay_kernel
+
+    delay_kernel(0)
+
+
 def require_served(expected, engine, versions):
     """The value of a mapping for the engine's version. Raises NotRun for another one, or without a configuration to look up."""
     locked = expected["distributions"][engine].partition("+")[0]

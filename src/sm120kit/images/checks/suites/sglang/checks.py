@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from checks_engine import (
     Requested,
     accepts_configurations,
+    autotuner,
     on_capability,
     output_tail,
     report_requests,
@@ -353,7 +354,9 @@ def _calls(use, backend, arguments, served):
 
         tokens, weights = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
         routed = (torch.zeros(32, 2, dtype=torch.int32), torch.zeros(32, 2))
-        return {
+        # SGLang runs FlashInfer's autotuner for these experts when it starts (runner/flashinfer_autotune.py).
+        tuning = {} if arguments.disable_flashinfer_autotune else {"autotuner": autotuner}
+        return tuning | {
             "inputs": lambda: flashinfer.mxfp8_quantize(tokens, True, alignment=32),
             "GEMM": lambda: flashinfer.fused_moe.cutlass_fused_moe(
                 tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens, use_mxfp8_act_scaling=True

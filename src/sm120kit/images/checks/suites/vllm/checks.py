@@ -16,7 +16,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from checks_engine import accepts_configurations, on_capability, output_tail, report_requests, requested, require_served, run
+from checks_engine import (
+    accepts_configurations,
+    autotuner,
+    on_capability,
+    output_tail,
+    report_requests,
+    requested,
+    require_served,
+    run,
+)
 
 BESIDE = ("command", "modules_requested")
 """Checks that run in a process of their own beside the others."""
@@ -26,6 +35,9 @@ WITHOUT_KERNELS = ("extensions", "fp4_support", "uses_our_flashinfer", "command"
 
 WITH_SOURCES = ("modules_requested",)
 """Checks that read the sources of FlashInfer's modules, and none of their headers."""
+
+TUNED = ("fp4_gemm_cutlass_sm120", "fused_moe_120", "gemm", "gemm_sm120")
+"""Modules of FlashInfer whose tactics its autotuner measures. vLLM runs it when a server starts."""
 
 START = """
 import sys
@@ -161,8 +173,18 @@ def check_modules_requested(expected):
             arguments = parser.parse_args([*expected["arguments"][name]])
             with mock.patch.dict(os.environ, served["environment"]), set_current_vllm_config(VllmConfig()):
                 choices, requests[name] = look_up(arguments, served)
+            if _autotunes(arguments) and any(module.name in TUNED for module in requests[name].values()):
+                requests[name]["autotuner"] = requested(autotuner)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
     return report_requests(requests) | selected
+
+
+def _autotunes(arguments):
+    """Whether a server with these arguments measures FlashInfer's tactics when it starts."""
+    from vllm.config.vllm import OPTIMIZATION_LEVEL_TO_CONFIG
+
+    level = OPTIMIZATION_LEVEL_TO_CONFIG[int(arguments.optimization_level)]["kernel_config"]["enable_flashinfer_autotune"]
+    return level if arguments.enable_flashinfer_autotune is None else arguments.enable_flashinfer_autotune
 
 
 def _not_looked_up(look_up, served):
