@@ -243,6 +243,15 @@ def test_probes_are_refused_without_cutlass(option: list[str], site: Site, run: 
     assert not list((tmp_path / "state").glob("checkouts/*"))
 
 
+def test_prove_lists_the_change_of_a_patch_of_flashinfer_that_names_no_probe(site: Site, run: Run) -> None:
+    site.put("python", {LAUNCHER: KERNEL}, LAUNCHER, 9, "flashinfer ==1.0")
+    lines = run("prove", "flashinfer/python").stdout.splitlines()
+    assert LAUNCHER in lines[3] and lines[-2].startswith("flashinfer/python applies to flashinfer-1.0: tree ")
+    assert lines[-1] == "no probe compiled: the patch names none; evidence, not run: tests/unit/test_patches.py"
+    with pytest.raises(UnknownName, match="flashinfer/python names no probe"):
+        run("prove", "flashinfer/python", "--code")
+
+
 def test_prove_names_the_recipes_with_a_source(site: Site, run: Run) -> None:
     site.put("old", engine_files("vllm"), BUILD, 5, "vllm ==8.0")
     with pytest.raises(PatchConflict, match=r"vllm/old is for vllm ==8\.0, which no recipe with a source has") as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sm120kit import patches
 from sm120kit.core.errors import BadRecord, CompileFailed, ExpectationFailed, NoGpu, UnknownName, WrongGpu
 from sm120kit.core.records import LeftOut, Toolchain
 from sm120kit.core.state import data_root
@@ -522,11 +523,19 @@ def test_stale_receipt_is_detected(bench: Bench, tmp_path: Path, change: dict[st
 
 
 def test_committed_receipts_match_programs_and_series() -> None:
+    """The tree of a series without the patches that no program compiles takes its source: tests/slow/compilers."""
     for path in receipts():
         record = json.loads(path.read_text())
         lock = json.loads((data_root() / "recipes" / "engines" / f"{record['engine']}.lock.json").read_text())
         (tree,) = (source["patched_tree"] for source in lock["sources"] if source["commit"])
-        assert receipt.stale(path, tree) == [], path.name
+        applied = [patches.find(data_root() / "patches", patch["path"]) for patch in lock["patches"]]
+        other = () if all(map(receipt.is_compiled, applied)) else (record["tree"],)
+        assert receipt.stale(path, tree, *other) == [], path.name
+
+
+def test_patches_of_other_python_change_no_program() -> None:
+    names = {patch.name for patch in patches.load(data_root() / "patches", "flashinfer") if not receipt.is_compiled(patch)}
+    assert names == {"flashinfer/micro-scatter-barrier"}
 
 
 def test_program_output_has_every_field() -> None:
@@ -592,15 +601,22 @@ def test_docs_table_equals_receipts() -> None:
         assert rows == expected, "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def test_rewritten_kernels_have_their_ptx_in_the_receipt() -> None:
-    """`sm120kit verify kernels flashinfer-0.6.6 --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
-    path = data_root() / "patches" / "evidence" / "verify-flashinfer-0.6.6-rewritten-nvidia-h100.json"
+@pytest.mark.parametrize(("version", "kernels", "captured"), [("0.6.6", 64, 40), ("0.7.2.post1", 121, 82)])
+def test_rewritten_kernels_have_their_ptx_in_the_receipt(version: str, kernels: int, captured: int) -> None:
+    """`sm120kit verify kernels flashinfer-VERSION --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
+    path = data_root() / "patches" / "evidence" / f"verify-flashinfer-{version}-rewritten-nvidia-h100.json"
     record = json.loads(path.read_text())
     assert record | interposed.digests() == record, "the rewriter has changed: run the kernels again"
     passed = [row for row in record["configurations"] if row["verdict"] == RunOutcome.PASS]
-    assert all(row["ptx"] for row in passed)
+    assert record["passed"] and len(passed) == kernels and all(row["ptx"] for row in passed)
     shipped = [row for row in passed if any(line.startswith("captured") for line in row["ptx"])]
-    assert len(shipped) == 40 and all(row["generated"] for row in shipped)
+    assert len(shipped) == captured and all(row["generated"] for row in shipped)
+    emulated = json.loads((path.parent / f"verify-flashinfer-{version}-nvidia-h100.json").read_text())
+    errors = [
+        {row["name"]: row["max_relative_error"] for row in run["configurations"] if row["verdict"] == RunOutcome.PASS}
+        for run in (record, emulated)
+    ]
+    assert errors[0] == errors[1] and emulated["passed"] and emulated["sources"] == record["sources"]
 
 
 class Recorder(verification.Launcher):

@@ -67,8 +67,8 @@ def prove(
     right; nvcc, with --code, whether the machine code of a kernel differs. A file that is in no series is applied alone to the
     unpatched source, and its code runs in a sandbox. No GPU is used: the effect on speed is unverified on SM120.
 
-    Probes compile kernels of CUTLASS. Of a patch for a source without CUTLASS, such as vLLM's, the files that it changes are
-    listed, and the tests that it names as evidence; they are not run.
+    Probes compile kernels of CUTLASS. Of a patch without probes, such as vLLM's, the files that it changes are listed, and the
+    tests that it names as evidence; they are not run.
     """
     from sm120kit.proofs import prover
     from sm120kit.proofs.records import ProofRequest
@@ -117,7 +117,7 @@ def _print_change(change: SourceChange, json: bool) -> None:
     offsets = f" ({change.offsets})" if change.offsets else ""
     trees = f"tree {change.tree_below[:12]} → {change.tree_above[:12]}"
     console.data(f"{change.patch} applies to {change.recipe}{offsets}: {trees}")
-    console.data(f"no probe compiled: the source contains no CUTLASS; evidence, not run: {change.evidence}")
+    console.data(f"no probe compiled: {change.why}; evidence, not run: {change.evidence}")
 
 
 def ablate(

@@ -131,13 +131,14 @@ def _first_for(patch: patches.Patch, options: Options) -> Target:
 
 
 def source_change(name: str, options: Options, target: Target | None = None) -> SourceChange | None:
-    """The change of a patch to a source without CUTLASS, of which no probe can be compiled; None if the source contains it.
+    """The change of a patch of which no probe is compiled; None for a patch with probes.
 
-    A patch of a series is applied on top of those before it; any other patch alone, to the unpatched source.
+    None is compiled if the source contains no CUTLASS, or if a patch of a series, but not of CUTLASS's, names none. A patch of
+    a series is applied on top of those before it; any other patch alone, to the unpatched source.
     """
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)
-    if has_cutlass(target):
+    if has_cutlass(target) and (patch.probes or not in_series or patch.project == "cutlass"):
         return None
     trees = _trees(patch, in_series, target)
     repository = Repository(require_source(target, patch.project).checkout.repository)
@@ -149,6 +150,7 @@ def source_change(name: str, options: Options, target: Target | None = None) -> 
         tree_above=trees.above,
         files=tuple(repository.changed(trees.below, trees.above)),
         offsets=trees.offsets,
+        why="the patch names none" if has_cutlass(target) else "the source contains no CUTLASS",
         evidence=_evidence(patch),
     )
 

@@ -106,10 +106,10 @@ class PatchProof:
 
 @dataclass(frozen=True)
 class SourceChange:
-    """A patch that applies to a source without CUTLASS, of which no probe can be compiled.
+    """A patch that applies, and of which no probe is compiled.
 
     ``recipe`` and trees are as in a :class:`PatchProof`. ``offsets`` describes hunks that apply at other lines than the patch
-    gives. ``evidence`` is the value of the patch's trailer.
+    gives. ``why`` is the reason that no probe is compiled, ``evidence`` the value of the patch's trailer.
     """
 
     patch: str
@@ -119,6 +119,7 @@ class SourceChange:
     tree_above: str
     files: tuple[str, ...]
     offsets: str
+    why: str
     evidence: str
 
 

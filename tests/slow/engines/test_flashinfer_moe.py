@@ -1,6 +1,6 @@
 """FlashInfer's fused MoE for SM12x (``b12x_fused_moe``) as vLLM 0.33.0 locks it: the ends of its kernels, from their PTX.
 
-Kernels are compiled without a GPU, with FlashInfer as released and with the fix that the finding proposes: 50 s on one core,
+Kernels are compiled without a GPU, with FlashInfer as released and with its patch: 50 s on one core,
 after the download of an environment of 2.5 GB.
 """
 
@@ -31,7 +31,7 @@ LIBRARIES = re.compile(
 )
 """Locked distributions that FlashInfer imports when it compiles these kernels, beside torch."""
 PROGRAM = Path(__file__).parents[2] / "support" / "flashinfer_moe_inside.py"
-PAGE = Path(__file__).parents[3] / "docs" / "findings" / "flashinfer-b12x-micro-race.md"
+PATCH = Path(__file__).parents[3] / "patches" / "flashinfer" / "micro-scatter-barrier.patch"
 CHANGED = "flashinfer/fused_moe/cute_dsl/blackwell_sm12x/moe_micro_kernel.py"
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8}
 CALLS = {
@@ -106,14 +106,13 @@ class Kernels:
         return json.loads(done.stdout.splitlines()[-1]), {name: (directory / f"{name}.ptx").read_text() for name in calls}
 
     def patched(self) -> Path:
-        """A directory with the package with the fix; other files are links to the released ones."""
+        """A directory with the package with the patch; other files are links to the released ones."""
         directory = self.scratch / "patched"
         copytree(self.package, directory / "flashinfer", copy_function=os.symlink, ignore=lambda *_: ["__pycache__"])
         text = (changed := directory / CHANGED).read_text()
         changed.unlink()
         changed.write_text(text)
-        (fix,) = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        subprocess.run(["git", "apply", "-"], cwd=directory, input=fix, text=True, check=True)
+        subprocess.run(["git", "apply", PATCH], cwd=directory, check=True)
         return directory
 
 
@@ -159,7 +158,7 @@ def test_micro_kernel_reads_what_other_warps_stored(
 
 
 @pytest.mark.parametrize("name", MICRO)
-def test_warps_wait_for_all_stores_with_the_fix_only(name: str, found: dict[tuple[str, str], list[Epilogue]]) -> None:
+def test_warps_wait_for_all_stores_with_the_patch_only(name: str, found: dict[tuple[str, str], list[Epilogue]]) -> None:
     assert {each.barrier for each in found["released", name]} == {None}
     assert {each.barrier for each in found["patched", name]} == {FOUR_WARPS}
 

@@ -14,6 +14,7 @@ from sm120kit.kernels.gpu_tests.programs import Programs, sources_digest
 from sm120kit.kernels.gpu_tests.running import RunOutcome
 from sm120kit.kernels.gpu_tests.verification import VerificationReport
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.patches import Patch
 
 FORMAT = 1
 
@@ -73,16 +74,25 @@ def receipt_name(engine: str, gpu: CudaDevice, backend: Backend) -> str:
     return f"verify-{engine}{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
 
 
-def stale(path: Path, tree: str) -> list[str]:
-    """Why a receipt is no evidence for the present programs and the git tree id ``tree``; empty if it is."""
+def is_compiled(patch: Patch) -> bool:
+    """Whether a patch changes what programs compile: anything but FlashInfer's Python without its generators of sources."""
+    return any(not file.path.startswith("flashinfer/") or file.path.startswith("flashinfer/jit/") for file in patch.files)
+
+
+def stale(path: Path, *trees: str) -> list[str]:
+    """Why a receipt is no evidence for the present programs and one of the git tree ids; empty if it is.
+
+    They are of the whole series, and of its patches that :func:`is_compiled`.
+    """
     receipt = json.loads(path.read_text())
     problems = []
     if receipt["format"] != FORMAT:
         problems.append(f"format {receipt['format']}, not {FORMAT}")
     if receipt["sources"] != sources_digest():
         problems.append("the verification programs or their seeded faults have changed")
-    if receipt["tree"] != tree:
-        problems.append(f"it is of tree {receipt['tree'][:12]}; the series results in {tree[:12]}")
+    if receipt["tree"] not in trees:
+        results = " and ".join(tree[:12] for tree in trees)
+        problems.append(f"it is of tree {receipt['tree'][:12]}; the series results in {results}")
     if receipt["only"] or receipt["quick"]:
         problems.append("it covers a part of the matrix")
     failed = [row["name"] for row in receipt["configurations"] if row["verdict"] != RunOutcome.PASS and not row["excused"]]

@@ -6,7 +6,8 @@ uses, as the kernels descend from those of b12x, and nvfp4.py:
     sm120kit verify run -- python flashinfer_b12x.py    a Hopper GPU
     python flashinfer_b12x.py                           an SM12x GPU
 
-Every call is made several times, and the worst result counts: a race need not show each time.
+Every call is made several times, and the worst result counts: a race need not show each time. With the variable
+FLASHINFER_CUTE_DSL_DISABLE_CACHE=1, FlashInfer compiles the kernels in the process, where `verify run` finds their PTX.
 
 Exit codes: 0, every call is right; 1, one is wrong; 54, a planted fault was not detected.
 """
