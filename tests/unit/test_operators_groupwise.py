@@ -327,8 +327,27 @@ def test_receipt_of_the_gemms_of_cute_dsl() -> None:
     assert (operators.count("mm_fp4"), operators.count("mm_mxfp8"), len(record["faults"])) == (58, 20, 11)
 
 
-def test_receipt_of_quantization() -> None:
-    """``nvfp4.py --only quantize`` on an H100 wrote it."""
+def test_receipt_of_quantization_and_cutlass() -> None:
+    """``nvfp4.py --only '[mq]*[mu]*'`` on an H100 wrote it."""
     record = receipt("operators")
     rows = rows_by_verdict(record)
-    assert len(rows["right"]) == 12 and not rows["WRONG"] | rows["refused"] and len(record["faults"]) == 1
+    assert len(rows["right"]) == 12 + 272 and not rows["WRONG"] and len(record["faults"]) == 3
+    assert {case.rpartition(", ")[2] for case in rows["refused"]} == {"cudnn", "cute-dsl", "trtllm"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong", "faults"),
+    [
+        ("operators-{}-moe", 112, set(), 10),
+        ("operators-{}-b12x-moe", 6, set(), 20),
+        ("operators-{}-b12x-moe-stock", 7, {"qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
+    ],
+)
+def test_receipt_of_the_fused_moe(kind: str, right: int, wrong: set[str], faults: int) -> None:
+    """``nvfp4.py --only 'moe-*'`` and ``flashinfer_b12x.py`` on an H100 wrote them: patched, and as released."""
+    path = data_root() / "patches" / "evidence" / f"{kind.format('flashinfer-0.7.2.post1')}-nvidia-h100.json"
+    record = json.loads(path.read_text())
+    assert (record["versions"]["flashinfer"], record["capability"]) == ("0.7.2.post1", "12.0")
+    verdicts = {verdict: {row["case"] for row in record["rows"] if row["verdict"] == verdict} for verdict in ("right", "WRONG")}
+    assert len(record["rows"]) == right + len(wrong) and verdicts["WRONG"] == wrong
+    assert [*record["faults"].values()] == ["detected"] * faults

@@ -14,13 +14,11 @@ Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted 
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import importlib
 import itertools
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import nvfp4
 import torch
@@ -161,10 +159,9 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the paged attention of b12x with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="MODE-TYPE: decode-bf16, extend-fp8-turbo")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = nvfp4.argument_parser(
+        "Compare the paged attention of b12x with float64.", only="MODE-TYPE: decode-bf16, extend-fp8-turbo"
+    )
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("b12x-attention", ("b12x", "cutlass", "torch"))

@@ -13,13 +13,11 @@ Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted 
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import importlib
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import b12x_nvfp4
 import nvfp4
@@ -240,10 +238,7 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the block-scaled GEMM of b12x 1.5 with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help=", ".join((*FORMATS, "moe")))
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = nvfp4.argument_parser("Compare the block-scaled GEMM of b12x 1.5 with float64.", only=", ".join((*FORMATS, "moe")))
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("b12x-formats", ("b12x", "cutlass", "torch"))

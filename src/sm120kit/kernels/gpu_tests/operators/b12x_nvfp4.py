@@ -15,7 +15,6 @@ Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted 
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import importlib
 import sys
@@ -347,11 +346,8 @@ def check_moe(report: OperatorReport, pattern: str, calls: Calls) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the NVFP4 operators of b12x with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="gemm, moe-NAME, moe-hot")
+    parser = nvfp4.argument_parser("Compare the NVFP4 operators of b12x with float64.", only="gemm, moe-NAME, moe-hot")
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="the calls of the table [b12x] of this recipe")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     try:
         calls = Calls.of_recipe(options.recipe) if options.recipe else Calls()

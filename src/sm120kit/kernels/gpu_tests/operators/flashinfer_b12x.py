@@ -14,12 +14,10 @@ Exit codes: 0, every call is right; 1, one is wrong; 54, a planted fault was not
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import importlib
 import sys
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import b12x_nvfp4
 import nvfp4
@@ -86,10 +84,9 @@ def check(report: OperatorReport, pattern: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare FlashInfer's b12x_fused_moe with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="LAYER-TOKENS: qwen3.5-122b-tp2-33")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = nvfp4.argument_parser(
+        "Compare FlashInfer's b12x_fused_moe with float64.", only="LAYER-TOKENS: qwen3.5-122b-tp2-33"
+    )
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("flashinfer-b12x", ("flashinfer", "cutlass", "torch"))

@@ -14,7 +14,6 @@ Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
 import importlib
@@ -22,7 +21,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import nvfp4
@@ -612,12 +610,10 @@ def by(sizes: Sequence[int]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare FlashInfer's GEMMs of FP8, MXFP8, MXFP4 and NVFP4 with float64.")
+    parser = nvfp4.argument_parser("Compare FlashInfer's GEMMs of FP8, MXFP8, MXFP4 and NVFP4 with float64.")
     parser.add_argument(
         "--only", action="append", metavar="GLOB", help="such as dense-e4m3-bf16-K, bmm-fp8-bf16, grouped-nvfp4-*; repeatable"
     )
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report, names = OperatorReport("groupwise-operators", ("flashinfer", "torch")), Names(options.only or ["*"])

@@ -572,17 +572,37 @@ class OperatorReport:
         return 0 if counts["right"] and not counts["WRONG"] else 1
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare FlashInfer's NVFP4 operators with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="moe-NAME, mm, quantize")
+def argument_parser(description: str, only: str = "") -> argparse.ArgumentParser:
+    """A parser with the options of every program: the receipt, the seed, and, described by ``only``, which calls are made."""
+    parser = argparse.ArgumentParser(description=description)
+    if only:
+        parser.add_argument("--only", default="*", metavar="GLOB", help=only)
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+@contextlib.contextmanager
+def autotuned(parser: argparse.ArgumentParser, *, tune: bool) -> Iterator[None]:
+    """Let FlashInfer's autotuner measure and choose tactics; end the program if it has chosen none."""
+    if not tune:
+        yield
+        return
+    with importlib.import_module("flashinfer").autotune(True):
+        yield
+    if not importlib.import_module("flashinfer.autotuner").AutoTuner.get().profiling_cache:
+        parser.error(
+            "FlashInfer's autotuner has chosen no tactic, so that its default ones ran: is its module trtllm_utils there?"
+        )
+
+
+def main() -> int:
+    parser = argument_parser("Compare FlashInfer's NVFP4 operators with float64.", only="moe-NAME, mm, quantize")
     parser.add_argument("--autotune", action="store_true", help="let FlashInfer's autotuner measure and choose tactics")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("nvfp4-operators", ("flashinfer", "torch"))
-    flashinfer = importlib.import_module("flashinfer")
-    with flashinfer.autotune(True) if options.autotune else contextlib.nullcontext():
+    with autotuned(parser, tune=options.autotune):
         check_quantization(report, options.only)
         check_mm(report, options.only)
         check_moe(report, options.only)

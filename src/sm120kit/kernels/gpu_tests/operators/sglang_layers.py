@@ -277,11 +277,8 @@ def require_sglang(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare SGLang's NVFP4 layers with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="linear, moe-NAME")
+    parser = nvfp4.argument_parser("Compare SGLang's NVFP4 layers with float64.", only="linear, moe-NAME")
     parser.add_argument("--backend", default="*", metavar="GLOB", help="auto, flashinfer_cutlass, cutlass, b12x")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     require_sglang(parser)

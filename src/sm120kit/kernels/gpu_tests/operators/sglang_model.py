@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import b12x_nvfp4
+import nvfp4
 import torch
 from nvfp4 import Expected, MoeLayer, OperatorReport, OperatorRow, compare, routed
 from sglang_layers import require_sglang, sglang
@@ -227,15 +228,13 @@ def check(report: OperatorReport, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare a small NVFP4 model that SGLang runs with float64.")
+    parser = nvfp4.argument_parser("Compare a small NVFP4 model that SGLang runs with float64.")
     parser.add_argument("--moe-runner-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--fp4-gemm-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--attention-backend", default="triton", help="as of sglang.launch_server")
     parser.add_argument(
         "--engine", action="store_true", help="compare the tokens of sglang.Engine with those of its ModelRunner"
     )
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     require_sglang(parser)

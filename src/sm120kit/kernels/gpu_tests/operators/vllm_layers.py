@@ -627,11 +627,10 @@ def require_vllm(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare vLLM's NVFP4 layers and operators with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="quantize, fp4-mm, fp8-mm, linear, moe-NAME")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser = nvfp4.argument_parser(
+        "Compare vLLM's NVFP4 layers and operators with float64.", only="quantize, fp4-mm, fp8-mm, linear, moe-NAME"
+    )
     parser.add_argument("--autotune", action="store_true", help="let FlashInfer's autotuner measure and choose tactics")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     report = OperatorReport("vllm-layers", ("vllm", "flashinfer", "torch"))
@@ -639,13 +638,9 @@ def main() -> int:
     with configured():
         for check in (check_quantization, check_fp4_mm, check_fp8_mm):
             check(report, options.only)
-    with importlib.import_module("flashinfer").autotune(True) if options.autotune else contextlib.nullcontext():
+    with nvfp4.autotuned(parser, tune=options.autotune):
         check_linear(report, options.only)
         check_moe(report, options.only)
-    if options.autotune and not importlib.import_module("flashinfer.autotuner").AutoTuner.get().profiling_cache:
-        parser.error(
-            "FlashInfer's autotuner has chosen no tactic, so that its default ones ran: is its module trtllm_utils there?"
-        )
     code = int(report.finish(options.receipt))
     if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
         print(f"what vLLM selects by default was refused: {', '.join(defaults)}")

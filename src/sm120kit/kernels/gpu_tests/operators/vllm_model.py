@@ -448,11 +448,9 @@ def served_model(llm: Any) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare a small NVFP4 model that vLLM serves with float64.")
+    parser = nvfp4.argument_parser("Compare a small NVFP4 model that vLLM serves with float64.")
     parser.add_argument("--moe-backend", default="auto", help="as of vllm serve")
     parser.add_argument("--attention-backend", default="TRITON_ATTN", help="as of vllm serve")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     require_vllm(parser)
     torch.manual_seed(options.seed)

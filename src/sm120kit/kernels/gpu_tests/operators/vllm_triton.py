@@ -14,14 +14,12 @@ or no SM12x.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -574,13 +572,10 @@ CHECKS: dict[str, Callable[[OperatorReport], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare Triton kernels of vLLM with float64.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help=", ".join(CHECKS))
+    parser = nvfp4.argument_parser("Compare Triton kernels of vLLM with float64.", only=", ".join(CHECKS))
     parser.add_argument(
         "--gpu", default="NVIDIA RTX PRO 6000 Blackwell Server Edition", help="the GPU whose tiles vLLM chooses"
     )
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     require_vllm(parser)
     named(options.gpu)
