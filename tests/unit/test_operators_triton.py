@@ -1,4 +1,4 @@
-"""The references of the program that runs vLLM's Triton kernels, without a GPU."""
+"""The references of the programs that run vLLM's and SGLang's Triton kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -130,3 +130,68 @@ def test_reference_of_attention(triton) -> None:  # type: ignore[no-untyped-def]
     for name, changed in triton.attention_faults(call):
         if "left out" not in name:  # the length of the sequences is that of the reference
             assert nvfp4.compare(changed.expected().values.bfloat16(), expected, "", "").verdict == "WRONG", name
+
+
+@pytest.fixture
+def sglang_triton(triton, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    for name in ("b12x_nvfp4", "sglang_layers", "sglang_triton"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import sglang_triton
+
+    return sglang_triton
+
+
+def attention_of_sglang(call):  # type: ignore[no-untyped-def]
+    """What SGLang's Triton kernels compute, sequence by sequence in fp32."""
+    import torch
+
+    shape, dtype, outputs = call.shape, call.keys.dtype, []
+    lengths = [new for new, _ in call.lengths]
+    parts = zip(*(torch.split(each, lengths) for each in (call.q, call.k, call.v)), call.cached(), strict=True)
+    for q, k, v, places in parts:
+        group = shape.heads // shape.kv_heads
+        keys, values = (cache[places].float().repeat_interleave(group, 1) for cache in (call.keys, call.values))
+        rows = q if call.decode else q.to(dtype)
+        scores = torch.einsum("qhd,khd->hqk", rows.float(), keys) * (shape.head_dim**-0.5 * call.scales[0])
+        if not call.decode:
+            own = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, 1)) * shape.head_dim**-0.5
+            scores = torch.cat((scores, own), -1)
+        here = torch.arange(scores.shape[-1] - len(q), scores.shape[-1])[:, None]
+        there = torch.arange(scores.shape[-1])
+        hidden = (there > here) | (there < here - (shape.window - 1 if shape.window else scores.shape[-1]))
+        scores = scores.masked_fill(hidden, float("-inf"))
+        largest = scores.amax(-1, keepdim=True)
+        p = torch.exp(scores - largest)
+        total = p.sum(-1, keepdim=True)
+        if call.sinks is not None:
+            total = total + torch.exp(call.sinks.float()[:, None, None] - largest)
+        out = torch.einsum("hqk,khd->qhd", p[..., : len(places)].to(dtype).float(), values) * call.scales[1]
+        if not call.decode:
+            out = out + torch.einsum(
+                "hqk,khd->qhd", p[..., len(places) :].bfloat16().float(), v.float().repeat_interleave(group, 1)
+            )
+        outputs.append((out / total.permute(1, 0, 2)).bfloat16())
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("decode", "window", "sinks"), [(True, 0, False), (True, 0, True), (False, 0, False), (False, 16, True)]
+)
+def test_reference_of_sglangs_attention(  # type: ignore[no-untyped-def]
+    sglang_triton, decode: bool, window: int, sinks: bool, fp8: bool
+) -> None:
+    import nvfp4
+    import torch
+
+    shape = sglang_triton.AttentionShape("small", 4, 2, 64, window, sinks)
+    lengths = ((1, 1), (1, 33), (1, 70)) if decode else ((5, 5), (33, 40), (1, 71))
+    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+    call = sglang_triton.TritonAttentionCall.random(shape, lengths, decode, dtype)
+    expected = call.expected()
+    row = nvfp4.compare(attention_of_sglang(call), expected, "", "")
+    assert row.verdict == "right", row
+    faults = dict(sglang_triton.attention_faults(call))
+    assert len(faults) == 2 + 2 * fp8 + sinks + bool(window)
+    for fault, changed in faults.items():
+        assert nvfp4.compare(attention_of_sglang(changed), expected, "", "").verdict == "WRONG", fault
