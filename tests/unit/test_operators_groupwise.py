@@ -259,8 +259,9 @@ def test_groups_of_fp8_are_given_to_the_operator_and_to_the_module(groupwise, ke
 # ---- the receipts
 
 
-def receipt(name: str) -> dict:  # type: ignore[type-arg]
-    record = json.loads((data_root() / "patches" / "evidence" / f"{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+def receipt(name: str, part: str = "") -> dict:  # type: ignore[type-arg]
+    file = f"{name}-flashinfer-0.7.2.post1{part}-nvidia-h100.json"
+    record = json.loads((data_root() / "patches" / "evidence" / file).read_text())
     assert (record["capability"], record["versions"]["flashinfer"]) == ("12.0", "0.7.2.post1")
     assert set(record["faults"].values()) <= {"detected"}
     assert all(row["error_over_bound"] <= 1 and row["outputs"] for row in record["rows"] if row["verdict"] == "right")
@@ -336,18 +337,16 @@ def test_receipt_of_quantization_and_cutlass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "right", "wrong", "faults"),
+    ("part", "right", "wrong", "faults"),
     [
-        ("operators-{}-moe", 112, set(), 10),
-        ("operators-{}-b12x-moe", 6, set(), 20),
-        ("operators-{}-b12x-moe-stock", 7, {"qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
+        ("-moe", 112, set(), 10),
+        ("-b12x-moe", 6, set(), 20),
+        ("-b12x-moe-stock", 7, {"b12x_fused_moe: qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
     ],
 )
-def test_receipt_of_the_fused_moe(kind: str, right: int, wrong: set[str], faults: int) -> None:
+def test_receipt_of_the_fused_moe(part: str, right: int, wrong: set[str], faults: int) -> None:
     """``nvfp4.py --only 'moe-*'`` and ``flashinfer_b12x.py`` on an H100 wrote them: patched, and as released."""
-    path = data_root() / "patches" / "evidence" / f"{kind.format('flashinfer-0.7.2.post1')}-nvidia-h100.json"
-    record = json.loads(path.read_text())
-    assert (record["versions"]["flashinfer"], record["capability"]) == ("0.7.2.post1", "12.0")
-    verdicts = {verdict: {row["case"] for row in record["rows"] if row["verdict"] == verdict} for verdict in ("right", "WRONG")}
-    assert len(record["rows"]) == right + len(wrong) and verdicts["WRONG"] == wrong
-    assert [*record["faults"].values()] == ["detected"] * faults
+    record = receipt("operators", part)
+    rows = rows_by_verdict(record)
+    assert (len(rows["right"]), rows["WRONG"], rows["refused"], len(record["faults"])) == (right, wrong, set(), faults)
+    assert len(record["rows"]) == right + len(wrong)

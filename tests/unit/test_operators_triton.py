@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sm120kit.core.state import data_root
 from sm120kit.kernels.ptx import interposed
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
@@ -195,3 +197,11 @@ def test_reference_of_sglangs_attention(  # type: ignore[no-untyped-def]
     assert len(faults) == 2 + 2 * fp8 + sinks + bool(window)
     for fault, changed in faults.items():
         assert nvfp4.compare(attention_of_sglang(changed), expected, "", "").verdict == "WRONG", fault
+
+
+def test_receipt_of_sglangs_triton_kernels() -> None:
+    """``sglang_triton.py`` on an H100 wrote it, with half of the present bound of probabilities in bf16."""
+    record = json.loads((data_root() / "patches" / "evidence" / "triton-sglang-0.5.11-nvidia-h100.json").read_text())
+    wrong = {row["case"]: row["error_over_bound"] for row in record["rows"] if row["verdict"] != "right"}
+    assert len(record["rows"]) == 25 and wrong == {"gpt-oss-20b, window, bf16 cache": pytest.approx(1.045, abs=1e-3)}
+    assert [*record["faults"].values()] == ["detected"] * 36

@@ -138,7 +138,8 @@ def source_change(name: str, options: Options, target: Target | None = None) -> 
     """
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)
-    if has_cutlass(target) and (patch.probes or not in_series or patch.project == "cutlass"):
+    contains_cutlass = has_cutlass(target)
+    if contains_cutlass and (patch.probes or not in_series or patch.project == "cutlass"):
         return None
     trees = _trees(patch, in_series, target)
     repository = Repository(require_source(target, patch.project).checkout.repository)
@@ -150,7 +151,7 @@ def source_change(name: str, options: Options, target: Target | None = None) -> 
         tree_above=trees.above,
         files=tuple(repository.changed(trees.below, trees.above)),
         offsets=trees.offsets,
-        why="the patch names none" if has_cutlass(target) else "the source contains no CUTLASS",
+        why="the patch names none" if contains_cutlass else "the source contains no CUTLASS",
         evidence=_evidence(patch),
     )
 

@@ -75,7 +75,7 @@ def receipt_name(engine: str, gpu: CudaDevice, backend: Backend) -> str:
 
 
 def is_compiled(patch: Patch) -> bool:
-    """Whether a patch changes what programs compile: anything but FlashInfer's Python without its generators of sources."""
+    """Whether a patch changes what programs compile: any file but FlashInfer's Python; flashinfer/jit generates sources."""
     return any(not file.path.startswith("flashinfer/") or file.path.startswith("flashinfer/jit/") for file in patch.files)
 
 

@@ -22,8 +22,18 @@ import nvfp4
 import torch
 from nvfp4 import FUNCTIONS, Expected, OperatorReport, attempt
 from sglang_layers import require_sglang, sglang
-from vllm_layers import is_chosen
-from vllm_triton import BF16_SUMS, BLOCK, FP8_SUMS, LINEAR_SHAPES, AttentionShape, gemm_bound, linear_expected, random_fp8
+from vllm_triton import (
+    BF16_SUMS,
+    BLOCK,
+    FP8_SUMS,
+    LINEAR_SHAPES,
+    AttentionShape,
+    attention_probabilities,
+    gemm_bound,
+    linear_expected,
+    random_fp8,
+    run_checks,
+)
 
 Tensor = torch.Tensor
 
@@ -43,6 +53,11 @@ LEFT_OUT = 8
 """A fault. One token of a few hundred has less weight than the rounding of probabilities to e4m3."""
 HALF_STEP = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.bfloat16: (2.0**-8, 0.0)}
 """Error of a probability that is rounded to this type: relative, and of the largest one."""
+
+
+def starts(lengths: list[int]) -> Tensor:
+    """Where each sequence begins, and the end of the last."""
+    return torch.tensor([0, *lengths], device=nvfp4.DEVICE).cumsum(0).int()
 
 
 @dataclass(frozen=True)
@@ -91,20 +106,20 @@ class TritonAttentionCall:
 
     def run(self) -> Tensor:
         out, cached = torch.full_like(self.q, float("nan")), self.cached()
-        starts = self.starts([len(places) for places in cached])
+        cache_starts = starts([len(places) for places in cached])
         common = {"sm_scale": self.shape.head_dim**-0.5, "sinks": self.sinks}
         if self.decode:
             size = (len(cached), self.shape.heads, SPLITS)
             logits, sums = (torch.empty(*size, *rest, device=nvfp4.DEVICE) for rest in ((self.shape.head_dim,), ()))
             splits = torch.full((len(cached),), SPLITS, dtype=torch.int32, device=nvfp4.DEVICE)
             run = sglang("layers.attention.triton_ops.decode_attention", "decode_attention_fwd")
-            buffers = (self.q, self.keys, self.values, out, starts, torch.cat(cached), logits, sums, splits, SPLITS)
+            buffers = (self.q, self.keys, self.values, out, cache_starts, torch.cat(cached), logits, sums, splits, SPLITS)
             run(*buffers, k_scale=self.scales[0], v_scale=self.scales[1], **common)
             return out
         run = sglang("layers.attention.triton_ops.extend_attention", "extend_attention_fwd")
         run(
             *(self.q, self.k, self.v, out, self.keys, self.values),
-            *(self.starts([new for new, _ in self.lengths]), starts, torch.cat(cached)),
+            *(starts([new for new, _ in self.lengths]), cache_starts, torch.cat(cached)),
             custom_mask=None,
             is_causal=True,
             mask_indptr=None,
@@ -115,9 +130,6 @@ class TritonAttentionCall:
             **common,
         )
         return out
-
-    def starts(self, lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], device=nvfp4.DEVICE).cumsum(0).int()
 
     def expected(self) -> Expected:
         """Attention in float64 of what the kernels multiply. The bound has the rounding of probabilities."""
@@ -146,21 +158,14 @@ class TritonAttentionCall:
         """One sequence, whose ``cached`` first keys are multiplied by the first of two forms of its queries."""
         shape = self.shape
         keys, values = (tensor.repeat_interleave(shape.heads // shape.kv_heads, 1) for tensor in (keys, values))
-        scores, sizes = (
-            torch.cat([torch.einsum("qhd,khd->hqk", q, k) for q, k in zip(qs, ks, strict=True)], -1) / shape.head_dim**0.5
-            for qs, ks in (
-                (queries, (keys[:cached], keys[cached:])),
-                ([q.abs() for q in queries], (keys[:cached].abs(), keys[cached:].abs())),
-            )
-        )
-        here = torch.arange(len(keys) - len(queries[0]), len(keys), device=keys.device)[:, None]
-        there = torch.arange(len(keys), device=keys.device)
-        hidden = (there > here) | (there <= here - (shape.window or len(keys) + 1))
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if self.sinks is not None:
-            sink = self.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
-            scores = torch.cat((scores, sink), -1)
-        probabilities = torch.softmax(scores, -1)[..., : len(keys)]
+
+        def logits(queries: list[Tensor], keys: Tensor) -> Tensor:
+            parts = zip(queries, (keys[:cached], keys[cached:]), strict=True)
+            result: Tensor = torch.cat([torch.einsum("qhd,khd->hqk", *part) for part in parts], -1) / shape.head_dim**0.5
+            return result
+
+        scores, sizes = logits(queries, keys), logits([query.abs() for query in queries], keys.abs())
+        hidden, probabilities = attention_probabilities(scores, shape.window, self.sinks)
         outputs, magnitudes = (torch.einsum("hqk,khd->qhd", probabilities, tensor) for tensor in (values, values.abs()))
         relative, absolute = HALF_STEP[self.keys.dtype]
         largest = probabilities.amax(-1).T[..., None]
@@ -223,11 +228,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     require_sglang(parser)
-    report = OperatorReport("sglang-triton", ("sglang", "triton", "torch"))
-    for name, check in CHECKS.items():
-        if is_chosen(name, options.only):
-            check(report)
-    return int(report.finish(options.receipt))
+    code: int = run_checks(CHECKS, options, OperatorReport("sglang-triton", ("sglang", "triton", "torch")))
+    return code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -391,6 +392,21 @@ BATCHES = {
 PAGE, SEGMENTS = 16, 16
 
 
+def attention_probabilities(scores: Tensor, window: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which keys each query does not attend to, and the probabilities of all keys.
+
+    ``scores`` are of heads, queries and keys; the queries are those of the last tokens. ``window`` is as in a shape.
+    """
+    _, queries, keys = scores.shape
+    here = torch.arange(keys - queries, keys, device=scores.device)[:, None]
+    there = torch.arange(keys, device=scores.device)
+    hidden = (there > here) | (there <= here - (window or keys + 1))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, queries, 1)), -1)
+    return hidden, torch.softmax(scores, -1)[..., :keys]
+
+
 @dataclass(frozen=True)
 class UnifiedAttentionCall:
     """The arguments of vLLM's Triton attention. Keys and values are in pages of a cache."""
@@ -495,14 +511,7 @@ class UnifiedAttentionCall:
         for q, k, v in zip(queries, torch.split(keys, totals), torch.split(values, totals), strict=True):
             k, v = (tensor.repeat_interleave(shape.heads // shape.kv_heads, 1) for tensor in (k, v))
             scores, sizes = (torch.einsum("qhd,khd->hqk", *pair) / shape.head_dim**0.5 for pair in ((q, k), (q.abs(), k.abs())))
-            here = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
-            there = torch.arange(len(k), device=q.device)
-            hidden = (there > here) | (there <= here - (shape.window or len(k) + 1))
-            scores = scores.masked_fill(hidden, float("-inf"))
-            if self.sinks is not None:
-                sink = self.sinks.double()[:, None, None].expand(-1, len(q), 1)
-                scores = torch.cat((scores, sink), -1)
-            probabilities = torch.softmax(scores, -1)[..., : len(k)]
+            hidden, probabilities = attention_probabilities(scores, shape.window, self.sinks)
             outputs, magnitudes = (torch.einsum("hqk,khd->qhd", probabilities, tensor) for tensor in (v, v.abs()))
             unsure = sizes.masked_fill(hidden, 0).amax(-1).T[..., None] * BF16_SUMS + FUNCTIONS
             slack = magnitudes * (torch.expm1(2 * unsure) + HALF_ULP[torch.bfloat16] + BF16_SUMS)
@@ -571,6 +580,14 @@ CHECKS: dict[str, Callable[[OperatorReport], None]] = {
 }
 
 
+def run_checks(checks: Mapping[str, Callable[[OperatorReport], None]], options: Namespace, report: OperatorReport) -> int:
+    """Run the checks that ``--only`` names, and return the exit code."""
+    for name, check in checks.items():
+        if is_chosen(name, options.only):
+            check(report)
+    return int(report.finish(options.receipt))
+
+
 def main() -> int:
     parser = nvfp4.argument_parser("Compare Triton kernels of vLLM with float64.", only=", ".join(CHECKS))
     parser.add_argument(
@@ -580,11 +597,7 @@ def main() -> int:
     require_vllm(parser)
     named(options.gpu)
     torch.manual_seed(options.seed)
-    report = OperatorReport("vllm-triton", ("vllm", "triton", "torch"))
-    for name, check in CHECKS.items():
-        if is_chosen(name, options.only):
-            check(report)
-    return int(report.finish(options.receipt))
+    return run_checks(CHECKS, options, OperatorReport("vllm-triton", ("vllm", "triton", "torch")))
 
 
 if __name__ == "__main__":

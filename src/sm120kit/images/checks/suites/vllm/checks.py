@@ -183,8 +183,9 @@ def _autotunes(arguments):
     """Whether a server with these arguments measures FlashInfer's tactics when it starts."""
     from vllm.config.vllm import OPTIMIZATION_LEVEL_TO_CONFIG
 
-    level = OPTIMIZATION_LEVEL_TO_CONFIG[int(arguments.optimization_level)]["kernel_config"]["enable_flashinfer_autotune"]
-    return level if arguments.enable_flashinfer_autotune is None else arguments.enable_flashinfer_autotune
+    if arguments.enable_flashinfer_autotune is not None:
+        return arguments.enable_flashinfer_autotune
+    return OPTIMIZATION_LEVEL_TO_CONFIG[int(arguments.optimization_level)]["kernel_config"]["enable_flashinfer_autotune"]
 
 
 def _not_looked_up(look_up, served):
