@@ -9,7 +9,7 @@ finished, with other contents: the FlashInfer wheel is packed from random bytes 
 small file, no wheel of the closure is fetched, no check runs. Plan, lockfiles, base and records are those of a real build. Do
 not use such a state directory for anything else.
 
-Prints a table, asserts nothing. docs/measurements/dry-run.md has figures.
+Prints a table, asserts nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Two state directories in DIRECTORY, which start empty, and a registry on loopbac
 those of ``sm120kit build``. CPU seconds are those of the command and its children, without the registry. A build of a lockfile
 that the cache knows neither unpacks compilers nor measures tiles.
 
-Prints a table, asserts that both wheels are equal. docs/measurements/remote-cache.md has figures.
+Prints a table, asserts that both wheels are equal.
 """
 
 from __future__ import annotations

@@ -470,7 +470,6 @@ CASES = {
     "bench export log.txt -o there.csv": (44, "there.csv exists\nhint: choose another file with --output, or add --overwrite"),
     "bench show log.txt --plot there.svg": (44, "there.svg exists\nhint: choose another file with --plot, or add --overwrite"),
     f"bench run {NOWHERE} --plot there.svg": (44, "there.svg exists"),
-    "patch drift --svg there.svg": (44, "there.svg exists\nhint: choose another file with --svg, or add --overwrite"),
     "image export image there.tar": (44, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
     f"reproduce {CONFIG} --header a:b": (2, "Invalid value for --header: applies only to a running server: add --url"),
     f"reproduce {CONFIG} --cert log.txt": (2, "Invalid value for --cert: applies only to a running server: add --url"),

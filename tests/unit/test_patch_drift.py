@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
@@ -23,7 +22,7 @@ from typer.testing import CliRunner
 from sm120kit import patches, sources
 from sm120kit.cli import app
 from sm120kit.core import retry
-from sm120kit.core.errors import FetchFailed, OfflineMiss, Sm120kitError, StateUnwritable, UnknownName
+from sm120kit.core.errors import FetchFailed, OfflineMiss, Sm120kitError, UnknownName
 from sm120kit.core.state import Workspace
 from sm120kit.patches.records import PatchState
 from sm120kit.sources.origin import Origin
@@ -264,12 +263,11 @@ def test_cache_lists_and_cleans_states(shelf: Shelf) -> None:
 def test_bad_sdist_is_a_row_with_its_error(shelf: Shelf, damage: Any, message: str) -> None:
     shelf.release("0.6.1")
     damage(shelf.release("0.6.2"))
-    svg = shelf.path / "drift.svg"
-    result = shelf.run("--json", "--svg", str(svg))
+    result = shelf.run("--json")
     rows = json.loads(result.stdout)["releases"]
     assert result.exit_code == 1
     assert [bool(row["cells"]) for row in rows] == [True, False] and message in rows[1]["error"]
-    assert message in shelf.run().stdout and "release not available" in svg.read_text()
+    assert message in shelf.run().stdout
     assert not left_behind(shelf)
 
 
@@ -310,33 +308,11 @@ def test_no_releases_and_unreachable_index(shelf: Shelf, monkeypatch: pytest.Mon
     assert refusal(shelf.run("--mirror", str(shelf.path / "absent"))) == (FetchFailed, absent)
 
 
-def test_invalid_version_and_unwritable_svg_are_refused_first(shelf: Shelf) -> None:
+def test_invalid_version_is_refused_first(shelf: Shelf) -> None:
     shelf.release("0.6.1")
     invalid = shelf.run("--since", "six")
     assert invalid.exit_code == 2 and "'six' is not a version" in invalid.stderr
-    for path in (shelf.path / "absent" / "drift.svg", shelf.path):
-        kind, message = refusal(shelf.run("--svg", str(path)))
-        assert kind is StateUnwritable and f"cannot write {path}" in message
     assert not shelf.state.exists()
-
-
-# ---- drawing
-
-
-def test_drawing_has_each_state_once(shelf: Shelf) -> None:
-    for version, change in {"0.6.0": {}, "0.6.1": MOVED, "0.6.2": FIXED, "0.6.3": OTHER}.items():
-        shelf.release(version, change)
-    file = shelf.path / "drift.svg"
-    shelf.json("--svg", str(file))
-    content = file.read_bytes()
-    titles = [element.text for element in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}title")]
-    drawn = [title for title in titles if title and ", flashinfer 0.6." in title]
-    assert len(drawn) == len(set(drawn)) == 4 * 3
-    assert "cutlass/cutlass-fix, flashinfer 0.6.2 (cutlass 4.2.1): already upstream" in drawn
-    kind, message = refusal(shelf.run("--svg", str(file)))
-    assert kind is StateUnwritable and f"{file} exists" in message
-    shelf.json("--svg", str(file), "--overwrite")
-    assert file.read_bytes() == content
 
 
 # ---- signals

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Overwrite, Sources, patches_root
+from sm120kit.cli.options import Json, Sources, patches_root
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ def drift(
         ),
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="Also pre-releases and yanked releases.")] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the matrix to this file.")] = None,
-    overwrite: Overwrite = False,
     *,
     sources: Sources,
     json: Json = False,
@@ -59,19 +56,10 @@ def drift(
             raise UnknownName(message, f"projects: {', '.join(known)}")
     if since:
         _require_version(since)
-    if svg:
-        from sm120kit.core.state import require_new, require_writable
-
-        require_writable(svg, "--svg")
-        require_new(svg, "--svg", overwrite)
     selected = [name for name in known if name in (projects or known)]
     options = sources.run_options()
     rows = matrix.drift_matrix(selected, root, Releases(options.workspace, options.origin), since=since, every=every)
     summaries = list(matrix.summaries(rows, selected, root))
-    if svg:
-        from sm120kit.patches import matrix_svg
-
-        matrix_svg.write(svg, rows)
     if json:
         console.json_data({"releases": rows, "patches": summaries})
     else:

@@ -9,7 +9,7 @@ A repository's own configuration can name programs (``gpg.program``, ``filter.*.
 
 GitPython creates the commits, see :mod:`sm120kit.sources.git_objects`. The other methods run git once a call: commands read
 fewer objects than the import of GitPython costs, its diffs and listings of trees are slower than git's, and it has no
-``apply``, no index without a work tree and no limits for a fetch (figures: docs/measurements/gitpython.md).
+``apply``, no index without a work tree and no limits for a fetch.
 """
 
 from __future__ import annotations
