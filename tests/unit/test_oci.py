@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, NoSuchImage, UnsafeArchive
+from sm120kit.images import loading
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 
@@ -211,3 +212,23 @@ def test_large_document_is_refused(layout: Layout) -> None:
     with pytest.raises(ArtifactChanged):
         layout.read(large.digest)
     assert io.BytesIO(layout.path(large.digest).read_bytes()).getbuffer().nbytes == large.size
+
+
+def test_archive_has_an_entry_for_each_directory_before_its_files(layout: Layout, tmp_path: Path) -> None:
+    manifest = image(layout, layer(layout, a="a")).digest
+    loading.export(layout, manifest, tmp_path / "image.tar")
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        seen = set()
+        for member in archive:
+            above = Path(member.name).parent
+            assert str(above) in {".", *seen}, member.name
+            seen |= {member.name} if member.isdir() else set()
+    assert seen == {"blobs", "blobs/sha256"}
+
+
+def test_dash_streams_the_archive_to_stdout(layout: Layout, tmp_path: Path) -> None:
+    manifest = image(layout, layer(layout, a="a")).digest
+    loading.export(layout, manifest, tmp_path / "image.tar")
+    argv = [sys.executable, "-m", "sm120kit", "image", "export", manifest, "-", "--state", str(tmp_path)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == (tmp_path / "image.tar").read_bytes() and not (tmp_path / "-").exists()

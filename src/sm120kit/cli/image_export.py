@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +14,31 @@ from sm120kit.core import console
 
 def export(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image in the state directory, by id, tag or digest.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file that ends in .tar, or a new directory.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A file that ends in .tar, a new directory, or - for standard output.")
+    ],
     overwrite: Overwrite = False,
     state: State = None,
 ) -> None:
     """Write an image as an OCI archive or directory.
 
     `docker load --input FILE`, podman, skopeo and containerd read a file; skopeo and podman a directory, as `oci:DIRECTORY`.
+    With `-`, the archive is written to standard output, as for `| ssh HOST docker load`.
     The files of a directory are hard links to those in the state directory where possible: do not change them.
     """
     from sm120kit.core.state import Workspace, require_new
     from sm120kit.images import loading
     from sm120kit.images.oci import Layout
 
+    to_stdout = str(path) == "-"
+    if to_stdout and sys.stdout.isatty():
+        raise typer.BadParameter("an archive is not text for a terminal: redirect standard output, or name a file")
     if path.suffix == ".tar":
         require_new(path, "PATH", overwrite)
     layout = Layout(Workspace.open(state).root / "oci")
-    loading.export(layout, loading.manifest_digest(layout, reference), path)
+    manifest = loading.manifest_digest(layout, reference)
+    if to_stdout:
+        loading.stream(layout, manifest, sys.stdout.buffer)
+        return
+    loading.export(layout, manifest, path)
     console.data(str(path))

@@ -186,28 +186,51 @@ def export(layout: Layout, manifest: str, path: Path) -> None:
         StateUnwritable: the directory exists, or cannot be written.
         NotEnoughDisk: the file system is full.
     """
-    if path.suffix != ".tar" and path.exists():
-        raise StateUnwritable(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
-    with reporting.step("verifying the layers of the image"):
-        layout.verify(manifest)
-    references = _references(layout, manifest)
     if path.suffix != ".tar":
-        with publish_directory(path) as directory:
-            _link(layout, manifest, references, directory)
+        _export_directory(layout, manifest, path)
         return
-    size = sum(blob.size for blob in _blobs(layout, manifest))
-    with disk_errors(path), reporting.task(f"writing {path}", size, transfer=True) as advance:
+    require_disk(path.parent, _size(layout, manifest), f"the archive {path}")
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
             try:
-                for piece in _counted(archive(layout, manifest, references), advance):
-                    file.write(piece)
+                stream(layout, manifest, file)
                 file.flush()
                 Path(file.name).chmod(0o644)
                 Path(file.name).replace(path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
+
+
+def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
+    """Write an image, with its tags, to ``file`` as an archive.
+
+    Raises:
+        ArtifactChanged: a blob of the layout differs from its digest. Nothing was written.
+    """
+    _verify(layout, manifest)
+    pieces = archive(layout, manifest, _references(layout, manifest))
+    with reporting.task("writing the archive", _size(layout, manifest), transfer=True) as advance:
+        for piece in _counted(pieces, advance):
+            file.write(piece)
+
+
+def _export_directory(layout: Layout, manifest: str, path: Path) -> None:
+    if path.exists():
+        raise StateUnwritable(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
+    _verify(layout, manifest)
+    with publish_directory(path) as directory:
+        _link(layout, manifest, _references(layout, manifest), directory)
+
+
+def _verify(layout: Layout, manifest: str) -> None:
+    with reporting.step("verifying the layers of the image"):
+        layout.verify(manifest)
+
+
+def _size(layout: Layout, manifest: str) -> int:
+    return sum(blob.size for blob in _blobs(layout, manifest))
 
 
 def archive(layout: Layout, manifest: str, references: Iterable[str], without: Iterable[str] = ()) -> Iterator[bytes]:
@@ -221,6 +244,8 @@ def archive(layout: Layout, manifest: str, references: Iterable[str], without: I
     }
     for name, content in _documents(layout, manifest, references).items():
         yield from _file(name, len(content), iter([content]))
+    for name in ("blobs", "blobs/sha256"):  # skopeo cannot give one without an entry to root, except as root
+        yield _directory(name)
     yield from _file("manifest.json", len(_json([saved])), iter([_json([saved])]))
     for blob in _blobs(layout, manifest):
         if blob.digest not in skipped:
@@ -268,6 +293,12 @@ def _member(digest: str) -> str:
 
 def _json(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
+
+
+def _directory(name: str) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    return member.tobuf(tarfile.PAX_FORMAT)
 
 
 def _file(name: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -103,9 +104,7 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     publisher.run("image", "export", name, "image.tar")
     publisher.run("image", "export", name, "image.tar", code=StateUnwritable.exit_code)
     publisher.run("image", "export", name, "image.tar", "--overwrite")
-    # Skopeo 1.9 unpacks an archive with the owners in it, which takes root.
-    archives = ["oci-archive:image.tar"] if os.geteuid() == 0 else []
-    for source in ("oci:directory", *archives, f"oci:{publisher.layout.directory}"):
+    for source in ("oci:directory", "oci-archive:image.tar", f"oci:{publisher.layout.directory}"):
         shown = json.loads(skopeo(tmp_path, "inspect", source))
         assert shown["Digest"] == manifest and tuple(shown["Layers"]) == image.layers and shown["Labels"] == image.labels
     first = next((tmp_path / "directory" / "blobs" / "sha256").iterdir())
@@ -119,6 +118,20 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     (entry,) = json.loads((tmp_path / "images.json").read_text())["images"]
     source = f"docker://{entry['repository']}@{entry['digest']}"
     skopeo(tmp_path, "copy", "--src-tls-verify=false", source, "oci:from-registry")
+
+
+@with_skopeo
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user")
+def test_archive_is_read_by_an_ordinary_user(publisher: Host, tmp_path: Path) -> None:
+    manifest, name = add_image(publisher.workspace, (1,))
+    publisher.run("image", "export", name, "image.tar")
+    with tempfile.TemporaryDirectory() as home:  # pytest's directories are closed to others
+        os.chown(home, 12345, 12345)
+        shutil.copy(tmp_path / "image.tar", home)
+        argv = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "skopeo", "inspect", "oci-archive:image.tar"]
+        done = subprocess.run(argv, cwd=home, env=os.environ | {"HOME": home}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["Digest"] == manifest
 
 
 def skopeo(directory: Path, *arguments: str) -> str:
