@@ -85,27 +85,51 @@ def test_privileged_workflows_run_on_tags_or_by_the_clock(path: Path) -> None:
     assert "pull_request_target" not in events
 
 
-def test_code_of_upstream_releases_runs_without_permissions() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "update.yml").read_text())["jobs"]
-    for name, job in jobs.items():
-        commands = [step.get("run", "") for step in job["steps"]]
-        assert any("update.sh make" in command for command in commands) is ("permissions" not in job), name
-        assert ("permissions" in job) is any("update.sh propose" in command for command in commands), name
+WITHOUT_FOREIGN_CODE = (
+    "ci/install.sh",
+    "ci/release.sh",
+    "ci/publish.sh",
+    "ci/hand_over.sh unpack",
+    "ci/update.sh propose",
+)
+"""The scripts that compile nothing, and run no code of an engine, an image or a package that is being built."""
+
+
+def privileged(job: dict[str, Any]) -> bool:
+    """Whether a job has a secret, an identity or a permission to write."""
+    return "secrets." in str(job) or any(access == "write" for access in job.get("permissions", {}).values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_jobs_with_identity_or_secrets_run_no_foreign_code(path: Path) -> None:
+    for name, job in yaml.safe_load(path.read_text())["jobs"].items():
+        commands = [command for step in job["steps"] for command in re.findall(r"ci/.*|sm120kit .*", step.get("run", ""))]
+        foreign = [command for command in commands if not command.startswith(WITHOUT_FOREIGN_CODE)]
+        assert not (privileged(job) and foreign), f"{path.name}, job {name}: {foreign}"
+
+
+def test_foreign_code_hands_its_results_to_jobs_with_an_identity() -> None:
+    for workflow, build, publish in (
+        ("images", "image", "publish"),
+        ("release", "build", "attest"),
+        ("update", "recipes", "propose"),
+    ):
+        jobs = yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text())["jobs"]
+        handed = [step["with"]["name"] for step in jobs[build]["steps"] if "upload-artifact" in step.get("uses", "")]
+        taken = [step["with"]["name"] for step in jobs[publish]["steps"] if "download-artifact" in step.get("uses", "")]
+        assert handed == taken and len(taken) == 1 and jobs[publish]["needs"] == build, workflow
+        assert privileged(jobs[publish]) and "permissions" not in jobs[build], workflow
 
 
 def test_release_has_provenance_and_no_password() -> None:
     path = ROOT / ".github" / "workflows" / "release.yml"
     jobs = yaml.safe_load(path.read_text())["jobs"]
     assert "secrets." not in path.read_text()
-    build, publish = (
+    build, attest, publish = (
         [step.get("uses", step.get("run", "")).partition("@")[0] for step in jobs[name]["steps"]] for name in jobs
     )
-    assert build[1:] == [
-        "ci/install.sh",
-        'ci/distributions.sh "$GITHUB_REF_NAME"',
-        "actions/attest-build-provenance",
-        "actions/upload-artifact",
-    ]
+    assert build[1:] == ["ci/install.sh", 'ci/distributions.sh "$GITHUB_REF_NAME"', "actions/upload-artifact"]
+    assert attest == ["actions/download-artifact", "actions/attest-build-provenance"], "no other step has this identity"
     assert publish == ["actions/download-artifact", "pypa/gh-action-pypi-publish"], "no other step has this identity"
     assert jobs["publish"]["permissions"] == {"id-token": "write"} and jobs["publish"]["environment"] == "pypi"
 
@@ -117,6 +141,7 @@ def test_every_locked_engine_has_an_image_job() -> None:
     engines = {path.name.removesuffix(".lock.json") for path in locks if path.name.startswith(("vllm-", "sglang-"))}
     assert {*built} == engines
     assert {name for name, runner in built.items() if runner == "spark"} == {name for name in engines if "spark" in name}
+    assert jobs["publish"]["strategy"]["matrix"] == jobs["image"]["strategy"]["matrix"]
 
 
 def pinned() -> dict[str, list[Requirement]]:

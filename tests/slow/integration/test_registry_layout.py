@@ -128,7 +128,17 @@ def test_archive_is_read_by_an_ordinary_user(publisher: Host, tmp_path: Path) ->
     with tempfile.TemporaryDirectory() as home:  # pytest's directories are closed to others
         os.chown(home, 12345, 12345)
         shutil.copy(tmp_path / "image.tar", home)
-        argv = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "skopeo", "inspect", "oci-archive:image.tar"]
+        argv = [
+            "setpriv",
+            "--reuid",
+            "12345",
+            "--regid",
+            "12345",
+            "--clear-groups",
+            "skopeo",
+            "inspect",
+            "oci-archive:image.tar",
+        ]
         done = subprocess.run(argv, cwd=home, env=os.environ | {"HOME": home}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["Digest"] == manifest
