@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import BadRecord, StateUnsafe, StateUnwritable
+from sm120kit.core.outside import parse_json
 from sm120kit.core.records import LeftOut
 from sm120kit.core.state import (
     Workspace,
     digest_of,
     owned_directory,
-    parse_json,
     publish_directory,
     read_record,
     require_new,
@@ -237,7 +237,7 @@ def test_write_atomic_to_pipe(tmp_path: Path) -> None:
 def test_memory_for_a_small_input_does_not_depend_on_the_limit(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"content")
     program = (
-        "import resource, sys; from pathlib import Path; from sm120kit.core.state import read_input;"
+        "import resource, sys; from pathlib import Path; from sm120kit.core.outside import read_input;"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30)); print(read_input(Path(sys.argv[1])).decode())"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "small"], capture_output=True, text=True, check=True)

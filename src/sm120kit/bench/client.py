@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.core.errors import ServerUnreachable
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint, redacted
 
 if TYPE_CHECKING:

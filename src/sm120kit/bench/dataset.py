@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm120kit.core.errors import BadRecipe
-from sm120kit.core.state import parse_json, read_input_text
+from sm120kit.core.outside import parse_json, read_input_text
 
 BLOCK_TOKENS = 512
 """Tokens of input for which a trace of Mooncake has one hash id."""

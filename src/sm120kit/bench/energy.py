@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sm120kit.bench import energy_sampler
 from sm120kit.core import process
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 
 ARGV = (sys.executable, "-P", energy_sampler.__file__)
 PATIENCE_SECONDS = 10.0

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sm120kit.bench import published_formats
 from sm120kit.bench.published_formats import OUTPUT, Figure
 from sm120kit.core.errors import BadReceipt
-from sm120kit.core.state import parse_json, read_input
+from sm120kit.core.outside import parse_json, read_input
 
 SHORTEST_ANSWER = 200
 """Tokens per user below which start and end dominate a decode rate."""

@@ -15,7 +15,8 @@ from sm120kit.bench.energy import Energy
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadReceipt
-from sm120kit.core.state import parse_json, read_input, read_record, write_record
+from sm120kit.core.outside import parse_json, read_input
+from sm120kit.core.state import read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
 LAG_SECONDS = 0.1

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from sm120kit.bench.sse import Reader
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 
 Reads = Sequence[tuple[float, bytes]]
 """Received bytes, with seconds since the run began."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from sm120kit.bench import client
 from sm120kit.bench.metrics import metrics_of
-from sm120kit.core.state import digest_of, parse_json
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
 
 CACHE_CONFIG = "vllm:cache_config_info"

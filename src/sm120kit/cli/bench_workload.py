@@ -117,7 +117,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    from sm120kit.core.state import parse_json, read_input
+    from sm120kit.core.outside import parse_json, read_input
 
     try:
         value = parse_json(read_input(Path(text[1:])) if text.startswith("@") else text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,20 +59,19 @@ def path() -> Path:
 
 
 def _content() -> dict[str, Any]:
-    from sm120kit.core.state import read_input_text
+    from sm120kit.core.outside import read_toml
 
     file = path()
     try:
-        return tomllib.loads(read_input_text(file))
+        return read_toml(file)
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
             raise BadConfigFile(f"{VARIABLE} names {file}, which does not exist", f"correct or unset {VARIABLE}") from None
         return {}
     except OSError as error:
         raise BadConfigFile(f"cannot read {file}: {error.strerror}", f"{VARIABLE} names another file") from error
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadConfigFile(f"{file} is not TOML: {why}", HINT) from error
+    except ValueError as error:
+        raise BadConfigFile(f"{file} is not TOML: {error}", HINT) from error
 
 
 def _problems(table: Mapping[str, Any], group: Group, path: tuple[str, ...]) -> Iterator[str]:

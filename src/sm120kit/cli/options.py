@@ -507,7 +507,7 @@ def _content(text: str, option: str) -> str:
     """A value, or the content of the file in ``@FILE``."""
     if not text.startswith("@"):
         return text
-    from sm120kit.core.state import read_input_text
+    from sm120kit.core.outside import read_input_text
 
     try:
         content = read_input_text(Path(text[1:]).expanduser()).strip()

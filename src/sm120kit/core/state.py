@@ -7,7 +7,6 @@ import fcntl
 import functools
 import grp
 import hashlib
-import io
 import json
 import os
 import pwd
@@ -26,14 +25,10 @@ from typing import Any, TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused, UnknownName
+from sm120kit.core.outside import read_input
 from sm120kit.core.records import json_default
 
 T = TypeVar("T")
-
-MAX_INPUT_BYTES = 2**31
-"""Limit for files that users name: data sets of conversations have less than 1 GB."""
-MAX_STREAM_BYTES = 2**26
-"""Limit for devices and pipes in place of such a file: ``/dev/zero`` does not end."""
 
 UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
 
@@ -469,59 +464,6 @@ def _adapter(kind: type) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
-
-
-def parse_json(content: str | bytes) -> Any:
-    """Parse a JSON document that sm120kit did not write.
-
-    Raises:
-        ValueError: it is not JSON, not UTF-8, or nested too deeply.
-    """
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def file_problem(path: Path) -> str:
-    """Why ``path`` is not a readable file, such as "is a directory"; empty if it is."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-    if stat.S_ISREG(mode):
-        return ""
-    return "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
-
-
-def read_input(path: Path) -> bytes:
-    """The content of a file that a user names; of a device or pipe, if it ends within ``MAX_STREAM_BYTES``.
-
-    Raises:
-        OSError: it cannot be read, or is larger than ``MAX_INPUT_BYTES``.
-    """
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode):
-            limit, size = MAX_INPUT_BYTES, status.st_size
-            content = file.read() if size <= limit else b""  # a count of bytes would be allocated at once
-        else:
-            limit = MAX_STREAM_BYTES
-            content = file.read(limit + 1)
-            size = len(content)
-    if size > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit // 2**20} MiB", str(path))
-    return content
-
-
-def read_input_text(path: Path) -> str:
-    """The UTF-8 text of a file that a user names, with ``\\n`` at the ends of lines.
-
-    Raises:
-        OSError: see :func:`read_input`.
-        UnicodeDecodeError: it is not UTF-8.
-    """
-    return io.TextIOWrapper(io.BytesIO(read_input(path)), "utf-8").read()
 
 
 def mark_used(path: Path) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import CommandFailed, ImageBuildFailed
-from sm120kit.core.state import Workspace, data_root, digest_of, parse_json, read_record, require_disk, write_record
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import Workspace, data_root, digest_of, read_record, require_disk, write_record
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.records import Kernel
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts

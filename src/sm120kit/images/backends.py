@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import BadRecipe
-from sm120kit.core.state import data_root, file_sha256, parse_json
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import data_root, file_sha256
 from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.arguments import Node
 from sm120kit.recipes.configurations import Configuration

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from sm120kit import sources
 from sm120kit.core.errors import NoSuchImage, StateUnwritable
-from sm120kit.core.state import Workspace, is_owned, parse_json, read_record
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import Workspace, is_owned, read_record
 from sm120kit.images import base
 from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.oci import Layout

@@ -29,6 +29,7 @@ from sm120kit.core.errors import (
     NotAttested,
     UnknownName,
 )
+from sm120kit.core.outside import parse_json
 from sm120kit.core.state import (
     Workspace,
     data_root,
@@ -36,7 +37,6 @@ from sm120kit.core.state import (
     disk_errors,
     file_sha256,
     mark_used,
-    parse_json,
     publish_directory,
     read_record,
     require_disk,

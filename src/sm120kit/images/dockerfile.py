@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sm120kit.core.errors import ImageBuildFailed
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 
 _NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _SKIPPED = {"ADD", "ARG", "COPY", "RUN", "STOPSIGNAL", "SHELL"}

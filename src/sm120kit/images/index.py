@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core.errors import BadIndex, BadRecord, RegistryFailed
-from sm120kit.core.state import file_problem, read_record
+from sm120kit.core.outside import file_problem
+from sm120kit.core.state import read_record
 from sm120kit.images.records import PublishedImage
 
 FORMAT = 1

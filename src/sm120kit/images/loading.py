@@ -28,7 +28,8 @@ from sm120kit.core.errors import (
     StateUnwritable,
     TagTaken,
 )
-from sm120kit.core.state import disk_errors, parse_json, publish_directory, require_disk
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import disk_errors, publish_directory, require_disk
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of

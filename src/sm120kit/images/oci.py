@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, NoSuchImage
-from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, parse_json, write_atomic
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, write_atomic
 from sm120kit.images.records import Image, image_content
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

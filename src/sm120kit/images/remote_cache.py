@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, NotAttested, RegistryFailed
-from sm120kit.core.state import file_sha256, parse_json, require_disk
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import file_sha256, require_disk
 from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
 from sm120kit.images.index import require_repository

@@ -26,17 +26,9 @@ from typing import IO, Any, cast
 
 from sm120kit.core import archives, reporting
 from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
+from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
-from sm120kit.core.state import (
-    Workspace,
-    disk_errors,
-    mark_used,
-    parse_json,
-    publish_directory,
-    read_record,
-    require_disk,
-    write_record,
-)
+from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
 from sm120kit.images.oci import Descriptor, Layout
 
 WHITEOUT = ".wh."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sm120kit.core.errors import CannotMeasure, NotACheckpoint, ServerUnreachable
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
 from sm120kit.kld.tokens import TokenizedText, existing, libraries, require_same_vocabulary, vocabulary
@@ -98,7 +98,7 @@ def require_window(directory: Path, tokens: int) -> None:
         CannotMeasure: the window is longer.
     """
     try:
-        config = parse_json((existing(directory) / "config.json").read_bytes())
+        config = parse_json((existing(directory) / "config.json").read_bytes(), lenient=True)
         longest = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
     except (OSError, ValueError, AttributeError):
         return  # loading reports a directory that is no checkpoint

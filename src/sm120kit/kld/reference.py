@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import zstandard
 
 from sm120kit.core.errors import BadRecord, ToolchainMissing
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, blocks, normalized
 from sm120kit.kld.records import DivergenceSummary, Windowing
 from sm120kit.kld.tokens import TokenizedText

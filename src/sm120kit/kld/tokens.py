@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import CannotMeasure, NoModel, NotACheckpoint, ToolchainMissing
-from sm120kit.core.state import parse_json, read_input_text
+from sm120kit.core.outside import parse_json, read_input_text
 
 SAMPLE_CHARACTERS = 4000
 """Characters of the text that a server tokenizes, to compare its tokenizer."""

@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.errors import BadPatch, PatchOverwritten, UnknownName
+from sm120kit.core.outside import mail_date
 from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
@@ -124,13 +124,21 @@ def slug_of(subject: str) -> str:
 
 
 def read_message(repository: Repository, commit: str) -> CommitMessage:
-    """Read the message of a commit."""
+    """Read the message of a commit.
+
+    Raises:
+        BadPatch: its date is before 1900, or after 9998.
+    """
     form = "%P%x00%an <%ae>%x00%aD%x00%B"
     log = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
     parents, author, date, message = log.split("\0")
     match = _PATCH.search(message)
     subject, _, body = _PATCH.sub("", message).strip().partition("\n")
-    return CommitMessage(author, parsedate_to_datetime(date), subject, body, parents, f"{match[1]}/{match[2]}" if match else "")
+    try:
+        authored = mail_date(date)
+    except ValueError as error:
+        raise BadPatch(f"commit {commit}: {error}", "give it another with git commit --amend --date=now") from error
+    return CommitMessage(author, authored, subject, body, parents, f"{match[1]}/{match[2]}" if match else "")
 
 
 def parse_own(project: str, slug: str, content: bytes) -> Patch:

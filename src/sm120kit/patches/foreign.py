@@ -12,13 +12,13 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
-from sm120kit.core.state import read_input, write_together
+from sm120kit.core.outside import mail_date, read_input
+from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Diff, Problem, scan
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import CommitMessage, diff, parse_own, problems_after, read_message, slug_of
@@ -97,7 +97,7 @@ def _read_mail(content: bytes) -> tuple[CommitMessage, bytes]:
         info = repository.git("mailinfo", "-b", "--encoding=UTF-8", body, below, stdin=content).stdout
         fields = dict(line.partition(": ")[::2] for line in info.splitlines())
         try:
-            date = parsedate_to_datetime(fields.get("Date", ""))
+            date = mail_date(fields.get("Date", ""))
         except ValueError:
             date = _now()
         author = f"{fields['Author']} <{fields['Email']}>" if {"Author", "Email"} <= fields.keys() else AUTHOR

@@ -19,7 +19,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from sm120kit.core.errors import BadPatch
-from sm120kit.core.state import read_input
+from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches import anchors, probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
 from sm120kit.patches.records import Probe
@@ -261,8 +261,8 @@ def _author(headers: dict[str, tuple[str, int]], report: _Report) -> str:
 def _date(headers: dict[str, tuple[str, int]], report: _Report) -> datetime | None:
     value, line = headers.get("Date", ("", 1))
     try:
-        date = email.utils.parsedate_to_datetime(value)
-    except (ValueError, OverflowError, TypeError):
+        date = mail_date(value)
+    except ValueError:
         date = None
     if date is None or date.tzinfo is None:
         report(line, f"Date is {value!r}, not like 'Mon, 5 Jan 2026 01:02:03 +0000'")

@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 
 from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
-from sm120kit.core.state import data_root, file_problem
+from sm120kit.core.state import data_root
 from sm120kit.recipes.load import did_you_mean, json_schema, read
 from sm120kit.recipes.schema import (
     KINDS,

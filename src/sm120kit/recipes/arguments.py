@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sm120kit.core.errors import BadRecipe
-from sm120kit.core.state import data_root, parse_json
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import data_root
 from sm120kit.recipes import load_engine, locate, lock_path, lockfile
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.recipes.load import did_you_mean

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from sm120kit.core.errors import UnknownName
-from sm120kit.core.state import data_root, file_problem
+from sm120kit.core.outside import file_problem
+from sm120kit.core.state import data_root
 from sm120kit.recipes.load import did_you_mean, read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
 

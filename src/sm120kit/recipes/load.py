@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from sm120kit.core import outside
 from sm120kit.core.errors import BadRecipe
-from sm120kit.core.state import read_input_text
 from sm120kit.recipes.schema import DAY, FILES, KINDS, PINNED, PLATFORM, VARIABLE, EngineRecipe, FlashInferRecipe, Recipe
 
 T = TypeVar("T", bound=BaseModel)
@@ -38,12 +37,11 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         BadRecipe: the file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(read_input_text(path))
+        return outside.read_toml(path)
     except OSError as error:
         raise BadRecipe(f"{path} cannot be read: {error.strerror}", "name a file that you may read") from error
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadRecipe(f"{path}: not TOML: {why}", hint) from error
+    except ValueError as error:
+        raise BadRecipe(f"{path}: not TOML: {error}", hint) from error
 
 
 def validate(kind: type[T], data: dict[str, Any], path: Path, hint: str = "", contradictions: Iterable[str] = ()) -> T:

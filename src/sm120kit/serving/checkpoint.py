@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""
@@ -263,7 +263,7 @@ def _shards(files: ModelFiles, present: frozenset[str]) -> tuple[list[str], dict
 
 def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
-        content = parse_json(files.content(name))
+        content = parse_json(files.content(name), lenient=True)
     except FileNotFoundError as error:
         raise NotACheckpoint(f"{files.source} has no {name}", "name the folder that contains it") from error
     except PermissionError as error:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.errors import DaemonUnreachable, NoSuchServer, StateUnwritable
-from sm120kit.core.state import disk_errors, parse_json, read_record, write_record
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import disk_errors, read_record, write_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.supervise import Ending, Run

@@ -25,7 +25,8 @@ from typing import Any
 
 from sm120kit.core import errors, process, reporting
 from sm120kit.core.errors import CommandFailed, FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
-from sm120kit.core.state import disk_errors, parse_json, require_disk
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import disk_errors, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 from sm120kit.serving import checkpoint
 from sm120kit.serving.checkpoint import Checkpoint, Tensor

@@ -25,8 +25,9 @@ from sm120kit.core.errors import (
     ToolchainMissing,
     UnknownName,
 )
+from sm120kit.core.outside import file_problem
 from sm120kit.core.process import Completed, run
-from sm120kit.core.state import Workspace, file_problem
+from sm120kit.core.state import Workspace
 from sm120kit.core.urls import redacted
 from sm120kit.sources import download
 from sm120kit.sources.index import Location, Locations, local_directory

@@ -15,9 +15,10 @@ from urllib.parse import unquote
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, HashMismatch
+from sm120kit.core.outside import file_problem
 from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.state import disk_errors, file_problem, file_sha256, mark_used
+from sm120kit.core.state import disk_errors, file_sha256, mark_used
 from sm120kit.sources.index import Location, Locations, PinnedFile
 from sm120kit.sources.records import SdistPin
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from pydantic import TypeAdapter
 
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts.reader import HostReader
 from sm120kit.hosts.facts.records import Driver
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core.errors import NotAttested
-from sm120kit.core.state import digest_of, read_input, write_atomic
+from sm120kit.core.outside import read_input
+from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import Attestation, ImageContext, PublishedImage

@@ -6,14 +6,13 @@ Rekor adds the signature to an append-only log. A trust configuration contains t
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadKey, FetchFailed, NotAttested, NotSigned, ToolchainMissing
-from sm120kit.core.state import read_input_text
+from sm120kit.core.outside import read_input_text, read_toml
 from sm120kit.images.attestation.signature import PAYLOAD_TYPE
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def read(path: Path) -> Identity | None:
         BadKey: it is TOML with other content.
     """
     try:
-        content = tomllib.loads(read_input_text(path))
+        content = read_toml(path)
     except (OSError, ValueError):
         return None
     texts = all(isinstance(value, str) and value for value in content.values())

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import BadKey, NotAttested, ToolchainMissing
-from sm120kit.core.state import parse_json, read_input, record_json
+from sm120kit.core.outside import parse_json, read_input
+from sm120kit.core.state import record_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

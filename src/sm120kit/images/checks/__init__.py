@@ -18,7 +18,8 @@ from typing import Any
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerified, UnknownName
-from sm120kit.core.state import Workspace, digest_of, file_sha256, parse_json, read_record, write_record
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import Workspace, digest_of, file_sha256, read_record, write_record
 from sm120kit.images import b12x
 from sm120kit.images.context import built_locally, context_of
 from sm120kit.images.kernel_free import VIEWS

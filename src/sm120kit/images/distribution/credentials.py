@@ -14,7 +14,7 @@ from typing import Any
 
 from sm120kit.core import process
 from sm120kit.core.errors import RegistryFailed
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 
 DOCKER_HUB = "docker.io"
 _HUB_KEY = "https://index.docker.io/v1/"

@@ -5,7 +5,6 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md, https://d
 
 from __future__ import annotations
 
-import email.utils
 import functools
 import ipaddress
 import re
@@ -13,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,8 +21,8 @@ import httpx2
 from sm120kit import __version__
 from sm120kit.core import reporting
 from sm120kit.core.errors import RegistryFailed
+from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.state import parse_json
 from sm120kit.core.urls import REDACTED, redacted
 from sm120kit.images.distribution.credentials import DOCKER_HUB, Credentials, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
@@ -360,9 +359,8 @@ def _is_loopback(host: str) -> bool:
 
 def _retry_after(value: str) -> float | None:
     """Seconds in a header ``Retry-After``: a number, or a date."""
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return float(integer(value.strip()))
+    with suppress(ValueError):
+        return max(0.0, mail_date(value).timestamp() - time.time())
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
-from sm120kit.core.state import parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
 from sm120kit.images.docker.unpacking import unpack

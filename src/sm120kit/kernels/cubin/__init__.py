@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sm120kit.core import archives, process
 from sm120kit.core.errors import BadArtifact, ToolchainMissing
-from sm120kit.core.state import file_problem
+from sm120kit.core.outside import file_problem
 from sm120kit.kernels.cubin import device, elf, fatbin
 from sm120kit.kernels.cubin.records import Cubin, Kernel
 

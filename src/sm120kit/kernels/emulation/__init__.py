@@ -29,6 +29,7 @@ from pathlib import Path
 from sm120kit.core import process
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
+from sm120kit.core.outside import parse_json
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.state import (
@@ -38,7 +39,6 @@ from sm120kit.core.state import (
     mark_tree_used,
     mark_used,
     owned_directory,
-    parse_json,
     publish_directory,
     read_record,
     write_record,

@@ -12,8 +12,9 @@ from typing import Any
 
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadPtx
+from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import file_problem, write_atomic
+from sm120kit.core.state import write_atomic
 from sm120kit.kernels.gpu_tests import gpu
 from sm120kit.kernels.ptx import library, selftest
 from sm120kit.kernels.ptx.library import AssembledKernel

@@ -12,8 +12,8 @@ from typing import Any
 
 from sm120kit.core import process
 from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.outside import parse_json
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.core.state import parse_json
 from sm120kit.kernels.records import Tile
 
 GROUPED = "INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM"
