@@ -234,7 +234,7 @@ def test_errors_of_a_server_that_goes_away(serve: Any, sm120kit: Any, tmp_path: 
     server.RequestHandlerClass._echo = lambda self: self._answer(500, f"{self.path} {self.headers['Authorization']}".encode())
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     ran = sm120kit("bench", "run", f"http://{server.host}?token=hunter2", "-w", "mine.toml")
-    assert ran.returncode == 93 and "HTTP 500: /v1/chat/completions?***" in ran.stderr, ran.stderr
+    assert ran.returncode == 93 and "HTTP 500: /v1/chat/completions?token=***" in ran.stderr, ran.stderr
     nothing_of_it(tmp_path, ran)
 
 

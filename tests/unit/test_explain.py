@@ -28,7 +28,7 @@ from sm120kit.core.errors import LogUnreadable
 from sm120kit.core.state import data_root
 from sm120kit.hosts import log_rules
 from sm120kit.hosts.log_rules import Kind, facts, inputs
-from sm120kit.hosts.log_rules.issue import issue_text, without_names
+from sm120kit.hosts.log_rules.issue import issue_text
 from sm120kit.hosts.log_rules.records import Advice, Remedy, Rule
 from sm120kit.recipes import arguments
 
@@ -780,36 +780,6 @@ def test_invalid_rules_are_refused(text: str, tmp_path: Path, monkeypatch: pytes
     file.write_text(text)
     with pytest.raises((ValueError, KeyError)):
         log_rules.rules.__wrapped__()
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("HF_TOKEN=hf_abcdefghijklmnop123", "HF_TOKEN=***"),
-        ("AWS_SECRET_ACCESS_KEY=abc/def AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY=*** ***"),
-        ("AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE", "AWS_ACCESS_KEY_ID=***"),
-        ("jane@janes-box:~/work$ vllm serve", "USER@HOST:~/work$ vllm serve"),
-        (
-            "non-default args: {'api_key': ['open-sesame'], 'port': 8000}",
-            "non-default args: {'api_key': ['***'], 'port': 8000}",
-        ),
-        ("Authorization: Bearer abcdef123456", "Authorization: Bearer ***"),
-        ("vllm serve m --api-key open-sesame --port 1", "vllm serve m --api-key *** --port 1"),
-        ("pulled https://me:pw@registry.example/v2", "pulled https://registry.example/v2"),
-        ('  File "/home/jane/venv/lib/x.py", line 3', '  File "~/venv/lib/x.py", line 3'),
-        ("cache: /root/.cache/vllm", "cache: ~/.cache/vllm"),
-        ("Nov 22 11:00:00 janes-box kernel: NVRM: Xid 8", "Nov 22 11:00:00 HOST kernel: NVRM: Xid 8"),
-        (
-            "janes-box:11:12 [0] NCCL INFO Bootstrap: Using eno1:10.1.2.3<0>",
-            "HOST:11:12 [0] NCCL INFO Bootstrap: Using eno1:ADDRESS<0>",
-        ),
-        ("GPU-3c621dcd-20d4-109f-7874-ee23c382942e at 52:54:00:12:34:56", "UUID at MAC"),
-        ("max_num_batched_tokens=8192, num_tokens: 16", "max_num_batched_tokens=8192, num_tokens: 16"),
-        ("nvidia-cublas==13.1.0.3 NVRM: Xid (PCI:0000:01:00): 31", "nvidia-cublas==13.1.0.3 NVRM: Xid (PCI:0000:01:00): 31"),
-    ],
-)
-def test_issue_texts_have_no_secrets_and_names(line: str, shown: str) -> None:
-    assert without_names(line) == shown
 
 
 def test_unknown_failures_have_an_issue_text() -> None:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from sm120kit.core import console, signals
 from sm120kit.core.errors import NotEnoughDisk, OutputLost, Sm120kitError, SystemRefused, Unreadable
-from sm120kit.core.urls import redacted
+from sm120kit.core.secrets import masked, register_environment
 
 TRACEBACK = "SM120KIT_TRACEBACK"
 """The environment variable that keeps the traceback of an operating system error."""
@@ -26,6 +26,7 @@ def run(command: Callable[[], object]) -> int:
     When the reader of standard output has ended, as ``head`` does, the command ends silently, as if by SIGPIPE.
     """
     signals.handle()
+    register_environment(os.environ)
     with _streams():
         try:
             with console.heartbeat():
@@ -127,10 +128,10 @@ class _Stderr(io.FileIO):
 
 
 class _StderrText(io.TextIOWrapper):
-    """Standard error as text without credentials: usage errors, which bypass :mod:`sm120kit.core.console`, may repeat a URL."""
+    """Standard error as text that can be shown: usage errors bypass :mod:`sm120kit.core.console`, and repeat arguments."""
 
     def write(self, text: str, /) -> int:
-        super().write(redacted(text))
+        super().write(masked(text))
         return len(text)
 
 

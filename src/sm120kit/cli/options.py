@@ -497,9 +497,12 @@ def _header(text: str) -> tuple[str, str]:
 
 def key_of(text: str) -> str:
     """The key, or the content of the file in ``@FILE``."""
+    from sm120kit.core.secrets import register
+
     text = _content(text, "--api-key")
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise typer.BadParameter("a key consists of printable ASCII characters without spaces", param_hint="--api-key")
+    register(text)
     return text
 
 

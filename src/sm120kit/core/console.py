@@ -1,6 +1,6 @@
 """Terminal output of the command line: results on stdout, messages on stderr. The only module that imports rich.
 
-A text may come from a server, an archive, a log, git or a recipe, and may contain URLs with credentials. So every text is
+A text may come from a server, an archive, a log, git or a recipe, and may contain secrets. So every text is
 passed through :func:`printable`, here and nowhere else. JSON escapes control characters itself.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.core.heartbeat import Heartbeat
 from sm120kit.core.reporting import Advance
-from sm120kit.core.urls import redacted
+from sm120kit.core.secrets import masked, masked_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,10 +39,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 def printable(text: str, *, credentials: bool = False) -> str:
     """A text without escape sequences (ECMA-48), control characters and Unicode bidirectional controls.
 
-    Credentials in URLs are removed as well, unless ``credentials`` is set.
+    Secrets are masked as well (:mod:`sm120kit.core.secrets`), unless ``credentials`` is set.
     """
     text = _CONTROLS.sub("", _SEQUENCES.sub("", text))
-    return text if credentials else redacted(text)
+    return text if credentials else masked(text)
 
 
 verbose = False
@@ -90,7 +90,7 @@ def warn(message: str) -> None:
 
 
 def data(text: str, *, credentials: bool = False) -> None:
-    """Print a line of the result. ``credentials`` keeps those in URLs, for a command that is to be pasted."""
+    """Print a line of the result. ``credentials`` keeps them, for a command that is to be pasted."""
     print(printable(text, credentials=credentials), flush=True)
 
 
@@ -98,7 +98,7 @@ def json_data(value: Any) -> None:
     """Print a result as JSON; records become objects."""
     from sm120kit.core.records import json_default
 
-    print(redacted(json.dumps(value, indent=2, default=json_default)), flush=True)
+    print(masked_json(json.dumps(value, indent=2, default=json_default)), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -22,7 +22,7 @@ from typing import IO
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import CommandFailed, ToolchainMissing
-from sm120kit.core.urls import redacted
+from sm120kit.core.secrets import masked
 
 Environment = Mapping[str, str | None]
 """Variables added to this process's environment; None removes one."""
@@ -78,7 +78,7 @@ def run(
 
     A ``stdin`` in pieces is written piece by piece, for input that should not be in memory as a whole; the program must not
     print more than a pipe holds (64 KiB) before it has read all of it. With ``logfile``, the command line and all output are
-    appended to that file, without credentials in URLs.
+    appended to that file, without secrets.
 
     Raises:
         ToolchainMissing: the program does not exist or cannot be run.
@@ -94,7 +94,7 @@ def run(
         logfile.parent.mkdir(parents=True, exist_ok=True)
         with logfile.open("a") as log:
             output = f"{completed.stdout}{completed.stderr}"
-            log.write(redacted(f"$ {shell_line(argv, env, cwd)}\n{output}\n[exit {child.returncode}]\n"))
+            log.write(masked(f"$ {shell_line(argv, env, cwd)}\n{output}\n[exit {child.returncode}]\n"))
     if check:
         _require_success(completed, f"log: {logfile}" if logfile else f"command: {shell_line(argv, env, cwd)}")
     return completed

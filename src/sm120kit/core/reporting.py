@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-from sm120kit.core.urls import redacted
+from sm120kit.core.secrets import masked
 
 _logger = logging.getLogger("sm120kit")
 _logger.addHandler(logging.NullHandler())
@@ -35,16 +35,16 @@ class Reporter(Protocol):
 
 
 class Log:
-    """Reporter of a library: messages are logged without credentials in URLs, progress is dropped."""
+    """Reporter of a library: messages are logged without secrets, progress is dropped."""
 
     def info(self, message: str) -> None:
-        _logger.info("%s", redacted(message))
+        _logger.info("%s", masked(message))
 
     def detail(self, message: str) -> None:
-        _logger.debug("%s", redacted(message))
+        _logger.debug("%s", masked(message))
 
     def warn(self, message: str) -> None:
-        _logger.warning("%s", redacted(message))
+        _logger.warning("%s", masked(message))
 
     def step(self, message: str) -> AbstractContextManager[None]:
         self.info(message)

@@ -27,6 +27,7 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused, UnknownName
 from sm120kit.core.outside import read_input
 from sm120kit.core.records import json_default
+from sm120kit.core.secrets import masked_json
 
 T = TypeVar("T")
 
@@ -433,8 +434,8 @@ def record_json(record: object) -> str:
 
 
 def write_record(path: Path, record: object) -> None:
-    """Write a record atomically."""
-    write_atomic(path, record_json(record).encode())
+    """Write a record atomically, without secrets."""
+    write_atomic(path, masked_json(record_json(record)).encode())
 
 
 def read_record(kind: type[T], path: Path, name: str = "") -> T:

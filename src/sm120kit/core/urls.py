@@ -9,34 +9,13 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from sm120kit.core.errors import BadUrl
+from sm120kit.core.secrets import REDACTED, SHORTEST, masked, redacted, register, register_header, register_url
 from sm120kit.core.tls import Tls
 
-REDACTED = "***"
+__all__ = ["PLAIN", "REDACTED", "Endpoint", "is_url", "redacted"]
+
 PLAIN = Tls()
 """The system's authorities, and no client certificate."""
-
-_USER = re.compile(
-    r"(://|https?:/)(?:"  # a path library makes one slash of two
-    r"[^\s/?#@\"'<>\\]{0,512}+@"  # up to the last @ before the path
-    r"|[^\s/:@\[\"'<>\\]{1,128}+:(?!\d{1,5}(?:[/?#\"'<>\\\s]|$))[^\s@\"'<>\\]{1,512}+@"  # a password with a bare / ? or #
-    r")+"
-)
-_PARAMETER = re.compile(r"([?&;#])([^\s=&;#?\"'<>\\]{1,64}+)=([^\s&;#\"'<>\\]+)")
-_GRANTS_ACCESS = re.compile(r"token|key|secret|sig|pass|pwd|auth|cred|session|jwt|code", re.IGNORECASE)
-"""In the name of a query parameter, such as ``X-Amz-Signature`` or ``access_token``."""
-
-
-def redacted(text: str) -> str:
-    """A URL, or a text with URLs, without user names, passwords and values of query parameters that grant access.
-
-    No other function decides which parts of a URL are credentials. It is applied to printed text in
-    :mod:`sm120kit.core.console`, and to stored text where it is stored.
-    """
-    return _PARAMETER.sub(_parameter, _USER.sub(r"\1", text))
-
-
-def _parameter(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}={REDACTED}" if _GRANTS_ACCESS.search(match[2]) else match[0]
 
 
 @dataclass(frozen=True)
@@ -58,6 +37,8 @@ class Endpoint:
             BadUrl: it is not an http(s) URL with a host, or has a user name in addition to an API key.
         """
         text = f"http://{text}" if _HOST_AND_PORT.match(text) else text
+        register(api_key)
+        register_url(text)
         shown = redacted(text) if "://" in text else text.rpartition("@")[2]
         try:
             parts = urlsplit(text)
@@ -78,6 +59,8 @@ class Endpoint:
             name, _, password = user.partition(":")
             pair = f"{unquote(name)}:{unquote(password)}".encode()
             sent["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        for header, value in sent.items():
+            register_header(header, value)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         root = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/').removesuffix('/v1')}"
         return cls(root, parts.query, sent, tls)
@@ -90,15 +73,11 @@ class Endpoint:
         """A text of the server without the credentials of the request, which servers may repeat."""
         for header in self.headers.values():
             for part in (header, header.partition(" ")[2]):
-                if len(part) >= _SHORTEST_SECRET:
+                if len(part) >= SHORTEST:
                     text = text.replace(part, REDACTED)
-        if self.query:
-            text = text.replace(self.query, REDACTED)
-        return redacted(text)
+        return masked(text)
 
 
-_SHORTEST_SECRET = 4
-"""Characters of a header below which removing it from a text would remove words."""
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}(?:/|$)")
 
 

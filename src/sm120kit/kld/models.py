@@ -168,7 +168,7 @@ class ServedModel:
         path, body = self._sglang_request(tokens) if self._sglang else self._vllm_request(tokens)
         status, content = self._post(path, body)
         if status != 200:
-            message = self._server.without_secrets(content[:500].decode("utf-8", "replace"))
+            message = self._server.without_secrets(content.decode("utf-8", "replace"))[:500]
             raise CannotMeasure(
                 f"{self.name} refuses the {self._top} most likely tokens of a prompt (status {status}): {message}",
                 "--top must be at most the server's --max-logprobs (vLLM's default is 20)",

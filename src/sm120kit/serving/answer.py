@@ -71,7 +71,7 @@ def _json(response: Any, endpoint: Endpoint) -> Any:
         NoAnswer: its status is not 200.
     """
     if response.status_code != 200:
-        text = endpoint.without_secrets(response.text[:400])
+        text = endpoint.without_secrets(response.text)[:400]
         raise NoAnswer(
             f"{response.request.method} {response.request.url.path} answers with status {response.status_code}: {text}", _HINT
         )

@@ -12,8 +12,9 @@ from pathlib import Path
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
 from sm120kit.core.errors import GpusTaken, NoAnswer, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit.core.secrets import masked, register
 from sm120kit.core.state import Workspace, host_exclusive, write_record
-from sm120kit.core.urls import REDACTED, Endpoint, redacted
+from sm120kit.core.urls import Endpoint
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 from sm120kit.images import loading, published
@@ -178,7 +179,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
             started = process.run(argv, env=service.variables, check=False)
             if started.returncode:
                 log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text(redacted(started.stderr))
+                log.write_text(masked(started.stderr))
                 record.write(ending=Ending.DIED, exit_code=started.returncode)
                 raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), log)
 
@@ -416,8 +417,8 @@ def _new_run(prepared: PreparedLaunch, argv: tuple[str, ...], options: LaunchOpt
 
 def _without_secrets(argv: tuple[str, ...], service: Service, configuration: Configuration) -> tuple[str, ...]:
     """A command line as records and receipts contain it."""
-    key = service.key or serving.api_key(configuration)
-    return tuple(redacted(text.replace(key, REDACTED) if key else text) for text in argv)
+    register(service.key or serving.api_key(configuration))
+    return tuple(map(masked, argv))
 
 
 def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:

@@ -23,7 +23,7 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import RegistryFailed
 from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.urls import REDACTED, redacted
+from sm120kit.core.secrets import masked, register
 from sm120kit.images.distribution.credentials import DOCKER_HUB, Credentials, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 
@@ -333,11 +333,9 @@ class Session:
     def _shown(self, text: str) -> str:
         """A text without credentials, which servers may repeat."""
         credentials = self._credentials or Credentials()
-        secrets = [credentials.password, credentials.identity_token, credentials.basic.partition(" ")[2]]
-        secrets += [value.partition(" ")[2] for value in self._authorizations.values()]
-        for secret in filter(None, secrets):
-            text = text.replace(secret, REDACTED)
-        return redacted(text)
+        register(credentials.password, credentials.identity_token, credentials.basic.partition(" ")[2])
+        register(*(value.partition(" ")[2] for value in self._authorizations.values()))
+        return masked(text)
 
 
 @functools.cache
