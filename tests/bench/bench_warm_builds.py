@@ -91,7 +91,7 @@ def record_as_finished(engine: str) -> None:
         recipe=recipe.name,
         version=recipe.version,
         labels={"sm120kit.build-id": done.build_id, "sm120kit.python": closure.python},
-        env={**recipe.env, "SM120KIT_PORT": delivery.PORTS[recipe.engine]},
+        env={**recipe.env, "SM120KIT_PORT": str(recipe.served_by.port)},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
     )

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.state import Workspace
+from sm120kit.engines import Node
 from sm120kit.images.records import Image
 from sm120kit.recipes import arguments, configurations
-from sm120kit.recipes.arguments import Node
 
 SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
 

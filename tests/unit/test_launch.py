@@ -20,7 +20,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from model_folders import HYBRID, MTP, NVFP4, folder
 from typer.testing import CliRunner
 
-from sm120kit import recipes, serving
+from sm120kit import engines, recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.errors import (
     BadIndex,
@@ -510,7 +510,7 @@ def test_address_of_a_server(listen: str, url: str, published: str, model: Path,
 
 def test_api_key_is_only_in_the_environment_of_docker(model: Path, tmp_path: Path) -> None:
     vllm = replace(service(model, tmp_path), key="hunter2")
-    sglang = replace(vllm, argv=("python", "a b"), api_key=serving.container.API_KEYS["sglang"])
+    sglang = replace(vllm, argv=("python", "a b"), api_key=engines.SGLANG.api_key)
     for planned in (vllm, sglang):
         argv = serving.docker_run(planned, values=False)
         assert planned.api_key.variable in argv and "hunter2" not in " ".join(argv) and "hunter2" not in repr(planned)

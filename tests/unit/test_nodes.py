@@ -20,11 +20,11 @@ from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, Sm120kitError, StateUnwritable, WrongNodes
 from sm120kit.core.state import Workspace, data_root, write_record
+from sm120kit.engines import Node
 from sm120kit.hosts.facts import probe
 from sm120kit.images.index import FORMAT, PublishedIndex
 from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import arguments, configurations
-from sm120kit.recipes.arguments import Node
 from sm120kit.serving import nodes
 
 SPARKS, WORKSTATION = "minimax-m2.7-nvfp4-2x-dgx-spark", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000"
@@ -181,12 +181,12 @@ def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> 
     known, engine = arguments.load(name), recipes.load_engine(name)
     assert known
     for rank in range(2):
-        argv = arguments.node_arguments(engine, Node(rank, addresses, "eth0"))
+        argv = engine.served_by.node_arguments(Node(rank, addresses, "eth0"))
         assert arguments.rejection(known, argv) == ""
     if engine.engine == "sglang":
         head = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
         assert argv == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{head}:29501")
-        assert arguments.node_environment(engine, Node(1, addresses, "eth0"))["SGLANG_HOST_IP"] == addresses[1]
+        assert engine.served_by.node_environment(Node(1, addresses, "eth0"))["SGLANG_HOST_IP"] == addresses[1]
 
 
 def test_sglang_on_two_workstations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

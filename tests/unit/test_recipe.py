@@ -142,7 +142,7 @@ def test_every_engine_recipe_is_well_formed(name: str) -> None:
         ("manylinux_2_35_x86_64", "win_amd64", "is not a platform"),
         ('as_of = "2026-05-08"', 'as_of = "May"', "'May' is not a day: write YYYY-MM-DD"),
         ('state = "verified"', 'state = "tested"', "state: input should be 'resolved' or 'verified'; it is 'tested'"),
-        ('engine = "sglang"', 'engine = "llama"', "engine: input should be 'flashinfer'"),
+        ('engine = "sglang"', 'engine = "llama"', "engine: 'llama' is none of flashinfer, vllm, sglang"),
         ('serve = ["python"', 'serv = ["python"', "serv: unknown key; did you mean 'serve'?"),
         ("[environment]", "[enviroment]", "enviroment: unknown key; did you mean 'environment'?"),
         ("as_of =", "asof =", "environment.asof: unknown key; did you mean 'as_of'?"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
     from sm120kit.core.urls import Endpoint
-    from sm120kit.recipes.arguments import Node
+    from sm120kit.engines import Node
     from sm120kit.recipes.configurations import Configuration
     from sm120kit.serving.answer import Answer
     from sm120kit.serving.checkpoint import Checkpoint
@@ -261,7 +261,7 @@ class SpannedNodes:
                 for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
                 meet on the server's ``port``.
         """
-        from sm120kit.recipes.arguments import MASTER_PORT, Node
+        from sm120kit.engines.engine import MASTER_PORT, Node
 
         if not self.nodes:
             if self.interface:

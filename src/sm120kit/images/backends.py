@@ -13,8 +13,8 @@ from typing import Any
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import data_root, file_sha256
+from sm120kit.engines import Node
 from sm120kit.recipes import EngineRecipe, arguments
-from sm120kit.recipes.arguments import Node
 from sm120kit.recipes.configurations import Configuration
 
 GPUS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def case(configuration: Configuration, engine: EngineRecipe) -> dict[str, Any] |
         return None
     model = parse_json(path.read_bytes())
     return {
-        "argv": list(arguments.serve_arguments(configuration, engine, node=last_node(configuration))),
+        "argv": list(arguments.serve_arguments(configuration, node=last_node(configuration))),
         "environment": {**configuration.environment},
         "gpu": gpu(configuration),
         "model": {key: model[key] for key in ("repository", "config")},

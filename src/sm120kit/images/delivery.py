@@ -47,9 +47,6 @@ LEFT_OUT = {
 CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "ours", "context", "reference")
 """Labels of every image that sm120kit builds."""
 
-PORTS = {"vllm": "8000", "sglang": "30000"}
-"""Default ports of the engines (``vllm serve --help``, SGLang's ServerArgs)."""
-
 
 class Builder(StrEnum):
     """What writes the layers of an image: sm120kit, or a container daemon with the Dockerfiles."""
@@ -285,7 +282,7 @@ def _engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure)
         recipe=recipe.name,
         version=recipe.version,
         labels={"sm120kit.build-id": build_id, "sm120kit.python": closure.python, **_exceptions(recipe)},
-        env={**recipe.env, "SM120KIT_PORT": PORTS[recipe.engine]},
+        env={**recipe.env, "SM120KIT_PORT": str(recipe.served_by.port)},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
@@ -479,9 +476,7 @@ def expected(image: Image) -> checks.ExpectedImage:
         imports=tuple(module for entry in engine.leave_out for module in entry.imports) if engine else (),
         env=dict(engine.env) if engine else {},
         serve=engine.serve if engine else (),
-        arguments={
-            configuration.name: arguments.serve_arguments(configuration, engine) for configuration in of_engine if engine
-        },
+        arguments={configuration.name: arguments.serve_arguments(configuration) for configuration in of_engine if engine},
         served={configuration.name: _served(configuration, recorded) for configuration in of_engine},
         backends=backends.expected(engine, of_engine) if engine else {},
         b12x=engine.b12x.model_dump(mode="json") if engine and engine.b12x else {},

@@ -1,8 +1,8 @@
 """Recipes by name: find, load and validate ``recipes/engines/<name>.toml``.
 
 A :class:`FlashInferRecipe` (engine ``flashinfer``) lists the kernels that are compiled and the source they come from. An
-:class:`EngineRecipe` (``vllm``, ``sglang``) lists the locked wheels of an image and names the FlashInfer recipe whose kernels
-the image contains.
+:class:`EngineRecipe` (of one of :mod:`sm120kit.engines`) lists the locked wheels of an image and names the FlashInfer recipe
+whose kernels the image contains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from sm120kit.core.records import Arch
 from sm120kit.core.state import data_root
 from sm120kit.recipes.load import did_you_mean, json_schema, read
 from sm120kit.recipes.schema import (
-    KINDS,
     EngineRecipe,
     EnvironmentTable,
     FlashInferRecipe,
@@ -26,12 +25,13 @@ from sm120kit.recipes.schema import (
     ModuleTable,
     Recipe,
     TargetTable,
+    kind_of,
+    known_engines,
 )
 from sm120kit.sources.records import Pin, VendoredProject
 
 __all__ = [
     "DEFAULT_RECIPES",
-    "KINDS",
     "EngineRecipe",
     "EnvironmentTable",
     "FlashInferRecipe",
@@ -44,6 +44,8 @@ __all__ = [
     "directory",
     "group",
     "json_schema",
+    "kind_of",
+    "known_engines",
     "load",
     "load_engine",
     "load_flashinfer",
@@ -83,7 +85,7 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
             raise BadRecipe(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
 
     stems = [path.stem for path in directory().glob("*.toml") if path.stem.count("-")]
-    return sorted((name for name in stems if kind is None or KINDS.get(_split_name(name)[0]) is kind), key=order)
+    return sorted((name for name in stems if kind is None or kind_of(_split_name(name)[0]) is kind), key=order)
 
 
 def _split_name(name: str) -> tuple[str, str, str]:

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import data_root
-from sm120kit.recipes import load_engine, locate, lock_path, lockfile
+from sm120kit.engines import Node
+from sm120kit.recipes import locate, lock_path, lockfile
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.recipes.load import did_you_mean
 from sm120kit.recipes.schema import EngineRecipe
@@ -26,25 +27,6 @@ PORT = 8000
 """The server's port in its container."""
 MODEL_DIRECTORY = "/model"
 """Where the directory of the model is mounted in a container, read-only."""
-
-MASTER_PORT = 29501
-"""Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
-
-HOST_ADDRESS = {"vllm": "VLLM_HOST_IP", "sglang": "SGLANG_HOST_IP"}
-"""Variables with the address of a machine for the others: vLLM's ``envs.py``, SGLang's srt/utils/network.py."""
-
-OPTIONAL = {
-    ("vllm", "--load-format", "fastsafetensors"): "fastsafetensors",
-    ("vllm", "--load-format", "instanttensor"): "instanttensor",
-    ("vllm", "--load-format", "runai_streamer"): "runai-model-streamer",
-    ("vllm", "--load-format", "runai_streamer_sharded"): "runai-model-streamer",
-    ("vllm", "--load-format", "tensorizer"): "tensorizer",
-    ("vllm", "--moe-backend", "b12x"): "b12x",
-    ("vllm", "--linear-backend", "b12x"): "b12x",
-    ("sglang", "--moe-runner-backend", "b12x"): "b12x",
-    ("sglang", "--fp4-gemm-backend", "b12x"): "b12x",
-}
-"""Distributions that an engine imports only with a value of an option: the optional extras in its METADATA."""
 
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}
 """Types of values that are checked. All others are functions of the engine, which is not available."""
@@ -72,24 +54,6 @@ class Arguments:
     wheel_sha256: str
     options: tuple[Option, ...]
     answers: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Node:
-    """One of the machines that a server spans: number ``rank`` of those with these ``addresses``, the first of which serves.
-
-    ``interface`` is the network interface with its address, and ``rdma`` are the RDMA devices that transfer data, none for TCP.
-    """
-
-    rank: int
-    addresses: tuple[str, ...]
-    interface: str
-    rdma: tuple[str, ...] = ()
-
-    @property
-    def address(self) -> str:
-        """The address of this machine."""
-        return self.addresses[self.rank]
 
 
 def record_path(recipe: str) -> Path:
@@ -172,58 +136,24 @@ def missing_extras(configuration: Configuration) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     locked = {wheel.name for closure in lockfile.read(path).closures for wheel in closure.wheels}
-    engine = load_engine(configuration.engine).engine
+    optional = configuration.served_by.optional
     pairs = pairwise([word for argument in configuration.arguments for word in argument.split("=", 1)])
-    needed = {OPTIONAL[key] for name, value in pairs if (key := (engine, name, value)) in OPTIONAL}
+    needed = {optional[pair] for pair in pairs if pair in optional}
     return tuple(sorted(needed - locked))
 
 
 def serve_arguments(
     configuration: Configuration,
-    engine: EngineRecipe,
     model: str = MODEL_DIRECTORY,
     address: tuple[str, int] = ("0.0.0.0", PORT),
     node: Node | None = None,
 ) -> tuple[str, ...]:
-    """The arguments after the ``serve`` command of an engine.
+    """The arguments after the ``serve`` command of a configuration's engine.
 
     ``model`` is the model's directory in the container, and the server listens there on ``address``.
     """
-    named = (model,) if engine.engine == "vllm" else ("--model-path", model)
-    listen = ("--host", address[0], "--port", str(address[1]))
-    span = node_arguments(engine, node) if node else ()
-    # vLLM always has metrics.
-    metrics = ["--enable-metrics"] * (engine.engine == "sglang" and "--enable-metrics" not in configuration.arguments)
-    return (*named, "--served-model-name", configuration.model.repository, *listen, *metrics, *span, *configuration.arguments)
-
-
-def node_arguments(engine: EngineRecipe, node: Node) -> tuple[str, ...]:
-    """The arguments by which an engine's server spans several machines.
-
-    Sources: vLLM, docs/serving/parallelism_scaling.md, "Running vLLM with MultiProcessing"; SGLang,
-    docs/references/multi_node_deployment.
-    """
-    head = node.addresses[0]
-    common = ("--nnodes", str(len(node.addresses)), "--node-rank", str(node.rank))
-    if engine.engine == "sglang":
-        return (*common, "--dist-init-addr", f"[{head}]:{MASTER_PORT}" if ":" in head else f"{head}:{MASTER_PORT}")
-    return (*common, "--master-addr", head, "--master-port", str(MASTER_PORT), *["--headless"] * (node.rank > 0))
-
-
-def node_environment(engine: EngineRecipe, node: Node) -> dict[str, str]:
-    """Variables with which a machine's processes find those of the others.
-
-    Without them, Gloo binds to the address of the host's name, which can be 127.0.1.1, and the engines to another one, such as
-    that of the default route (vLLM 0.33.0, vllm/utils/network_utils.py ``get_ip``; SGLang 0.5.11, srt/utils/network.py
-    ``get_local_ip_auto``). NCCL takes names as prefixes unless they start with "=" (its manual, NCCL_SOCKET_IFNAME,
-    NCCL_IB_HCA).
-    """
-    return {
-        **({"NCCL_IB_HCA": f"={','.join(node.rdma)}"} if node.rdma else {}),
-        "NCCL_SOCKET_IFNAME": f"={node.interface}",
-        "GLOO_SOCKET_IFNAME": node.interface,
-        HOST_ADDRESS[engine.engine]: node.address,
-    }
+    name = configuration.model.repository
+    return configuration.served_by.serve_arguments(model, name, address, configuration.arguments, node)
 
 
 def rejection(known: Arguments, argv: Sequence[str]) -> str:
@@ -249,7 +179,7 @@ def help_text(engine: EngineRecipe) -> str:
     """The usage of an engine's serve command, from the recorded options: a line each, without their descriptions."""
     known = load(engine.name)
     command = " ".join(engine.serve)
-    lines = [f"{engine.engine} {engine.version}, served by: {command} [ARGUMENT]...", ""]
+    lines = [f"{engine.served_by.name} {engine.version}, served by: {command} [ARGUMENT]...", ""]
     if known is None:
         lines.append(f"The options of {engine.name} were not recorded.")
     else:

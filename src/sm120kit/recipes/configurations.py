@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from sm120kit import engines
 from sm120kit.core.errors import UnknownName
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import data_root
@@ -16,12 +17,6 @@ from sm120kit.recipes.load import did_you_mean, read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
 
 UNPINNED = "unpinned"
-
-PARALLEL = {
-    "tensor_parallel": ("--tensor-parallel-size", "-tp", "--tp-size"),
-    "pipeline_parallel": ("--pipeline-parallel-size", "-pp", "--pp-size"),
-}
-"""Options of engines by the field that has their value: vLLM's and SGLang's parsers, ``recipes/engines/*.arguments.json``."""
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -147,6 +142,15 @@ class Configuration(Strict):
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
 
+    @property
+    def served_by(self) -> engines.Engine:
+        """The engine.
+
+        Raises:
+            UnknownName: there is none of that name.
+        """
+        return engines.of_recipe(self.engine)
+
 
 def names() -> tuple[str, ...]:
     """Names of the configurations in this repository."""
@@ -209,7 +213,8 @@ def _contradicting_arguments(data: dict[str, Any]) -> Iterator[str]:
     if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
         return
     words = [word for argument in arguments for word in argument.split("=", 1)]
-    for field, options in PARALLEL.items():
+    engine = engines.find(str(data.get("engine")).partition("-")[0])
+    for field, options in engine.parallel.items() if engine else ():
         size = data.get(field, 1)
         values = [(option, value) for option, value in pairwise([*words, ""]) if option in options]
         if not isinstance(size, int) or (values and values[-1][1] == str(size)) or (not values and size == 1):

@@ -17,23 +17,29 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from sm120kit.core.errors import ResolutionFailed
+from sm120kit.engines import of_recipe
 from sm120kit.recipes import toml_text
 from sm120kit.recipes.lockfile.contents import FLASHINFER
+from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.recipes.toolchain import FFI
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.wheel_metadata import WheelMetadata
 
-TITLES = {"flashinfer": "FlashInfer", "vllm": "vLLM", "sglang": "SGLang"}
-"""The names of the engines in prose."""
-
-DISTRIBUTIONS = {"flashinfer": FLASHINFER, "vllm": "vllm", "sglang": "sglang"}
-"""The distribution of each engine on the package index."""
-
 CUBIN_CHECK = "FLASHINFER_DISABLE_VERSION_CHECK"
 """Variable without which FlashInfer refuses a flashinfer-cubin whose version is not its own."""
 
-_NAMED_IN_HEAD = ("torch", FLASHINFER, "flashinfer-cubin", FFI, "nvidia-cutlass-dsl", "sglang-kernel", "b12x")
-"""Requirements of an engine that the comment at the start of its recipe lists."""
+_NAMED_IN_HEAD = ("torch", FLASHINFER, "flashinfer-cubin", FFI, "nvidia-cutlass-dsl", "b12x")
+"""Requirements of every engine that the comment at the start of its recipe lists, beside :attr:`Engine.in_head`."""
+
+
+def title(engine: str) -> str:
+    """The name in prose of an engine, or of FlashInfer."""
+    return "FlashInfer" if engine == FLASHINFER_KEY else of_recipe(engine).title
+
+
+def distribution(engine: str) -> str:
+    """The distribution of an engine, or of FlashInfer, on the package index."""
+    return FLASHINFER if engine == FLASHINFER_KEY else engine
 
 
 @dataclass
@@ -273,10 +279,11 @@ def without_overrides(draft: Draft, names: Collection[str]) -> dict[str, Any]:
 
 
 def _engine_head(engine: str, wheel: ListedFile, required: Mapping[str, Requirement]) -> str:
-    named = [required[name] for name in _NAMED_IN_HEAD if name in required]
+    of = of_recipe(engine)
+    named = [required[name] for name in (*_NAMED_IN_HEAD, *of.in_head) if name in required]
     listed = ", ".join(f"{each.name}{_extras(each)}{each.specifier}" for each in named)
-    title = f"{TITLES[engine]} {wheel.version}, uploaded on {wheel.uploaded:%Y-%m-%d}." if wheel.uploaded else TITLES[engine]
-    return f"{title}\n{_wrap(f'METADATA of {wheel.filename}: {listed}.')}"
+    first = f"{of.title} {wheel.version}, uploaded on {wheel.uploaded:%Y-%m-%d}." if wheel.uploaded else of.title
+    return f"{first}\n{_wrap(f'METADATA of {wheel.filename}: {listed}.')}"
 
 
 def _extras(requirement: Requirement) -> str:
@@ -355,10 +362,10 @@ def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
 def add_overrides(draft: Draft, overrides: Mapping[str, str], required: Mapping[str, Requirement]) -> None:
     """Add versions that a person has chosen to the overrides of an engine's draft, each with the reason."""
     tables = draft.data["environment"].setdefault("overrides", {})
-    title = f"{TITLES[draft.data['engine']]} {draft.data['version']}"
+    release = f"{title(draft.data['engine'])} {draft.data['version']}"
     for name, version in overrides.items():
         requirement = required.get(name)
-        states = f"{title} requires {requirement.specifier}" if requirement else f"not required by {title} itself"
+        states = f"{release} requires {requirement.specifier}" if requirement else f"not required by {release} itself"
         tables[name] = {"version": version, "reason": f"{states}; the wheels on the index in use do not resolve without it"}
 
 
@@ -373,6 +380,6 @@ def require_pin_of_flashinfer(engine: str, version: str, required: Mapping[str, 
         return pinned
     problem = f"requires {requirement}" if requirement else f"does not require {FLASHINFER}"
     raise ResolutionFailed(
-        f"{TITLES[engine]} {version} {problem}: a recipe needs one version of FlashInfer",
+        f"{title(engine)} {version} {problem}: a recipe needs one version of FlashInfer",
         "write the recipe by hand, see docs/recipes.md",
     )

@@ -13,7 +13,18 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.core import outside
 from sm120kit.core.errors import BadRecipe
-from sm120kit.recipes.schema import DAY, FILES, KINDS, PINNED, PLATFORM, VARIABLE, EngineRecipe, FlashInferRecipe, Recipe
+from sm120kit.recipes.schema import (
+    DAY,
+    FILES,
+    FLASHINFER_KEY,
+    PINNED,
+    PLATFORM,
+    VARIABLE,
+    EngineRecipe,
+    Recipe,
+    kind_of,
+    known_engines,
+)
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -25,9 +36,11 @@ def read(path: Path) -> Recipe:
         BadRecipe: the file is not well-formed; the message lists every problem.
     """
     data = read_toml(path, "docs/recipes.md describes recipes")
-    kind = KINDS.get(str(data.get("engine")), FlashInferRecipe)
     hint = "correct the file and run `sm120kit recipe check` again"
-    return validate(kind, data, path, hint, _bad_references(data, path.stem))
+    engine = str(data.get("engine", FLASHINFER_KEY))
+    if engine not in known_engines():
+        raise BadRecipe(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)
+    return validate(kind_of(engine), data, path, hint, _bad_references(data, path.stem))
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
@@ -75,7 +88,7 @@ def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
     yield from _unfit_environment(data)
     if data.get("base") and data.get("base_image"):
         yield "base_image: set, but there is a base"
-    if KINDS.get(str(data.get("engine"))) is EngineRecipe:
+    if kind_of(str(data.get("engine"))) is EngineRecipe:
         yield from _unfit_source(data)
         return
     fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]
@@ -118,7 +131,7 @@ def _unfit_environment(data: dict[str, Any]) -> Iterator[str]:
     entries = requires if isinstance(requires, list) else []
     pins = dict(pin.split("==", 1) for pin in entries if isinstance(pin, str) and "==" in pin)
     engine, version = data.get("engine"), data.get("version")
-    if KINDS.get(str(engine)) is EngineRecipe and pins.get(str(engine)) != version:
+    if kind_of(str(engine)) is EngineRecipe and pins.get(str(engine)) != version:
         yield f"environment.requires: has no '{engine}=={version}', the engine itself"
     listed = data.get("known_bad")
     for bad in listed if isinstance(listed, list) else []:

@@ -20,6 +20,7 @@ from pydantic import (
 
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
+from sm120kit.engines import Engine, all_engines, find, of_recipe
 from sm120kit.sources.records import GitPin, Pin, SdistPin, VendoredProject, WheelPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
@@ -417,7 +418,7 @@ class B12xTable(Strict):
 
 
 class EngineRecipe(Strict):
-    """A version of vLLM or SGLang: locked official wheels, with our patched FlashInfer wheel instead of the official one.
+    """A version of an engine: locked official wheels, with our patched FlashInfer wheel instead of the official one.
 
     ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
     ``resolved`` (the wheels are locked) or ``verified`` (an image with compiled modules has passed its checks, which need no
@@ -431,7 +432,7 @@ class EngineRecipe(Strict):
 
     edition: Literal[1]
     name: Name
-    engine: Literal["vllm", "sglang"]
+    engine: Name
     version: VersionText
     summary: str
     state: Literal["resolved", "verified"]
@@ -476,6 +477,11 @@ class EngineRecipe(Strict):
         return self.model_dump(mode="json", exclude=prose | absent)
 
     @property
+    def served_by(self) -> Engine:
+        """The engine."""
+        return of_recipe(self.engine)
+
+    @property
     def pin(self) -> SdistPin | WheelPin | None:
         """The pin of the engine's own source, if parts of it are patched or built from source."""
         if self.source:
@@ -501,9 +507,15 @@ class EngineRecipe(Strict):
 
 Recipe = FlashInferRecipe | EngineRecipe
 
-KINDS: dict[str, type[FlashInferRecipe] | type[EngineRecipe]] = {
-    "flashinfer": FlashInferRecipe,
-    "vllm": EngineRecipe,
-    "sglang": EngineRecipe,
-}
-"""The class of a recipe by its key ``engine``."""
+FLASHINFER_KEY = "flashinfer"
+"""The key ``engine`` of the recipes of kernels."""
+
+
+def kind_of(engine: str) -> type[FlashInferRecipe] | type[EngineRecipe]:
+    """The class of a recipe by its key ``engine``: that of kernels, unless it is an engine."""
+    return EngineRecipe if find(engine) else FlashInferRecipe
+
+
+def known_engines() -> tuple[str, ...]:
+    """Every value of the key ``engine``."""
+    return (FLASHINFER_KEY, *(engine.name for engine in all_engines()))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from sm120kit.core.errors import NoModel
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
+from sm120kit.engines import ApiKey, Node
 from sm120kit.images.context import entrypoint
 from sm120kit.images.records import Image
 from sm120kit.recipes import EngineRecipe
-from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, Node, node_environment, serve_arguments
+from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
 from sm120kit.recipes.configurations import Configuration
 
 LOOPBACK = "127.0.0.1"
@@ -51,14 +52,6 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class ApiKey:
-    """How an engine takes its API key: from the environment ``variable``, which ``arguments`` may reference as ``$(NAME)``."""
-
-    variable: str
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Service:
     """A container to start. ``image`` is an id or ``repository@digest``, never a tag; ``port`` is the host's, on the
     address ``listen``.
@@ -83,7 +76,7 @@ class Service:
     labels: dict[str, str] = field(default_factory=dict)
     scratch: tuple[Scratch, ...] = ()
     user: str = ""
-    api_key: ApiKey = ApiKey("VLLM_API_KEY")
+    api_key: ApiKey = field(default_factory=lambda: ApiKey("SM120KIT_API_KEY"))
     key: str = field(default="", repr=False)
     node: Node | None = None
 
@@ -176,8 +169,8 @@ def make_service(
     return Service(
         name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
         image=image_name,
-        argv=(*program, *serve_arguments(configuration, engine, path_in_container, address, node)),
-        environment=configuration.environment | (node_environment(engine, node) if node else {}),
+        argv=(*program, *serve_arguments(configuration, path_in_container, address, node)),
+        environment=configuration.environment | (engine.served_by.node_environment(node) if node else {}),
         mounts=tuple(mounts),
         gpus=tuple(number for number, _ in placement.gpus),
         shm_gib=configuration.container.shm_gib,
@@ -190,7 +183,7 @@ def make_service(
         node=node,
         scratch=() if configuration.container.writable_root else scratch,
         user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
-        api_key=API_KEYS[engine.engine],
+        api_key=engine.served_by.api_key,
     )
 
 
@@ -228,10 +221,6 @@ def _reason(configuration: Configuration, flag: str) -> str:
     return next(
         (entry.reason for entry in configuration.ours if flag in entry.field), f"as published ({configuration.original})"
     )
-
-
-API_KEYS = {"vllm": ApiKey("VLLM_API_KEY"), "sglang": ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)"))}
-"""vLLM reads a variable (``envs.py``); SGLang has only an argument."""
 
 
 def _cache_targets(configuration: Configuration, home: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from sm120kit import recipes, serving
 from sm120kit.core.errors import NoApiKey, NoSuchImage, PortTaken, WrongImage
 from sm120kit.core.state import Workspace
+from sm120kit.engines import Node
 from sm120kit.hosts.doctor import requirements
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.images import checks, inventory, published
@@ -19,7 +20,6 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import EngineRecipe, arguments
-from sm120kit.recipes.arguments import Node
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Device, nodes
 from sm120kit.serving.container import LOOPBACK

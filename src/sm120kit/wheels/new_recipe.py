@@ -37,7 +37,7 @@ from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.records import PatchState, PatchStatus
 from sm120kit.recipes import drafts, lockfile, toolchain
 from sm120kit.recipes.arguments import record_path
-from sm120kit.recipes.drafts import DISTRIBUTIONS, TITLES, Draft, Python, Template
+from sm120kit.recipes.drafts import Draft, Python, Template, distribution, title
 from sm120kit.recipes.load import did_you_mean, read_toml
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target, resolve_flashinfer
 from sm120kit.recipes.toolchain import FFI
@@ -98,10 +98,8 @@ def parse_release(text: str) -> tuple[str, str]:
         UnknownName: it has another form, or is another engine.
     """
     engine, _, version = text.partition("@")
-    if engine not in recipes.KINDS:
-        raise UnknownName(
-            f"unknown engine {engine!r}{did_you_mean(engine, recipes.KINDS)}", f"engines: {', '.join(recipes.KINDS)}"
-        )
+    if engine not in (known := recipes.known_engines()):
+        raise UnknownName(f"unknown engine {engine!r}{did_you_mean(engine, known)}", f"engines: {', '.join(known)}")
     if not version:
         raise UnknownName(f"{text} names no release", f"write {engine}@VERSION, or {engine}@{LATEST}")
     if version != LATEST:
@@ -119,10 +117,10 @@ def newer_releases(options: Options) -> list[NewerRelease]:
         FetchFailed, OfflineMiss: no release of an engine is listed.
     """
     releases, newer = Releases(options.workspace, options.origin), []
-    for engine, distribution in DISTRIBUTIONS.items():
+    for engine in recipes.known_engines():
         newest = max(map(Version, _versions(engine)), default=None)
         listed: dict[Version, ListedFile] = {}
-        for file in releases.files(distribution):
+        for file in releases.files(distribution(engine)):
             version = Version(file.version)
             if not version.is_prerelease and (newest is None or version > newest):
                 listed.setdefault(version, file)
@@ -159,7 +157,7 @@ class RecipeMaker:
         """
         if not os.access(recipes.directory(), os.W_OK):
             raise StateUnwritable(f"cannot write to {recipes.directory()}", "use a checkout, or name a copy with SM120KIT_DATA")
-        engine, files = self.request.engine, self._files(DISTRIBUTIONS[self.request.engine])
+        engine, files = self.request.engine, self._files(distribution(self.request.engine))
         version = self._version(files)
         template, variant = self._template(engine, version, files)
         self._require_new(f"{engine}-{version}{variant}")
@@ -171,9 +169,9 @@ class RecipeMaker:
     def _releases(self) -> Releases:
         return Releases(self.options.workspace, self.options.origin)
 
-    def _files(self, distribution: str) -> list[ListedFile]:
-        with reporting.step(f"reading the releases of {distribution}"):
-            return self._releases.files(distribution)
+    def _files(self, name: str) -> list[ListedFile]:
+        with reporting.step(f"reading the releases of {name}"):
+            return self._releases.files(name)
 
     def _version(self, files: Sequence[ListedFile]) -> str:
         """The version of the request as the index lists it."""
@@ -187,7 +185,7 @@ class RecipeMaker:
                 return each
         newest = ", ".join(final[:8])
         raise UnknownName(
-            f"the index lists no release {version} of {TITLES[engine]}{did_you_mean(version, final)}",
+            f"the index lists no release {version} of {title(engine)}{did_you_mean(version, final)}",
             f"newest releases: {newest}",
         )
 
@@ -200,7 +198,7 @@ class RecipeMaker:
                 raise UnknownName(f"{recipe.name} is a recipe of {recipe.engine}", f"name a recipe of {engine} with --like")
             variant = recipe.name.removeprefix(f"{engine}-{recipe.version}")
         else:
-            released = [file.version for file in files or self._files(DISTRIBUTIONS[engine])]
+            released = [file.version for file in files or self._files(distribution(engine))]
             others = [each for each in _versions(engine) if Version(each) != Version(version)]
             if not others:
                 raise UnknownName(f"there is no recipe of {engine} to draft from", "write the first one, see docs/recipes.md")
@@ -214,16 +212,16 @@ class RecipeMaker:
 
     def _flashinfer(self, version: str, template: Template, engine: Draft | None = None, ffi: str = "") -> StagedRecipe:
         """Make a FlashInfer recipe; ``engine`` requires it, with a version ``ffi`` of tvm-ffi or none in particular."""
-        listed = self._files(DISTRIBUTIONS["flashinfer"])
+        listed = self._files(lockfile.contents.FLASHINFER)
         sdist = next((f for f in listed if Version(f.version) == Version(version) and not f.filename.endswith(".whl")), None)
         if sdist is None:
             raise UnknownName(f"the index lists no sdist of FlashInfer {version}", "its kernels are compiled from the sdist")
         if not sdist.location.sha256:
             raise FetchFailed(f"{sdist.location.shown} is listed without a sha256", "name an index that lists hashes")
-        pin = SdistPin("flashinfer", DISTRIBUTIONS["flashinfer"], sdist.version, sdist.location.sha256)
+        pin = SdistPin("flashinfer", lockfile.contents.FLASHINFER, sdist.version, sdist.location.sha256)
         checkout = sources.fetch(pin, self.options.workspace, self.options.origin)
         repository = Repository(checkout.repository)
-        required = f"{TITLES[engine.data['engine']]} {engine.data['version']}" if engine else ""
+        required = f"{title(engine.data['engine'])} {engine.data['version']}" if engine else ""
         draft = drafts.draft_flashinfer(
             template,
             sdist,
@@ -438,7 +436,7 @@ def _wheel(files: Sequence[ListedFile], version: str, engine: str, python: Pytho
                 ranked.append((rank, file.filename, file))
     if not ranked:
         raise UnknownName(
-            f"the index lists no wheel of {TITLES[engine]} {version} for Python {python.version} on {python.platform}",
+            f"the index lists no wheel of {title(engine)} {version} for Python {python.version} on {python.platform}",
             "name a recipe for another Python or platform with --like",
         )
     return min(ranked, key=lambda entry: entry[:2])[2]

@@ -68,7 +68,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inputs]:
     for name, text in (("run.py", RUN), ("driver_stub.py", ""), ("vllm/checks.py", "")):
         (suites / name).write_text(text)
     monkeypatch.setattr(checks, "_root", lambda: suites)
-    monkeypatch.setattr(checks, "PARENT", {})
+    monkeypatch.setattr(checks, "COMMON", ())
     layout, small = Layout(tmp_path / "base"), SmallImage(tmp_path)
     small.files["large"] = {f"large/{number}.py": b"value = 1\n" * 2000 for number in range(200)}
     small.files["large"]["large/data"] = random.Random(1).randbytes(4 * 2**20)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sm120kit import engines
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerified, UnknownName
 from sm120kit.core.outside import parse_json
@@ -26,13 +27,14 @@ from sm120kit.images.kernel_free import VIEWS
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
+from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.wheels.published import unverified_cache
 
-PARENT = {"flashinfer": "base", "engine": "flashinfer", "vllm": "engine", "sglang": "engine"}
-"""Parent of each kind of image. An image must pass the checks of its parents too."""
+COMMON = ("base", "flashinfer", "engine")
+"""The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""
 
-SIZE_LIMIT_BYTES = {"flashinfer": 3 * 2**30, "vllm": 16 * 2**30, "sglang": 18 * 2**30}
-"""Unpacked, base included. A larger image contains something that its recipe does not list."""
+FLASHINFER_LIMIT_BYTES = 3 * 2**30
+"""Of an image of FlashInfer, as :attr:`sm120kit.engines.Engine.size_limit_bytes`."""
 
 NEEDS_GPU = {
     "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
@@ -134,18 +136,16 @@ def suites(kind: str) -> tuple[str, ...]:
     Raises:
         UnknownName: no such kind of image.
     """
-    chain = [kind]
-    while chain[0] in PARENT:
-        chain.insert(0, PARENT[chain[0]])
+    chain = COMMON[:2] if kind == FLASHINFER_KEY else (*COMMON, kind)
     for name in chain:
-        if not (_root() / name / "checks.py").is_file():
-            raise UnknownName(f"there are no checks for images of kind {name!r}", f"in {_root()}")
-    return tuple(chain)
+        if not (_suite(name) / "checks.py").is_file():
+            raise UnknownName(f"there are no checks for images of kind {name!r}", f"in {_suite(name)}")
+    return chain
 
 
 def suite_digest(kind: str) -> str:
     """sha256 of the programs of the checks for a kind of image."""
-    return digest_of([[path, file_sha256(_root() / path)] for path in _files(kind)])
+    return digest_of([[name, file_sha256(path)] for name, path in _files(kind).items()])
 
 
 def record_path(workspace: Workspace, image: Image) -> Path:
@@ -225,7 +225,7 @@ def _inside(
     """
 
     def run(runner: RunChecks, expected: ExpectedImage, **others: object) -> ContainerResult:
-        files = {f"checks/{path}": (_root() / path).read_bytes() for path in _files(expected.kind)}
+        files = {f"checks/{name}": path.read_bytes() for name, path in _files(expected.kind).items()}
         files["checks/expected.json"] = json.dumps({**expected.__dict__, **others}).encode()
         return runner(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
 
@@ -323,7 +323,8 @@ def _outside(
     image: Image, expected: ExpectedImage, store: ImageStore, workspace: Workspace
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks that a container cannot run on itself: size, history, base, device code."""
-    limit = SIZE_LIMIT_BYTES.get(expected.kind, 0)
+    engine = engines.find(expected.kind)
+    limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
     size = f"{image.bytes / 2**20:.0f} MiB"
     yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
     leaks = suspect_steps(store.history(image.id), image, expected)
@@ -544,7 +545,14 @@ def _root() -> Path:
     return Path(__file__).parent / "suites"
 
 
-def _files(kind: str) -> list[str]:
-    directories = [_root() / name for name in suites(kind)]
-    files = sorted(path for suite in directories for path in suite.iterdir() if path.suffix in (".py", ".toml"))
-    return ["run.py", "driver_stub.py", *(str(path.relative_to(_root())) for path in files)]
+def _suite(name: str) -> Path:
+    """The directory of a suite: of an engine that names its own, that."""
+    engine = engines.find(name)
+    return engine.suite if engine and engine.suite else _root() / name
+
+
+def _files(kind: str) -> dict[str, Path]:
+    """The programs of the checks for a kind of image, by their path in the container."""
+    programs = {name: _root() / name for name in ("run.py", "driver_stub.py")}
+    listed = ((name, path) for name in suites(kind) for path in _suite(name).iterdir() if path.suffix in (".py", ".toml"))
+    return programs | {f"{name}/{path.name}": path for name, path in sorted(listed)}

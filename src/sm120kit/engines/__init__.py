@@ -1,0 +1,43 @@
+"""The engines that are built, served and measured: one object each, in one file.
+
+Those of other distributions are entry points of the group ``sm120kit.engines``: the name of the engine, and its object.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+
+from sm120kit.core.errors import UnknownName
+from sm120kit.engines.engine import ApiKey, Engine, Node
+from sm120kit.engines.sglang import SGLANG
+from sm120kit.engines.vllm import VLLM
+
+__all__ = ["ApiKey", "Engine", "Node", "all_engines", "find", "of_recipe"]
+
+GROUP = "sm120kit.engines"
+
+
+@cache
+def all_engines() -> tuple[Engine, ...]:
+    """Every engine, those of other distributions last."""
+    return (VLLM, SGLANG, *(entry.load() for entry in entry_points(group=GROUP)))
+
+
+def find(name: str) -> Engine | None:
+    """The engine of a name; None if there is none."""
+    own = next((engine for engine in (VLLM, SGLANG) if engine.name == name), None)
+    return own or next((engine for engine in all_engines() if engine.name == name), None)
+
+
+def of_recipe(recipe: str) -> Engine:
+    """The engine of a recipe by the recipe's name, such as ``sglang-0.5.23-spark``.
+
+    Raises:
+        UnknownName: no engine has that name.
+    """
+    name = recipe.partition("-")[0]
+    if engine := find(name):
+        return engine
+    known = ", ".join(engine.name for engine in all_engines())
+    raise UnknownName(f"unknown engine {name!r}", f"engines: {known}; others are entry points of the group {GROUP}")

@@ -1,0 +1,95 @@
+"""What differs between engines, with the defaults of an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MASTER_PORT = 29501
+"""Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """How an engine takes its API key: from the environment ``variable``, which ``arguments`` may reference as ``$(NAME)``."""
+
+    variable: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of the machines that a server spans: number ``rank`` of those with these ``addresses``, the first of which serves.
+
+    ``interface`` is the network interface with its address, and ``rdma`` are the RDMA devices that transfer data, none for TCP.
+    """
+
+    rank: int
+    addresses: tuple[str, ...]
+    interface: str
+    rdma: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """The address of this machine."""
+        return self.addresses[self.rank]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Engine:
+    """An engine. A subclass overrides the methods that differ.
+
+    ``name`` is the key ``engine`` of its recipes and the name of its distribution, ``title`` its name in prose, ``port`` the
+    default port of its server. ``api_key`` and ``host_variable`` are how it takes its key, and the address of its machine for
+    others. ``parallel`` has its options for the fields ``tensor_parallel`` and ``pipeline_parallel`` of a configuration;
+    ``optional`` the distributions that it imports only with a value of an option. An unpacked image has at most
+    ``size_limit_bytes``; ``suite`` is the directory of its checks, None for that in ``images/checks/suites``. ``in_head`` are
+    requirements that the comment at the start of its recipes lists.
+    """
+
+    name: str
+    title: str
+    port: int
+    api_key: ApiKey
+    host_variable: str
+    parallel: Mapping[str, tuple[str, ...]]
+    optional: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    size_limit_bytes: int = 16 * 2**30
+    suite: Path | None = None
+    in_head: tuple[str, ...] = ()
+
+    def model_arguments(self, model: str) -> tuple[str, ...]:
+        """The arguments that name the model, a directory."""
+        return ("--model", model)
+
+    def metrics_arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """The arguments without which the server has no metrics, beside ``arguments``."""
+        return ()
+
+    def node_arguments(self, node: Node) -> tuple[str, ...]:
+        """The arguments by which a server spans several machines."""
+        return ("--nnodes", str(len(node.addresses)), "--node-rank", str(node.rank))
+
+    def node_environment(self, node: Node) -> dict[str, str]:
+        """Variables with which a machine's processes find those of the others.
+
+        Without them, Gloo binds to the address of the host's name, which can be 127.0.1.1, and the engines to another one, such
+        as that of the default route (vLLM 0.33.0, vllm/utils/network_utils.py ``get_ip``; SGLang 0.5.11, srt/utils/network.py
+        ``get_local_ip_auto``). NCCL takes names as prefixes unless they start with "=" (its manual, NCCL_SOCKET_IFNAME,
+        NCCL_IB_HCA).
+        """
+        return {
+            **({"NCCL_IB_HCA": f"={','.join(node.rdma)}"} if node.rdma else {}),
+            "NCCL_SOCKET_IFNAME": f"={node.interface}",
+            "GLOO_SOCKET_IFNAME": node.interface,
+            self.host_variable: node.address,
+        }
+
+    def serve_arguments(
+        self, model: str, served_as: str, address: tuple[str, int], arguments: Sequence[str], node: Node | None = None
+    ) -> tuple[str, ...]:
+        """The arguments after the command that starts the server, which listens on ``address``."""
+        listen = ("--served-model-name", served_as, "--host", address[0], "--port", str(address[1]))
+        span = self.node_arguments(node) if node else ()
+        return (*self.model_arguments(model), *listen, *self.metrics_arguments(arguments), *span, *arguments)
