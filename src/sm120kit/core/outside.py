@@ -216,7 +216,8 @@ def integer(text: str) -> int:
         ValueError: it is something else. ``int`` also takes other scripts' digits, and needs quadratic time.
     """
     if not _INTEGER.fullmatch(text):
-        raise ValueError(f"{text[:MAX_DIGITS]!r} is not an integer of at most {MAX_DIGITS} digits")
+        shown = repr(text) if len(text) <= MAX_DIGITS else f"{text[:8]!r}... of {len(text)} characters"
+        raise ValueError(f"{shown} is not an integer of at most {MAX_DIGITS} digits")
     return int(text)
 
 
