@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -920,6 +922,80 @@ def test_submodule_without_url_is_rejected(workspace: Workspace, tmp_path: Path)
     repository.set_ref("refs/heads/main", broken)
     with pytest.raises(FetchFailed, match="has a submodule at vendor/lost without a URL"):
         fetch(GitPin("outer", str(shelf), broken, "1.0"), workspace)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html", b"<a href=demo-1.0.tar.gz>" * 800_000),
+        ("text/html; charset=hex", b"<A href=demo-1.0.tar.gz>" * 800_000),
+        ("application/vnd.pypi.simple.v1+json", b'{"files": [' + b'{"\\u0075rl":"demo-1.0.tar.gz"},' * 800_000 + b"{}]}"),
+    ],
+)
+def test_page_with_too_many_links(workspace: Workspace, hostile: HostileServer, kind: str, page: bytes) -> None:
+    hostile.respond("/", page, Content_Type=kind)
+    started = time.process_time()
+    with pytest.raises(FetchFailed, match=r"it has more than 100000 links"):
+        fetch(SdistPin("demo", "demo", "1.0", "0" * 64), workspace, Origin(hostile.url))
+    assert time.process_time() - started < 15
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "undefined", "²", "no-such-encoding"])
+def test_page_in_what_is_no_encoding_of_text(workspace: Workspace, hostile: HostileServer, shelf: Path, charset: str) -> None:
+    pin = put(shelf)
+    hostile.respond("/", b"<a href=files/demo-1.0.tar.gz>", Content_Type=f"text/html; charset={charset}")
+    hostile.respond("/files/demo-1.0.tar.gz", (shelf / "demo-1.0.tar.gz").read_bytes())
+    assert fetch(pin, workspace, Origin(hostile.url)).commit
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 5_000, "-1", "1e3", ""])
+def test_impossible_lengths(length: str) -> None:
+    response = httpx2.Response(
+        200, headers=[(b"Content-Length", length.encode()), (b"Content-Range", f"bytes 0-0/{length}".encode())]
+    )
+    assert not client.content_length(response) and not client.whole_length(response)
+
+
+def test_password_of_a_mirror_is_in_no_command_line(workspace: Workspace, tmp_path: Path) -> None:
+    """While git waits for the server, every user of the machine can read its command line, and that of its children."""
+    commit = bare_repository(tmp_path / "outer.git")
+    git(tmp_path / "outer.git", "update-server-info")
+    requests, lines = [], []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.headers.get("Authorization"))
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    lines.append(process.read_text(errors="replace"))
+            if requests[-1]:
+                super().do_GET()
+            else:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="mirror"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path))) as server:
+        threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01)).start()
+        mirror = f"http://someone:hunter2xyz%40@127.0.0.1:{server.server_port}"
+        checkout = fetch(GitPin("outer", "https://git.invalid/outer.git", commit, "1.0"), workspace, Origin(mirror))
+        server.shutdown()
+    assert Repository(checkout.repository).tree_of(checkout.commit) == Repository(tmp_path / "outer.git").tree_of(commit)
+    assert requests[-1] == f"Basic {base64.b64encode(b'someone:hunter2xyz@').decode()}"
+    assert any("outer.git" in line for line in lines) and not any("hunter2xyz" in line for line in lines)
+
+
+def test_credentials_of_a_url_are_added_to_the_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "3")
+    bare, variables = git_urls.without_credentials("https://token@git.invalid:8443/a/b")
+    assert bare == "https://git.invalid:8443/a/b" and variables["SM120KIT_GIT_USER"] == "token"
+    assert variables["GIT_CONFIG_COUNT"] == "5" and {"GIT_CONFIG_KEY_3", "GIT_CONFIG_VALUE_4"} <= variables.keys()
+
+
+@pytest.mark.parametrize("url", ["https://git.invalid/a@b", "ssh://git@git.invalid/a", "git@git.invalid:a", "/srv/a@b"])
+def test_url_without_credentials_for_http(url: str) -> None:
+    assert git_urls.without_credentials(url) == (url, {})
 
 
 HOSTILE_URLS = [

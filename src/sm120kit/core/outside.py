@@ -249,14 +249,10 @@ def mail_date(text: str) -> datetime:
     return date
 
 
-def decoded(content: bytes, charset: str = "utf-8") -> str:
-    """A text in the encoding that its sender states; UTF-8 where that is no encoding of text, such as hex or undefined."""
-    try:
-        if charset.lower().replace("_", "-") in _CHARSETS:
-            return content.decode(charset, "replace")
-    except (LookupError, ValueError):
-        pass
-    return content.decode("utf-8", "replace")
+def encoding(charset: str | None) -> str:
+    """The encoding that a sender states; ``utf-8`` for what is none of text, such as ``hex``, or needs quadratic time."""
+    name = (charset or "").lower().replace("_", "-")
+    return name if name in _CHARSETS else "utf-8"
 
 
 _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1", "iso-8859-15", "windows-1252", "utf-16"}

@@ -12,12 +12,15 @@ from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
 from sm120kit.core.errors import FetchFailed
+from sm120kit.core.outside import encoding, integer
 from sm120kit.sources.settings import Settings
 
 MAX_FILE_BYTES = 8 * 2**30
 """Limit for a downloaded file; the largest wheel today has 3 GB."""
 MAX_PAGE_BYTES = 32 * 2**20
 """Limit for an index page, which is read into memory, and for the body of a redirect or an error."""
+MAX_PAGE_ENTRIES = 100_000
+"""Limit for the links or objects of an index page, for each of which unearth needs 0.1 ms. JSON has three objects a file."""
 
 
 class Exceeded(Exception):
@@ -61,8 +64,25 @@ def size_of(client: PyPIClient, url: str) -> int | None:
         response = client.head(url, extensions={"sm120kit": "file"})
     except (HTTPError, Exceeded, RefusedRedirect):
         return None
-    length = response.headers.get("Content-Length", "")
-    return int(length) if response.status_code == 200 and length.isdigit() else None
+    return content_length(response) if response.status_code == 200 else None
+
+
+def content_length(response: Response) -> int | None:
+    """The size in bytes that a response states; None if it states none."""
+    return _size(response.headers.get("Content-Length", ""))
+
+
+def whole_length(response: Response) -> int | None:
+    """The size in bytes of the file of which a response is a part; None if it states none, or one over the limit."""
+    size = _size(response.headers.get("Content-Range", "").rpartition("/")[2])
+    return None if size is None or size > MAX_FILE_BYTES else size
+
+
+def _size(text: str) -> int | None:
+    try:
+        return max(0, integer(text))
+    except ValueError:
+        return None
 
 
 def _limit(response: Response) -> None:
@@ -78,26 +98,32 @@ def _limit(response: Response) -> None:
         target = response.url.join(response.headers["Location"])
         if target.scheme != response.url.scheme and (response.url.scheme, target.scheme) != ("http", "https"):
             raise RefusedRedirect(f"it redirects from {response.url.scheme} to {target.scheme}: {target}")
-    length = response.headers.get("Content-Length", "")
-    if length.isdigit() and int(length) > limit:
+    if (content_length(response) or 0) > limit:
         raise Exceeded(_message(limit))
+    response.encoding = encoding(response.charset_encoding)
     body = response.stream
     assert isinstance(body, SyncByteStream)
-    response.stream = _LimitedBody(body, limit)
+    response.stream = _LimitedBody(body, limit, is_page=not is_file)
+
+
+_ENTRY_STARTS = (b"<a", b"<A", b"{")
 
 
 class _LimitedBody(SyncByteStream):
-    """The body of a response, up to ``limit`` bytes."""
+    """The body of a response, up to ``limit`` bytes; of a page, up to ``MAX_PAGE_ENTRIES`` links or objects."""
 
-    def __init__(self, body: SyncByteStream, limit: int) -> None:
-        self._body, self._limit = body, limit
+    def __init__(self, body: SyncByteStream, limit: int, *, is_page: bool) -> None:
+        self._body, self._limit, self._is_page = body, limit, is_page
 
     def __iter__(self) -> Iterator[bytes]:
-        size = 0
+        size = entries = 0
         for chunk in self._body:
             size += len(chunk)
             if size > self._limit:
                 raise Exceeded(_message(self._limit))
+            entries += sum(map(chunk.count, _ENTRY_STARTS)) if self._is_page else 0
+            if entries > MAX_PAGE_ENTRIES:
+                raise Exceeded(f"it has more than {MAX_PAGE_ENTRIES} links")
             yield chunk
 
     def close(self) -> None:

@@ -186,8 +186,7 @@ def _content(location: Location, locations: Locations) -> Iterator[tuple[int | N
                 retry = response.status_code in (408, 425, 429) or response.status_code >= 500
                 status = f"HTTP status {response.status_code} {response.reason_phrase}"
                 raise _NotDelivered(status, retry=retry, absent=response.status_code in (404, 410))
-            length = response.headers.get("Content-Length", "")
-            yield int(length) if length.isdigit() else None, response.iter_raw(_CHUNK)
+            yield client.content_length(response), response.iter_raw(_CHUNK)
     except client.RefusedRedirect as error:
         raise _NotDelivered(str(error), retry=False) from error
     except client.Exceeded as error:

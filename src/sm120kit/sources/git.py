@@ -27,6 +27,7 @@ from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.errors import CommandFailed, NotEnoughDisk, UnsafeSource
 from sm120kit.core.process import Completed, RunningProgram, run, start
 from sm120kit.core.state import write_atomic
+from sm120kit.sources.git_urls import without_credentials
 
 if TYPE_CHECKING:
     from sm120kit.sources.git_objects import Objects
@@ -151,7 +152,13 @@ class Repository:
     ) -> Completed:
         """Fetch refs of another repository into this one, without its tags. See :meth:`git`; ``options`` are git fetch's."""
         quiet = ("--quiet", "--no-tags", "--no-write-fetch-head")
-        return self.git("fetch", *quiet, *options, "--", source, *refspecs, check=check, network=network, tied=network)
+        url, env = without_credentials(str(source)) if network else (source, {})
+        return self.git("fetch", *quiet, *options, "--", url, *refspecs, env=env, check=check, network=network, tied=network)
+
+    def list_remote(self, url: str, *refs: str) -> list[str]:
+        """Commit and name of each of ``refs`` that the repository at a URL has, by turns; empty if it cannot be read."""
+        bare, env = without_credentials(url)
+        return self.git("ls-remote", "--", bare, *refs, env=env, check=False, network=True).stdout.split()
 
     def start(self, *args: str | Path) -> RunningProgram:
         """Start git in this repository as :meth:`git` runs it, see :func:`sm120kit.core.process.start`."""

@@ -172,7 +172,7 @@ def _moved_tag(repository: Repository, url: str, version: str) -> str:
     if not version:
         return ""
     tags = [f"refs/tags/{prefix}{version}{peeled}" for prefix in ("v", "") for peeled in ("^{}", "")]
-    listed = repository.git("ls-remote", "--", url, *tags, check=False, network=True).stdout.split()
+    listed = repository.list_remote(url, *tags)
     commits = dict(zip(listed[1::2], listed[::2], strict=False))
     for tag in tags:
         if tag in commits:

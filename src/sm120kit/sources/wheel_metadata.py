@@ -93,11 +93,11 @@ class _RemoteFile(io.RawIOBase):
         shown = self._location.shown
         try:
             with client.stream(self._client, self._location.url, {"Range": f"bytes={first}-{last}"}) as response:
-                total = response.headers.get("Content-Range", "").rpartition("/")[2]
-                if response.status_code != 206 or not total.isdigit():
+                total = client.whole_length(response)
+                if response.status_code != 206 or total is None:
                     problem = f"HTTP status {response.status_code} instead of a part of the file"
                     raise FetchFailed(f"{shown}: {problem}", "name an index with range requests, or a directory with --mirror")
-                return response.read(), int(total)
+                return response.read(), total
         except (httpx2.HTTPError, client.Exceeded, client.RefusedRedirect) as error:
             raise FetchFailed(redacted(f"{shown}: {error}"), "check the network, or name a directory with --mirror") from error
 
