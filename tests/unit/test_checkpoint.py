@@ -11,15 +11,50 @@ from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 
 from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing, Sm120kitError
 from sm120kit.serving import checkpoint
-from sm120kit.serving.checkpoint import Attention
+from sm120kit.serving.kv_layout import Attention
 
 PLAIN: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
+BLOCKS = [{"attention": {"n_heads_in_group": 2, "no_op": False, "window_length": None}}] * 2 + [
+    {"attention": {"no_op": True}},
+    {"attention": {"replace_with_linear": True}},
+]
+IRREGULAR: dict[str, Any] = {
+    "attention_window_size": 2048,
+    "attn_config": {"kv_n_heads": 2},
+    "attn_layer_indices": [1, 3],
+    "attn_layer_period": 8,
+    "attention_other_setting": {"attention_type": "sliding_attention"},
+    "block_types": ["recurrent", "recurrent", "attention"],
+    "cla_share_factor": 2,
+    "compress_ratios": [0, 4, 4, 0],
+    "cross_attention_layers": [3],
+    "full_attn_idxs": [2],
+    "global_attn_every_n_layers": 3,
+    "global_head_dim": 512,
+    "head_dim": [64, 64, 32, 32],
+    "hybrid_layer_pattern": [0, 1, 1, 0],
+    "hybrid_layer_ids": [1],
+    "index_topk": 2048,
+    "layer_group_size": 8,
+    "linear_attn_config": {"full_attn_layers": [4]},
+    "mamba_d_state": 16,
+    "multi_query": True,
+    "num_attention_groups": 8,
+    "num_key_value_heads": [2, 2, 1, 1],
+    "num_key_value_heads_per_layer": [2, 2, 1, 1],
+    "num_kv_shared_layers": 2,
+    "sliding_window_pattern": 6,
+    "some_sizes": [1, 2, 3, 4],
+    "swa_num_key_value_heads": 8,
+    "v_head_dim": 16,
+}
+"""Keys by which the layers of published models differ, and one that no model has."""
 LAST = "model-00002-of-00002.safetensors"
 
 
 def test_facts_of_a_hybrid_nvfp4_checkpoint(tmp_path: Path) -> None:
     facts = checkpoint.read(folder(tmp_path, HYBRID, NVFP4, MTP))
-    assert facts.architecture == "Qwen3_5MoeForConditionalGeneration"
+    assert facts.architectures == ("Qwen3_5MoeForConditionalGeneration",)
     assert (facts.quantization, facts.vector_sizes, facts.claimed_vector_size) == ("modelopt NVFP4", (16,), 16)
     assert (facts.tensors, facts.context) == (7, 262144)
     assert facts.bytes_by_dtype == {
@@ -130,7 +165,44 @@ def test_quantisation_from_hf_quant_config(tmp_path: Path) -> None:
         (PLAIN | {"layer_types": ["full_attention", "sliding_attention"] * 2}, None, "sliding_attention"),
         (PLAIN | {"sliding_window": 4096}, None, "sliding"),
         (PLAIN | {"sliding_window": 4096, "use_sliding_window": False}, 512, ""),
+        (PLAIN | {"sliding_window": 4096, "layer_types": ["full_attention"] * 4, "use_sliding_window": False}, 512, ""),
         ({"num_hidden_layers": 4}, None, "heads"),
+        (PLAIN | {"num_key_value_heads": None}, None, "num_key_value_heads"),
+        (PLAIN | {"hidden_size": 257}, None, "head_dim"),
+        (PLAIN | {"head_dim": 64, "attention_head_dim": 32}, None, "head_dim"),
+        (PLAIN | {"hybrid_override_pattern": "M*E-"}, 128, ""),
+        (PLAIN | {"hybrid_override_pattern": "M*E-", "mamba_num_heads": 4, "ssm_state_size": 8, "chunk_size": 8}, 128, ""),
+        (PLAIN | {"hybrid_override_pattern": "M*E"}, None, "hybrid_override_pattern"),
+        (PLAIN | {"hybrid_override_pattern": "M*EW"}, None, "W (hybrid_override_pattern)"),
+        (PLAIN | {"layers_block_type": ["mamba", "attention", "moe", "attention"]}, 256, ""),
+        (PLAIN | {"layers_block_type": ["mamba", "hybrid", "mamba", "mamba"]}, None, "hybrid"),
+        (PLAIN | {"hybrid_override_pattern": "M*EM", "layers_block_type": ["mamba"] * 4}, None, "contradict"),
+        (PLAIN | {"layer_types": ["conv", "full_attention", "mamba", "attention"], "conv_L_cache": 3}, 256, ""),
+        (PLAIN | {"attn_type_list": [1, 0, 1, 1]}, 384, ""),
+        (PLAIN | {"full_attention_interval": 2, "linear_num_key_heads": 4}, 256, ""),
+        (PLAIN | {"full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"] * 2}, 256, ""),
+        (PLAIN | {"full_attention_interval": 4, "layer_types": ["full_attention"] * 4}, None, "contradict"),
+        (PLAIN | {"block_configs": BLOCKS, "num_key_value_heads": None}, 2 * 2 * 4 * 32, ""),
+        (PLAIN | {"block_configs": BLOCKS[:3]}, None, "block_configs"),
+        (PLAIN | {"block_configs": [*BLOCKS[:3], {"attention": {"n_heads_in_group": 4}}]}, None, "numbers of KV heads"),
+        (
+            PLAIN | {"block_configs": [*BLOCKS[:3], {"attention": {"n_heads_in_group": 2, "window_length": 9}}]},
+            None,
+            "window_l",
+        ),
+        (PLAIN | {"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0]}, None, "attention_chunk_size"),
+        (PLAIN | {"no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": None}, 512, ""),
+        (
+            PLAIN | {"decoder_sparse_step": 1, "first_k_dense_replace": 3, "mlp_only_layers": [1], "max_window_layers": 2},
+            512,
+            "",
+        ),
+        (
+            PLAIN | {"quantization_config": {"group_size": 16}, "num_kv_shared_layers": 0, "rope_scaling": {"factor": 2}},
+            512,
+            "",
+        ),
+        *((PLAIN | {key: value}, None, key) for key, value in IRREGULAR.items()),
     ],
 )
 def test_kv_elements_per_token(config: dict[str, Any], elements: int | None, why: str, tmp_path: Path) -> None:
@@ -147,6 +219,13 @@ def write_header(path: Path, dtype: Any, shape: Any, offsets: Any) -> None:
 
 def write_weight_map(model: Path, name: object) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+
+def set_config(model: Path, **values: object) -> None:
+    """Change values of the language model."""
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"] |= values
+    (model / "config.json").write_text(json.dumps(config))
 
 
 def cut(path: Path, size: int) -> None:
@@ -180,6 +259,22 @@ def cut(path: Path, size: int) -> None:
         (lambda model: write_header(model / LAST, ["U8"], [1], [0, 1]), ShardDamaged, "dtype ['U8']"),
         (lambda model: write_header(model / LAST, "U8", ["1"], [0, 1]), ShardDamaged, "shape ('1',)"),
         (lambda model: write_header(model / LAST, "U8", [1], [0]), ShardDamaged, "has no safetensors header"),
+        (lambda model: write_header(model / LAST, "U8", [1], [1, 0]), ShardDamaged, "data_offsets [1, 0]"),
+        (lambda model: write_header(model / LAST, "U8", [-1], [0, 1]), ShardDamaged, "shape (-1,)"),
+        (lambda model: set_config(model, num_hidden_layers=10**12), NotACheckpoint, "num_hidden_layers is 1000"),
+        (lambda model: set_config(model, num_hidden_layers=-1), NotACheckpoint, "num_hidden_layers is -1"),
+        (lambda model: set_config(model, num_hidden_layers=4.5), NotACheckpoint, "num_hidden_layers is 4.5"),
+        (lambda model: set_config(model, num_hidden_layers=True), NotACheckpoint, "num_hidden_layers is True"),
+        (lambda model: set_config(model, head_dim=10**400), NotACheckpoint, "head_dim is 1000"),
+        (lambda model: set_config(model, num_key_value_heads=10**18), NotACheckpoint, "num_key_value_heads is 1000"),
+        (lambda model: set_config(model, max_position_embeddings=1 << 80), NotACheckpoint, "max_position_embeddings is 12"),
+        (lambda model: set_config(model, mtp_num_hidden_layers="9"), NotACheckpoint, "mtp_num_hidden_layers is '9'"),
+        (lambda model: (model / "config.json").write_text('{"a": ' + "9" * 5000 + "}"), NotACheckpoint, "config.json"),
+        (
+            lambda model: (model / "config.json").write_text('{"architectures": ["' + "A" * 999 + '"]}'),
+            NotACheckpoint,
+            "not a list",
+        ),
         (lambda model: (model / LAST).write_text("version https://git-lfs"), ShardDamaged, "Git LFS pointer"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 import synthetic_hosts
 import yaml as yaml_library
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from model_folders import HYBRID, MTP, NVFP4, folder
+from model_folders import HYBRID, MINIMAX, MTP, NVFP4, folder
 from typer.testing import CliRunner
 
 from sm120kit import engines, recipes, serving
@@ -50,6 +51,7 @@ from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint
 from sm120kit.serving import resolve as resolving
 from sm120kit.serving.container import Mount
+from sm120kit.serving.kv_layout import Attention
 from sm120kit.serving.render import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -381,6 +383,12 @@ def test_fit_of_a_configuration(model: Path) -> None:
     assert check_fit(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 64
     assert check_fit(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).capacity_tokens is None
     assert check_fit(model, configuration=configurations.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
+    assert check_fit(model, model=replace(big, kv_quantization="nvfp4")).kv_bytes_per_token == 36, "with scales"
+    strange = check_fit(model, model=replace(big, kv_quantization="float3"))
+    assert strange.kv_bytes_per_token is None and "float3" in strange.lines()[2]
+    staged = configurations.load(FOUR).model_copy(update={"pipeline_parallel": 2})
+    three = replace(big, attention=Attention(3, 4, 32))
+    assert check_fit(model, model=three, configuration=staged).kv_bytes_per_token == 2 * 2 * 1 * 32 * 2, "of the longest stage"
     odd = check_fit(model, model=replace(big, attention=None, why_not_plain="it keeps a compressed KV cache (MLA)"))
     assert odd.kv_bytes_per_token is None and "MLA" in odd.lines()[2]
 
@@ -458,7 +466,7 @@ def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path:
 
 
 def test_plan_on_a_host_without_the_gpus(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned for another host, of which nothing is known but that it has the configuration's GPUs."""
+    """Planned for another host, of which nothing is known but that it has the configuration's GPUs, with their memory."""
     host = synthetic_hosts.build("no-gpu", tmp_path / "none")
     monkeypatch.setattr(resolving, "HOST", host)
     monkeypatch.setattr("sm120kit.cli.serve.HOST", host)
@@ -468,10 +476,23 @@ def test_plan_on_a_host_without_the_gpus(options: list[str], tmp_path: Path, mon
     result = CliRunner().invoke(app, ["serve", FOUR, *words, "--print", *files])
     assert result.exit_code == 0, result.output
     assert "device=0,1,2,3" in result.stdout and "nvidia.com/gpu: 4" in (tmp_path / "m.yaml").read_text()
-    assert "memory unknown" in result.stderr and "planned for one that does" in result.stderr
+    assert "memory 96.0 GB" in result.stderr and "planned for one that does" in result.stderr
     assert f"  sm120kit doctor {FOUR}\n" in result.stderr and "doctor   " not in result.stderr, "findings are of another host"
     result = CliRunner().invoke(app, ["serve", FOUR, *words, "--gpus", "4,5,6,7", "--print"])
     assert "device=4,5,6,7" in result.stdout
+    shard = json.dumps({"w": {"dtype": "BF16", "shape": [200 << 30], "data_offsets": [0, 400 << 30]}}).encode()
+    large = folder(tmp_path / "large", {"architectures": HYBRID["architectures"]}, {})
+    with (large / "model.safetensors").open("wb") as file:
+        file.write(len(shard).to_bytes(8, "little") + shard)
+        file.truncate(8 + len(shard) + (400 << 30))  # sparse
+    text = (
+        (data_root() / "recipes" / "configurations" / f"{FOUR}.toml")
+        .read_text()
+        .replace("needs_mtp = true", "needs_mtp = false")
+    )
+    (tmp_path / "plain.toml").write_text(text.replace(f'name = "{FOUR}"', 'name = "plain"'))
+    planned = [str(tmp_path / "plain.toml"), "--model", str(large), *words[2:], "--print"]
+    assert isinstance(CliRunner().invoke(app, ["serve", *planned]).exception, DoesNotFit)
     for refused in (
         ["--gpus", "4", "--print"],
         [],
@@ -479,6 +500,19 @@ def test_plan_on_a_host_without_the_gpus(options: list[str], tmp_path: Path, mon
     ):
         result = CliRunner().invoke(app, ["serve", FOUR, *words, *refused])
         assert isinstance(result.exception, TooFewGpus), (refused, result.output)
+
+
+def test_model_of_another_architecture_is_refused_first(options: list[str], tmp_path: Path) -> None:
+    other = folder(tmp_path / "other", MINIMAX, NVFP4, MTP)
+    for command in (["serve", FOUR], ["serve", FOUR, "--print"], ["bench", "run", FOUR]):
+        words = ["--model", str(other), *([] if "bench" in command else ["--root", str(tmp_path / "no host")])]
+        failure = CliRunner().invoke(app, [*command, *words[: 2 if "--print" not in command else 4]]).exception
+        assert isinstance(failure, NoModel) and "MiniMaxM2ForCausalLM" in failure.message, (command, failure)
+    unnamed = {key: value for key, value in HYBRID.items() if key != "architectures"}
+    at = options.index("--model") + 1
+    options[at] = str(folder(tmp_path / "unnamed", unnamed, NVFP4, MTP))
+    result = CliRunner().invoke(app, ["serve", FOUR, *options, "--print"])
+    assert result.exit_code == 0 and "unknown architecture" in result.stderr, result.output
 
 
 def test_print_without_an_image(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,9 +572,10 @@ def test_address_for_others_requires_an_api_key(options: list[str], monkeypatch:
         assert result.exit_code == 2 and message in result.stderr and not result.stdout
 
 
-def test_findings_of_the_host_are_shown(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_the_host_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the observed fact; what breaks the server as a warning. Neither prevents the start."""
     root = synthetic_hosts.build("neglected", tmp_path / "the host")
+    model = folder(tmp_path / "a model", HYBRID | {"architectures": ["Qwen3_5ForConditionalGeneration"]}, NVFP4, MTP)
     monkeypatch.chdir(tmp_path)  # without images.json, the default of --index
     file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
     file.write_bytes((data_root() / "recipes" / "configurations" / file.name).read_bytes())

@@ -278,7 +278,7 @@ def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_pat
     [
         (SPARKS, "", "is for 2 machines, not for 1"),
         (SPARKS, "10.0.0.1,10.0.0.2,10.0.0.3", "is for 2 machines, not for 3"),
-        ("qwen3.5-122b-int4-1x-dgx-spark", ",".join(ADDRESSES), "is for one machine, not for 2"),
+        ("minimax-m2.7-nvfp4-2x-rtx-pro-6000", ",".join(ADDRESSES), "is for one machine, not for 2"),
     ],
 )
 def test_number_of_machines(config: str, addresses: str, message: str, options: list[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, al
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.state import data_root
 from sm120kit.recipes import configurations
-from sm120kit.serving.checkpoint import Attention
+from sm120kit.serving.kv_layout import Attention
 
 GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
 MAIN = Pass(fixed_bytes=8e9, expert_bytes=1e8, layers=10, experts=4, active=1, parameters=10e9)
@@ -271,7 +271,16 @@ def test_model_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"index_topk": 2048}, {"sliding_window": 128}, {"layer_types": ["chunked"] * 4}, {"vocab_size": None}, {"head_dim": 0.5}],
+    [
+        {"index_topk": 2048},
+        {"sliding_window": 128},
+        {"layer_types": ["chunked"] * 4},
+        {"vocab_size": None},
+        {"hybrid_override_pattern": "*M-E"},
+        {"attention_chunk_size": 8192},
+        {"num_key_value_heads": None},
+        {"cla_share_factor": 2},
+    ],
 )
 def test_unsupported_folder_has_no_roofline(tmp_path: Path, changed: dict[str, Any]) -> None:
     model = folder(tmp_path / "m", {"text_config": TEXT | changed}, {"lm_head.weight": ("BF16", (100, 64))})

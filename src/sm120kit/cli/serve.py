@@ -62,11 +62,11 @@ class LaunchedServer:
             Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
         """
         from sm120kit.core.state import Workspace
-        from sm120kit.serving import checkpoint, launch
+        from sm120kit.serving import launch
         from sm120kit.serving.resolve import ServerLocation, resolve
 
         assert self.model is not None
-        checkpoint.read(self.model)  # before the host, as it may be wrong on every host
+        launch.require_model(configuration, self.model)
         workspace = Workspace.open(self.state)
         resolved = resolve(configuration, self.image, images.source(), ServerLocation(self.port), workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
@@ -345,7 +345,7 @@ def serve_(
     from sm120kit.core import reporting
     from sm120kit.core.state import Workspace
     from sm120kit.recipes import configurations
-    from sm120kit.serving import checkpoint, launch
+    from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
 
@@ -358,7 +358,7 @@ def serve_(
     if model.model:
         if model.revision:
             raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
-        checkpoint.read(model.model)
+        launch.require_model(configuration, model.model)
     location = replace(location, node=nodes[0])
     first = resolve(configuration, server.image, source, location, workspace, root=roots[0], planned=bool(planned))
     every = [first, *(on_node(first, node, root) for node, root in zip(nodes[1:], roots[1:], strict=True))]
@@ -436,7 +436,8 @@ def _show(prepared: PreparedLaunch) -> None:
     facts, expected = prepared.model, prepared.configuration.model
     sizes = ", ".join(f"{dtype} {count / 1e9:.1f} GB" for dtype, count in facts.bytes_by_dtype.items())
     vectors = f", {' and '.join(map(str, facts.vector_sizes))} elements per scale" if facts.vector_sizes else ""
-    console.info(f"model    {facts.architecture}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB: {sizes}")
+    names = ", ".join(facts.architectures) or "unknown architecture"
+    console.info(f"model    {names}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB: {sizes}")
     console.info(f"         {len(facts.bf16)} tensors are BF16; {len(facts.mtp) or 'no'} MTP tensors")
     console.info(f"         the configuration is for {expected.repository}, {expected.quantization}")
     if facts.claimed_vector_size and facts.vector_sizes and facts.claimed_vector_size not in facts.vector_sizes:

@@ -297,7 +297,7 @@ class BadIndex(Sm120kitError):
 
 
 class NoModel(Sm120kitError):
-    """A model directory does not exist or cannot be read."""
+    """A model directory does not exist, cannot be read, or has a model of another architecture."""
 
     exit_code = 67
 

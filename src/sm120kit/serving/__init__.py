@@ -9,7 +9,7 @@ or a Kubernetes manifest, and ``nodes`` those of several machines; ``supervise``
 from __future__ import annotations
 
 from sm120kit.serving.container import Placement, Service, api_key, make_service, risks
-from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_image, select_gpus
+from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_architecture, require_image, select_gpus
 from sm120kit.serving.render import compose, docker_run, kubernetes, secret_name
 from sm120kit.serving.supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 
@@ -30,6 +30,7 @@ __all__ = [
     "kubernetes",
     "make_service",
     "port_is_free",
+    "require_architecture",
     "require_image",
     "risks",
     "secret_name",

@@ -16,12 +16,18 @@ from typing import Any, Protocol
 
 from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing
 from sm120kit.core.outside import parse_json
+from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, Attention, attention, count
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""
 
 INDEX = "model.safetensors.index.json"
 QUANTIZATION = "hf_quant_config.json"
+MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+CONTEXT_LIMIT = 1 << 32
+"""Limit for the length of a sequence in tokens."""
+NAME_LIMIT = 200
+"""Limit for the length of a name of an architecture."""
 DOWNLOAD = "download it again, or finish the download"
 
 _LAYER = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
@@ -42,21 +48,9 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Size of the KV cache: for each token, K and V of ``kv_heads`` x ``head_dim`` elements in each of ``layers``."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-    def elements(self, gpus: int = 1) -> int:
-        """Elements per token on each of ``gpus``, among which the heads are divided; fewer heads than GPUs are replicated."""
-        return 2 * self.layers * math.ceil(self.kv_heads / gpus) * self.head_dim
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """Contents of a model; ``source`` is its folder, or its repository and commit.
+    """Contents of a model; ``source`` is its folder, or its repository and commit. ``architectures`` are
+    class names.
 
     ``quantization`` is the method in ``config.json``, "none" without one. ``vector_sizes`` are the numbers of elements of K
     per scale by the shapes of the tensors, ``claimed_vector_size`` the number in ``config.json``. ``bf16`` names the tensors
@@ -67,7 +61,7 @@ class Checkpoint:
     """
 
     source: str
-    architecture: str
+    architectures: tuple[str, ...]
     quantization: str
     vector_sizes: tuple[int, ...]
     claimed_vector_size: int | None
@@ -158,11 +152,11 @@ def read_files(files: ModelFiles) -> Checkpoint:
             sizes[tensor.dtype] += tensor.bytes
         modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
         method, claimed, kv = _quantization(config, modelopt)
-        attention, why = _attention(text)
-        layers = text.get("num_hidden_layers")
+        kv_cache, why = attention(text)
+        layers = count(text, "num_hidden_layers", LAYER_LIMIT)
         return Checkpoint(
             source=files.source,
-            architecture=", ".join(config.get("architectures") or ()) or str(config.get("model_type", "unknown")),
+            architectures=_names(config, "architectures"),
             quantization=method,
             vector_sizes=_vector_sizes(every),
             claimed_vector_size=claimed,
@@ -172,10 +166,10 @@ def read_files(files: ModelFiles) -> Checkpoint:
             bytes_by_dtype=dict(sizes.most_common()),
             bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
             mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
-            mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
+            mtp_layers=next(filter(None, (count(text, key, LAYER_LIMIT) for key in MTP_LAYERS)), 0),
             outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
-            context=text.get("max_position_embeddings"),
-            attention=attention,
+            context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
+            attention=kv_cache,
             why_not_plain=why,
         )
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
@@ -219,7 +213,7 @@ def tensors(read: Callable[[int], bytes], size: int, name: str) -> dict[str, Ten
         content = parse_json(read(length))
         content.pop("__metadata__", None)
         listed = {tensor: _tensor(entry) for tensor, entry in content.items()}
-        end = 8 + length + max((entry["data_offsets"][1] for entry in content.values()), default=0)
+        end = 8 + length + sum(tensor.bytes for tensor in listed.values())  # the format has no gaps
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ShardDamaged(f"{name} has no safetensors header: {error}", DOWNLOAD) from error
     if end != size:
@@ -234,7 +228,8 @@ def _tensor(entry: Mapping[str, Any]) -> Tensor:
         ValueError, TypeError, KeyError: the entry is not of the form of the format.
     """
     dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or not all(isinstance(number, int) for number in (begin, end, *shape)):
+    sizes = (begin, end, *shape)
+    if not isinstance(dtype, str) or not all(isinstance(size, int) and size >= 0 for size in sizes) or begin > end:
         raise TypeError(f"dtype {dtype!r}, shape {shape!r}, data_offsets {[begin, end]!r}")
     return Tensor(dtype, shape, end - begin)
 
@@ -275,6 +270,18 @@ def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     return content
 
 
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names at a key.
+
+    Raises:
+        ValueError: they are no list of short names.
+    """
+    names = config.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= NAME_LIMIT for name in names):
+        raise ValueError(f"{key} is {repr(names)[:80]}, not a list of names")
+    return tuple(names)
+
+
 def _quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> tuple[str, int | None, str]:
     """Method, elements per scale and the KV cache's quantisation, by ``config.json`` or ModelOpt's ``QUANTIZATION``."""
     table = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
@@ -286,7 +293,8 @@ def _quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> tup
     claimed = weights.get("group_size") or table.get("group_size") or modelopt.get("group_size") or block[-1]
     scheme = table.get("kv_cache_scheme") or {}
     kv = modelopt.get("kv_cache_quant_algo") or (f"{scheme.get('type')}{scheme.get('num_bits')}" if scheme else "")
-    return method.strip() or "none", claimed, str(kv or "").lower()
+    whole = isinstance(claimed, int) and 0 < claimed <= WIDTH_LIMIT  # -1: a scale for each row
+    return method.strip() or "none", claimed if whole else None, str(kv or "").lower()
 
 
 def _vector_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -313,21 +321,3 @@ def _is_mtp(name: str, layers: object) -> bool:
     """Whether a tensor belongs to multi-token prediction: by name, or by a layer number beyond the model's (DeepSeek, GLM)."""
     layer = _LAYER.match(name)
     return bool(_MTP.search(name)) or bool(layer and isinstance(layers, int) and int(layer[1]) >= layers)
-
-
-def _attention(text: Mapping[str, Any]) -> tuple[Attention | None, str]:
-    """The KV cache of full attention; the state of linear attention has a constant size and is not counted."""
-    if text.get("kv_lora_rank"):
-        return None, "it keeps a compressed KV cache (MLA)"
-    layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
-    kinds = text.get("layer_types") or ["full_attention"] * (layers or 0)
-    unsupported = sorted(set(kinds) - {"full_attention", "linear_attention"})
-    if unsupported:
-        return None, f"it has layers of {', '.join(unsupported)}"
-    if text.get("sliding_window") and text.get("use_sliding_window", True):
-        return None, "it has layers of sliding attention"
-    head = text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0)
-    kv_heads = text.get("num_key_value_heads") or heads
-    if not (layers and kv_heads and head):
-        return None, "config.json lacks the numbers of layers and heads"
-    return Attention(kinds.count("full_attention"), kv_heads, head), ""

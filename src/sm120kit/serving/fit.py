@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sm120kit.core.errors import DoesNotFit, GpusTaken, MtpMissing, TooFewGpus, WrongImage
+from sm120kit.core.errors import DoesNotFit, GpusTaken, MtpMissing, NoModel, TooFewGpus, WrongImage
+from sm120kit.core.outside import parse_json
+from sm120kit.images.backends import model_path
 from sm120kit.images.records import VerifiedImage
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
@@ -45,7 +47,7 @@ class Fit:
         """Capacity of the KV cache in tokens, None if unknown."""
         if self.memory_bytes is None or not self.kv_bytes_per_token:
             return None
-        return int(self.memory_bytes * self.share - self.weight_bytes) // self.kv_bytes_per_token
+        return max(0, int(self.memory_bytes * self.share - self.weight_bytes)) // self.kv_bytes_per_token
 
     def lines(self) -> tuple[str, ...]:
         """Lines for the user."""
@@ -111,9 +113,11 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     """Memory use of a configuration that can run on ``gpus``.
 
     Raises:
+        NoModel: see :func:`require_architecture`.
         MtpMissing: the configuration speculates with tensors that the checkpoint lacks.
         DoesNotFit: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
     """
+    require_architecture(configuration, model)
     _require_mtp(configuration, model)
     fit = _fit(configuration, model, tuple(gpus))
     if fit.memory_bytes is None:
@@ -127,6 +131,22 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
             "copy the configuration to a file and lower --max-model-len (vLLM) or --context-length (SGLang) in it",
         )
     return fit
+
+
+def require_architecture(configuration: Configuration, model: Checkpoint) -> None:
+    """Require the architecture of the configuration's own model, if that is recorded in ``recipes/checkpoints/``.
+
+    Raises:
+        NoModel: the model has another one.
+    """
+    recorded = model_path(configuration)
+    expected = parse_json(recorded.read_bytes())["config"].get("architectures") if recorded.is_file() else None
+    if expected and model.architectures and model.architectures != tuple(expected):
+        raise NoModel(
+            f"{model.source} is a {', '.join(model.architectures)[:200]}; {configuration.name} is for "
+            f"{configuration.model.repository}, a {', '.join(expected)}",
+            "sm120kit config list has other configurations; or copy this one to a file, and name the model in it",
+        )
 
 
 def require_image(configuration: Configuration, image: VerifiedImage) -> None:
@@ -177,29 +197,37 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
     share = _value(arguments, "--gpu-memory-utilization", "--mem-fraction-static")
     length = _value(arguments, "--max-model-len", "--context-length")
     sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
-    per_token = None
-    if model.attention:
-        elements = model.attention.elements(configuration.tensor_parallel) / configuration.pipeline_parallel
-        per_token = int(elements * _kv_bytes(arguments, model))
+    kind, why, per_token = _kv_dtype(arguments, model), model.why_not_plain, None
+    element = _element_bytes(kind)
+    if model.attention and element is None:
+        why = f"the size of an element of {kind[:40]} is not known"
+    elif model.attention and element:
+        elements = model.attention.elements(configuration.tensor_parallel, configuration.pipeline_parallel)
+        per_token = int(elements * element)
     return Fit(
         gpus=gpus,
         memory_bytes=min(sizes) if len(sizes) == len(gpus) else None,
         share=float(share) if share else SHARE,
         weight_bytes=model.weight_bytes // configuration.hardware.gpus,
         kv_bytes_per_token=per_token,
-        why_no_kv=model.why_not_plain,
+        why_no_kv=why,
         context=int(length) if length and length.isdecimal() else model.context,
     )
 
 
-def _kv_bytes(arguments: Sequence[str], model: Checkpoint) -> float:
-    """Bytes of one element of the KV cache."""
+def _kv_dtype(arguments: Sequence[str], model: Checkpoint) -> str:
+    """The data type of the KV cache, by the engine's arguments or the checkpoint; "" for that of the model."""
     kind = _value(arguments, "--kv-cache-dtype") or "auto"
-    if kind == "auto":
-        kind = model.kv_quantization
+    return model.kv_quantization if kind == "auto" else kind
+
+
+def _element_bytes(kind: str) -> float | None:
+    """Bytes of one element of the KV cache; None for a data type that is not known."""
     if kind.startswith(("fp8", "float8", "int8")):
         return 1
-    return 0.5 if kind.startswith(("fp4", "nvfp4")) else 2
+    if kind.startswith(("fp4", "nvfp4")):
+        return 0.5 + 1 / 16  # and a scale of one byte for 16 elements
+    return 2 if kind in ("", "none", "auto", "bfloat16", "bf16", "float16", "fp16", "half") else None
 
 
 def _value(arguments: Sequence[str], *flags: str) -> str | None:

@@ -81,6 +81,15 @@ class LaunchOptions:
     on_answer: Callable[[Endpoint, Answer], None] | None = None
 
 
+def require_model(configuration: Configuration, model: Path) -> None:
+    """Require a model folder of the configuration's architecture: before the host, as it may be wrong on every host.
+
+    Raises:
+        Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.require_architecture`.
+    """
+    serving.require_architecture(configuration, checkpoint.read(model))
+
+
 def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: Checkpoint | None = None) -> PreparedLaunch:
     """Check that a model folder can be served. Starts nothing. With ``facts``, the folder is planned, and not read.
 

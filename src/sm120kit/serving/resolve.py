@@ -164,7 +164,8 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
     ]
     assumed = planned and root == HOST and len(devices) < hardware.gpus_per_node
     if assumed:
-        devices = [Device(number, hardware.gpu, None) for number in numbers or range(hardware.gpus_per_node)]
+        memory = int(hardware.memory_gb * 1e9)
+        devices = [Device(number, hardware.gpu, memory) for number in numbers or range(hardware.gpus_per_node)]
     if numbers:
         devices = list(serving.choose_gpus(configuration, devices, numbers))
     taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}

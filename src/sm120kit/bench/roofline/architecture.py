@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit.recipes.architectures import Architecture, PublishedCheckpoint, of_checkpoint
-from sm120kit.serving.checkpoint import Attention
+from sm120kit.serving.kv_layout import Attention
 
 MATRICES = 3
 """Matrices of a gated MLP: gate, up, down."""
@@ -126,7 +126,7 @@ def model(a: Architecture, checkpoint: PublishedCheckpoint) -> RooflineModel:
         main=main,
         draft=draft,
         draft_layers=a.mtp_layers,
-        cache=_cache(a),
+        cache=cache(a),
         cache_layers=_attention(a)[1],
         state_bytes=_state_bytes(a),
         weight_bytes=sum(number * getattr(bits, name) / 8 for name, number in counts.items()) + routers * 2 + embedding,
@@ -162,7 +162,8 @@ def _linear(a: Architecture) -> int:
     return a.hidden * (2 * keys + 3 * values + 2 * d.value_heads)
 
 
-def _cache(a: Architecture) -> Attention | int:
+def cache(a: Architecture) -> Attention | int:
+    """The KV cache; elements per token on every GPU if it is compressed."""
     if a.latent_attention:
         return a.latent_attention.layers * (a.latent_attention.kv_rank + a.latent_attention.rope)
     assert a.attention

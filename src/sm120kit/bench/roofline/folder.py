@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench.roofline.architecture import RooflineModel, model, parameters
+from sm120kit.bench.roofline.architecture import RooflineModel, cache, model, parameters
 from sm120kit.recipes.architectures import (
     Architecture,
     Dense,
@@ -46,7 +46,7 @@ def model_in(folder: Path) -> RooflineModel | None:
     config = json.loads((folder / "config.json").read_bytes())
     text = config.get("text_config") or config.get("llm_config") or config
     architecture = architecture_of(text, with_mtp=bool(facts.mtp))
-    if architecture is None:
+    if architecture is None or (architecture.attention and cache(architecture) != facts.attention):
         return None
     sizes: Counter[str] = Counter()
     for shard in sorted({path.name for path in folder.glob("*.safetensors")} - set(facts.outside)):
