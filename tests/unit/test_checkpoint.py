@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +230,17 @@ def set_config(model: Path, **values: object) -> None:
     (model / "config.json").write_text(json.dumps(config))
 
 
+def zeros(path: Path) -> None:
+    """A link to a device without end."""
+    path.symlink_to("/dev/zero")
+
+
+def special(path: Path, make: Callable[[Path], None]) -> None:
+    """Replace a file by another kind of file."""
+    path.unlink()
+    make(path)
+
+
 def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
@@ -265,7 +278,12 @@ def cut(path: Path, size: int) -> None:
         (lambda model: set_config(model, num_hidden_layers=-1), NotACheckpoint, "num_hidden_layers is -1"),
         (lambda model: set_config(model, num_hidden_layers=4.5), NotACheckpoint, "num_hidden_layers is 4.5"),
         (lambda model: set_config(model, num_hidden_layers=True), NotACheckpoint, "num_hidden_layers is True"),
-        (lambda model: set_config(model, head_dim=10**400), NotACheckpoint, "head_dim is 1000"),
+        (lambda model: set_config(model, head_dim=10**39), NotACheckpoint, "head_dim is 1000"),
+        (lambda model: set_config(model, head_dim=10**400), NotACheckpoint, "config.json"),
+        (lambda model: special(model / "config.json", os.mkfifo), NoModel, "config.json cannot be read"),
+        (lambda model: special(model / "config.json", zeros), NoModel, "config.json cannot be read"),
+        (lambda model: special(model / LAST, os.mkfifo), ShardMissing, LAST),
+        (lambda model: special(model / LAST, zeros), ShardMissing, LAST),
         (lambda model: set_config(model, num_key_value_heads=10**18), NotACheckpoint, "num_key_value_heads is 1000"),
         (lambda model: set_config(model, max_position_embeddings=1 << 80), NotACheckpoint, "max_position_embeddings is 12"),
         (lambda model: set_config(model, mtp_num_hidden_layers="9"), NotACheckpoint, "mtp_num_hidden_layers is '9'"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import file_problem, parse_json, read_found
 from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, Attention, attention, count
 
 HEADER_LIMIT_BYTES = 100_000_000
@@ -109,7 +109,7 @@ class LocalFiles:
         return frozenset(path.name for path in self.folder.iterdir() if path.is_file())
 
     def content(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+        return read_found(self.folder / name)
 
     def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
         return ((name, header(self.folder / name)) for name in names)
@@ -182,15 +182,14 @@ def header(path: Path) -> dict[str, Tensor]:
     """The tensors of a local safetensors file.
 
     Raises:
-        ShardMissing: the file does not exist.
+        ShardMissing: the file does not exist, or is not a regular file.
         ShardDamaged: see :func:`tensors`.
     """
+    if problem := file_problem(path):
+        raise ShardMissing(f"{path} {problem}", DOWNLOAD)
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
-            return tensors(file.read, size, str(path))
-    except FileNotFoundError as error:
-        raise ShardMissing(f"{path} does not exist", DOWNLOAD) from error
+            return tensors(file.read, path.stat().st_size, str(path))
     except OSError as error:
         raise ShardDamaged(f"{path} has no safetensors header: {error}", DOWNLOAD) from error
 
@@ -261,8 +260,8 @@ def _json(files: ModelFiles, name: str) -> dict[str, Any]:
         content = parse_json(files.content(name), lenient=True)
     except FileNotFoundError as error:
         raise NotACheckpoint(f"{files.source} has no {name}", "name the folder that contains it") from error
-    except PermissionError as error:
-        raise NoModel(f"{files.source}: {name} cannot be read: {error.strerror}", "make it readable") from error
+    except OSError as error:
+        raise NoModel(f"{files.source}: {name} cannot be read: {error.strerror}", "make it a readable file") from error
     except ValueError as error:
         raise NotACheckpoint(f"{files.source}: {name} is not JSON: {error}", DOWNLOAD) from error
     if not isinstance(content, dict):
