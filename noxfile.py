@@ -10,6 +10,8 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
+LAB = ("-e", "src/sm12x_lab")
+"""The laboratory, a distribution of its own."""
 INSTALLED_BY_CI = "docker,keyless"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
 GROUPS = ("engines", "integration", "containers", "compilers")
@@ -19,7 +21,7 @@ GROUPS = ("engines", "integration", "containers", "compilers")
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, imports between packages, and spelling."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[dev]", *LAB)
     _style(session)
     _types(session)
 
@@ -38,7 +40,7 @@ def _types(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Lint, integration tests with one small real case of each stage, and unit tests; no GPU. With arguments, only pytest."""
-    session.install("--no-compile", "-e", f".[{TESTED}]")  # most modules of torch and transformers are never imported
+    session.install("--no-compile", "-e", f".[{TESTED}]", *LAB)  # most modules of torch and transformers are never imported
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
@@ -54,7 +56,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """Slow tests: the named groups, or all. Options, such as --time-budget=SECONDS, go to pytest."""
-    session.install("-e", f".[{TESTED}]")
+    session.install("-e", f".[{TESTED}]", *LAB)
     groups = [argument for argument in session.posargs if not argument.startswith("-")] or GROUPS
     options = [argument for argument in session.posargs if argument.startswith("-")]
     session.run("pytest", *options, "--durations=20", *(f"tests/slow/{group}" for group in groups))
@@ -63,7 +65,7 @@ def slow(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site in build/html; a broken link fails. With --serve, serve it and rebuild it on changes."""
-    session.install("-e", ".[docs]")
+    session.install("-e", ".[docs]", *LAB)  # the reference has its commands
     session.run("python", "ci/docs_source.py")
     session.run("zensical", *(["serve"] if "--serve" in session.posargs else ["build", "--clean", "--strict"]))
     loads = [page for page in Path("build/html").rglob("*.html") if 'src="http' in page.read_text()]
@@ -118,6 +120,6 @@ def backends(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
-    session.install("-e", ".[cuda,torch,docker,dev]")
+    session.install("-e", ".[cuda,torch,docker,dev]", *LAB)
     for script in session.posargs or ["tests/bench/commands.py"]:
         session.run("python", script)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import emulation
 from sm120kit.core import process, toolchain
-from sm120kit.kernels import emulation
 
 SOURCE = """
 #include "instructions.hpp"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab.ptx import images, interposed
+from sm12x_lab.ptx.interposed import Interposition
+from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
 from sm120kit.core import process, toolchain
 from sm120kit.core.state import Workspace
 from sm120kit.kernels import cubin
-from sm120kit.kernels.ptx import images, interposed
-from sm120kit.kernels.ptx.interposed import Interposition
-from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

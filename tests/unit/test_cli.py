@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from sm120kit import __version__
 from sm120kit.bench.workload import Cell
-from sm120kit.cli import app, receipts
+from sm120kit.cli import app, plugins, receipts
 from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
@@ -40,7 +40,7 @@ def walk(entry: Branch | Leaf = COMMANDS, path: tuple[str, ...] = ()) -> Iterato
             yield from walk(child, (*path, name))
 
 
-TREE = dict(walk())
+TREE = dict(walk()) | dict(plugins.commands())
 LEAVES = {path: entry for path, entry in TREE.items() if isinstance(entry, Leaf)}
 
 
@@ -76,7 +76,7 @@ def test_help_fits_and_cuts_no_word(path: tuple[str, ...], columns: int) -> None
 @pytest.mark.parametrize("path", LEAVES, ids=by_path)
 def test_summary_is_first_line_of_docstring(path: tuple[str, ...]) -> None:
     module, _, name = LEAVES[path].target.partition(":")
-    function = getattr(import_module(f"sm120kit.cli.{module}"), name)
+    function = getattr(import_module(module if "." in module else f"sm120kit.cli.{module}"), name)
     assert function.__doc__.splitlines()[0] == f"{LEAVES[path].summary}."
 
 
@@ -140,7 +140,8 @@ def loaded(*words: str) -> set[str]:
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
-    base = {f"sm120kit.cli{name}" for name in ("", ".commands", ".config_file", ".entry", ".help_text", ".options", ".tree")}
+    parts = ("", ".commands", ".config_file", ".entry", ".help_text", ".options", ".plugins", ".tree")
+    base = {f"sm120kit.cli{name}" for name in parts}
     modules = loaded("--help")
     assert not modules & {*HEAVY}
     assert {name for name in modules if name.startswith("sm120kit.cli")} == base

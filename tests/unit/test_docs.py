@@ -142,7 +142,7 @@ def test_tests_of_attacks_exist() -> None:
 def test_architecture_page_names_existing_code() -> None:
     """In table rows that link to a Python file, each `function()` is defined there, and each `Class` in some module."""
     page = ROOT / "docs" / "architecture.md"
-    package = "".join(path.read_text() for path in (ROOT / "src" / "sm120kit").rglob("*.py"))
+    package = "".join(path.read_text() for name in ("sm120kit", "sm12x_lab") for path in (ROOT / "src" / name).rglob("*.py"))
     missing, count = [], 0
     for row in re.findall(r"^\|.*\|$", page.read_text(), re.MULTILINE):
         files = [(page.parent / path).resolve() for path, *_ in LINK.findall(row) if path.endswith(".py")]

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sm12x_lab import tile_numbers
+from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
 from sm120kit.core.records import Toolchain
-from sm120kit.kernels import tables
-from sm120kit.kernels.emulation import Emulator, Mainloop
 from sm120kit.kernels.records import NumericResult, NumericStatus, Tile, TileFacts
 
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "none", False, "bf16")
@@ -76,9 +76,9 @@ def fact(tile: Tile = TILE, **changes: object) -> TileFacts:
 def test_tiles_with_one_mainloop_share_a_cached_emulation(compiler: Compiler, emulator: Emulator) -> None:
     half, finalize = replace(TILE, output="f16"), replace(TILE, epilogue="finalize")
     facts = [fact(), fact(half), fact(finalize), fact(replace(finalize, output="f16"), stages=3), fact(schedule="pingpong")]
-    assert {tile.numbers.why for tile in tables.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
+    assert {tile.numbers.why for tile in tile_numbers.with_numbers(facts, emulator, "t", False)} == {"not emulated yet"}
     assert compiler.programs == []
-    emulated = tables.with_numbers(facts, emulator, "t", True)
+    emulated = tile_numbers.with_numbers(facts, emulator, "t", True)
     assert emulated[0].numbers == NumericResult(NumericStatus.PROVEN, "", 9)
     assert [(tile.numbers.proof, tile.numbers.why) for tile in emulated[1:]] == [
         (NumericStatus.MAINLOOP_PROVEN, "not run: f16 output"),
@@ -87,13 +87,13 @@ def test_tiles_with_one_mainloop_share_a_cached_emulation(compiler: Compiler, em
         (NumericStatus.MAINLOOP_PROVEN, "not run: tile scheduler"),
     ]
     assert [tile.numbers.outputs for tile in emulated] == [9] * 5
-    (dense,) = tables.with_numbers([fact(replace(TILE, family="dense"))], emulator, "t", True)
+    (dense,) = tile_numbers.with_numbers([fact(replace(TILE, family="dense"))], emulator, "t", True)
     assert (dense.numbers.proof, dense.numbers.why) == (NumericStatus.MAINLOOP_PROVEN, "not run: tile scheduler")
     assert [(text.count("#define KERNEL 1\n"), text.count("#define KERNEL 0\n")) for text in compiler.programs] == [
         (2, 1),
         (0, 1),
     ], "a program for each shape; the whole kernel of grouped cooperative tiles only"
-    assert tables.with_numbers(facts, emulator, "t", False) == emulated
+    assert tile_numbers.with_numbers(facts, emulator, "t", False) == emulated
     assert len(compiler.programs) == 2
 
 
@@ -131,14 +131,14 @@ def test_changed_headers_need_another_emulation(emulator: Emulator, tmp_path: Pa
 )
 def test_wrong_numbers_have_a_reason(compiler: Compiler, emulator: Emulator, output: str, why: str) -> None:
     compiler.behave("exit 0", output)
-    (tile,) = tables.with_numbers([fact()], emulator, "t", True)
+    (tile,) = tile_numbers.with_numbers([fact()], emulator, "t", True)
     assert tile.numbers == NumericResult(NumericStatus.WRONG, why, 9, 3)
 
 
 def test_tiles_that_are_not_emulated_have_a_reason(compiler: Compiler, emulator: Emulator) -> None:
     compiler.behave("echo 'x.hpp:1:1: error: static assertion failed: too small' >&2; exit 1")
     facts = [fact(compiles=False), fact(scheduler="stream-k"), fact(replace(TILE, dtype="bf16xbf16")), fact()]
-    numbers = [tile.numbers for tile in tables.with_numbers(facts, emulator, "t", True)]
+    numbers = [tile.numbers for tile in tile_numbers.with_numbers(facts, emulator, "t", True)]
     assert {result.proof for result in numbers} == {NumericStatus.NOT_CHECKED}
     reasons = ["does not compile", "divides K among CTAs", "bf16xbf16 is not emulated", "static assertion failed: too small"]
     assert all(reason in result.why for reason, result in zip(reasons, numbers, strict=True))
@@ -188,7 +188,7 @@ def test_interrupt_ends_compilers_and_keeps_finished_results(compiler: Compiler,
     make_emulator(tmp_path)
     program = f"""
 from pathlib import Path
-from sm120kit.kernels.emulation import Emulator, Mainloop
+from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit.kernels.records import Tile
 from sm120kit.core.records import Toolchain
 from sm120kit.core import signals

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sm120kit.kernels.ptx import interposed
+from sm12x_lab.ptx import interposed
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab.ptx import interposed
 from sm120kit.core.state import data_root
-from sm120kit.kernels.ptx import interposed
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import patches, proofs, sources
+from sm12x_lab import proofs
+from sm12x_lab.proofs import prover
+from sm12x_lab.proofs.code import kernel_codes
+from sm12x_lab.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
+from sm12x_lab.proofs.side import _definitions
+from sm120kit import patches, sources
 from sm120kit.core.errors import BadPatch, PatchConflict, UnknownName
 from sm120kit.core.state import Workspace
 from sm120kit.kernels.cubin.records import Kernel
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes
 from sm120kit.patches.records import PatchState
-from sm120kit.proofs import prover
-from sm120kit.proofs.code import kernel_codes
-from sm120kit.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
-from sm120kit.proofs.side import _definitions
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository

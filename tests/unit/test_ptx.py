@@ -6,24 +6,26 @@ import itertools
 import json
 import os
 import re
+import subprocess
 from fractions import Fraction
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from before_the_lab import COMMIT, FILES, moved_only, of_present_sources
 from typer.testing import CliRunner
 
+from sm12x_lab.gpu_tests import gpu
+from sm12x_lab.ptx import forms, images, interposed, library, model, selftest
+from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
+from sm12x_lab.ptx.syntax import instructions
 from sm120kit.cli import app
 from sm120kit.core import process
 from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.kernels.cubin import fatbin
-from sm120kit.kernels.gpu_tests import gpu
-from sm120kit.kernels.ptx import forms, images, interposed, library, model, selftest
-from sm120kit.kernels.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
-from sm120kit.kernels.ptx.syntax import instructions
 from sm120kit.wheels import flashinfer
 from sm120kit.wheels.records import BuildRequest
 
@@ -673,10 +675,21 @@ def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the receipt
 
 
+def test_receipts_are_of_sources_that_have_only_moved() -> None:
+    root = Path(__file__).parents[2]
+    if subprocess.run(["git", "cat-file", "-e", COMMIT], cwd=root, capture_output=True).returncode:
+        pytest.skip("the history of this copy lacks the commit before the move")
+    for after, before in FILES.items():
+        shown = subprocess.run(["git", "show", f"{COMMIT}:src/sm120kit/{before}"], cwd=root, capture_output=True, check=True)
+        assert moved_only(shown.stdout.decode(), (root / "src" / "sm12x_lab" / after).read_text()), after
+
+
 def test_receipt_is_of_this_rewriter_and_complete() -> None:
     """`sm120kit verify ptx --instructions --receipt FILE` on a Hopper GPU writes it again."""
     receipt = json.loads((data_root() / "patches" / "evidence" / "ptx-instructions-nvidia-h100.json").read_text())
-    assert receipt["rewriter"] == library.rewriter_digest(), "the rewriter has changed: run the self-test again"
+    assert of_present_sources(receipt["rewriter"]) == library.rewriter_digest(), (
+        "the rewriter has changed: run the self-test again"
+    )
     assert receipt["passed"] and not receipt["verified_on_sm120"]
     assert [(row["instruction"], row["verdict"]) for row in receipt["instructions"]] == [(form.name, "PASS") for form in EVERY]
     assert all(

@@ -10,15 +10,17 @@ import typer
 import sm120kit
 from sm120kit.cli import entry
 from sm120kit.cli.commands import COMMANDS
-from sm120kit.cli.tree import Group
+from sm120kit.cli.tree import Branch, Group
 from sm120kit.core import console, reporting
 
 
-class _Root(Group):
-    """The program itself."""
+class Program(Group):
+    """A program itself, with the commands of ``tree``."""
+
+    tree: Branch = COMMANDS
 
     def __init__(self, **attrs: Any) -> None:
-        super().__init__(branch=COMMANDS, path=(), **attrs)
+        super().__init__(branch=self.tree, path=(), **attrs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         console.verbose = console.quiet = False
@@ -43,7 +45,7 @@ def _root(
 
 app = typer.Typer(
     name="sm120kit",
-    cls=_Root,
+    cls=Program,
     callback=_root,
     help=f"{COMMANDS.summary}.",
     context_settings={"help_option_names": ["-h", "--help"]},

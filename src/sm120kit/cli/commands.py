@@ -63,10 +63,10 @@ COMMANDS = Branch(
             default="build",
         ),
         "patch": Branch(
-            "List, check, prove, apply and edit the patch series",
+            "List, check, apply and edit the patch series",
             {
                 "list": Leaf("patch:list_", "List the patches"),
-                "show": Leaf("patch_files:show", "Show a patch, its state on each recipe, and its proof"),
+                "show": Leaf("patch_files:show", "Show a patch and its state on each recipe"),
                 "status": Leaf("patch:status", "Show the state of each patch on each recipe's version"),
                 "drift": Leaf(
                     "patch_drift:drift", "Show the state of each patch on every release that the package index offers"
@@ -80,8 +80,6 @@ COMMANDS = Branch(
                 "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
                 "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),
-                "prove": Leaf("patch_proof:prove", "Show the effects of a patch: compile its probes with and without it"),
-                "ablate": Leaf("patch_proof:ablate", "Show the effect of leaving out each patch of a series"),
             },
         ),
         "recipe": Branch(
@@ -101,11 +99,6 @@ COMMANDS = Branch(
             "Verify built images and kernels",
             {
                 "image": Leaf("image:verify_image", "Run the checks of an image and tag it if all pass"),
-                "kernels": Leaf(
-                    "verify_kernels:verify_kernels", "Compare kernels on a GPU with an integer reference, bit for bit"
-                ),
-                "ptx": Leaf("verify_ptx:verify_ptx", "Rewrite PTX for SM120 so that a Hopper GPU can run it"),
-                "run": Leaf("verify_run:verify_run", "Run a program for SM120 on a Hopper GPU"),
             },
         ),
     },

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm120kit.cli import plugins
 from sm120kit.cli.options import Json, PatchName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 
@@ -97,20 +98,20 @@ def show(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Show a patch, its state on each recipe, and its proof.
+    """Show a patch and its state on each recipe.
 
-    Also prints its message and the files that it changes. Sources of the versions that it is for are fetched if they are not
-    cached.
+    Also prints its message, the files that it changes, and its proof where sm12x-lab is installed. Sources of the versions that
+    it is for are fetched if they are not cached.
     """
     from dataclasses import asdict
 
-    from sm120kit import patches, proofs
-    from sm120kit.patches.evidence import path_of
+    from sm120kit import patches
 
     shown = patches.find(patches_root(), patch)
     states = _states(shown, sources.run_options())
     files = patches.diffstat(shown)
-    proof = proofs.read(path_of(patches_root(), shown.name))
+    stored = plugins.function("stored_effects")
+    effects = stored(shown.name) if stored else {}
     if json:
         record = {
             "name": shown.name,
@@ -123,7 +124,7 @@ def show(
             "hunks_sha256": shown.hunks_sha256,
             "files": [asdict(file) for file in files],
             "states": [{"recipe": recipe, **asdict(state)} for recipe, state in states],
-            "proof": proof and {result.probe.text: result.effects for result in proof.results},
+            "proof": effects or None,
         }
         console.json_data(record | ({"diff": shown.diff.decode(errors="replace")} if diff else {}))
         return
@@ -132,8 +133,8 @@ def show(
     console.table(
         ("recipe", "version", "state", "detail"), ((name, s.version, s.state, s.detail.strip()) for name, s in states)
     )
-    if proof:
-        console.table(("probe", "effect"), ((result.probe.text, ", ".join(result.effects)) for result in proof.results))
+    if effects:
+        console.table(("probe", "effect"), ((probe, ", ".join(found)) for probe, found in effects.items()))
     if diff:
         console.data(shown.diff.decode(errors="replace").rstrip("\n"))
 

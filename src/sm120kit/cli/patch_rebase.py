@@ -42,7 +42,6 @@ def rebase(
     ] = None,
     *,
     step: RebaseStep,
-    prove: Annotated[bool, typer.Option("--prove", help="Then prove the patches that changed, and write the proofs.")] = False,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -71,8 +70,6 @@ def rebase(
     move = _move(names, options)
     progress = (rebasing.resume if step.continue_ else rebasing.begin)(move, directory)
     _report(progress, move, directory, json=json)
-    if prove:
-        _prove(progress.provable, move.recipes[1], options)
 
 
 def _move(names: tuple[str, str], options: Options) -> SeriesMove:
@@ -114,14 +111,3 @@ def _report(progress: RebaseProgress, move: SeriesMove, directory: Path, *, json
         console.info(f"next: sm120kit patch prove {name} --recipe {move.recipes[1]} --write")
     if progress.changed:
         console.info("then: sm120kit patch check; sm120kit recipe lock")
-
-
-def _prove(names: tuple[str, ...], recipe: str, options: Options) -> None:
-    from sm120kit.proofs import prover
-    from sm120kit.proofs.records import ProofRequest
-    from sm120kit.recipes.target import resolve
-
-    target = resolve(recipe, options)
-    for name in names:
-        proof = prover.prove_patch(name, options, ProofRequest(), target)
-        console.info(f"wrote {prover.store(name, proof)[1]}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm120kit.cli import plugins
 from sm120kit.cli.options import Json, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.patches.records import PatchStatus
-    from sm120kit.proofs.records import PatchProof
     from sm120kit.recipes.drafts import Draft
 
 
@@ -71,10 +71,9 @@ def new(
     """Make the recipe of an upstream release.
 
     It is drafted from the nearest recipe: pinned by hash, with the FlashInfer that its METADATA requires, whose recipe is made
-    as well if there is none. Files appear when the recipes are locked and planned and the probes of patches compiled. What a
-    person has to decide is printed.
+    as well if there is none. Files appear when the recipes are locked and planned, and the probes of patches compiled where
+    sm12x-lab is installed. What a person has to decide is printed.
     """
-    from sm120kit.proofs import prover
     from sm120kit.recipes.target import FlashInferTarget
     from sm120kit.wheels import new_recipe
 
@@ -86,14 +85,14 @@ def new(
         raise typer.BadParameter("--arguments is for vLLM and SGLang, and without --draft, --offline and --mirror")
     request = new_recipe.NewRecipeRequest(engine, version, like, overrides, results.overwrite, results.draft)
     options = sources.run_options()
-    proofs: list[PatchProof] = []
+    effects: dict[str, str] = {}
     errors: dict[str, str] = {}
     with options.workspace.exclusive("recipe-new"), options.workspace.scratch() as directory:
         staged = new_recipe.RecipeMaker(request, options, directory).make()
         if not results.draft:
             new_recipe.plan(staged)
-            if isinstance(staged[0].target, FlashInferTarget):
-                proofs, errors = prover.prove_series(staged[0].target, options)
+            if isinstance(staged[0].target, FlashInferTarget) and (series_effects := plugins.function("series_effects")):
+                effects, errors = series_effects(staged[0].target, options)
         if results.arguments:
             new_recipe.record_arguments(staged[-1])
         files = new_recipe.publish(staged)
@@ -106,7 +105,7 @@ def new(
         console.json_data(data | {"notes": {each.name: each.notes for each in drafts}})
         return
     if states:
-        _show_states(states, proofs)
+        _show_states(states, effects)
     _show_notes(drafts)
     for path in files:
         console.data(f"wrote {path}")
@@ -130,20 +129,12 @@ def _overrides(texts: Sequence[str]) -> dict[str, str]:
     return versions
 
 
-def _show_states(states: Sequence[PatchStatus], proofs: Sequence[PatchProof]) -> None:
-    effects = {proof.patch: _effects(proof) for proof in proofs}
+def _show_states(states: Sequence[PatchStatus], effects: Mapping[str, str]) -> None:
+    """List the patches with their effects by patch, which the laboratory finds."""
     console.table(
         ("patch", "version", "state", "effect on its probes"),
         ((name := f"{s.project}/{s.slug}", s.version, s.state, effects.get(name, "")) for s in states),
     )
-
-
-def _effects(proof: PatchProof) -> str:
-    """The effects of a patch, each once; machine code was not compared."""
-    from sm120kit.proofs.records import Effect
-
-    every = {str(effect) for result in proof.results for effect in result.effects if effect is not Effect.NOT_COMPARED}
-    return ", ".join(sorted(every)) or str(Effect.NOT_COMPARED)
 
 
 def _show_notes(drafts: Iterable[Draft]) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources
 
 if TYPE_CHECKING:
     from sm120kit.kernels.records import TileFacts
     from sm120kit.kernels.tiles.compare import TileComparison
+    from sm120kit.recipes.target import Target
+
+
+@cache
+def _tile_numbers() -> Any:
+    """The laboratory's function that adds the results of emulations to tiles; None if it is not installed."""
+    return plugins.function("tile_numbers")
 
 
 def tiles_(
@@ -21,7 +30,12 @@ def tiles_(
     ] = True,
     changed: Annotated[bool, typer.Option("--changed", help="Show only tiles that the patches change.")] = False,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run each mainloop on the CPU and check its numbers: half a minute a shape.")
+        bool,
+        typer.Option(
+            "--emulate",
+            hidden=_tile_numbers() is None,
+            help="Run each mainloop on the CPU and check its numbers: half a minute a shape.",
+        ),
     ] = False,
     *,
     sources: Sources,
@@ -32,7 +46,8 @@ def tiles_(
     The tiles are FlashInfer's, or with a recipe of vLLM with a source those of vLLM's own kernels.
     The host compiler evaluates the engine's own templates for stages and shared memory; neither nvcc nor a GPU is used. Tiles
     with "no" under generated are of interest, but the engine does not instantiate them. A tile that fits can still compute
-    wrong numbers: --emulate checks them. Speed and the instructions themselves are unverified on SM120.
+    wrong numbers: with sm12x-lab installed, --emulate checks them. Speed and the instructions themselves are unverified on
+    SM120.
 
     With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
     environment, which takes 8 GB of disk; they are not emulated.
@@ -42,6 +57,8 @@ def tiles_(
     from sm120kit.kernels.tiles import compare
     from sm120kit.recipes.target import EngineTarget, resolve
 
+    if emulate and _tile_numbers() is None:
+        raise plugins.required("--emulate")
     target = resolve(engine, sources.run_options())
     if isinstance(target, EngineTarget) and target.recipe.b12x:
         from sm120kit.images import b12x
@@ -50,8 +67,10 @@ def tiles_(
         after = b12x.tiles(target, patched=True) if patched else before
     else:
         target = tables.require_tiles(target)
-        before = tables.tiles(target, patched=False, emulated=emulate)
-        after = tables.tiles(target, patched=True, emulated=emulate) if patched else before
+        before = _with_numbers(target, tables.tiles(target, patched=False), patched=False, emulated=emulate)
+        after = before
+        if patched:
+            after = _with_numbers(target, tables.tiles(target, patched=True), patched=True, emulated=emulate)
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
@@ -83,6 +102,12 @@ def tiles_(
         f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile"
         + (f"; the patches change {sum(row.changed for row in rows)} of {len(rows)} rows" if patched else "")
     )
+
+
+def _with_numbers(target: Target, facts: tuple[TileFacts, ...], *, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:
+    """The tiles with results of their emulation: cached ones, with ``emulated`` all. Without the laboratory, the tiles."""
+    add: Any = _tile_numbers()
+    return add(target, facts, patched=patched, emulated=emulated) if add else facts
 
 
 def record(fact: TileFacts) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sm120kit.cli import config_file, help_text
+from sm120kit.cli import config_file, help_text, plugins
 from sm120kit.cli.options import SHARED, expand_groups
 from sm120kit.core import console
 from sm120kit.core.errors import BadConfigFile
@@ -20,10 +20,15 @@ PREFIX = "SM120KIT"
 
 @dataclass(frozen=True)
 class Leaf:
-    """A command: its function as ``module:function`` below ``sm120kit.cli``, and its line in its group's help."""
+    """A command: its function as ``module:function``, and its line in its group's help.
+
+    A module without a dot in its name is one of ``sm120kit.cli``. Where another program has the command at another place,
+    ``path`` is that in ``sm120kit``, from which its variables and its table in the configuration file follow.
+    """
 
     target: str
     summary: str
+    path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Command(TyperCommand):
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if parent is not None and not parent.resilient_parsing:
-            extra["default_map"] = config_file.Defaults(parent.find_root().command, self)
+            extra["default_map"] = config_file.Defaults(_every_command(), self)
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -108,11 +113,22 @@ class Group(TyperGroup):
     def __init__(self, *, branch: Branch, path: tuple[str, ...], **attrs: Any) -> None:
         super().__init__(**attrs)
         self.params += _verbosity()
-        self.branch = branch
+        self.branch, self.path = branch, path
         self.commands: Any = _Commands(branch.commands, path)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or None.
+
+        Raises:
+            ToolchainMissing: it is a command of the laboratory, which is not installed.
+        """
+        path = (*self.path, cmd_name)
+        if path in plugins.ELSEWHERE and cmd_name not in self.commands and not ctx.resilient_parsing:
+            raise plugins.required(f"sm120kit {' '.join(path)}")
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for option in self.get_params(ctx):  # typer's own, such as --help: it would load pydantic to convert None
@@ -126,26 +142,44 @@ class Group(TyperGroup):
         formatter.write(help_text.usage(self, ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        summaries = {name: entry.summary for name, entry in self.branch.commands.items()}
-        formatter.write(help_text.page(self, ctx, summaries))
+        formatter.write(help_text.page(self, ctx, self.commands.summaries()))
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands of a group by name, each loaded when it is looked up."""
+    """The commands of a group by name, each loaded when it is looked up: its own, then those of other distributions."""
 
-    def __init__(self, entries: Mapping[str, Leaf | Branch], path: tuple[str, ...]) -> None:
-        self._entries, self._path, self._loaded = entries, path, dict[str, Any]()
+    def __init__(self, own: Mapping[str, Leaf | Branch], path: tuple[str, ...]) -> None:
+        self._own, self._path, self._loaded = own, path, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            self._loaded[name] = _load(self._entries[name], (*self._path, name))
+            entry = self._own[name] if name in self._own else self._added[name]
+            self._loaded[name] = _load(entry, (*self._path, name))
         return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._added
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def summaries(self) -> dict[str, str]:
+        """The line of each command in the group's help."""
+        return {name: entry.summary for name, entry in self._entries.items()}
+
+    @property
+    def _entries(self) -> Mapping[str, Leaf | Branch]:
+        return {**self._own, **{name: leaf for name, leaf in self._added.items() if name not in self._own}}
+
+    @property
+    def _added(self) -> Mapping[str, Leaf | Branch]:
+        """What other distributions add to a group; they replace nothing. Looking for them takes time, so the root has none."""
+        if not self._path:
+            return {}
+        return {path[-1]: leaf for path, leaf in plugins.commands().items() if path[:-1] == self._path}
 
 
 def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
@@ -160,9 +194,18 @@ def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
             rich_markup_mode=None,
         )
     module, _, function = entry.target.partition(":")
-    command = _command(getattr(import_module(f"sm120kit.cli.{module}"), function), path[-1], Command)
-    command.set_path(path)
+    command = _command(
+        getattr(import_module(module if "." in module else f"sm120kit.cli.{module}"), function), path[-1], Command
+    )
+    command.set_path(entry.path or path)
     return command
+
+
+def _every_command() -> Group:
+    """All commands of ``sm120kit``, which the configuration file has tables for, whichever program runs."""
+    from sm120kit.cli.commands import COMMANDS
+
+    return Group(branch=COMMANDS, path=())
 
 
 def _command(function: Any, name: str, cls: type[TyperCommand]) -> Any:

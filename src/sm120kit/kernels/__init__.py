@@ -1,1 +1,1 @@
-"""Analyse and test device code: tiles, emulation on the CPU, verification on a GPU, and the cubins in a file."""
+"""Analyse device code: which tiles SM12x can launch, and the cubins in a file."""

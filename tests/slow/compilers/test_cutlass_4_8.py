@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import emulation
+from sm12x_lab.emulation import Mainloop
+from sm12x_lab.emulation.records import Emulation
 from sm120kit import patches
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.state import Workspace
-from sm120kit.kernels import emulation
-from sm120kit.kernels.emulation import Mainloop
-from sm120kit.kernels.records import Emulation
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources import fetch
 from sm120kit.sources.records import VendoredProject, WheelPin

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import emulation
+from sm12x_lab.emulation.records import Emulation
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.state import Workspace
-from sm120kit.kernels import emulation
-from sm120kit.kernels.records import Emulation, Tile
+from sm120kit.kernels.records import Tile
 from sm120kit.sources import fetch
 
 ROOT = Path(__file__).parents[3]

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit import patches, proofs
+from sm12x_lab import proofs
+from sm12x_lab.proofs import prover
+from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest
+from sm120kit import patches
 from sm120kit.core import sandbox
 from sm120kit.core.errors import SandboxMissing
 from sm120kit.core.records import Arch
 from sm120kit.core.state import Workspace
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes
-from sm120kit.proofs import prover
-from sm120kit.proofs.records import Effect, PatchProof, ProofRequest
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.context import Options
 

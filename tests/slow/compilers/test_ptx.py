@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab.ptx import forms, library
+from sm12x_lab.ptx.rewrite import rewrite
 from sm120kit.core import toolchain
 from sm120kit.core.errors import BadPtx
 from sm120kit.core.records import Toolchain
-from sm120kit.kernels.ptx import forms, library
-from sm120kit.kernels.ptx.rewrite import rewrite
 from sm120kit.wheels.compile import ninja_program
 
 EVERY = forms.all_forms()

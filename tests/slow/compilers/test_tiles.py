@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import tile_numbers
+from sm12x_lab.emulation import Emulator
 from sm120kit import patches, recipes
 from sm120kit.cli.tiles import numbers
 from sm120kit.core import process, toolchain
@@ -18,7 +20,6 @@ from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace
 from sm120kit.kernels import tables
-from sm120kit.kernels.emulation import Emulator
 from sm120kit.kernels.records import NumericStatus, TileFacts
 from sm120kit.kernels.tiles import compare, introspect, listing
 from sm120kit.recipes.target import resolve, resolve_flashinfer
@@ -81,7 +82,7 @@ def test_every_tile_of_the_quick_group_is_proven(
     calls = quick(trees["after"])
     facts = [fact for kernels in measure(calls, trees["after"], tools, tmp_path / "tiles") for fact in kernels]
     emulator = Emulator(trees["after"] / CUTLASS, tools, emulations)
-    emulated = tables.with_numbers(facts, emulator, "quick", emulated=True)
+    emulated = tile_numbers.with_numbers(facts, emulator, "quick", emulated=True)
     assert len(emulated) == len(facts) == 20
     for fact in emulated:
         assert fact.fits
@@ -101,7 +102,7 @@ def test_k64_is_wrong_without_the_patches_and_proven_with_them(
     for side in ("before", "after"):
         ((fact,),) = measure([bf16_call(trees[side], "nvfp4", "128x128x64", "none")], trees[side], tools, tmp_path / "tiles")
         emulator = Emulator(trees[side] / CUTLASS, tools, emulations)
-        emulated += tables.with_numbers([fact], emulator, side, emulated=True)
+        emulated += tile_numbers.with_numbers([fact], emulator, side, emulated=True)
     (row,) = compare.compare_tables(emulated[:1], emulated[1:])
     assert row.changed
     assert numbers(row.before) == "wrong: first k tile lost, last counted twice"

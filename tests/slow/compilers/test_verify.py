@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import gpu_tests
+from sm12x_lab.gpu_tests import faults, receipt, verification
+from sm12x_lab.gpu_tests.matrix import KernelConfiguration
+from sm12x_lab.gpu_tests.programs import Compiler, EngineTree
+from sm12x_lab.ptx import interposed
 from sm120kit import patches
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch
 from sm120kit.core.state import Workspace, data_root
-from sm120kit.kernels import cubin, gpu_tests
+from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
-from sm120kit.kernels.gpu_tests import faults, receipt, verification
-from sm120kit.kernels.gpu_tests.matrix import KernelConfiguration
-from sm120kit.kernels.gpu_tests.programs import Compiler, EngineTree
-from sm120kit.kernels.ptx import interposed
 from sm120kit.kernels.records import Tile
 from sm120kit.kernels.tiles import listing
 from sm120kit.recipes.target import resolve_flashinfer

@@ -44,6 +44,7 @@ import small_engine
 import sweep
 import typer
 
+from sm12x_lab.ptx import syntax
 from sm120kit import cli
 from sm120kit.bench import dataset, metrics, published, receipt, sse, workload
 from sm120kit.cli import config_file
@@ -60,7 +61,6 @@ from sm120kit.images.distribution.credentials import stored_credentials
 from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
 from sm120kit.images.records import VerifiedImage
 from sm120kit.kernels import cubin
-from sm120kit.kernels.ptx import syntax
 from sm120kit.patches import foreign, format
 from sm120kit.recipes import bases, configurations, lockfile
 from sm120kit.recipes.load import read as read_recipe

@@ -1,0 +1,47 @@
+"""What other distributions add to the command line, by entry points. Nothing of them is imported before it is needed.
+
+``sm120kit.commands`` names mappings of commands by their path, such as ``("verify", "run")``; ``sm120kit.laboratory`` names
+functions that commands of sm120kit use where they are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sm120kit.core.errors import ToolchainMissing
+
+if TYPE_CHECKING:
+    from sm120kit.cli.tree import Leaf
+
+LABORATORY = "sm12x-lab"
+"""The distribution with the commands below."""
+
+ELSEWHERE = frozenset(
+    {("patch", "prove"), ("patch", "ablate"), ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")},
+)
+"""Commands that ``sm120kit`` has only with the laboratory."""
+
+
+@cache
+def commands() -> Mapping[tuple[str, ...], Leaf]:
+    """The commands of all installed distributions, by path."""
+    from importlib.metadata import entry_points
+
+    found: dict[tuple[str, ...], Leaf] = {}
+    for point in entry_points(group="sm120kit.commands"):
+        found |= point.load()
+    return found
+
+
+def function(name: str) -> Callable[..., Any] | None:
+    """The laboratory's function of that name; None if it is not installed."""
+    from importlib.metadata import entry_points
+
+    return next((point.load() for point in entry_points(group="sm120kit.laboratory", name=name)), None)
+
+
+def required(what: str) -> ToolchainMissing:
+    """The error for a use of the laboratory where it is not installed."""
+    return ToolchainMissing(f"{what} requires the distribution {LABORATORY}", f"pip install {LABORATORY}")

@@ -1,0 +1,116 @@
+"""Verify a recipe's kernels on this machine's GPU, from the patched tree to the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sm12x_lab import gpu_tests
+from sm12x_lab.gpu_tests.matrix import VerificationScope
+from sm12x_lab.ptx import interposed
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.errors import CompileFailed
+from sm120kit.core.records import Arch, Toolchain
+from sm120kit.kernels.tables import export_tree, tile_table
+from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.recipes.toolchain import compilers
+
+
+def verify_kernels(
+    target: FlashInferTarget, scope: VerificationScope, captured: Path | None = None, programs: Path | None = None
+) -> tuple[gpu_tests.VerificationReport, dict[str, Any], str]:
+    """Run a recipe's kernels on this machine's GPU; returns the report, the receipt, and the receipt's file name.
+
+    ``captured`` is a directory with the PTX of the recipe's build, for a backend that rewrites PTX; ``programs`` one that
+    :func:`compile_verification` wrote, without which the programs are compiled here.
+
+    Raises:
+        BadPtx: ``captured`` has no PTX files.
+        BadRecord: ``programs`` is of another verification.
+        NoGpu: CUDA programs see no GPU.
+        WrongGpu: the GPU cannot run ``scope.backend``.
+    """
+    recipe = target.recipe
+    gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
+    compiler: gpu_tests.Programs
+    if programs:
+        arch = gpu_tests.arch(scope.backend, gpu)
+        compiled = gpu_tests.load(programs, recipe.name, target.tree.tree, scope, arch, captured=captured is not None)
+        compiler, record = compiled, compiled.record
+        tree, matrix, seeded = record.tree, record.matrix, list(record.seeded)
+    else:
+        compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, gpu))
+    rewriting = scope.backend is gpu_tests.Backend.REWRITTEN
+    tools = toolchain.find() if programs and rewriting else compiler.toolchain
+    reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
+    with _launcher(target, scope.backend, captured, tools) as launcher:
+        report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick, launcher=launcher)
+    receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
+    if rewriting:
+        receipt |= interposed.digests()
+        receipt["toolchain"]["ptxas"] = tools.nvcc_version
+    return report, receipt, gpu_tests.receipt_name(recipe.name, gpu, scope.backend)
+
+
+@contextmanager
+def _launcher(
+    target: FlashInferTarget, backend: gpu_tests.Backend, captured: Path | None, tools: Toolchain
+) -> Iterator[gpu_tests.Launcher]:
+    if backend is not gpu_tests.Backend.REWRITTEN:
+        yield gpu_tests.Launcher()
+        return
+    with interposed.prepared(captured, target.options.workspace, tools, apart=True) as interposition:
+        yield interposed.RewritingLauncher(interposition, captured is not None)
+
+
+def compile_verification(
+    target: FlashInferTarget, scope: VerificationScope, *, captured: bool = False, programs: Path | None = None
+) -> list[tuple[str, CompileFailed | None]]:
+    """Compile the programs of ``verify_kernels`` without a GPU; returns each program's name and compile error, if any.
+
+    ``captured``: they run with the kernels of a build. ``programs`` gets a copy, for ``verify_kernels`` on another machine.
+    """
+    compiler, tree, matrix, seeded = _programs(target, scope, gpu_tests.arch(scope.backend, None))
+    built = gpu_tests.compile_only(matrix, seeded, tree, compiler, captured=captured)
+    if programs:
+        record = gpu_tests.CompiledVerification(
+            gpu_tests.compiled.FORMAT,
+            target.recipe.name,
+            gpu_tests.sources_digest(),
+            scope,
+            captured,
+            compiler.arch,
+            compiler.toolchain,
+            tree,
+            matrix,
+            tuple(seeded),
+            {},
+            {},
+            compiler.seconds(list(built)),
+        )
+        gpu_tests.save(programs, record, built)
+    return [(program.name, each if isinstance(each, CompileFailed) else None) for program, each in built.items()]
+
+
+def _programs(
+    target: FlashInferTarget, scope: VerificationScope, arch: str
+) -> tuple[gpu_tests.Compiler, gpu_tests.EngineTree, gpu_tests.Matrix, list[gpu_tests.SeededFault]]:
+    """The compiler, the patched tree, the kernels to run, and the seeded faults with programs of their own."""
+    recipe, options = target.recipe, target.options
+    workspace = options.workspace
+    emulated = scope.backend is gpu_tests.Backend.EMULATE
+    tools = compilers(target, [] if emulated else [Arch(arch.replace("compute", "sm"))], gpu_tests.HEADERS)
+    patched = target.tree
+    (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
+    tree, stock = (
+        gpu_tests.EngineTree(export_tree(source, workspace), source.tree, cutlass.path)
+        for source in (patched, target.unpatched_tree)
+    )
+    matrix = gpu_tests.matrix_of(tile_table(recipe, patched, tools, workspace), pattern=scope.only, quick=scope.quick)
+    seeded = [gpu_tests.stock_fault(stock)]
+    if scope.complete:
+        seeded += gpu_tests.mutants(tree, workspace.cache / "verify" / "mutants", scope.backend)
+    compiler = gpu_tests.Compiler(arch, emulated, tools, workspace.cache, jobs=options.jobs, budget_bytes=options.memory_bytes)
+    return compiler, tree, matrix, seeded

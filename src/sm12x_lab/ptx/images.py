@@ -1,0 +1,249 @@
+"""Rewrite a module that a running program loads: the program that the preloaded driver (driver_shim.c) runs for each of them.
+
+``python -m sm12x_lab.ptx.images IMAGE CUBIN`` reads the module in IMAGE (PTX, a fatbin or a cubin for SM12x), and writes
+the module for Hopper to CUBIN. The directory of the run is ``SM120KIT_PTX_RUN``; it gets the module's record. The arguments may
+also be those with which Triton runs ptxas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from sm12x_lab.ptx import library
+from sm12x_lab.ptx.library import AssembledKernel
+from sm12x_lab.ptx.rewrite import rewrite
+from sm120kit.core import toolchain
+from sm120kit.core.errors import BadPtx, Sm120kitError
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import write_atomic
+from sm120kit.kernels.cubin import device, fatbin
+from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
+
+RUN_DIRECTORY = "SM120KIT_PTX_RUN"
+FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
+"""Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
+
+CUTE_DSL = "cute-dsl"
+"""Subdirectory of a run's directory, in which CuTe DSL keeps PTX and machine code of what it compiles, by process."""
+
+KEPT = "PTX that CuTe DSL kept"
+"""Origin of such a module."""
+
+RECORD = ".module.json"
+"""Suffix of the record of a rewritten module."""
+
+MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
+"""Kernels with more replaced instructions than this are assembled with this option. ptxas needs 11 s with it for one with 958
+(b12x's MoE for many tokens), and had not finished after 200 s without it."""
+
+_COPY_1D = re.compile(r"(\bcp\.(?:reduce\.)?async\.bulk\.(?:prefetch\.)?tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+_SM12X = re.compile(r"(sm|compute)_12\d[af]?")
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text.
+
+    ``ptxas`` is the option with which it was assembled, if there was one.
+    """
+
+    origin: str
+    ptx: str
+    instructions: int = 0
+    replaced: Mapping[str, int] = field(default_factory=dict)
+    kernels: tuple[AssembledKernel, ...] = ()
+    seconds: float = 0.0
+    ptxas: str = ""
+
+
+def captured_kernels(directory: Path) -> dict[str, Path]:
+    """The PTX file of each kernel in a directory, by the kernel's name; the first file that has it."""
+    files: dict[str, Path] = {}
+    for path in sorted(directory.glob("*.ptx")):
+        for name in _ENTRY.findall(path.read_text(encoding="ascii")):
+            files.setdefault(name, path.resolve())
+    return files
+
+
+def read_captured(run: Path) -> dict[str, Path]:
+    """The list of captured kernels in a run's directory."""
+    lines = (line.split(" ", 1) for line in (run / CAPTURED).read_text().splitlines())
+    return {name: Path(file) for name, file in lines}
+
+
+def kept_files(run: Path) -> Iterator[Path]:
+    """Machine code that CuTe DSL has kept beside its PTX.
+
+    For the kernel with which it queries the occupancy, it uses a temporary directory of its own. Those of other users are not
+    read.
+    """
+    yield from (run / CUTE_DSL).rglob("*.cubin")
+    for directory in Path(tempfile.gettempdir()).glob("tmp*"):
+        with suppress(OSError):
+            if directory.stat().st_uid == os.geteuid():
+                yield from directory.glob("*.cubin")
+
+
+def kernel_names(text: str) -> set[str]:
+    """The names of the kernels in PTX."""
+    return set(_ENTRY.findall(text))
+
+
+def kept_ptx(cubin: memoryview, files: Iterable[Path]) -> str | None:
+    """The PTX beside the file that has the bytes of ``cubin``, if there is one.
+
+    CuTe DSL writes PTX first. One that is newer than its machine code is of a later compile, which replaces the files.
+    """
+    for file in files:
+        try:
+            written = file.stat()
+            if written.st_size >= len(cubin) and file.read_bytes()[: len(cubin)] == cubin:
+                ptx = file.with_suffix(".ptx")
+                text = _text(memoryview(ptx.read_bytes()))
+                if ptx.stat().st_mtime_ns <= written.st_mtime_ns and kernel_names(text) == _kernels(cubin):
+                    return text
+        except OSError:  # of another program, which removes it
+            continue
+    return None
+
+
+def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[Path] = ()) -> tuple[str, str]:
+    """The PTX of a module and its origin. That of a module of machine code may be empty if all its kernels were captured.
+
+    ``kept`` are files of machine code beside its PTX. The host code of CuTe DSL loads that machine code in a fatbin.
+
+    Raises:
+        BadPtx: the module has machine code only, and a kernel was not captured.
+        BadArtifact: the image is damaged.
+    """
+    machine_code: list[memoryview] = []
+    if bytes(image[:4]) == fatbin.MAGIC:
+        for part in fatbin.images(image):
+            if _SM12X.fullmatch(part.arch) and not part.is_cubin:
+                return _text(part.unpacked()), f"{part.arch} in a fatbin"
+            machine_code += [part.unpacked()] if _SM12X.fullmatch(part.arch) else []
+    elif bytes(image[:4]) == ELF_MAGIC:
+        machine_code = [image]
+    else:
+        text = _text(image)
+        for path in {captured[name] for name in kernel_names(text) if name in captured}:
+            if path.read_text(encoding="ascii") == text:
+                return text, f"captured {path.name}"
+        return text, "PTX"
+    if len(machine_code) == 1 and (ptx := kept_ptx(machine_code[0], kept)):
+        return ptx, KEPT
+    names = {name for cubin in machine_code for name in _kernels(cubin)}
+    missing = sorted(names - captured.keys())
+    if not missing:  # whoever looks a kernel up gets the captured one
+        return _EMPTY, "machine code whose kernels were captured" if names else "no kernels"
+    raise BadPtx(
+        f"a module for SM12x has machine code only, and no PTX was captured for {len(missing)} of its {len(names)} kernels: "
+        f"{missing[0][:160]}",
+        "capture it: sm120kit verify ptx RECIPE --capture DIR, then sm120kit verify run --ptx DIR; or compile it with PTX",
+    )
+
+
+_EMPTY = ".version 8.8\n.target sm_120a\n.address_size 64\n"
+
+
+def _kernels(cubin: memoryview) -> set[str]:
+    elf = device.cubin(cubin)
+    return {kernel.name for kernel in device.kernels(elf, device.arch(elf))}
+
+
+def _text(image: memoryview) -> str:
+    try:
+        return bytes(image).rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BadPtx(
+            f"the PTX of a module is not text: byte {error.start} is {error.object[error.start]:#04x}",
+            "ptxas accepts ASCII only, without a byte order mark; otherwise the module is damaged",
+        ) from error
+
+
+def with_two_dimensions(text: str) -> str:
+    """PTX of CuTe DSL whose copies of one dimension have two, as its tensor maps have at least: Hopper refuses others."""
+    return _COPY_1D.sub(r"\g<1>2d\2, 0}", text)
+
+
+def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
+    """Rewrite a module for Hopper and write its machine code to ``cubin``.
+
+    Raises:
+        BadPtx, BadArtifact: see :func:`module_ptx`; or an instruction has no replacement.
+    """
+    started = time.monotonic()
+    text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
+    module = rewrite(
+        with_two_dimensions(text) if origin == KEPT else text, lambda: library.read_functions((run / FUNCTIONS).read_text())
+    )
+    option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(kernel_names(text))) else ""
+    output = cubin.with_suffix(f".{os.getpid()}")
+    try:
+        with _with_option(option, toolchain.find()) as tools:
+            kernels = library.assemble(module.text, output, tools)
+        write_atomic(cubin, output.read_bytes())
+    finally:
+        output.unlink(missing_ok=True)
+    return LoadedModule(
+        origin,
+        hashlib.sha256(text.encode()).hexdigest(),
+        module.instruction_count,
+        module.counts,
+        tuple(kernels),
+        round(time.monotonic() - started, 1),
+        option,
+    )
+
+
+@contextmanager
+def _with_option(option: str, tools: Toolchain) -> Iterator[Toolchain]:
+    """A toolchain whose ptxas gets an option more."""
+    with tempfile.TemporaryDirectory() as directory:
+        if option:
+            ptxas = Path(directory) / "bin" / "ptxas"
+            ptxas.parent.mkdir()
+            ptxas.write_text(f'#!/bin/sh\nexec {shlex.quote(str(tools.cuda_home / "bin" / "ptxas"))} {option} "$@"\n')
+            ptxas.chmod(0o700)
+            tools = replace(tools, cuda_home=Path(directory))
+        yield tools
+
+
+def main() -> int:
+    """Rewrite the module named by the arguments; an error is printed, and its code returned."""
+    run = Path(os.environ[RUN_DIRECTORY])
+    image, cubin = _files(sys.argv[1:])
+    content = image.read_bytes()
+    try:
+        module = rewrite_image(content, cubin, run)
+    except Sm120kitError as error:
+        print(f"sm120kit verify run: {error.message}\n  {error.hint}", file=sys.stderr)
+        return error.exit_code
+    write_atomic(run / f"{hashlib.sha256(content).hexdigest()}{RECORD}", json.dumps(asdict(module)).encode())
+    return 0
+
+
+def _files(arguments: Sequence[str]) -> tuple[Path, Path]:
+    """Input and output: two files, or ``OPTIONS INPUT -o OUTPUT`` as ptxas takes them."""
+    if "-o" not in arguments:
+        image, cubin = arguments
+        return Path(image), Path(cubin)
+    at = arguments.index("-o")
+    (image,) = (word for word in (*arguments[:at], *arguments[at + 2 :]) if not word.startswith("-"))
+    return Path(image), Path(arguments[at + 1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

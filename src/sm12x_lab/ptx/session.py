@@ -1,0 +1,143 @@
+"""Rewrite a file or the units of a build, and run the self-test: what ``sm120kit verify ptx`` does."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sm12x_lab.gpu_tests import gpu
+from sm12x_lab.ptx import library, selftest
+from sm12x_lab.ptx.library import AssembledKernel
+from sm12x_lab.ptx.rewrite import RewrittenPtx, rewrite
+from sm120kit.core import reporting, toolchain
+from sm120kit.core.errors import BadPtx
+from sm120kit.core.outside import file_problem
+from sm120kit.core.records import Toolchain
+from sm120kit.core.state import write_atomic
+
+LARGEST_BYTES = 256 * 2**20
+"""Modules of engines have a few MiB."""
+
+
+@dataclass(frozen=True)
+class PtxReport:
+    """A file's rewritten module and the kernels that ptxas made of it."""
+
+    module: RewrittenPtx
+    kernels: tuple[AssembledKernel, ...]
+
+
+def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None) -> PtxReport:
+    """Rewrite a PTX file and assemble it for sm_90a; write PTX and cubin if paths are given.
+
+    Raises:
+        BadPtx: not PTX for SM12x, or an instruction that has no replacement.
+        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+    """
+    if why := file_problem(path):
+        raise BadPtx(f"{path} {why}", "name a file that `nvcc -ptx` writes")
+    if path.stat().st_size > LARGEST_BYTES:
+        raise BadPtx(f"{path} has {path.stat().st_size:,} B", f"PTX modules have at most {LARGEST_BYTES:,} B")
+    try:
+        text = path.read_text(encoding="ascii")
+    except UnicodeDecodeError as error:
+        raise BadPtx(
+            f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
+        ) from error
+    report, content = _rewrite(str(path), text, Assembler())
+    for target, data in ((ptx, report.module.text.encode()), (cubin, content)):
+        if target:
+            write_atomic(target, data)
+    return report
+
+
+class Assembler:
+    """The CUDA compiler and the software functions, found and compiled when the first module needs them."""
+
+    @functools.cached_property
+    def tools(self) -> Toolchain:
+        return toolchain.find()
+
+    @functools.cached_property
+    def functions(self) -> library.SoftwareFunctions:
+        return library.compile_functions(self.tools)
+
+
+def _rewrite(name: str, text: str, assembler: Assembler) -> tuple[PtxReport, bytes]:
+    try:
+        module = rewrite(text, lambda: assembler.functions)
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory) / "module.cubin"
+            kernels = library.assemble(module.text, output, assembler.tools)
+            return PtxReport(module, tuple(kernels)), output.read_bytes()
+    except BadPtx as error:
+        raise BadPtx(f"{name}: {error.message}", error.hint) from error
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """A unit of a build: the digest of its PTX, and its rewritten module, or why it was refused."""
+
+    name: str
+    ptx: str
+    report: PtxReport | None
+    refused: str = ""
+
+
+def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list[UnitReport]:
+    """Rewrite and assemble the PTX of a build's units, by name; write it unchanged to ``capture``, a directory.
+
+    Raises:
+        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+    """
+    assembler, reports = Assembler(), []
+    for name, text in units.items():
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if capture:
+            capture.mkdir(parents=True, exist_ok=True)
+            write_atomic(capture / f"{name.replace('/', '.').removesuffix('.cu')}.ptx", text.encode())
+        try:
+            reports.append(UnitReport(name, digest, _rewrite(name, text, assembler)[0]))
+        except BadPtx as error:
+            reports.append(UnitReport(name, digest, None, error.message))
+        reporting.info(f"{name}: {'refused' if reports[-1].refused else 'rewritten and assembled for sm_90a'}")
+    return reports
+
+
+def units_data(reports: Sequence[UnitReport]) -> list[dict[str, Any]]:
+    """Reports of units as JSON-serialisable data."""
+    return [
+        {"unit": row.name, "ptx": row.ptx, "refused": row.refused, "module": data(row.report) if row.report else None}
+        for row in reports
+    ]
+
+
+def data(report: PtxReport) -> dict[str, Any]:
+    """A report as JSON-serialisable data."""
+    module = report.module
+    return {
+        "source_target": module.source_target,
+        "target": "sm_90a",
+        "rewriter": library.rewriter_digest(),
+        "instructions": module.instruction_count,
+        "counts": module.counts,
+        "replacements": [asdict(replacement) for replacement in module.replacements],
+        "kernels": [asdict(kernel) for kernel in report.kernels],
+    }
+
+
+def verify_instructions() -> tuple[list[str], dict[str, Any]]:
+    """Run the self-test on the first GPU; returns the faults that were missed, and the record.
+
+    Raises:
+        NoGpu, WrongGpu: see :func:`sm12x_lab.gpu_tests.gpu.require`.
+    """
+    device = gpu.require(gpu.probe(), gpu.Backend.EMULATE, "verify ptx --instructions", "without a GPU, name a PTX file only")
+    tools = toolchain.find()
+    report = selftest.run(tools)
+    return report.missed, selftest.record(report, device, tools)
