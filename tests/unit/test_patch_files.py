@@ -77,9 +77,14 @@ def cutlass_repository(path: Path) -> Upstream:
 
 def imported(tree: PatchedTree, root: Path, file: Path, **target: object) -> tuple[patches.Patch, list[str]]:
     """Import a file; returns the patch in its series, and what is to be filled in."""
-    path, problems = patches.import_patch(patches.read_diff(file), tree, ImportTarget(**target), root)  # type: ignore[arg-type]
-    (patch,) = (patch for patch in patches.load(root, path.parent.name) if patch.slug == path.stem)
-    return patch, [problem.text.partition(" ")[0] for problem in problems]
+    (written,) = patches.import_patches(patches.read_diffs(file), tree, ImportTarget(**target), root)  # type: ignore[arg-type]
+    return written_patch(written.file), [problem.text.partition(" ")[0] for problem in written.to_fill_in]
+
+
+def written_patch(file: Path) -> patches.Patch:
+    """The patch of a series whose file this is."""
+    (patch,) = (patch for patch in patches.load(file.parents[1], file.parent.name) if patch.slug == file.stem)
+    return patch
 
 
 def test_import_of_a_mail(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
@@ -123,8 +128,8 @@ def test_import_of_a_commit(patch_dir: PatchDirectory, tree: PatchedTree, tmp_pa
     if revision == "abbreviated":
         revision = upstream.output("rev-parse", "--short", "HEAD").decode().strip()
     foreign = patches.read_commit(upstream.path, revision)
-    file, _ = patches.import_patch(foreign, tree, ImportTarget(), patch_dir.root)
-    assert file == patch_dir.root / "cutlass/sm120-builder-z-hlen.patch"
+    (written,) = patches.import_patches([foreign], tree, ImportTarget(), patch_dir.root)
+    assert written.file == patch_dir.root / "cutlass/sm120-builder-z-hlen.patch"
     assert patches.load(patch_dir.root, "cutlass")[-1].trailer("Origin") == "a report"
 
 
@@ -136,7 +141,7 @@ def test_import_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tre
     with (upstream.path / ".git/config").open("a") as config:
         config.write(f"[core]\nfsmonitor = {evil}\npager = {evil}\nhooksPath = {tmp_path}\n[diff]\nexternal = {evil}\n")
         config.write(f"[uploadpack]\npackObjectsHook = {evil}\n[gpg]\nprogram = {evil}\n[log]\nshowSignature = true\n")
-    patches.import_patch(patches.read_commit(upstream.path, "HEAD"), tree, ImportTarget(), patch_dir.root)
+    patches.import_patches([patches.read_commit(upstream.path, "HEAD")], tree, ImportTarget(), patch_dir.root)
     assert not mark.exists()
 
 
@@ -181,7 +186,7 @@ def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, t
     assert "--strip" in error.value.hint
     patch, _ = imported(tree, patch_dir.root, tmp_path / "y.patch", strip=3)
     assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
-    with pytest.raises(BadPatch, match="fewer than 6 parts"):
+    with pytest.raises(BadPatch, match="lacks filename information when removing 5"):
         imported(tree, patch_dir.root, tmp_path / "y.patch", strip=5)
 
 
@@ -222,20 +227,16 @@ def refused_files(tmp_path: Path) -> dict[str, tuple[bytes, str]]:
     upstream = cutlass_repository(tmp_path / "cutlass")
     mail = upstream.output("format-patch", "-1", "--stdout")
     diff = mail[mail.index(b"diff --git") : mail.index(b"-- \n")]
-    git_in(upstream.path, "mv", "include/cutlass/builder.inl", "include/cutlass/moved.inl")
-    rename = upstream.output("diff", "-M", "--cached")
     return {
-        "two": (mail + mail, "contains several commits"),
-        "junk": (mail + b"\nand more\nand more\n", "text follows the diff"),
-        "rename": (rename, "the two paths of 'diff --git'"),
         "binary": (diff + b"diff --git a/b b/b\nindex 1..2 100644\nGIT binary patch\n", "binary file"),
-        "cut": (diff[:-30], "cut off"),
+        "cut": (diff[:-30], "corrupt patch at line"),
         "link": (created(b"l", b"120000"), "not a plain file"),
         "git": (created(b".git/x"), "belongs to git"),
         "up": (created(b"../x"), "leaves the project's tree"),
-        "unified": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "no line 'diff --git'"),
-        "empty": (b"", "no line 'diff --git'"),
-        "noise": (bytes(range(256)) * 40, "no line 'diff --git'"),
+        "absent": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "x does not exist"),
+        "empty": (b"", "contains no diff"),
+        "noise": (bytes(range(256)) * 40, "contains no diff"),
+        "docs": (created(b"docs/x.md"), "not in this distribution"),
         "both": (
             diff + b"diff --git a/csrc/launcher.cu b/csrc/launcher.cu\n--- a/csrc/launcher.cu\n+++ b/csrc/launcher.cu\n"
             b"@@ -1 +1 @@\n-line 1\n+x\n",
@@ -249,9 +250,131 @@ def test_refused_imports_write_nothing(patch_dir: PatchDirectory, tree: PatchedT
     for name, (content, problem) in refused_files(tmp_path).items():
         (tmp_path / f"{name}.diff").write_bytes(content)
         with pytest.raises(BadPatch) as error:
-            imported(tree, patch_dir.root, tmp_path / f"{name}.diff")
+            pytest.fail(f"{name}: {imported(tree, patch_dir.root, tmp_path / f'{name}.diff')}")
         assert problem in error.value.message and error.value.hint, (name, error.value.message)
     assert contents(patch_dir.root) == before
+
+
+VARIANTS = {
+    "without a header of git": lambda diff: diff[diff.index(b"--- ") :],
+    "blank context": lambda diff: diff.replace(b"\n \n", b"\n\n"),
+    "no prefix": lambda diff: diff[diff.index(b"--- ") :].replace(b"--- a/", b"--- ").replace(b"+++ b/", b"+++ "),
+    "Subversion": lambda diff: b"Index: x\n" + b"=" * 67 + b"\n" + diff[diff.index(b"--- ") :],
+    "times": lambda diff: diff[diff.index(b"--- ") :].replace(b".inl\n", b".inl\t2026-01-01 00:00:00 +0000\n"),
+    "text behind it": lambda diff: diff + b"\nand more\n",
+    "other lines": lambda diff: diff.replace(b"@@ -17,7 +17,7 @@", b"@@ -12,7 +12,7 @@"),
+    "less context": lambda diff: (
+        diff.replace(b"@@ -17,7 +17,7 @@", b"@@ -18,5 +18,5 @@").replace(b" line 17\n", b"").replace(b" line 23\n", b"")
+    ),
+}
+
+
+@pytest.mark.parametrize("form", VARIANTS)
+def test_forms_of_a_diff_that_git_and_patch_take(
+    patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path, form: str
+) -> None:
+    kernel = KERNEL.replace("line 18\n", "\n")
+    checkout = checkout_of(tmp_path / "with-blank", {**BASE, BUILDER: kernel})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"include/cutlass/builder.inl": kernel})
+    upstream.commit({"include/cutlass/builder.inl": changed(kernel, 20, "twenty\n")}, "x")
+    change = VARIANTS[form](upstream.output("diff", "HEAD^"))
+    assert change != upstream.output("diff", "HEAD^")
+    (tmp_path / "x.diff").write_bytes(change)
+    patch, _ = imported(base, patch_dir.root, tmp_path / "x.diff")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert patch.project == "cutlass" and text_at(after, BUILDER) == changed(text_at(base, BUILDER), 20, "twenty\n")
+
+
+def test_a_rename_becomes_a_new_file_and_a_removed_one(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    git_in(upstream.path, "mv", "README", "include/cutlass/readme.inl")
+    (tmp_path / "x.diff").write_bytes(upstream.output("diff", "-M", "--cached"))
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "3rdparty/cutlass/README": "x\n"})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    patch, _ = imported(base, patch_dir.root, tmp_path / "x.diff")
+    assert sorted(file.path for file in patch.files) == ["README", "include/cutlass/readme.inl"]
+
+
+def test_import_of_a_mailbox_is_of_all_mails_or_of_none(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream = cutlass_repository(tmp_path / "cutlass")
+    upstream.commit({"include/cutlass/builder.inl": changed(CHANGED, 21, "twenty-one\n")}, "builder: next")
+    for name, content in {
+        "mails": upstream.output("format-patch", "-2", "--stdout"),
+        "log": upstream.output("log", "-2", "-p", "--stat"),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        before = contents(patch_dir.root)
+        written = patches.import_patches(patches.read_diffs(tmp_path / name), tree, ImportTarget(), patch_dir.root)
+        assert [each.file.stem for each in written] == ["sm120-builder-z-hlen", "builder-next"]
+        assert [written_patch(each.file).author for each in written] == ["A. B <a@example.invalid>"] * 2
+        after = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+        assert "twenty\ntwenty-one\n" in text_at(after, BUILDER)
+        for path in set(contents(patch_dir.root)) - set(before):
+            (patch_dir.root / path).unlink()
+        for path, text in before.items():
+            (patch_dir.root / path).write_text(text)
+    bad = upstream.output("format-patch", "-2", "--stdout").replace(b" twenty\n", b" other\n")
+    (tmp_path / "bad").write_bytes(bad)
+    with pytest.raises(PatchConflict):
+        patches.import_patches(patches.read_diffs(tmp_path / "bad"), tree, ImportTarget(), patch_dir.root)
+    assert contents(patch_dir.root) == before
+
+
+def test_import_of_a_mail_keeps_carriage_returns(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    windows = KERNEL.replace("\n", "\r\n")
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/windows.cu": windows})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"csrc/windows.cu": ""})
+    for text, message in ((windows, "a"), (windows.replace("line 20\r", "twenty\r"), "windows: twenty")):
+        (upstream.path / "csrc/windows.cu").write_bytes(text.encode())
+        upstream.commit({}, message)
+    (tmp_path / "x.patch").write_bytes(upstream.output("format-patch", "-1", "--stdout"))
+    imported(base, patch_dir.root, tmp_path / "x.patch")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert Repository(after.checkout.repository).read(after.tree, "csrc/windows.cu").count(b"twenty\r\n") == 1
+
+
+def test_import_leaves_out_tests_that_the_source_does_not_have(
+    patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path
+) -> None:
+    upstream = Upstream(tmp_path / "u", {"csrc/launcher.cu": KERNEL, "tests/old.py": "1\n", "csrc/gone.cu": "1\n"})
+    upstream.commit({"csrc/launcher.cu": changed(KERNEL, 20, "twenty\n"), "tests/old.py": "2\n", "tests/new.py": "3\n"}, "x")
+    (tmp_path / "x.diff").write_bytes(upstream.output("diff", "HEAD^"))
+    (written,) = patches.import_patches(patches.read_diffs(tmp_path / "x.diff"), tree, ImportTarget(), patch_dir.root)
+    assert sorted(written.left_out) == ["tests/new.py", "tests/old.py"]
+    assert [file.path for file in written_patch(written.file).files] == ["csrc/launcher.cu"]
+    upstream.commit({"csrc/gone.cu": "2\n", "tests/old.py": "4\n"}, "x")
+    (tmp_path / "y.diff").write_bytes(upstream.output("diff", "HEAD^"))
+    with pytest.raises(BadPatch, match=r"csrc/gone\.cu does not exist"):
+        imported(tree, patch_dir.root, tmp_path / "y.diff")
+
+
+def test_directory_is_put_before_paths(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "u", {"launcher.cu": KERNEL})
+    upstream.commit({"launcher.cu": changed(KERNEL, 20, "twenty\n")}, "x")
+    (tmp_path / "x.diff").write_bytes(upstream.output("diff", "HEAD^"))
+    with pytest.raises(BadPatch, match=r"launcher\.cu does not exist"):
+        imported(tree, patch_dir.root, tmp_path / "x.diff")
+    patch, _ = imported(tree, patch_dir.root, tmp_path / "x.diff", directory="csrc")
+    assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
+
+
+def test_blob_ids_merge_what_does_not_fit(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    """A context line differs, and the source has the blob that the diff was made for: another path has it."""
+    made_for = changed(KERNEL, 18, "eighteen\n")
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/older.cu": made_for})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"csrc/launcher.cu": made_for})
+    upstream.commit({"csrc/launcher.cu": changed(made_for, 22, "twenty-two\n")}, "x")
+    change = upstream.output("diff", "--full-index", "HEAD^", "-U5")
+    (tmp_path / "plain.diff").write_bytes(change[change.index(b"--- ") :])
+    with pytest.raises(PatchConflict):
+        imported(base, patch_dir.root, tmp_path / "plain.diff")
+    (tmp_path / "x.diff").write_bytes(change)
+    imported(base, patch_dir.root, tmp_path / "x.diff")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(after, LAUNCHER) == changed(text_at(base, LAUNCHER), 22, "twenty-two\n")
 
 
 def test_import_does_not_replace_a_patch(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ COMMANDS = Branch(
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
                 "new": Leaf("patch_files:new", "Print the commit message of a new patch, with all trailers"),
-                "import": Leaf("patch_files:import_", "Make a patch file of a diff, mail or commit"),
+                "import": Leaf("patch_files:import_", "Make patch files of a diff, mail or commit"),
                 "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
                 "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),

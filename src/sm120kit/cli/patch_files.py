@@ -38,9 +38,14 @@ class ImportOptions:
     ] = ""
     name: Annotated[str, typer.Option("--name", metavar="SLUG", help="Name of the file; default: from the subject.")] = ""
     strip: Annotated[
-        int,
-        typer.Option("--strip", min=1, max=99, metavar="N", help="Remove N leading directories from paths, a/ or b/ included."),
-    ] = 1
+        int | None,
+        typer.Option(
+            "--strip", "-p", min=0, max=99, metavar="N", help="Remove N leading directories from paths, a/ or b/ included."
+        ),
+    ] = None
+    directory: Annotated[
+        str, typer.Option("--directory", metavar="DIR", help="Paths are below this directory, such as vllm for the package.")
+    ] = ""
 
 
 def new(
@@ -63,32 +68,36 @@ def new(
 
 
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A git diff, a mail with one, or a commit of --repository.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A diff, mail or mailbox, or a commit of --repository.")],
     *,
     target: ImportOptions,
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Make a patch file of a diff, mail or commit.
+    """Make patch files of a diff, mail or commit.
 
-    It is applied to the recipe's patched source and appended to the series of its project, for that version. Missing trailers
-    are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
+    What `git apply` takes is applied to the recipe's patched source and appended to the series of its project, for that
+    version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out. Missing
+    trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
     """
     from dataclasses import asdict
 
     from sm120kit import patches
     from sm120kit.recipes.target import resolve_source
 
-    foreign = patches.read_commit(target.repository, source) if target.repository else patches.read_diff(Path(source))
+    foreign = [patches.read_commit(target.repository, source)] if target.repository else patches.read_diffs(Path(source))
     tree = resolve_source(target.recipe, sources.run_options(), target.project).tree
-    place = patches.ImportTarget(target.project, target.name, target.strip)
-    file, problems = patches.import_patch(foreign, tree, place, patches_root())
+    place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
+    imported = patches.import_patches(foreign, tree, place, patches_root())
     if json:
-        console.json_data({"wrote": file, "to_fill_in": [asdict(problem) for problem in problems]})
+        console.json_data([asdict(each) for each in imported])
         return
-    console.data(f"wrote {file}")
-    for problem in problems:
-        console.info(str(problem))
+    for each in imported:
+        console.data(f"wrote {each.file}")
+        for path in each.left_out:
+            console.info(f"left out {path}: the source does not have it")
+        for problem in each.to_fill_in:
+            console.info(str(problem))
 
 
 def show(

@@ -5,8 +5,9 @@ from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.edits import edit, export_edits
 from sm120kit.patches.files import dependents, diffstat, drop, find, mentions, new_message, rename
-from sm120kit.patches.foreign import ImportTarget, import_patch, read_commit, read_diff
+from sm120kit.patches.foreign import ImportTarget, import_patches
 from sm120kit.patches.format import Patch, normal_form, read_foreign
+from sm120kit.patches.mails import read_commit, read_diffs
 from sm120kit.patches.materialise import index_file, materialise
 from sm120kit.patches.records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, projects
@@ -26,7 +27,7 @@ __all__ = [
     "export_edits",
     "find",
     "fix",
-    "import_patch",
+    "import_patches",
     "index_file",
     "lint",
     "load",
@@ -38,7 +39,7 @@ __all__ = [
     "projects",
     "projects_in_tree",
     "read_commit",
-    "read_diff",
+    "read_diffs",
     "read_foreign",
     "rename",
     "status",

@@ -1,190 +1,117 @@
 """Import a diff, mail or commit that was not made for a series: it becomes a patch file whose trailers are to be filled in.
 
-The diff is parsed as strictly as that of a patch of a series, so that no part of it is ignored. Only blob ids may be missing or
-abbreviated: it is applied to the patched source of a recipe, and the patch file has the diff of the two trees.
+git decides what a diff is and where it applies, as for ``git apply``: plain diffs, blank lines as context, other prefixes of
+paths and text around the diff are accepted. The patch file has the diff of the two trees.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
-import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
-from sm120kit.core.outside import mail_date, read_input
 from sm120kit.core.state import write_together
-from sm120kit.patches.diff import Diff, Problem, scan
+from sm120kit.patches.diff import Problem, path_problem, scan
 from sm120kit.patches.drift import steps
-from sm120kit.patches.export import CommitMessage, diff, parse_own, problems_after, read_message, slug_of
+from sm120kit.patches.export import diff, parse_own, problems_after, slug_of
 from sm120kit.patches.format import Patch, render
-from sm120kit.patches.message import AUTHOR, SUBJECT, complete, to_fill_in
+from sm120kit.patches.mails import ForeignPatch
+from sm120kit.patches.message import SUBJECT, complete, to_fill_in
 from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import require_no_problems, series_content, slug_lines, slug_problem
-from sm120kit.sources.git import Repository
+from sm120kit.sources.git import GitIndex, Repository
+
+if TYPE_CHECKING:
+    from unidiff.patch import PatchedFile
 
 _BY_HAND = (
     "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`;"
     " `sm120kit patch new` prints a commit message"
 )
-_DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
-_FIRST_LINE = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
-_HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
+_OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
+_CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
+_RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)
 
-
-@dataclass(frozen=True)
-class ForeignPatch:
-    """A diff with the message that it came with. The paths in ``diff`` are those of its author's tree.
-
-    ``file`` is where it was read from, and the diff begins at its line ``line``.
-    """
-
-    file: Path
-    line: int
-    message: CommitMessage
-    diff: bytes
+BESIDE = {"test", "tests", "doc", "docs", "benchmark", "benchmarks", "example", "examples", ".github", ".buildkite"}
+"""Directories of a repository that distributions often lack: files of a patch in them are left out where they do not exist."""
 
 
 @dataclass(frozen=True)
 class ImportTarget:
     """The place of an imported patch: ``project`` and ``slug`` are derived from the patch if they are empty.
 
-    ``strip`` leading directories are removed from its paths, which ``a/`` and ``b/`` count among.
+    ``strip`` leading directories are removed from its paths, which ``a/`` and ``b/`` count among: by default one, or none where
+    only that gives files of the source. Then the paths are below ``directory``.
     """
 
     project: str = ""
     slug: str = ""
-    strip: int = 1
+    strip: int | None = None
+    directory: str = ""
 
 
-def read_diff(file: Path) -> ForeignPatch:
-    """Read the output of ``git diff``, ``git show`` or ``git format-patch``, or a mail with a patch.
+@dataclass(frozen=True)
+class Imported:
+    """A patch file that was written, what is to be filled in, and the files of the diff that the source does not have."""
 
-    Raises:
-        BadPatch: the file cannot be read, or contains no git diff or several commits.
-    """
-    try:
-        content = read_input(file)
-    except OSError as error:
-        raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
-    if len(_FIRST_LINE.findall(content)) > 1:
-        raise BadPatch(f"{file} contains several commits", "split it with `git mailsplit` and import them one by one")
-    header = _HEADER.match(content)
-    if header and re.search(rb"^(From|Subject): ", header[0], re.MULTILINE):
-        own, body = _read_mail(content)
-    else:
-        own, body = None, content
-    start = _DIFF.search(body)
-    if not start:
-        raise BadPatch(f"{file} has no line 'diff --git': it is not a git diff", "make one with git diff or git format-patch")
-    if own is None:
-        above = textwrap.dedent(body[: start.start()].decode(errors="replace")).strip()
-        own = CommitMessage(AUTHOR, _now(), "", above)
-    change = body[start.start() :]
-    return ForeignPatch(file, content[: max(content.find(change), 0)].count(b"\n") + 1, own, change)
+    file: Path
+    to_fill_in: tuple[Problem, ...]
+    left_out: tuple[str, ...]
 
 
-def _read_mail(content: bytes) -> tuple[CommitMessage, bytes]:
-    """The message of a mail and the text below it, decoded as ``git am`` does."""
-    with tempfile.TemporaryDirectory(prefix="sm120kit-mail-") as scratch:
-        body, below = Path(scratch) / "message", Path(scratch) / "patch"
-        repository = Repository.init(Path(scratch) / "repository")
-        info = repository.git("mailinfo", "-b", "--encoding=UTF-8", body, below, stdin=content).stdout
-        fields = dict(line.partition(": ")[::2] for line in info.splitlines())
-        try:
-            date = mail_date(fields.get("Date", ""))
-        except ValueError:
-            date = _now()
-        author = f"{fields['Author']} <{fields['Email']}>" if {"Author", "Email"} <= fields.keys() else AUTHOR
-        text = body.read_bytes().decode(errors="replace")
-        return CommitMessage(
-            author, date.replace(tzinfo=date.tzinfo or UTC), fields.get("Subject", ""), text
-        ), below.read_bytes()
+@dataclass(frozen=True)
+class _Place:
+    """The files of a diff in a tree: it applies with ``strip`` below ``directory``, without the files ``left_out``."""
+
+    project: TreeProject
+    strip: int
+    directory: str
+    left_out: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        excluded = (re.sub(r"([\\*?\[])", r"\\\1", self.directory + path) for path in self.left_out)
+        below = [f"--directory={self.directory}"] if self.directory else []
+        return [f"-p{self.strip}", *below, *(f"--exclude={pattern}" for pattern in excluded)]
 
 
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
-
-
-def read_commit(directory: Path, revision: str) -> ForeignPatch:
-    """Read a commit of a git repository, whose configuration is not applied.
-
-    Raises:
-        BadPatch: the directory has no repository or no such commit, or the commit has not exactly one parent.
-    """
-    git_directory = directory / ".git"
-    if not git_directory.exists():
-        git_directory = directory
-    with tempfile.TemporaryDirectory(prefix="sm120kit-commit-") as scratch:
-        repository = Repository.init(Path(scratch) / "repository")
-        where = f"--git-dir={git_directory.absolute()}"
-        parsed = repository.git(where, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", check=False)
-        commit = parsed.stdout.strip()
-        result = parsed
-        if parsed.returncode == 0:
-            source = git_directory.absolute()
-            result = repository.fetch(source, f"{commit}:refs/heads/imported", options=("--depth=2",), check=False)
-        if result.returncode != 0:
-            reason = next(iter(result.stderr.strip().splitlines()), "no such revision").removeprefix("fatal: ")
-            raise BadPatch(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")
-        own = read_message(repository, commit)
-        if len(own.parents.split()) != 1:
-            kind = "a merge" if own.parents else "the first commit of its repository"
-            raise BadPatch(f"{revision} of {directory} is {kind}", "name a commit with one parent")
-        return ForeignPatch(Path(f"{slug_of(own.subject) or commit[:12]}.patch"), 1, own, diff(repository, own.parents, commit))
-
-
-def import_patch(foreign: ForeignPatch, tree: PatchedTree, target: ImportTarget, root: Path) -> tuple[Path, list[Problem]]:
-    """Write a patch to the end of a series below ``root``, for the version in ``tree``; returns its file and its placeholders.
+def import_patches(
+    foreign: Sequence[ForeignPatch], tree: PatchedTree, target: ImportTarget, root: Path
+) -> tuple[Imported, ...]:
+    """Append patches to the series below ``root``, for the versions in ``tree``: all of them, or none if one is refused.
 
     ``tree`` has the series applied.
 
     Raises:
-        BadPatch: a part of the diff is refused, or its files belong to no project or several.
-        PatchConflict, PatchAlreadyUpstream: it does not apply to the tree, or the tree contains it.
+        BadPatch: a part of a diff is refused, or its files belong to no project or several.
+        PatchConflict, PatchAlreadyUpstream: one does not apply to the tree with those before it, or is contained in it.
         PatchOverwritten: there is a patch of its name.
         UnknownName: the tree does not contain ``target.project``.
     """
-    own, repository = foreign.message, Repository(tree.checkout.repository)
-    scanned = _scan(foreign, foreign.diff)
-    project, paths = _place(foreign, scanned, tree, target)
-    slug = target.slug or own.slug or slug_of(foreign.file.stem)
-    if problem := slug_problem(slug):
-        reason = f"{foreign.file}: {problem}" if slug else f"the subject of {foreign.file} gives no file name"
-        raise BadPatch(reason, "name it with --name SLUG")
-    require_free(root, project.project, slug)
-    change = _with_paths(foreign.diff, paths)
-    scanned = _scan(foreign, change)
-    subject, body = own.subject or SUBJECT, complete(own.body, f"{project.project}/{slug}", project.version)
-    hunks, files = scanned.hunks, scanned.files
-    patch = Patch(project.project, slug, own.author, own.date, subject, body, (), SpecifierSet(), change, hunks, b"", files)
-    (step,) = steps(tree.checkout, tree.inside, [patch], tree.tree)
-    where = f"{project.project} {project.version} with its series"
-    if step.status.state is PatchState.CONFLICTS:
-        raise PatchConflict(
-            f"{foreign.file} does not apply to {where}:\n{step.status.detail}", f"choose another --recipe, or {_BY_HAND}"
-        )
-    if step.status.state is PatchState.ALREADY_UPSTREAM:
-        raise PatchAlreadyUpstream(f"{where} contains {foreign.file} already", "choose another --recipe")
-    content = render(own.author, own.date, subject, body, diff(repository, tree.tree, step.tree, project.path))
-    result = parse_own(project.project, slug, content)
-    if not result.is_for(project.version):
+    if len(foreign) > 1 and target.slug:
         raise BadPatch(
-            f"{foreign.file} is for {result.trailer('Applies-To')}, which excludes {project.project} {project.version}",
-            "choose another --recipe, or change its Applies-To",
+            f"{foreign[0].file} contains {len(foreign)} patches", "leave out --name: each is named after its subject"
         )
-    directory = root / project.project
-    file, series = directory / f"{slug}.patch", directory / "series"
-    slugs = [*(name for _, name in slug_lines(series)), slug]
-    written: dict[Path, bytes | None] = {file: content, series: series_content(series, slugs)}
-    require_no_problems(problems_after(written, root, project.project))
+    above, written, imported = tree.tree, dict[Path, bytes | None](), list[Imported]()
+    for each in foreign:
+        patch, left_out, above = _import(each, tree, above, target)
+        directory = root / patch.project
+        file, series = directory / f"{patch.slug}.patch", directory / "series"
+        require_free(root, patch.project, patch.slug)
+        if file in written:
+            raise BadPatch(f"two patches of {each.file} have the subject {patch.subject!r}", "change one")
+        slugs = [slug for _, slug in slug_lines(series)]
+        new = [path.stem for path in written if path.parent == directory and path != series]
+        written |= {file: patch.content, series: series_content(series, [*slugs, *new, patch.slug])}
+        imported.append(Imported(file, tuple(to_fill_in(patch, file)), left_out))
+    require_no_problems([p for name in {path.parent.name for path in written} for p in problems_after(written, root, name)])
     write_together(written)
-    return file, list(to_fill_in(result, file))
+    return tuple(imported)
 
 
 def require_free(root: Path, project: str, slug: str) -> None:
@@ -198,80 +125,200 @@ def require_free(root: Path, project: str, slug: str) -> None:
         raise PatchOverwritten(f"there is a patch {project}/{slug} already", "choose another name")
 
 
-def _scan(foreign: ForeignPatch, change: bytes) -> Diff:
-    """Parse the diff of a foreign patch.
+def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> tuple[Patch, tuple[str, ...], str]:
+    """A patch of the tree ``above``, the files that are left out, and the tree that it gives."""
+    own, repository = foreign.message, Repository(tree.checkout.repository)
+    place = _place(foreign, tree, above, target)
+    project = place.project
+    slug = target.slug or own.slug or slug_of(foreign.file.stem)
+    if problem := slug_problem(slug):
+        reason = f"{foreign.file}: {problem}" if slug else f"the subject of {foreign.file} gives no file name"
+        raise BadPatch(reason, "name it with --name SLUG")
+    subject, body = own.subject or SUBJECT, complete(own.body, f"{project.project}/{slug}", project.version)
+    with repository.index(above) as index:
+        plain, exact = _applied(index, foreign, place)
+    after = plain
+    if not exact:
+        normal = Patch(project.project, slug, own.author, own.date, subject, body, (), SpecifierSet(), b"", (), b"")
+        after = _placed_by_hunks(foreign, tree, above, place, normal)
+        if plain not in ("", after):
+            raise PatchConflict(f"{foreign.file} has hunks that are not at their lines, beside renames or modes", _BY_HAND)
+    if after == above:
+        raise PatchAlreadyUpstream(f"{foreign.file} changes nothing in the source", "choose another --recipe")
+    content = render(own.author, own.date, subject, body, diff(repository, above, after, project.path))
+    result = parse_own(project.project, slug, content)
+    if not result.is_for(project.version):
+        raise BadPatch(
+            f"{foreign.file} is for {result.trailer('Applies-To')}, which excludes {project.project} {project.version}",
+            "choose another --recipe, or change its Applies-To",
+        )
+    return result, place.left_out, after
+
+
+def _applied(index: GitIndex, foreign: ForeignPatch, place: _Place) -> tuple[str, bool]:
+    """The tree with a diff, empty if git does not apply it; and whether its lines or blob ids decide where its hunks are."""
+    before = index.write_tree()
+    arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *place.arguments]
+    result = index.git(*arguments, "-", stdin=foreign.diff, check=False)
+    plain = index.write_tree() if result.returncode == 0 else ""
+    if plain and " (offset " not in result.stderr:
+        return plain, True
+    if not re.search(rb"^index [0-9a-f]{7,40}\.\.", foreign.diff, re.MULTILINE):
+        return plain, False
+    index.git("read-tree", before)
+    merged = index.git(*arguments, "--3way", "-", stdin=foreign.diff, check=False)
+    if merged.returncode != 0 or "Falling back to direct application" in merged.stderr:
+        return plain, False
+    return index.write_tree(), True
+
+
+def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: _Place, patch: Patch) -> str:
+    """The tree with a diff whose hunks fit exactly one place each, though not at their lines.
 
     Raises:
-        BadPatch: a part of it is refused; the message has all problems.
+        PatchConflict, PatchAlreadyUpstream: a hunk fits no place or several, or the tree contains the diff.
     """
+    change = _normal_form(foreign, place)
     problems: list[Problem] = []
-    scanned = scan(change, foreign.file, foreign.line, problems, full_index=False)
+    scanned = scan(change, foreign.file, 1, problems, full_index=False)
+    where = f"{patch.project} {place.project.version} with its series"
+    hint = f"choose another --recipe, or {_BY_HAND}"
     if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in {foreign.file}"
-        raise BadPatch("\n".join([count, *map(str, problems)]), _BY_HAND)
-    return scanned
+        raise PatchConflict(f"{foreign.file} does not apply to {where}: {problems[0].text}", hint)
+    patch = replace(patch, diff=change, hunks=scanned.hunks, files=scanned.files)
+    (step,) = steps(tree.checkout, tree.inside, [patch], above)
+    if step.status.state is PatchState.CONFLICTS:
+        raise PatchConflict(f"{foreign.file} does not apply to {where}:\n{step.status.detail}", hint)
+    if step.status.state is PatchState.ALREADY_UPSTREAM:
+        raise PatchAlreadyUpstream(f"{where} contains {foreign.file} already", "choose another --recipe")
+    return step.tree
 
 
-def _place(foreign: ForeignPatch, scanned: Diff, tree: PatchedTree, target: ImportTarget) -> tuple[TreeProject, dict[str, str]]:
-    """The project that a diff changes, and by path in the diff, the path relative to the project's root.
+def _normal_form(foreign: ForeignPatch, place: _Place) -> bytes:
+    """The hunks of a diff with headers as in patch files; paths are relative to the project."""
+    from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
+    from unidiff.patch import PatchSet
 
-    The files are below the root of the tree or of a project in it: where those that the diff changes exist, those that it
-    creates do not, and the directories of those do.
+    try:
+        files = PatchSet(line + "\n" for line in foreign.diff.decode("latin-1").removesuffix("\n").split("\n"))
+    except UnidiffParseError as error:
+        raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
+    sections = (_section(each, place) for each in files if len(each))
+    return "".join(sections).encode("latin-1")
+
+
+def _section(file: PatchedFile, place: _Place) -> str:
+    named = file.source_file if file.target_file == "/dev/null" else file.target_file
+    path = "/".join(named.split("/")[place.strip :])
+    if path in place.left_out:
+        return ""
+    path = (place.directory + path).removeprefix(place.project.prefix)
+    old, new = ("/dev/null" if file.is_added_file else f"a/{path}"), ("/dev/null" if file.is_removed_file else f"b/{path}")
+    modes = [line for line in map(str, file.patch_info or ()) if line.startswith(("new file mode ", "deleted file mode "))]
+    kind = "new file" if file.is_added_file else "deleted file" if file.is_removed_file else ""
+    mode = modes[0] if modes else f"{kind} mode 100644\n" if kind else ""
+    tab = "\t" * (" " in path)
+    return f"diff --git a/{path} b/{path}\n{mode}--- {old}{tab}\n+++ {new}{tab}\n{''.join(_renumbered(file))}"
+
+
+def _renumbered(file: PatchedFile) -> Iterator[str]:
+    """The hunks of a file with numbers of new lines that follow from those of old ones."""
+    moved = 0
+    for hunk in file:
+        first = hunk.source_start + (hunk.source_length == 0) + moved - (hunk.target_length == 0)
+        moved += hunk.target_length - hunk.source_length
+        yield f"@@ -{hunk.source_start},{hunk.source_length} +{first},{hunk.target_length} @@\n"
+        yield from map(str, hunk)
+
+
+def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[list[str], set[str]]:
+    """The paths of a diff, and those of them that it creates, without ``strip`` leading directories.
+
+    Raises:
+        BadPatch: git does not accept it, or a path is not allowed in a patch.
     """
-    projects = projects_in_tree(tree.checkout.pin, tree.inside)
+    arguments = ("apply", f"-p{strip}")
+    listed = repository.git(*arguments, "--numstat", "-z", "-", stdin=foreign.diff, check=False)
+    if listed.returncode != 0:
+        reason = next(iter(listed.stderr.strip().splitlines()), "git does not accept it").removeprefix("error: ")
+        raise BadPatch(f"{foreign.file}: {reason}", f"pass another --strip, make it again with git diff, or {_BY_HAND}")
+    rows = [row.split(b"\t", 2) for row in listed.raw.split(b"\0") if row]
+    paths = [row[2].decode(errors="replace") for row in rows]
+    if len(re.findall(rb"^diff --git ", foreign.diff, re.MULTILINE)) > len(rows):
+        raise BadPatch(f"{foreign.file}: git ignores a part of it, such as a binary file", _BY_HAND)
+    if binary := next((path for row, path in zip(rows, paths, strict=True) if row[0] == b"-"), ""):
+        raise BadPatch(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _BY_HAND)
+    for path in paths:
+        if problem := path_problem(path):
+            raise BadPatch(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
+    summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
+    renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
+    return paths, {*_CREATED.findall(summary), *renamed}
+
+
+def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> _Place:
+    """Where the files of a diff are: where those that it changes exist and those that it creates do not.
+
+    The directories of new files decide between several projects.
+    """
+    repository, projects = Repository(tree.checkout.repository), projects_in_tree(tree.checkout.pin, tree.inside)
     names = [project.project for project in projects]
     if target.project and target.project not in names:
         raise UnknownName(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
-    stripped = {file.path: "/".join(file.path.split("/")[max(target.strip - 1, 0) :]) for file in scanned.files}
-    if not all(stripped.values()):
-        raise BadPatch(f"{foreign.file}: a path has fewer than {target.strip + 1} parts", "pass a smaller --strip")
-    started = {hunk.path: hunk.start for hunk in reversed(scanned.hunks)}
-    created = {file.path for file in scanned.files if started.get(file.path) == 0 or (file.old and not file.old.strip("0"))}
-    existing = set(Repository(tree.checkout.repository).paths(tree.tree))
-    directories = {path.rpartition("/")[0] for path in existing}
-    places: dict[str, TreeProject] = {}
-    fresh: set[str] = set()
-    problems: list[str] = []
-    for prefix in {project.prefix for project in projects}:
-        full = {path: prefix + name for path, name in stripped.items()}
-        wrong = [name for path, name in full.items() if (name in existing) == (path in created)]
-        owners = {owner for name in full.values() if (owner := owner_of(name, projects))}
-        if target.project and target.project not in {owner.project for owner in owners}:
+    existing = set(repository.paths(above))
+    refused: list[str] = []
+    for strip in (1, 0) if target.strip is None else (target.strip,):
+        try:
+            paths, created = _files(foreign, repository, strip)
+        except BadPatch:
+            if strip or target.strip is not None:
+                raise
             continue
-        if wrong:
-            problems.append(f"  {wrong[0]} {'exists already' if wrong[0] in existing else 'does not exist'}")
-        elif len(owners) > 1:
-            names = sorted(owner.project for owner in owners)
-            raise BadPatch(f"{foreign.file} changes files of {' and '.join(names)}", "one patch is of one project: split it")
-        else:
-            (places[prefix],) = owners
-            if all(full[path].rpartition("/")[0] in directories for path in created):
-                fresh.add(prefix)
-    usable = sorted(fresh or places)
-    if len(usable) != 1:
-        options = "--project names the project, --strip N removes leading directories, --recipe chooses the version"
+        found = dict[_Place, bool]()
+        for prefix in dict.fromkeys(project.prefix for project in projects):
+            directory = prefix + (f"{target.directory.strip('/')}/" if target.directory else "")
+            place, wrong = _fit(foreign, (paths, created), directory, existing, projects)
+            refused += wrong
+            if place and target.project in ("", place.project.project):
+                found[replace(place, strip=strip)] = _in_known_directories(created, place, existing)
+        usable = [place for place, known in found.items() if known] or [*found]
+        if len(usable) == 1:
+            return usable[0]
         if usable:
             raise BadPatch(
-                f"the files of {foreign.file} can be those of {' or '.join(sorted({places[p].project for p in usable}))}",
-                options,
+                f"the files of {foreign.file} can be those of {' or '.join(sorted({p.project.project for p in usable}))}",
+                _OPTIONS,
             )
-        problems = problems or [f"  its files are not those of {target.project}"]
-        raise BadPatch("\n".join([f"{foreign.file} is not for this source:", *sorted(problems)]), options)
-    (prefix,) = usable
-    project = places[prefix]
-    return project, {path: (prefix + name).removeprefix(project.prefix) for path, name in stripped.items()}
+    problems = sorted(set(refused)) or [f"its files are not those of {target.project}"]
+    raise BadPatch("\n".join([f"{foreign.file} is not for this source:", *(f"  {text}" for text in problems)]), _OPTIONS)
 
 
-def _with_paths(change: bytes, paths: Mapping[str, str]) -> bytes:
-    """A diff with other paths in the headers of its files; it was parsed without a problem."""
-    lines, old, new = change.split(b"\n"), b"", b""
-    for number, line in enumerate(lines):
-        if line.startswith(b"diff --git a/"):
-            old = line[len(b"diff --git a/") : (len(line) + len(b"diff --git ")) // 2]
-            new = paths[old.decode()].encode()
-            lines[number] = b"diff --git a/%s b/%s" % (new, new)
-        elif line.startswith(b"@@ "):
-            old = b""
-        elif old and line.removesuffix(b"\t") in (b"--- a/" + old, b"+++ b/" + old):
-            lines[number] = line[:6] + new + line[6 + len(old) :]
-    return b"\n".join(lines)
+def _fit(
+    foreign: ForeignPatch,
+    named: tuple[Sequence[str], set[str]],
+    directory: str,
+    existing: set[str],
+    projects: Sequence[TreeProject],
+) -> tuple[_Place | None, list[str]]:
+    """The place of a diff below a directory, or the reasons why it cannot be there. ``named``: its paths, those created."""
+    paths, created = named
+    tops = {path.removeprefix(directory).partition("/")[0] for path in existing if path.startswith(directory)}
+    absent = [path for path in paths if path not in created and directory + path not in existing]
+    new = [path for path in paths if path in created and path.partition("/")[0] not in tops]
+    left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(path).parts[:-1]})
+    wrong = [f"{directory}{path} does not exist" for path in absent if path not in left_out]
+    wrong += [f"{directory}{path} exists already" for path in paths if path in created and directory + path in existing]
+    kept = [path for path in paths if path not in left_out]
+    if wrong or not kept:
+        return None, wrong or [f"{path} is not in this distribution" for path in left_out[:1]]
+    owners = {owner for path in kept if (owner := owner_of(directory + path, projects))}
+    if len(owners) > 1:
+        both = " and ".join(sorted(owner.project for owner in owners))
+        raise BadPatch(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
+    return _Place(owners.pop(), 1, directory, left_out), []
+
+
+def _in_known_directories(created: set[str], place: _Place, existing: set[str]) -> bool:
+    """Whether all directories of new files exist."""
+    directories = {path.rpartition("/")[0] for path in existing}
+    return all((place.directory + path).rpartition("/")[0] in directories for path in created if path not in place.left_out)

@@ -61,7 +61,7 @@ from sm120kit.images.distribution.credentials import stored_credentials
 from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
 from sm120kit.images.records import VerifiedImage
 from sm120kit.kernels import cubin
-from sm120kit.patches import foreign, format
+from sm120kit.patches import format, mails
 from sm120kit.recipes import bases, configurations, lockfile
 from sm120kit.recipes.load import read as read_recipe
 from sm120kit.recipes.load import read_toml, validate
@@ -524,7 +524,7 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(lambda: {"config.toml": CONFIG_TOML}, mutation.of_toml, parse_settings, 1),
     "lockfile": Parser(files("recipes/engines/flashinfer-*.lock.json", 60_000), mutation.of_json, written(lockfile.read), 2),
     "patch": Parser(files("patches/*/*.patch"), mutation.of_bytes, parse_patch, 6),
-    "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(foreign.read_diff), 3),
+    "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(mails.read_diffs), 3),
     "receipt": Parser(receipts, mutation.of_json, written(receipt.read)),
     "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: published.read([path]))),
     "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),

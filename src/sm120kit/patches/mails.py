@@ -1,0 +1,184 @@
+"""Read patches of others: diffs, mails, mailboxes, and what ``git show`` and ``git log -p`` print.
+
+Which text is a diff is git's decision, see :mod:`sm120kit.patches.foreign`; here the message is separated from it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sm120kit.core.errors import BadPatch
+from sm120kit.core.outside import mail_date, read_input
+from sm120kit.patches.export import CommitMessage, diff, read_message, slug_of
+from sm120kit.patches.message import AUTHOR
+from sm120kit.sources.git import Repository
+
+MAX_PATCHES = 200
+"""Limit for the patches of one file."""
+
+_DIFF = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILINE)
+"""Where a diff begins, with a header of git, of Subversion, or without any."""
+
+_MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
+_COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
+_HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
+_FIELD = re.compile(r"^([A-Za-z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
+_ADDRESS = re.compile(r"[^<>\n]*[^<>\s][^<>\n]* <[^<>\s]+>")
+
+
+@dataclass(frozen=True)
+class ForeignPatch:
+    """A diff, with any text around it, and the message that it came with. Its paths are those of its author's tree."""
+
+    file: Path
+    message: CommitMessage
+    diff: bytes
+
+
+def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
+    """Read the patches of a file, the first to be applied first.
+
+    Raises:
+        BadPatch: the file cannot be read, contains no diff, or more than ``MAX_PATCHES``.
+    """
+    try:
+        content = read_input(file)
+    except OSError as error:
+        raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
+    parts = list(_split(content))
+    if len(parts) > MAX_PATCHES:
+        raise BadPatch(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
+    found = [part for part in parts if _DIFF.search(part)]
+    if not found:
+        raise BadPatch(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
+    return tuple(_read(file, part) for part in found)
+
+
+def _split(content: bytes) -> list[bytes]:
+    """The mails of a mailbox, or the commits of a log, which has the newest first."""
+    if len(starts := [match.start() for match in _MAIL.finditer(content)]) > 1:
+        return _parts(content, starts)
+    if starts := [match.start() for match in _COMMIT.finditer(content)]:
+        return _parts(content, starts)[::-1]
+    if not content.startswith(b"From "):
+        return [content]
+    with tempfile.TemporaryDirectory(prefix="sm120kit-mails-") as scratch:
+        repository = Repository.init(Path(scratch) / "repository")
+        mails = Path(scratch) / "mails"
+        mails.mkdir()
+        kept = [] if content.count(b"\r\n") == content.count(b"\n") else ["--keep-cr"]
+        repository.git("mailsplit", *kept, f"-o{mails}", stdin=content)
+        return [mail.read_bytes() for mail in sorted(mails.iterdir())]
+
+
+def _parts(content: bytes, starts: list[int]) -> list[bytes]:
+    return [content[start:end] for start, end in zip(starts, [*starts[1:], len(content)], strict=True)]
+
+
+def _read(file: Path, content: bytes) -> ForeignPatch:
+    if _COMMIT.match(content):
+        return ForeignPatch(file, *_read_shown(content))
+    header = _HEADER.match(content)
+    if header and re.search(rb"^(From|Subject): ", header[0], re.MULTILINE):
+        return ForeignPatch(file, *_read_mail(content))
+    start = _begin(content)
+    return ForeignPatch(file, _described(content[:start].decode(errors="replace")), content[start:])
+
+
+def _begin(content: bytes) -> int:
+    """Where the diff begins; at the end if there is none."""
+    found = _DIFF.search(content)
+    return found.start() if found else len(content)
+
+
+def _read_mail(content: bytes) -> tuple[CommitMessage, bytes]:
+    """The message of a mail and the text below it, decoded as ``git am`` does."""
+    with tempfile.TemporaryDirectory(prefix="sm120kit-mail-") as scratch:
+        body, below = Path(scratch) / "message", Path(scratch) / "patch"
+        repository = Repository.init(Path(scratch) / "repository")
+        info = repository.git("mailinfo", "-b", "--encoding=UTF-8", body, below, stdin=content).stdout
+        fields = dict(line.partition(": ")[::2] for line in info.splitlines())
+        author = _author(f"{fields.get('Author', '')} <{fields.get('Email', '')}>")
+        text = _prose(body.read_bytes().decode(errors="replace"))
+        return CommitMessage(author, _date(fields.get("Date", "")), fields.get("Subject", ""), text), below.read_bytes()
+
+
+def _read_shown(content: bytes) -> tuple[CommitMessage, bytes]:
+    """The message and the diff of a commit as ``git show`` prints it: fields, then the indented message."""
+    start = _begin(content)
+    head, _, rest = content[:start].decode(errors="replace").partition("\n\n")
+    fields = dict(_FIELD.findall(head))
+    indented = re.match(r"(?:    .*\n|\s*\n)*", rest)
+    subject, _, body = textwrap.dedent(indented[0] if indented else "").strip().partition("\n")
+    author = fields.get("Author", "").strip()
+    return CommitMessage(_author(author), _date(fields.get("Date", "")), subject, _prose(body)), content[start:]
+
+
+def _described(text: str) -> CommitMessage:
+    """The message above a plain diff: the fields of Debian's DEP 3 where there are any, else prose."""
+    fields = dict(_FIELD.findall(text))
+    author = _author(fields.get("Author", "").split("\n")[0].strip())
+    described = re.match(r"(?:#[^\n]*\n|\s*\n)*Description:[ \t]*([^\n]*)\n?(.*)", text, re.DOTALL)
+    if not described:
+        return CommitMessage(author, _now(), "", _prose(textwrap.dedent(text)))
+    rest = "\n".join(line.removeprefix(" ") for line in described[2].splitlines())
+    return CommitMessage(author, _date(fields.get("Last-Update", "")), described[1].strip(), _prose(rest))
+
+
+def _prose(text: str) -> str:
+    """The text of a message without lines that would end it in a mail."""
+    return "\n".join(line for line in text.splitlines() if line.rstrip() != "---").strip()
+
+
+def _author(text: str) -> str:
+    return text if _ADDRESS.fullmatch(text) else AUTHOR
+
+
+def _date(text: str) -> datetime:
+    """The date of a mail or of ``git show``; now where it has none that can be read."""
+    for read in (mail_date, datetime.fromisoformat, lambda value: datetime.strptime(value, "%c %z")):
+        try:
+            date = read(text.strip())
+            date = date.replace(tzinfo=date.tzinfo or UTC)
+            date.astimezone(UTC)
+        except (ValueError, OverflowError):
+            continue
+        return date
+    return _now()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def read_commit(directory: Path, revision: str) -> ForeignPatch:
+    """Read a commit of a git repository, whose configuration is not applied.
+
+    Raises:
+        BadPatch: the directory has no repository or no such commit, or the commit has not exactly one parent.
+    """
+    git_directory = directory / ".git"
+    if not git_directory.exists():
+        git_directory = directory
+    with tempfile.TemporaryDirectory(prefix="sm120kit-commit-") as scratch:
+        repository = Repository.init(Path(scratch) / "repository")
+        where = f"--git-dir={git_directory.absolute()}"
+        parsed = repository.git(where, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", check=False)
+        commit = parsed.stdout.strip()
+        result = parsed
+        if parsed.returncode == 0:
+            source = git_directory.absolute()
+            result = repository.fetch(source, f"{commit}:refs/heads/imported", options=("--depth=2",), check=False)
+        if result.returncode != 0:
+            reason = next(iter(result.stderr.strip().splitlines()), "no such revision").removeprefix("fatal: ")
+            raise BadPatch(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")
+        own = read_message(repository, commit)
+        if len(own.parents.split()) != 1:
+            kind = "a merge" if own.parents else "the first commit of its repository"
+            raise BadPatch(f"{revision} of {directory} is {kind}", "name a commit with one parent")
+        return ForeignPatch(Path(f"{slug_of(own.subject) or commit[:12]}.patch"), own, diff(repository, own.parents, commit))
