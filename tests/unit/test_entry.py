@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -118,6 +119,63 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
 def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], message: str) -> None:
     error = entry.explained(failure)
     assert type(error) is kind and message in error.message and error.hint
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "de_DE"}])
+@pytest.mark.parametrize("command", [["recipe", "list"], ["patch", "show", "gdc-flags"], ["recipe", "show", "ä"]])
+def test_locale_without_utf8(locale: dict[str, str], command: list[str]) -> None:
+    """Tables have characters that ASCII lacks. Python's own remedies for such locales are off."""
+    program = [sys.executable, "-m", "sm120kit", *command]
+    off = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    usual, odd = (
+        subprocess.run(program, capture_output=True, env={**os.environ, **more})
+        for more in ({"LC_ALL": "C.UTF-8"}, locale | off)
+    )
+    assert (odd.returncode, odd.stdout, odd.stderr) == (usual.returncode, usual.stdout, usual.stderr)
+    assert odd.stdout or "ä".encode() in odd.stderr
+
+
+UNSEEN = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\udc9b\x08\u2028"
+"""Control sequences in one and two bytes, changes of direction, a byte that is not UTF-8, and a line break of Unicode."""
+
+
+def shown(*command: str) -> str:
+    """Standard error of the program in a process of its own, with a terminal's view of bytes that are not UTF-8."""
+    done = subprocess.run([sys.executable, *command], capture_output=True)
+    assert not done.stdout
+    return done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["build", f"a{UNSEEN}b"],
+        ["build", f"--a{UNSEEN}b"],
+        [f"a{UNSEEN}b"],
+        ["build", "flashinfer", "--memory", f"1{UNSEEN}b"],
+        ["bench", "run", f"http://[{UNSEEN}"],
+        ["explain", f"a{UNSEEN}b"],
+    ],
+)
+def test_arguments_cannot_control_the_terminal(command: list[str]) -> None:
+    text = shown("-m", "sm120kit", *command)
+    assert "error: " in text and "hint: " in text and all(character in "\n" or character.isprintable() for character in text)
+
+
+def test_exceptions_cannot_control_the_terminal() -> None:
+    bug = "import sys; from sm120kit.cli import entry; sys.excepthook = entry.report_bug; raise TypeError(sys.argv[1])"
+    warning = "import sys, warnings; from sm120kit.cli import entry; entry.run(lambda: warnings.warn(sys.argv[1]))"
+    for program in (bug, warning):
+        text = shown("-c", program, "a\x1b]0;owned\x07\x9b\u202e\udc9b\x08\u2028b http://user:hunter2xyz@host/")
+        assert "http://" in text and "hunter2xyz" not in text
+        assert all(character in "\n" or character.isprintable() for character in text)
+
+
+@pytest.mark.parametrize("command", ["frobnicate", "biuld", "build", "build --frob", "build x --jobs 0", "bench run"])
+def test_wrong_usage_has_the_form_of_every_error(command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "sm120kit", *command.split()], capture_output=True, text=True)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith("error: ") and hint.startswith("hint: ")
 
 
 def test_bug_keeps_its_traceback() -> None:

@@ -13,6 +13,9 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.tree import Branch, Group
 from sm120kit.core import console, reporting
 
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""The base of all errors of usage, which typer does not export."""
+
 
 class Program(Group):
     """A program itself, with the commands of ``tree``."""
@@ -21,6 +24,14 @@ class Program(Group):
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(branch=self.tree, path=(), **attrs)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program; wrong usage is printed as every error is, and ends it with exit code 2."""
+        try:
+            sys.exit(super().main(*args, **extra | {"standalone_mode": False}) or 0)
+        except _UsageError as error:
+            entry.print_usage_error(error)
+            sys.exit(2)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         console.verbose = console.quiet = False
@@ -57,4 +68,6 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line and exit: known failures print a message and set the exit code; a bug keeps its traceback."""
+    entry.require_utf8()
+    sys.excepthook = entry.report_bug
     sys.exit(entry.run(app))

@@ -7,17 +7,46 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from types import TracebackType
+from typing import Any, TextIO
 
 from sm120kit.core import console, signals
 from sm120kit.core.errors import NotEnoughDisk, OutputLost, Sm120kitError, SystemRefused, Unreadable
-from sm120kit.core.secrets import masked, register_environment
+from sm120kit.core.secrets import register_environment
 
 TRACEBACK = "SM120KIT_TRACEBACK"
 """The environment variable that keeps the traceback of an operating system error."""
+
+
+def print_usage_error(error: Any) -> None:
+    """Print an error of typer's parser, or the help of a group that was called without a command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    message, _, suggestion = error.format_message().removesuffix(".").partition(". Did you mean ")
+    path = error.ctx.command_path if error.ctx else "sm120kit COMMAND"
+    help_ = f"`{path} --help` lists what it accepts"
+    console.error(message[:1].lower() + message[1:], f"did you mean {suggestion}" if suggestion else help_)
+
+
+def report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook for an exception that is a bug: its traceback, in which texts from outside cannot control the terminal."""
+    if sys.stderr is not None:
+        print(console.printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+
+
+def require_utf8() -> None:
+    """Start the program again in Python's UTF-8 mode where the locale has another encoding, such as ASCII with ``LC_ALL=C``.
+
+    Files, names and arguments are UTF-8. Python 3.15 makes this mode the default.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
+        os.environ["PYTHONUTF8"] = "1"  # of Python programs that this one runs, too
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def run(command: Callable[[], object]) -> int:
@@ -128,10 +157,10 @@ class _Stderr(io.FileIO):
 
 
 class _StderrText(io.TextIOWrapper):
-    """Standard error as text that can be shown: usage errors bypass :mod:`sm120kit.core.console`, and repeat arguments."""
+    """Standard error as text that can be shown: warnings and logs of libraries bypass :mod:`sm120kit.core.console`."""
 
     def write(self, text: str, /) -> int:
-        super().write(masked(text))
+        super().write(console.written(text))
         return len(text)
 
 
@@ -150,7 +179,7 @@ def _streams() -> Iterator[None]:
 
 
 def _stream(kind: type[io.FileIO], original: TextIO | None) -> TextIO:
-    """Open a stream anew. Characters that its encoding lacks, such as the ± of a table in ASCII, are printed as escapes."""
+    """Open a stream anew. What its encoding lacks, such as bytes of file names that are not UTF-8, is printed as escapes."""
     if original is None:  # closed: every write fails, as to a file that is open for reading only
         return io.TextIOWrapper(io.BufferedWriter(kind(os.open(os.devnull, os.O_RDONLY), "w")), "utf-8")
     original.flush()
@@ -159,7 +188,7 @@ def _stream(kind: type[io.FileIO], original: TextIO | None) -> TextIO:
     return (_StderrText if kind is _Stderr else io.TextIOWrapper)(
         io.BufferedWriter(raw),
         original.encoding,
-        "backslashreplace" if original.errors == "strict" else original.errors,
+        "backslashreplace",
         line_buffering=original.line_buffering,
         write_through=original.write_through,
     )

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
 
+_STRINGS = r"(?:\x1b[P\]X^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # titles, links, clipboard
 _SEQUENCES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor, erase
-    r"|(?:\x1b[P\]X^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # strings: titles, links, clipboard
-    r"|\x1b[ -/]*[0-~]"
+    rf"|{_STRINGS}|\x1b[ -/]*[0-~]"
 )
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except tab and newline, and those that change the direction of text."""
+_INVISIBLE = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f"
+"""C1, and characters of Unicode that break lines, change the direction of text or are never seen."""
+_CONTROLS = re.compile(rf"[\x00-\x08\x0b-\x1f{_INVISIBLE}]")
+"""Control characters except tab and newline, and invisible ones."""
+_UNSTYLED = re.compile(rf"{_STRINGS}|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f{_INVISIBLE}]")
 
 
 def printable(text: str, *, credentials: bool = False) -> str:
@@ -43,6 +46,11 @@ def printable(text: str, *, credentials: bool = False) -> str:
     """
     text = _CONTROLS.sub("", _SEQUENCES.sub("", text))
     return text if credentials else masked(text)
+
+
+def written(text: str) -> str:
+    """What standard error prints of any text, of a library too: as :func:`printable`, but with rich's colours and cursor."""
+    return masked(_UNSTYLED.sub("", text))
 
 
 verbose = False
