@@ -196,7 +196,7 @@ def test_recipe_file_of_the_user_adds_references(workspace: Workspace, tmp_path:
 
 def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("recipes", "patches", "cutlass_overrides"):
-        shutil.copytree(data_root() / name, tmp_path / "data" / name, ignore=shutil.ignore_patterns("evidence"))
+        shutil.copytree(data_root() / name, tmp_path / "data" / name)
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
     fill(workspace.downloads / ABSENT)
     recipes.lock_path(recipes.locate(NAME)).write_text("{")

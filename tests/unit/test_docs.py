@@ -182,17 +182,17 @@ class TestSite:
         assert {kind.exit_code for kind in Sm120kitError.__subclasses__()} < set(codes)
 
     def test_links_are_rewritten_for_the_site(self, repository: Path) -> None:
-        (repository / "patches" / "evidence").mkdir()
-        (repository / "patches" / "evidence" / "a.json").write_text("{}")
+        (repository / "patches" / "proofs").mkdir()
+        (repository / "patches" / "proofs" / "a.json").write_text("{}")
         with (repository / "docs" / "bench.md").open("a") as page:
             page.write(
-                "\n[p](../patches/README.md#series) [e](../patches/evidence/a.json) [r](../README.md)\n```\n[x](y.md)\n```\n"
+                "\n[p](../patches/README.md#series) [e](../patches/proofs/a.json) [r](../README.md)\n```\n[x](y.md)\n```\n"
             )
         done = self.collect(repository)
         assert done.returncode == 0, done.stderr
         text = (repository / "site" / "bench.md").read_text()
-        assert "[p](patches.md#series) [e](files/patches/evidence/a.json) [r](index.md)" in text
-        assert (repository / "site" / "files" / "patches" / "evidence" / "a.json").read_text() == "{}"
+        assert "[p](patches.md#series) [e](files/patches/proofs/a.json) [r](index.md)" in text
+        assert (repository / "site" / "files" / "patches" / "proofs" / "a.json").read_text() == "{}"
 
     def test_broken_links_and_navigation_are_reported(self, repository: Path) -> None:
         (repository / "docs" / "extra.md").write_text("# Extra\n\n![a picture](nowhere.png)\n")

@@ -411,7 +411,7 @@ def test_damaged_data_file(
     data = tmp_path / "data"
     data.mkdir()
     for name in ("recipes", "patches"):
-        shutil.copytree(data_root() / name, data / name, ignore=shutil.ignore_patterns("evidence"))
+        shutil.copytree(data_root() / name, data / name)
     (data / file).write_bytes(CONTENTS[kind])
     monkeypatch.setenv("SM120KIT_DATA", str(data))
     refused(run(*command.split()), Path(file).name.partition(".")[0], "x" * 50, codes={code, 97})

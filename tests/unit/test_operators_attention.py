@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from before_the_lab import of_present_sources
 
+from sm12x_lab import RECEIPTS
 from sm12x_lab.ptx import interposed, library
-from sm120kit.core.state import data_root
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
@@ -246,15 +246,15 @@ BEFORE_UNDECIDED_SCALES = "71f900917307c2aac128782f7e1fabd36860fea2b7c774798d4bb
 @pytest.mark.parametrize("name", ["attention", "attention-nvfp4", "attention-sparse"])
 def test_receipt_is_of_this_program_and_all_is_right(name: str) -> None:
     """`sm120kit verify run --receipt RUN -- python attention.py --receipt FILE` on a Hopper GPU writes both again."""
-    evidence = data_root() / "patches" / "evidence"
-    record = json.loads((evidence / f"{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+    receipts = RECEIPTS / "flashinfer-0.7.2.post1"
+    record = json.loads((receipts / f"{name}-nvidia-h100.json").read_text())
     powers = "torch.exp2(" if name == "attention-nvfp4" else "torch.pow(2.0, "
     assert record["program"] == as_run(powers), "the program has changed"
     assert "quantized_interval" not in (OPERATORS / "attention.py").read_text()
     assert record["versions"]["flashinfer"] == "0.7.2.post1" and record["capability"] == "12.0"
     assert {row["verdict"] for row in record["rows"]} == {"right"} and set(record["faults"].values()) == {"detected"}
     assert all(0 < row["error_over_bound"] <= 1 for row in record["rows"])
-    run = json.loads((evidence / f"run-{name}-flashinfer-0.7.2.post1-nvidia-h100.json").read_text())
+    run = json.loads((receipts / f"run-{name}-nvidia-h100.json").read_text())
     assert of_present_sources(run["rewriter"]) == library.rewriter_digest(), "the rewriter has changed: run the program again"
     assert (run["exit_code"], run["refused_modules"], run["refused_shared_bytes"]) == (0, 0, [])
     assert not run["verified_on_sm120"]

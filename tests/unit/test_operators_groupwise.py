@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import RECEIPTS
 from sm12x_lab.ptx import interposed
-from sm120kit.core.state import data_root
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
@@ -259,9 +259,8 @@ def test_groups_of_fp8_are_given_to_the_operator_and_to_the_module(groupwise, ke
 # ---- the receipts
 
 
-def receipt(name: str, part: str = "") -> dict:  # type: ignore[type-arg]
-    file = f"{name}-flashinfer-0.7.2.post1{part}-nvidia-h100.json"
-    record = json.loads((data_root() / "patches" / "evidence" / file).read_text())
+def receipt(name: str) -> dict:  # type: ignore[type-arg]
+    record = json.loads((RECEIPTS / "flashinfer-0.7.2.post1" / f"{name}-nvidia-h100.json").read_text())
     assert (record["capability"], record["versions"]["flashinfer"]) == ("12.0", "0.7.2.post1")
     assert set(record["faults"].values()) <= {"detected"}
     assert all(row["error_over_bound"] <= 1 and row["outputs"] for row in record["rows"] if row["verdict"] == "right")
@@ -339,14 +338,14 @@ def test_receipt_of_quantization_and_cutlass() -> None:
 @pytest.mark.parametrize(
     ("part", "right", "wrong", "faults"),
     [
-        ("-moe", 112, set(), 10),
-        ("-b12x-moe", 6, set(), 20),
-        ("-b12x-moe-stock", 7, {"b12x_fused_moe: qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
+        ("moe", 112, set(), 10),
+        ("b12x-moe", 6, set(), 20),
+        ("b12x-moe-stock", 7, {"b12x_fused_moe: qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
     ],
 )
 def test_receipt_of_the_fused_moe(part: str, right: int, wrong: set[str], faults: int) -> None:
     """``nvfp4.py --only 'moe-*'`` and ``flashinfer_b12x.py`` on an H100 wrote them: patched, and as released."""
-    record = receipt("operators", part)
+    record = receipt(part)
     rows = rows_by_verdict(record)
     assert (len(rows["right"]), rows["WRONG"], rows["refused"], len(record["faults"])) == (right, wrong, set(), faults)
     assert len(record["rows"]) == right + len(wrong)

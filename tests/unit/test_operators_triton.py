@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import RECEIPTS
 from sm12x_lab.ptx import interposed
-from sm120kit.core.state import data_root
 
 OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
@@ -201,7 +201,7 @@ def test_reference_of_sglangs_attention(  # type: ignore[no-untyped-def]
 
 def test_receipt_of_sglangs_triton_kernels() -> None:
     """``sglang_triton.py`` on an H100 wrote it, with half of the present bound of probabilities in bf16."""
-    record = json.loads((data_root() / "patches" / "evidence" / "triton-sglang-0.5.11-nvidia-h100.json").read_text())
+    record = json.loads((RECEIPTS / "sglang-0.5.11" / "triton-nvidia-h100.json").read_text())
     wrong = {row["case"]: row["error_over_bound"] for row in record["rows"] if row["verdict"] != "right"}
     assert len(record["rows"]) == 25 and wrong == {"gpt-oss-20b, window, bf16 cache": pytest.approx(1.045, abs=1e-3)}
     assert [*record["faults"].values()] == ["detected"] * 36

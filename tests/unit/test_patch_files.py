@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from sm120kit import patches
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
-from sm120kit.patches import ImportTarget
+from sm120kit.patches import ImportTarget, evidence
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 
@@ -430,12 +430,12 @@ def test_new_message_is_a_commit_that_exports(patch_dir: PatchDirectory, tree: P
 def proof_of(patch_dir: PatchDirectory, name: str, hunks: str = "") -> Path:
     """A stored proof of a patch, which its ``Evidence`` names."""
     patch = patches.find(patch_dir.root, name)
-    proof = patch_dir.root / "evidence" / f"{name.replace('/', '-')}.json"
-    proof.parent.mkdir(exist_ok=True)
+    proof = evidence.path_of(patch_dir.root, name)
+    proof.parent.mkdir(parents=True, exist_ok=True)
     record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "results": []}
     proof.write_text(json.dumps(record, indent=2) + "\n")
     file = patch_dir.root / f"{name}.patch"
-    file.write_bytes(patch.content.replace(b"Evidence: ", f"Evidence: patches/evidence/{proof.name}, ".encode(), 1))
+    file.write_bytes(patch.content.replace(b"Evidence: ", f"Evidence: {evidence.PROOFS}/{name}.json, ".encode(), 1))
     return proof
 
 
@@ -465,7 +465,7 @@ def test_check_reports_a_proof_of_other_hunks(patch_dir: PatchDirectory) -> None
     ):
         proof.write_text(wrong)
         (problem,) = patches.lint(patch_dir.root)
-        assert problem.text == f"patches/evidence/{proof.name} {text}: sm120kit patch prove cutlass/second --write"
+        assert problem.text == f"{evidence.PROOFS}/cutlass/second.json {text}: sm120kit patch prove cutlass/second --write"
         assert file.read_text().splitlines()[problem.line - 1].startswith("Evidence: ")
     proof.unlink()
     assert [problem.text.partition(", ")[2] for problem in patches.lint(patch_dir.root)] == ["which does not exist"]
@@ -502,7 +502,9 @@ def test_drop_refuses_what_others_need(patch_dir: PatchDirectory, tree: PatchedT
 def test_drop_keeps_a_proof_that_another_patch_names(patch_dir: PatchDirectory) -> None:
     proof = proof_of(patch_dir, "cutlass/second")
     first = patch_dir.root / "cutlass/first.patch"
-    first.write_bytes(first.read_bytes().replace(b"Evidence: ", f"Evidence: patches/evidence/{proof.name}, ".encode(), 1))
+    first.write_bytes(
+        first.read_bytes().replace(b"Evidence: ", f"Evidence: {evidence.PROOFS}/cutlass/second.json, ".encode(), 1)
+    )
     patches.drop(patches.find(patch_dir.root, "second"), patch_dir.root, {})
     assert proof.exists()
 
@@ -516,13 +518,13 @@ def test_rename(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
     second = patches.find(patch_dir.root, "second")
     wrote = patches.rename(second, "more-lines", patch_dir.root)
     assert {path.name for path in wrote} == {
-        *("second.patch", "more-lines.patch", "series", proof.name, "cutlass-more-lines.json"),
+        *("second.patch", "more-lines.patch", "series", proof.name, "more-lines.json"),
     }
     assert series.read_text() == "first\n# why\nmore-lines # second of two\n"
     renamed = patches.find(patch_dir.root, "more-lines")
     assert renamed.diff == second.diff
-    assert renamed.trailer("Evidence") == "patches/evidence/cutlass-more-lines.json, tests/unit/test_patches.py"
-    assert json.loads((proof.with_name("cutlass-more-lines.json")).read_text())["patch"] == "cutlass/more-lines"
+    assert renamed.trailer("Evidence") == f"{evidence.PROOFS}/cutlass/more-lines.json, tests/unit/test_patches.py"
+    assert json.loads((proof.with_name("more-lines.json")).read_text())["patch"] == "cutlass/more-lines"
     assert not proof.exists()
     assert patches.lint(patch_dir.root) == []
     again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)

@@ -124,14 +124,19 @@ def test_range_is_not_widened_over_versions_of_other_recipes(patch_dir: PatchDir
 def test_merged_patch_becomes_a_variant(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     """Upstream changed the context: git merges what ``git apply`` refuses. The evidence of the variant is its own."""
     text = patch_text(patch_dir.edit(BUILDER, 10, "ten\n"), versions=">=4.2,<4.4.2")
-    old = patch_dir.put("first", text.replace(b"tests/unit/test_patches.py", b"patches/evidence/cutlass-first.json"))
+    old = patch_dir.put(
+        "first", text.replace(b"tests/unit/test_patches.py", b"src/sm12x_lab/receipts/patches/cutlass/first.json")
+    )
     before = old.read_bytes()
     move = move_of(patch_dir, {**NEW, BUILDER: changed(KERNEL, 12, "twelve upstream\n")})
     progress = begin(move, tmp_path / "work")
     assert states(progress.moves) == {"cutlass/first": "merged"}
     assert old.read_bytes() == before
     assert applies_to(patch_dir)["cutlass/first--4.5.0"] == "==4.5.0"
-    assert b"Evidence: patches/evidence/cutlass-first--4.5.0.json\n" in (old.parent / "first--4.5.0.patch").read_bytes()
+    assert (
+        b"Evidence: src/sm12x_lab/receipts/patches/cutlass/first--4.5.0.json\n"
+        in (old.parent / "first--4.5.0.patch").read_bytes()
+    )
     assert applied(move) == (move.old.tree, tree_in(tmp_path / "work"))
 
 

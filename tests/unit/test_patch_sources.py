@@ -207,7 +207,7 @@ def test_prove_lists_the_change_of_a_patch_without_probes(site: Site, run: Run) 
         f"vllm/build applies to vllm-9.0: tree {second['tree_below'][:12]} → {second['tree_above'][:12]}",
         "no probe compiled: the source contains no CUTLASS; evidence, not run: tests/unit/test_patches.py",
     ]
-    assert not (site.patches.root / "evidence").exists()
+    assert not (site.patches.root.parent / "src").exists()
 
 
 def test_prove_reports_lines_of_offset_hunks(site: Site, run: Run) -> None:

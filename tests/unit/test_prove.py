@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm12x_lab import proofs
+from sm12x_lab import RECEIPTS, proofs
 from sm12x_lab.proofs import prover
 from sm12x_lab.proofs.code import kernel_codes
 from sm12x_lab.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
@@ -26,7 +26,7 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout, GitPin
 
 ROOT = Path(__file__).parents[2]
-NEGATIVE = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
+NEGATIVE = RECEIPTS / "negative" / "cutlass-published-effective-block-sf.patch"
 PINNED = {"cutlass": ("4.2.1", "4.4.2", "4.5.0"), "flashinfer": ("0.6.6", "0.6.8.post1", "0.7.2", "0.7.2.post1")}
 """The versions that recipes pin, and that patches can be proved on."""
 

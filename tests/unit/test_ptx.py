@@ -16,6 +16,7 @@ import pytest
 from before_the_lab import COMMIT, FILES, moved_only, of_present_sources
 from typer.testing import CliRunner
 
+from sm12x_lab import RECEIPTS
 from sm12x_lab.gpu_tests import gpu
 from sm12x_lab.ptx import forms, images, interposed, library, model, selftest
 from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
@@ -24,7 +25,7 @@ from sm120kit.cli import app
 from sm120kit.core import process
 from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.state import Workspace
 from sm120kit.kernels.cubin import fatbin
 from sm120kit.wheels import flashinfer
 from sm120kit.wheels.records import BuildRequest
@@ -686,7 +687,7 @@ def test_receipts_are_of_sources_that_have_only_moved() -> None:
 
 def test_receipt_is_of_this_rewriter_and_complete() -> None:
     """`sm120kit verify ptx --instructions --receipt FILE` on a Hopper GPU writes it again."""
-    receipt = json.loads((data_root() / "patches" / "evidence" / "ptx-instructions-nvidia-h100.json").read_text())
+    receipt = json.loads((RECEIPTS / "ptx" / "instructions-nvidia-h100.json").read_text())
     assert of_present_sources(receipt["rewriter"]) == library.rewriter_digest(), (
         "the rewriter has changed: run the self-test again"
     )

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from before_the_lab import of_present_sources
 
-from sm12x_lab import gpu_tests
+from sm12x_lab import RECEIPTS, gpu_tests
 from sm12x_lab.gpu_tests import compiled, faults, gpu, matrix, programs, receipt, running, verification
 from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice
 from sm12x_lab.gpu_tests.matrix import KernelConfiguration, VerificationScope
@@ -39,7 +39,7 @@ COMPILED = {"ce53744b8ed222bfb82272c263e4a09834b4b90a": "d1fd7c4233c7e7c3c93aa6a
 
 def receipts() -> list[Path]:
     """The committed receipts; there must be at least one."""
-    paths = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+    paths = sorted(RECEIPTS.glob("*/verify-*.json"))
     assert paths, "no receipt of verify kernels"
     return paths
 
@@ -606,7 +606,7 @@ def test_docs_table_equals_receipts() -> None:
 @pytest.mark.parametrize(("version", "kernels", "captured"), [("0.6.6", 64, 40), ("0.7.2.post1", 121, 82)])
 def test_rewritten_kernels_have_their_ptx_in_the_receipt(version: str, kernels: int, captured: int) -> None:
     """`sm120kit verify kernels flashinfer-VERSION --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
-    path = data_root() / "patches" / "evidence" / f"verify-flashinfer-{version}-rewritten-nvidia-h100.json"
+    path = RECEIPTS / f"flashinfer-{version}" / "verify-rewritten-nvidia-h100.json"
     record = json.loads(path.read_text())
     present = {name: of_present_sources(record[name]) for name in ("rewriter", "interposer")}
     assert present == interposed.digests(), "the rewriter has changed: run the kernels again"
@@ -614,7 +614,7 @@ def test_rewritten_kernels_have_their_ptx_in_the_receipt(version: str, kernels: 
     assert record["passed"] and len(passed) == kernels and all(row["ptx"] for row in passed)
     shipped = [row for row in passed if any(line.startswith("captured") for line in row["ptx"])]
     assert len(shipped) == captured and all(row["generated"] for row in shipped)
-    emulated = json.loads((path.parent / f"verify-flashinfer-{version}-nvidia-h100.json").read_text())
+    emulated = json.loads((path.parent / "verify-nvidia-h100.json").read_text())
     errors = [
         {row["name"]: row["max_relative_error"] for row in run["configurations"] if row["verdict"] == RunOutcome.PASS}
         for run in (record, emulated)

@@ -120,7 +120,7 @@ def show(
     states = _states(shown, sources.run_options())
     files = patches.diffstat(shown)
     stored = plugins.function("stored_effects")
-    effects = stored(shown.name) if stored else {}
+    effects = stored(shown) if stored else {}
     if json:
         record = {
             "name": shown.name,

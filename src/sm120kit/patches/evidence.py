@@ -1,4 +1,4 @@
-"""Stored proofs of patches, ``patches/evidence/<project>-<slug>.json``: which patch and which hunks each is for."""
+"""Stored proofs of patches, one JSON file each among the laboratory's receipts: which patch and which hunks each is for."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pathlib import Path
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import PLACEHOLDER, Patch
 
-_NAMED = re.compile(r"\b(?:patches|tests)/[\w./-]*\w")
+PROOFS = "src/sm12x_lab/receipts/patches"
+"""The directory of proofs in a checkout."""
+
+_NAMED = re.compile(r"\b(?:docs|src|tests)/[\w./-]*\w")
 
 
 def path_of(root: Path, patch: str) -> Path:
-    """The file of the proof of ``project/slug`` below ``patches/``."""
-    return root / "evidence" / f"{patch.replace('/', '-')}.json"
+    """The file of the proof of ``project/slug``, whose patch is below ``root``."""
+    return root.parent / PROOFS / f"{patch}.json"
 
 
 def problems(root: Path, patch: Patch) -> Iterator[Problem]:
     """Files of this repository that an ``Evidence`` trailer names and that are missing, or that prove other hunks.
 
-    Tests are not required in an installed copy.
+    An installed copy has neither tests nor receipts, so that nothing is checked there.
     """
-    if patch.trailer("Evidence").startswith(PLACEHOLDER):
+    is_checkout = any((root.parent / "tests").glob("*/test_*.py"))
+    if patch.trailer("Evidence").startswith(PLACEHOLDER) or not is_checkout:
         return
     file = root / patch.project / f"{patch.slug}.patch"
     line = next((n for n, line in enumerate(patch.content.split(b"\n"), 1) if line.startswith(b"Evidence:")), 1)
-    has_tests = any((root.parent / "tests").glob("*/test_*.py"))
     for path in _NAMED.findall(patch.trailer("Evidence")):
         if not (root.parent / path).exists():
-            if has_tests or not path.startswith("tests/"):
-                yield Problem(file, line, f"Evidence names {path}, which does not exist")
+            yield Problem(file, line, f"Evidence names {path}, which does not exist")
         elif root.parent / path == path_of(root, patch.name) and (stale := _stale(path_of(root, patch.name), patch)):
             yield Problem(file, line, f"{path} {stale}: sm120kit patch prove {patch.name} --write")
 

@@ -129,7 +129,7 @@ def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]]) -> 
     }
     proof = evidence.path_of(root, patch.name)
     others = [other for project in projects(root) for other in load(root, project) if other.name != patch.name]
-    if proof.is_file() and not any(proof.name in other.trailer("Evidence") for other in others):
+    if proof.is_file() and not any(f"{patch.name}.json" in other.trailer("Evidence") for other in others):
         files[proof] = None
     write_together(files)
     return list(files)
@@ -167,7 +167,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
             new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug
             body = other.body
             for renaming in slugs.items():
-                proofs = [evidence.path_of(Path("patches"), f"{patch.project}/{name}").as_posix() for name in renaming]
+                proofs = [f"{evidence.PROOFS}/{patch.project}/{name}.json" for name in renaming]
                 body = re.sub(rf"(?<![\w./-]){re.escape(proofs[0])}(?![\w-])", proofs[1], body)
             if new != other.slug or body != other.body:
                 files[root / project / f"{other.slug}.patch"] = None
@@ -183,7 +183,7 @@ def mentions(patch: Patch, directory: Path) -> Iterator[Mention]:
 
     Binary files and those of more than 1 MiB are left out.
     """
-    proof = evidence.path_of(Path(), patch.name).name
+    proof = f"{patch.name}.json"
     named = re.compile(rf"(?<![\w-]){re.escape(patch.slug)}(?![\w-])|\b{re.escape(proof)}\b".encode())
     files = [path for path in directory.glob("*") if path.is_file()]
     files += [path for name in _SEARCHED for path in (directory / name).rglob("*") if path.is_file() and not path.is_symlink()]

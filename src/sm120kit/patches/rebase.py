@@ -27,7 +27,7 @@ from sm120kit.core.state import (
     write_atomic,
     write_together,
 )
-from sm120kit.patches import ranges
+from sm120kit.patches import evidence, ranges
 from sm120kit.patches.apply import REFS, apply, base_commit, commit_patch
 from sm120kit.patches.drift import DiffFit, apply_fitting, fit_patch
 from sm120kit.patches.edits import BASE, SERIES, EditRecord
@@ -463,8 +463,8 @@ def _final_patches(
         if before.is_for(version):
             versions = ranges.split(_range(before), old[patch.project], version, pinned)[1]
         slug = f"{patch.family}--{re.sub('[^a-z0-9.]+', '-', version)}"
-        evidence = f"patches/evidence/{patch.project}-"
-        body = patch.body.replace(f"{evidence}{patch.slug}.json", f"{evidence}{slug}.json")
+        proof = f"{evidence.PROOFS}/{patch.project}"
+        body = patch.body.replace(f"{proof}/{patch.slug}.json", f"{proof}/{slug}.json")
         final.append(replace(commit, patch=with_versions(replace(patch, body=body), slug, f"{patch.project} {versions}")))
     for patch in existing.values():
         version, kept_version = new[patch.project], old[patch.project]

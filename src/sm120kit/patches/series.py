@@ -16,9 +16,6 @@ from sm120kit.patches.message import to_fill_in
 from sm120kit.patches.records import projects_in_tree
 from sm120kit.sources.records import Pin, VendoredProject
 
-RESERVED = "evidence"
-"""The directory beside those of the projects that contains evidence for patches; its files are in no series."""
-
 MAX_SLUG = 100
 """Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""
 
@@ -28,8 +25,7 @@ _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
 def projects(root: Path) -> list[str]:
     """Every project that has patches below ``root``."""
-    directories = {path.parent.name for pattern in ("*/series", "*/*.patch") for path in root.glob(pattern)}
-    return sorted(directories - {RESERVED})
+    return sorted({path.parent.name for pattern in ("*/series", "*/*.patch") for path in root.glob(pattern)})
 
 
 def load(root: Path, project: str) -> tuple[Patch, ...]:

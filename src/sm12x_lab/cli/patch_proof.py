@@ -56,7 +56,8 @@ def prove(
     *,
     probes: ProbeOptions,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the result to patches/evidence, which the tests compare with the patches.")
+        bool,
+        typer.Option("--write", help="Write the result to the receipts of this checkout."),
     ] = False,
     sources: Sources,
     json: Json = False,

@@ -61,7 +61,7 @@ class RecordOptions:
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record of a complete run to this file.")
     ] = None
-    write: Annotated[bool, typer.Option("--write", help="Write the record to patches/evidence.")] = False
+    write: Annotated[bool, typer.Option("--write", help="Write the record to the receipts of this checkout.")] = False
     overwrite: Overwrite = False
 
 
@@ -120,8 +120,8 @@ def verify_kernels(
             f"seeded faults were not detected: {'; '.join(report.missed)}",
             "passed kernels prove nothing; no receipt was written",
         )
-    evidence = data_root() / "patches" / "evidence" / name if output.write else None
-    for path in filter(None, (output.receipt, evidence)):
+    stored = data_root() / "src" / "sm12x_lab" / "receipts" / target.recipe.name / name if output.write else None
+    for path in filter(None, (output.receipt, stored)):
         write_record(path, record)
         console.info(f"receipt: {path}")
     raise typer.Exit(0 if report.passed else 1)

@@ -68,10 +68,10 @@ def record(
     }
 
 
-def receipt_name(engine: str, gpu: CudaDevice, backend: Backend) -> str:
-    """The file name of an engine's receipt from one GPU."""
+def receipt_name(gpu: CudaDevice, backend: Backend) -> str:
+    """The file name of a receipt from one GPU, in the directory of its recipe."""
     kind = "-rewritten" if backend is Backend.REWRITTEN else ""
-    return f"verify-{engine}{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
+    return f"verify{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower()).strip('-')}.json"
 
 
 def is_compiled(patch: Patch) -> bool:

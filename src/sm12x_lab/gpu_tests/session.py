@@ -51,7 +51,7 @@ def verify_kernels(
     if rewriting:
         receipt |= interposed.digests()
         receipt["toolchain"]["ptxas"] = tools.nvcc_version
-    return report, receipt, gpu_tests.receipt_name(recipe.name, gpu, scope.backend)
+    return report, receipt, gpu_tests.receipt_name(gpu, scope.backend)
 
 
 @contextmanager

@@ -1,14 +1,16 @@
-"""Read, write and compare proofs in ``patches/evidence``. Their bytes do not depend on machine or time."""
+"""Read, write and compare proofs, whose bytes do not depend on machine or time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from sm12x_lab import RECEIPTS
 from sm12x_lab.proofs.effects import compare
 from sm12x_lab.proofs.records import PatchProof, ProbeComparison
 from sm120kit.core.state import data_root, read_record, record_json
 from sm120kit.kernels.records import NumericStatus
+from sm120kit.patches import Patch
 from sm120kit.patches.evidence import path_of
 
 
@@ -17,10 +19,13 @@ def read(path: Path) -> PatchProof | None:
     return read_record(PatchProof, path) if path.is_file() else None
 
 
-def stored_effects(patch: str) -> dict[str, list[str]]:
-    """The effects of the patch ``project/slug`` on each of its probes, by the stored proof; empty without one."""
-    proof = read(path_of(data_root() / "patches", patch))
-    return {result.probe.text: [str(effect) for effect in result.effects] for result in proof.results} if proof else {}
+def stored_effects(patch: Patch) -> dict[str, list[str]]:
+    """The effects of a patch on each of its probes, by the proof of its hunks that is stored; empty without one."""
+    files = path_of(data_root() / "patches", patch.name), RECEIPTS / "patches" / f"{patch.name}.json"
+    for proof in map(read, files):
+        if proof and proof.hunks_sha256 == patch.hunks_sha256:
+            return {result.probe.text: [str(effect) for effect in result.effects] for result in proof.results}
+    return {}
 
 
 def text(proof: PatchProof) -> str:

@@ -254,7 +254,7 @@ def _failures_of(patch: patches.Patch, confined: sandbox.Sandbox | None) -> Iter
 
 
 def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:
-    """Write a proof to ``patches/evidence``, or beside a patch file of no series; stored machine code is retained."""
+    """Write a proof to the receipts of the checkout, or beside a patch file of no series; stored machine code is retained."""
     _, in_series = find_patch(name)
     path = proofs.path_of(data_root() / "patches", proof.patch) if in_series else Path(name).with_suffix(".json")
     complete = proofs.with_stored_code(proof, proofs.read(path))

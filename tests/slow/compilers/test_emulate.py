@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sm12x_lab import emulation
+from sm12x_lab import RECEIPTS, emulation
 from sm12x_lab.emulation.records import Emulation
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
@@ -26,7 +26,7 @@ from sm120kit.sources import fetch
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "seeded-faults.md"
-PUBLISHED = ROOT / "patches" / "evidence" / "negative" / "cutlass-published-effective-block-sf.patch"
+PUBLISHED = RECEIPTS / "negative" / "cutlass-published-effective-block-sf.patch"
 INCLUDE = "3rdparty/cutlass/include"
 MAINLOOP = "cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
 SCHEDULER = "cutlass/gemm/kernel/sm90_tile_scheduler_group.hpp"

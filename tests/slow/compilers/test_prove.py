@@ -29,7 +29,7 @@ from sm120kit.sources.context import Options
 
 ROOT = Path(__file__).parents[3]
 RECIPE = "flashinfer-0.6.6"
-NEGATIVE = "patches/evidence/negative/cutlass-published-effective-block-sf.patch"
+NEGATIVE = "src/sm12x_lab/receipts/negative/cutlass-published-effective-block-sf.patch"
 SERIES = [
     "cutlass/single-k-block-mainloop",
     "cutlass/mixed-width-tile-k",

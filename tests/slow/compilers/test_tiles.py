@@ -141,7 +141,7 @@ def test_patches_make_the_big_tile_fit_and_keep_the_small_one(trees: dict[str, P
 
 
 def test_k64_tiles_of_scale_vector_32_need_the_patches(trees: dict[str, Path], tools: Toolchain, tmp_path: Path) -> None:
-    """Stages and bytes with the patches are those of the kernels that an H100 ran (patches/evidence)."""
+    """Stages and bytes with the patches are those of the kernels that an H100 ran (its receipt)."""
     expected = {"mxfp4": (9, 98_304), "mxfp8": (4, 84_992)}
     for side in ("before", "after"):
         calls = [bf16_call(trees[side], dtype, "128x128x64", "none") for dtype in expected]
@@ -151,7 +151,7 @@ def test_k64_tiles_of_scale_vector_32_need_the_patches(trees: dict[str, Path], t
             assert all("does not fit K=64" in fact.why_not for fact in facts)
         else:
             assert [(fact.stages, fact.smem_bytes) for fact in facts] == [*expected.values()]
-            receipt = json.loads((ROOT / "patches/evidence/verify-flashinfer-0.6.6-nvidia-h100.json").read_text())
+            receipt = json.loads((ROOT / "src/sm12x_lab/receipts/flashinfer-0.6.6/verify-nvidia-h100.json").read_text())
             rows = {row["name"]: (row["stages"], row["smem_bytes"]) for row in receipt["configurations"]}
             assert {dtype: rows[f"grouped-{dtype}-128x128x64-bf16"] for dtype in expected} == expected
 

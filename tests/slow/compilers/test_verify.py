@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sm12x_lab import gpu_tests
+from sm12x_lab import RECEIPTS, gpu_tests
 from sm12x_lab.gpu_tests import faults, receipt, verification
 from sm12x_lab.gpu_tests.matrix import KernelConfiguration
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree
@@ -165,7 +165,7 @@ def compiled(name: str) -> str:
 
 
 def test_committed_receipts_cover_the_series_and_every_tile(trees: Callable[[str], EngineTree], tmp_path: Path) -> None:
-    paths = sorted((data_root() / "patches" / "evidence").glob("verify-*.json"))
+    paths = sorted(RECEIPTS.glob("*/verify-*.json"))
     assert paths, "no receipt of verify kernels"
     for path in paths:
         record = json.loads(path.read_text())
