@@ -162,7 +162,8 @@ A Python traceback is a bug of sm120kit; please report it.
 def _releases() -> str:
     """Every recipe with its state and its day, from the recipes, their lockfiles and the records of arguments."""
     from sm120kit import recipes
-    from sm120kit.recipes import arguments, lockfile
+    from sm120kit.engines import parser
+    from sm120kit.recipes import lockfile
 
     rows = []
     for name in reversed(recipes.names()):
@@ -177,7 +178,7 @@ def _releases() -> str:
             (recipe.environment.as_of if recipe.environment else "") or "",
             engine.flashinfer if engine else ", ".join(f"{part.project} {part.version}" for part in recipe.inside),
             str(len(lock.patches)) if lock else "",
-            ("yes" if arguments.load(name) else "no") if engine else "",
+            ("yes" if parser.load(name) else "no") if engine else "",
             f"`{lockfile.build_id(lock)[:12]}`" if lock else "",
         )
         rows.append(f"| {' | '.join(cells)} |\n")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sm120kit import recipes, serving
 from sm120kit.core.state import Workspace
+from sm120kit.engines.parser import record_path
 from sm120kit.images import backends, context
 from sm120kit.images.records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
-from sm120kit.recipes.arguments import record_path
 from sm120kit.sources.context import Options
 from sm120kit.wheels import parser_options
 

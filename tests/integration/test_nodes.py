@@ -18,7 +18,7 @@ from sm120kit.cli import app
 from sm120kit.core.state import Workspace
 from sm120kit.engines import Node
 from sm120kit.images.records import Image
-from sm120kit.recipes import arguments, configurations
+from sm120kit.recipes import configurations
 
 SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
 
@@ -60,7 +60,9 @@ print(ranks.item())
 def test_processes_meet_by_the_printed_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rendezvous of both engines, torch.distributed over TCP, on loopback."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(arguments, "MASTER_PORT", free_port())
+    port = free_port()
+    for module in ("vllm", "sglang"):
+        monkeypatch.setattr(f"sm120kit.engines.{module}.MASTER_PORT", port)
     configuration = configurations.load(SPARKS)
     engine = recipes.load_engine(configuration.engine)
     model = folder(tmp_path / "model", MINIMAX, NVFP4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from sm120kit import recipes
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.state import data_root
+from sm120kit.engines import parser
+from sm120kit.engines.parser import Option, ParserRecord, rejection
 from sm120kit.recipes import arguments, configurations, lockfile
-from sm120kit.recipes.arguments import Arguments, Option, rejection
 from sm120kit.wheels import parser_options
 
 COLLECT = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "collect.py"))
@@ -24,8 +26,8 @@ VLLM = "vllm-0.19.1"
 GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml").read_text()
 
 
-def recorded(name: str) -> Arguments:
-    record = arguments.load(name)
+def recorded(name: str) -> ParserRecord:
+    record = parser.load(name)
     assert record, f"{name}: record its options: nox -s arguments -- {name}"
     return record
 
@@ -58,8 +60,9 @@ def test_options_were_recorded_from_the_locked_wheel(name: str) -> None:
     [
         (["--max-model-len", "4096", "--enable-prefix-caching"], ""),
         (["/model", "--max-model-length", "4096"], "unknown argument --max-model-length; did you mean '--max-model-len'?"),
-        (["--max_model_len", "4096"], "did you mean '--max-model-len'?"),
-        (["--tensor-parallel-siz", "4"], "did you mean '--tensor-parallel-size'?"),
+        (["--tensor-parallel-siz", "4"], ""),
+        (["--tensor-parallel", "4"], ""),
+        (["--max-num", "4"], "ambiguous option"),
         (["--kv-cache-dtype", "fp9"], "invalid choice: 'fp9'"),
         (["--gpu-memory-utilization", "most"], "invalid"),
         (["--max-num-seqs"], "expected one argument"),
@@ -69,6 +72,78 @@ def test_options_were_recorded_from_the_locked_wheel(name: str) -> None:
 def test_unknown_and_invalid_arguments_are_rejected(argv: list[str], message: str) -> None:
     reason = rejection(recorded(VLLM), argv)
     assert message in reason and bool(message) == bool(reason)
+
+
+ACCEPTED = (
+    ["--trust_remote_code"],
+    ["--max_model_len=4096", "--kv_cache_dtype", "fp8"],
+    ["-O3"],
+    ["-O", "2"],
+    ["-O=1"],
+    ["--speculative-config.method", "mtp", "--speculative-config.num_speculative_tokens", "3"],
+    ["--speculative_config.method=mtp"],
+    ["-cc.pass_config.fuse_allreduce_rms", "true", "-cc.custom_ops+=all,none"],
+    ["--no-enable-prefix-caching"],
+    ["--disable-prefix-caching"],
+    ["--no_enable_prefix_caching"],
+    ["-tp", "1", "--no-async-scheduling"],
+)
+REJECTED = (
+    (["--no-enable-prefix-cachin_g"], "unknown argument --no-enable-prefix-cachin-g"),
+    (["--no-max-model-len"], "unknown argument --no-max-model-len"),
+    (["--no-disable-prefix-caching"], "unknown argument --no-disable-prefix-caching"),
+    (["-O"], "unknown argument -O"),
+    (["--no_such_option.x", "1"], "unknown argument --no-such-option"),
+    (["--max-model-len.x", "1"], "invalid"),
+    (["--speculative-config.method"], "expected one argument"),
+    ([f"--speculative-config{'.x' * 50_000}", "1"], "expected one argument"),
+)
+
+
+@pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)
+def test_spellings_of_vllm_are_accepted(argv: list[str], tmp_path: Path) -> None:
+    assert rejection(recorded("vllm-0.33.0"), argv) == ""
+    result = CliRunner().invoke(app, ["config", "check", str(with_arguments(tmp_path, "vllm-0.33.0", argv))])
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "ok"), result.output
+
+
+@pytest.mark.parametrize(("argv", "message"), REJECTED)
+def test_what_vllm_rejects_is_rejected(argv: list[str], message: str) -> None:
+    assert message in rejection(recorded("vllm-0.33.0"), argv)
+
+
+@pytest.mark.parametrize("argv", [["--trust_remote_code"], ["-O3"], ["--speculative-config.method", "mtp"]])
+def test_spellings_of_vllm_are_not_those_of_sglang(argv: list[str]) -> None:
+    assert rejection(recorded("sglang-0.5.23"), ["--model-path", "x", *argv])
+
+
+def test_options_are_found_in_every_spelling(tmp_path: Path) -> None:
+    for argv in (["--tensor_parallel_size", "1"], ["--tensor-parallel-size=1"], ["-tp=1"], ["--tensor-parallel", "1"]):
+        configuration = configurations.load(str(with_arguments(tmp_path, "vllm-0.33.0", [*argv, "--max_model_len=32K"])))
+        assert configuration.option_for("tensor_parallel") == "1" and configuration.option_for("context") == "32K"
+        assert configuration.served_by.integer("32K") == 32768 and configuration.served_by.integer("25.6k") == 25600
+        assert configuration.served_by.integer("auto") is None
+
+
+@pytest.mark.parametrize("spelling", [["--tensor_parallel_size", "2"], ["-tp=2"], ["--tensor-parallel", "2"]])
+def test_contradiction_is_found_in_every_spelling(spelling: list[str], tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match="tensor_parallel: 1, but arguments have"):
+        configurations.load(str(with_arguments(tmp_path, "vllm-0.33.0", spelling)))
+
+
+def test_options_that_no_parser_checked_are_not_ok(tmp_path: Path) -> None:
+    for argv, word in ((["--no-such-option"], "not checked"), ([], "ok")):
+        result = CliRunner().invoke(app, ["config", "check", str(with_arguments(tmp_path, "vllm-0.20.0", argv))])
+        assert result.exit_code == 0 and result.stdout.startswith(f"{word} "), result.output
+
+
+def with_arguments(directory: Path, engine: str, argv: list[str]) -> Path:
+    """A configuration of a file of the user with these arguments."""
+    file = directory / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
+    text = re.sub(r"^arguments = \[.*?^\]", lambda _: f"arguments = {json.dumps(argv)}", GOOD, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\[speculation\].*?(?=^\[)", "", text, flags=re.MULTILINE | re.DOTALL)
+    file.write_text(re.sub(r"^engine = .*", f'engine = "{engine}"', text, flags=re.MULTILINE))
+    return file
 
 
 def test_renamed_option_is_detected() -> None:
@@ -82,7 +157,7 @@ def test_renamed_option_is_detected() -> None:
 
 
 def test_choices_of_numbers() -> None:
-    known = Arguments("x", "", (Option(("--size",), None, "int", ("1", "16")),), {})
+    known = ParserRecord("vllm-x", "", (Option(("--size",), None, "int", ("1", "16")),), {})
     assert rejection(known, ["--size", "16"]) == "" and "invalid choice" in rejection(known, ["--size", "2"])
 
 
@@ -110,7 +185,7 @@ def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
 
 @pytest.mark.parametrize(("changed", "kept"), [({}, True), ({"wheel": {}}, False), ({"options": []}, False)])
 def test_answers_stay_if_the_parser_is_the_same(changed: dict[str, Any], kept: bool) -> None:
-    text = arguments.record_path("vllm-0.19.1").read_text()
+    text = parser.record_path("vllm-0.19.1").read_text()
     record = json.loads(text)
     new = parser_options.record_text(record["recipe"], record["wheel"], record | {"answers": {}})
     before = json.dumps(record | changed)
@@ -119,6 +194,6 @@ def test_answers_stay_if_the_parser_is_the_same(changed: dict[str, Any], kept: b
 
 def test_committed_records_are_in_written_form() -> None:
     for name in {configurations.load(name).engine for name in configurations.names()}:
-        text = arguments.record_path(name).read_text()
+        text = parser.record_path(name).read_text()
         record = json.loads(text)
         assert parser_options.record_text(name, record["wheel"], record) == text

@@ -26,11 +26,11 @@ from sm120kit import recipes
 from sm120kit.cli import app
 from sm120kit.core.errors import LogUnreadable
 from sm120kit.core.state import data_root
+from sm120kit.engines import parser
 from sm120kit.hosts import log_rules
 from sm120kit.hosts.log_rules import Kind, facts, inputs
 from sm120kit.hosts.log_rules.issue import issue_text
 from sm120kit.hosts.log_rules.records import Advice, Remedy, Rule
-from sm120kit.recipes import arguments
 
 RULES = log_rules.rules()
 VLLM = "vLLM API server version 0.33.0"
@@ -77,7 +77,7 @@ COMMAND = re.compile(r"`(--[^`]+)`")
 RECORDED = [
     (recipes.load_engine(name), record)
     for path in sorted((data_root() / "recipes" / "engines").glob("*.arguments.json"))
-    if (record := arguments.load(name := path.name.removesuffix(".arguments.json")))
+    if (record := parser.load(name := path.name.removesuffix(".arguments.json")))
 ]
 """Engine recipes with a record of their parser's options."""
 
@@ -105,12 +105,12 @@ def refusals(fix: Remedy) -> list[str]:
     return rejected
 
 
-def rejection(record: arguments.Arguments, argv: list[str]) -> str:
-    """As :func:`arguments.rejection`; an option without its value is only required to exist."""
+def rejection(record: parser.ParserRecord, argv: list[str]) -> str:
+    """As :func:`parser.rejection`; an option without its value is only required to exist."""
     if len(argv) == 1 and any(argv[0] in option.names for option in record.options):
         return ""
     model = [] if all(option.names for option in record.options) else ["model"]
-    return arguments.rejection(record, [*model, *argv])
+    return parser.rejection(record, [*model, *argv])
 
 
 def refused(rule: Rule) -> list[str]:

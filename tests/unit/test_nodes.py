@@ -20,11 +20,11 @@ from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, Sm120kitError, StateUnwritable, WrongNodes
 from sm120kit.core.state import Workspace, data_root, write_record
-from sm120kit.engines import Node
+from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import probe
 from sm120kit.images.index import FORMAT, PublishedIndex
 from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
-from sm120kit.recipes import arguments, configurations
+from sm120kit.recipes import configurations
 from sm120kit.serving import nodes
 
 SPARKS, WORKSTATION = "minimax-m2.7-nvfp4-2x-dgx-spark", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000"
@@ -175,14 +175,14 @@ def test_each_machine_needs_all_that_is_mounted(options: list[str], tmp_path: Pa
     assert "replace IMAGE" in result.stderr and "needs the image" not in result.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.names() if arguments.record_path(name).is_file()])
+@pytest.mark.parametrize("name", [name for name in recipes.names() if parser.record_path(name).is_file()])
 @pytest.mark.parametrize("addresses", [ADDRESSES, ("fd00::1", "fd00::2")])
 def test_parsers_accept_the_arguments(name: str, addresses: tuple[str, ...]) -> None:
-    known, engine = arguments.load(name), recipes.load_engine(name)
+    known, engine = parser.load(name), recipes.load_engine(name)
     assert known
     for rank in range(2):
         argv = engine.served_by.node_arguments(Node(rank, addresses, "eth0"))
-        assert arguments.rejection(known, argv) == ""
+        assert parser.rejection(known, argv) == ""
     if engine.engine == "sglang":
         head = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
         assert argv == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{head}:29501")
@@ -204,7 +204,7 @@ def test_sglang_on_two_workstations(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result.exit_code == 0, result.output
     assert f"needs {configurations.load(str(file)).model.repository} in {model}\n" in result.stderr
     engine = recipes.load_engine(configurations.load(str(file)).engine)
-    known = arguments.load(engine.name)
+    known = parser.load(engine.name)
     assert known
     for rank, (doctor, *_, argv) in enumerate(scripts(result.stdout)):
         assert doctor == ["sm120kit", "doctor", str(file)], "not the published configuration of this name"
@@ -214,29 +214,29 @@ def test_sglang_on_two_workstations(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (value(argv, "--host"), value(argv, "--port")) == ("0.0.0.0" if rank == 0 else "127.0.0.1", "8123")
         assert ("SM120KIT_API_KEY=hunter2" in argv) == (rank == 0), "only the first machine serves"
         command = argv[argv.index("--model-path") :]
-        assert arguments.rejection(known, command) == "" and value(command, "--node-rank") == str(rank)
+        assert parser.rejection(known, command) == "" and value(command, "--node-rank") == str(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_parser_accepts_the_command_of_each_machine(rank: int, options: list[str], tmp_path: Path) -> None:
     engine = recipes.load_engine(configurations.load(SPARKS).engine)
-    known = arguments.load(engine.name)
+    known = parser.load(engine.name)
     assert known
     argv = service(Path(options[1]), tmp_path / "s", Node(rank, ADDRESSES, "eth0")).argv
-    assert arguments.rejection(known, argv[len(engine.serve) :]) == ""
+    assert parser.rejection(known, argv[len(engine.serve) :]) == ""
 
 
 def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = configurations.load(SPARKS)
     engine = recipes.load_engine(configuration.engine)
-    known = arguments.load(engine.name)
+    known = parser.load(engine.name)
     assert known
     older = replace(known, options=tuple(option for option in known.options if "--headless" not in option.names))
-    monkeypatch.setattr(arguments, "load", lambda name: older)
+    monkeypatch.setattr(parser, "load", lambda name: older)
     nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
     with pytest.raises(BadRecipe, match="its argument parser rejects: unknown argument --headless"):
         nodes.require_span(configuration, engine, Node(1, ADDRESSES, "eth0"))
-    monkeypatch.setattr(arguments, "load", lambda name: None)
+    monkeypatch.setattr(parser, "load", lambda name: None)
     with pytest.raises(BadRecipe, match="were not recorded"):
         nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
 

@@ -9,8 +9,7 @@ from statistics import median
 
 from sm120kit.bench.receipt import MeasuredCell, summary
 from sm120kit.bench.sample import Sample
-from sm120kit.core.errors import UnknownName
-from sm120kit.recipes.load import did_you_mean
+from sm120kit.core.errors import UnknownName, did_you_mean
 
 GAIN = 0.1
 """Minimum increase of the tokens per second for twice as many users, below which the server is saturated."""

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import UnknownName, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import data_root, digest_of, file_sha256
-from sm120kit.recipes.load import did_you_mean, read_toml, validate
+from sm120kit.recipes.load import read_toml, validate
 
 Count = Annotated[int, Field(ge=1)]
 

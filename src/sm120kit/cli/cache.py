@@ -85,10 +85,9 @@ def clean(
     Records are removed only if KIND names them: they cannot be created again. Tagged images are kept, and what running
     servers use. Waits until no other command uses the directory.
     """
-    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.errors import UnknownName, did_you_mean
     from sm120kit.core.state import Workspace
     from sm120kit.images import cache
-    from sm120kit.recipes.load import did_you_mean
 
     if not (kinds or older or everything):
         raise typer.BadParameter("nothing to remove: give a KIND, --older AGE or --all")

@@ -83,14 +83,16 @@ def check(
 ) -> None:
     """Validate configurations.
 
-    All problems of a file are reported at once. Arguments must be options of the engine's own parser.
+    All problems of a file are reported at once. Arguments must be options of the engine's own parser: where these were not
+    recorded, the file is "not checked".
     """
     from sm120kit.recipes import arguments, configurations
 
     for name in names or configurations.names():
         config = configurations.load(name)
-        arguments.require_known(config)
-        console.data(f"ok {config.name}")
+        checked = arguments.require_known(config)
+        unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"
+        console.data(f"ok {config.name}" if checked else unchecked)
 
 
 def _container(container: Container) -> str:

@@ -529,7 +529,7 @@ def given_values(texts: list[str]) -> dict[str, str]:
         typer.BadParameter: not NAME=VALUE, or a name that receipts do not record.
     """
     from sm120kit.bench.circumstances import GIVEN
-    from sm120kit.recipes.load import did_you_mean
+    from sm120kit.core.errors import did_you_mean
 
     values = {}
     for text in texts:

@@ -43,9 +43,8 @@ def drift(
     A patch of CUTLASS is tried on the CUTLASS inside each FlashInfer release. Of a patch that is not for a version, it is
     shown whether its diff would apply. Sdists are downloaded once. Exit code 1 if a release cannot be fetched or imported.
     """
-    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.errors import UnknownName, did_you_mean
     from sm120kit.patches import matrix
-    from sm120kit.recipes.load import did_you_mean
     from sm120kit.sources.releases import Releases
 
     root = patches_root()

@@ -6,6 +6,8 @@ codes 0, 1 and 2 are reserved: success, a check that failed, and wrong usage of 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -516,3 +518,9 @@ class WrongNodes(Sm120kitError):
     """A configuration is for another number of machines than a server is to span."""
 
     exit_code = 108
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """The suffix ``; did you mean 'NAME'?`` with the most similar known name; empty if none is similar."""
+    near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -13,7 +13,7 @@ from sm120kit.engines.engine import ApiKey, Engine, Node
 from sm120kit.engines.sglang import SGLANG
 from sm120kit.engines.vllm import VLLM
 
-__all__ = ["ApiKey", "Engine", "Node", "all_engines", "find", "of_recipe"]
+__all__ = ["ApiKey", "Engine", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
 
 GROUP = "sm120kit.engines"
 
@@ -30,14 +30,19 @@ def find(name: str) -> Engine | None:
     return own or next((engine for engine in all_engines() if engine.name == name), None)
 
 
+def find_of_recipe(recipe: str) -> Engine | None:
+    """The engine of a recipe by the recipe's name, such as ``sglang-0.5.23-spark``; None if there is none."""
+    return find(recipe.partition("-")[0])
+
+
 def of_recipe(recipe: str) -> Engine:
-    """The engine of a recipe by the recipe's name, such as ``sglang-0.5.23-spark``.
+    """As :func:`find_of_recipe`.
 
     Raises:
         UnknownName: no engine has that name.
     """
-    name = recipe.partition("-")[0]
-    if engine := find(name):
+    if engine := find_of_recipe(recipe):
         return engine
+    name = recipe.partition("-")[0]
     known = ", ".join(engine.name for engine in all_engines())
     raise UnknownName(f"unknown engine {name!r}", f"engines: {known}; others are entry points of the group {GROUP}")

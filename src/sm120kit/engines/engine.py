@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sm120kit.core.outside import integer
 
 MASTER_PORT = 29501
 """Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
@@ -42,10 +44,15 @@ class Engine:
 
     ``name`` is the key ``engine`` of its recipes and the name of its distribution, ``title`` its name in prose, ``port`` the
     default port of its server. ``api_key`` and ``host_variable`` are how it takes its key, and the address of its machine for
-    others. ``parallel`` has its options for the fields ``tensor_parallel`` and ``pipeline_parallel`` of a configuration;
-    ``optional`` the distributions that it imports only with a value of an option. An unpacked image has at most
-    ``size_limit_bytes``; ``suite`` is the directory of its checks, None for that in ``images/checks/suites``. ``in_head`` are
-    requirements that the comment at the start of its recipes lists.
+    others.
+
+    ``options`` has the names of its options by meaning: ``tensor_parallel``, ``pipeline_parallel``, ``memory_share`` (of a
+    GPU), ``context`` (tokens), ``draft_steps``. ``types`` are types of its parser by the names in its record, beside those of
+    Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a
+    value of an option.
+
+    An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
+    ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
     """
 
     name: str
@@ -53,11 +60,33 @@ class Engine:
     port: int
     api_key: ApiKey
     host_variable: str
-    parallel: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, tuple[str, ...]]
+    parse_integer: Callable[[str], int] = integer
+    types: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
     optional: Mapping[tuple[str, str], str] = field(default_factory=dict)
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
     in_head: tuple[str, ...] = ()
+
+    def spelled(self, argv: Sequence[str]) -> list[str]:
+        """A command line as the server's parser spells it before it reads it.
+
+        Raises:
+            ValueError: the parser refuses it.
+        """
+        return list(argv)
+
+    def hidden_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names of the option with these ``names`` that the parser accepts, but its help does not show."""
+        return ()
+
+    def integer(self, text: str) -> int | None:
+        """The positive integer that an argument states, such as a number of tokens; None for others, such as ``auto``."""
+        try:
+            value = self.parse_integer(text)
+        except ValueError:
+            return None
+        return value if value > 0 else None
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The arguments that name the model, a directory."""

@@ -30,9 +30,12 @@ SGLANG = Sglang(
     port=30000,  # ServerArgs
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
-    parallel={
+    options={
         "tensor_parallel": ("--tensor-parallel-size", "--tp-size"),
         "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),
+        "memory_share": ("--mem-fraction-static",),
+        "context": ("--context-length",),
+        "draft_steps": ("--speculative-num-steps",),
     },
     optional={
         ("--moe-runner-backend", "b12x"): "b12x",

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any, cast
+
+from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
 from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Node
 
 
 class Vllm(Engine):
-    """vLLM, whose metrics are always on."""
+    """vLLM, whose metrics are always on.
+
+    Spelling is that of ``FlexibleArgumentParser`` (0.19.1 to 0.33.0, vllm/utils/argparse_utils.py).
+    """
+
+    def spelled(self, argv: Sequence[str]) -> list[str]:
+        """Dashes for underscores, ``--optimization-level`` for ``-O``, and an option's dotted keys as one JSON object."""
+        plain: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        following = iter(list(_dashed(argv)))
+        for word in following:
+            name, equals, value = word.partition("=")
+            if name.startswith("-") and "." in name:
+                keys = _nested(name, value if equals else next(following, None))
+                _merge(objects.setdefault(name.partition(".")[0], {}), keys)
+            else:
+                plain.append(word)
+        return [*plain, *(word for option, keys in objects.items() for word in (option, json.dumps(keys)))]
+
+    def hidden_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """``--no-enable-x`` of ``--enable-x, --disable-x``, for names before its inverse (0.33.0, ``EnableDisableAction``)."""
+        declared: list[str] = []
+        for name in names:
+            if _inverse(name) in declared:
+                return tuple(f"--no-{each[2:]}" for each in declared if each.startswith("--"))
+            declared.append(name)
+        return ()
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is a positional argument."""
@@ -18,15 +52,73 @@ class Vllm(Engine):
         return (*super().node_arguments(node), *master, *["--headless"] * (node.rank > 0))
 
 
+def _inverse(name: str) -> str:
+    prefixes = {"--enable-": "--disable-", "--disable-": "--enable-"}
+    return next((other + name.removeprefix(prefix) for prefix, other in prefixes.items() if name.startswith(prefix)), "")
+
+
+def _integer(text: str) -> int:
+    """An integer; suffixes are powers of 1000 (``k``, ``m``, ``g``, ``t``), or of 1024 (``K``, ``M``, ``G``, ``T``)."""
+    match = re.fullmatch(r"(\d{1,20})(\.\d{1,20})?([kmgtKMGT])", text.strip())
+    if not match or (match[2] and match[3].isupper()):
+        return integer(text.strip())
+    power = "kmgt".index(match[3].lower()) + 1
+    return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + (match[2] or "")) * 1000**power)
+
+
+def _dashed(argv: Sequence[str]) -> Iterator[str]:
+    """Words with dashes in the names of options, up to the first dot."""
+    for word, following in pairwise([*argv, ""]):
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            option, dot, keys = name.partition(".")
+            yield "".join((option.replace("_", "-"), dot, keys, equals, value))
+        elif word.startswith("-O") and word != "-O":
+            yield from ("--optimization-level", word[2:].removeprefix("="))
+        else:
+            yield "--optimization-level" if word == "-O" and following in ("0", "1", "2", "3") else word
+
+
+def _nested(name: str, value: str | None) -> dict[str, Any]:
+    """The object of an option's dotted keys: JSON or text, with ``+`` a list of texts."""
+    _, *keys = name.removesuffix("+").split(".")
+    if value is None or len(keys) > MAX_DEPTH:
+        raise ValueError(f"argument {name[:80]}: expected one argument")
+    content: Any = value.split(",")
+    if not name.endswith("+"):
+        try:
+            content = parse_json(value)
+        except ValueError:
+            content = value
+    return cast("dict[str, Any]", reduce(lambda inner, key: {key: inner}, reversed(keys), content))
+
+
+def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
+    """Add keys to an object: objects are merged, lists are joined, all else replaces."""
+    for key, value in update.items():
+        present = into.get(key)
+        if isinstance(present, dict) and isinstance(value, dict):
+            _merge(present, value)
+        else:
+            into[key] = [*present, *value] if isinstance(present, list) and isinstance(value, list) else value
+
+
 VLLM = Vllm(
     name="vllm",
     title="vLLM",
     port=8000,  # `vllm serve --help`
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py
-    parallel={
+    options={
         "tensor_parallel": ("--tensor-parallel-size", "-tp"),
         "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),
+        "memory_share": ("--gpu-memory-utilization",),
+        "context": ("--max-model-len",),
+    },
+    parse_integer=_integer,
+    types={
+        "human_readable_int": _integer,
+        "human_readable_int_or_auto": lambda text: -1 if text.strip().lower() == "auto" else _integer(text),
     },
     optional={  # extras in its METADATA
         ("--load-format", "fastsafetensors"): "fastsafetensors",

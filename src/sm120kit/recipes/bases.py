@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName
+from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName, did_you_mean
 from sm120kit.core.state import data_root, digest_of, record_json, write_atomic
-from sm120kit.recipes.load import did_you_mean, read_toml, validate
+from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian
 from sm120kit.sources.context import Options

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from sm120kit import engines
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import UnknownName, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import data_root
-from sm120kit.recipes.load import did_you_mean, read_toml, validate
+from sm120kit.engines import parser
+from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
 
 UNPINNED = "unpinned"
@@ -151,6 +152,20 @@ class Configuration(Strict):
         """
         return engines.of_recipe(self.engine)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments as the engine reads them. See :func:`sm120kit.engines.parser.words`."""
+        return parser.words(self.engine, self.arguments)
+
+    def option(self, *names: str) -> str | None:
+        """The value of the last of the options with these names in the arguments; None without one."""
+        values = [value for name, value in pairwise([*self.words, ""]) if name in names]
+        return values[-1] if values else None
+
+    def option_for(self, meaning: str) -> str | None:
+        """The value of the option of the engine with a meaning. See :attr:`sm120kit.engines.Engine.options`."""
+        return self.option(*self.served_by.options.get(meaning, ()))
+
 
 def names() -> tuple[str, ...]:
     """Names of the configurations in this repository."""
@@ -212,9 +227,12 @@ def _contradicting_arguments(data: dict[str, Any]) -> Iterator[str]:
     arguments = data.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
         return
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    engine = engines.find(str(data.get("engine")).partition("-")[0])
-    for field, options in engine.parallel.items() if engine else ():
+    recipe = str(data.get("engine"))
+    engine, words = engines.find_of_recipe(recipe), parser.words(recipe, arguments)
+    for field in ("tensor_parallel", "pipeline_parallel"):
+        options = engine.options.get(field) if engine else None
+        if options is None:
+            continue
         size = data.get(field, 1)
         values = [(option, value) for option, value in pairwise([*words, ""]) if option in options]
         if not isinstance(size, int) or (values and values[-1][1] == str(size)) or (not values and size == 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.core import outside
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadRecipe, did_you_mean
 from sm120kit.recipes.schema import (
     DAY,
     FILES,
@@ -199,9 +198,3 @@ def _tables_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _tables_in(argument)
-
-
-def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """The suffix ``; did you mean 'NAME'?`` with the most similar known name; empty if none is similar."""
-    near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import pairwise
 from pathlib import Path
 
 from sm120kit.core.errors import NoModel
@@ -189,9 +188,8 @@ def make_service(
 
 def api_key(configuration: Configuration) -> str:
     """The API key in a configuration's arguments or environment, "" without one."""
-    values = dict(pairwise([*configuration.arguments, ""]))
-    joined = next((text.partition("=")[2] for text in configuration.arguments if text.startswith("--api-key=")), "")
-    return values.get("--api-key") or joined or configuration.environment.get("VLLM_API_KEY", "")
+    variable = configuration.served_by.api_key.variable
+    return configuration.option("--api-key") or configuration.environment.get(variable, "")
 
 
 def risks(configuration: Configuration) -> tuple[str, ...]:
@@ -203,7 +201,7 @@ def risks(configuration: Configuration) -> tuple[str, ...]:
             "the container shares memory and semaphores with all processes of the host",
         ),
         (
-            "--trust-remote-code" in configuration.arguments,
+            "--trust-remote-code" in configuration.words,
             "--trust-remote-code",
             "Python code of the checkpoint runs in the container",
         ),

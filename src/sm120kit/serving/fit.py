@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from sm120kit.core.errors import DoesNotFit, GpusTaken, MtpMissing, NoModel, TooFewGpus, WrongImage
 from sm120kit.core.outside import parse_json
@@ -193,11 +192,9 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
 
 
 def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
-    arguments = configuration.arguments
-    share = _value(arguments, "--gpu-memory-utilization", "--mem-fraction-static")
-    length = _value(arguments, "--max-model-len", "--context-length")
+    share, length = (configuration.option_for(meaning) for meaning in ("memory_share", "context"))
     sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
-    kind, why, per_token = _kv_dtype(arguments, model), model.why_not_plain, None
+    kind, why, per_token = _kv_dtype(configuration.option("--kv-cache-dtype") or "auto", model), model.why_not_plain, None
     element = _element_bytes(kind)
     if model.attention and element is None:
         why = f"the size of an element of {kind[:40]} is not known"
@@ -211,13 +208,12 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
         weight_bytes=model.weight_bytes // configuration.hardware.gpus,
         kv_bytes_per_token=per_token,
         why_no_kv=why,
-        context=int(length) if length and length.isdecimal() else model.context,
+        context=(configuration.served_by.integer(length) if length else None) or model.context,
     )
 
 
-def _kv_dtype(arguments: Sequence[str], model: Checkpoint) -> str:
-    """The data type of the KV cache, by the engine's arguments or the checkpoint; "" for that of the model."""
-    kind = _value(arguments, "--kv-cache-dtype") or "auto"
+def _kv_dtype(kind: str, model: Checkpoint) -> str:
+    """The data type of the KV cache, by ``kind``, the engine's argument, or the checkpoint; "" for that of the model."""
     return model.kv_quantization if kind == "auto" else kind
 
 
@@ -228,14 +224,3 @@ def _element_bytes(kind: str) -> float | None:
     if kind.startswith(("fp4", "nvfp4")):
         return 0.5 + 1 / 16  # and a scale of one byte for 16 elements
     return 2 if kind in ("", "none", "auto", "bfloat16", "bf16", "float16", "fp16", "half") else None
-
-
-def _value(arguments: Sequence[str], *flags: str) -> str | None:
-    """The value of the last of these flags, ``--flag value`` or ``--flag=value``."""
-    value = None
-    for argument, following in pairwise([*arguments, ""]):
-        if argument in flags:
-            value = following
-        elif argument.partition("=")[0] in flags:
-            value = argument.partition("=")[2]
-    return value

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadRecipe, WrongNodes
-from sm120kit.engines import Node
+from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import Host
-from sm120kit.recipes import arguments, bases
+from sm120kit.recipes import bases
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.container import Service
 from sm120kit.serving.render import compose, docker_run
@@ -39,10 +39,10 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
         raise WrongNodes(f"{configuration.name} is for {span}, not for {count}", hint)
     if node is None:
         return
-    known = arguments.load(engine.name)
+    known = parser.load(engine.name)
     if known is None:
         raise BadRecipe(f"the options of {engine.name} were not recorded", f"record them: nox -s arguments -- {engine.name}")
-    if reason := arguments.rejection(known, engine.served_by.node_arguments(node)):
+    if reason := parser.rejection(known, engine.served_by.node_arguments(node)):
         raise BadRecipe(
             f"{engine.name} cannot span several machines: its argument parser rejects: {reason}",
             "use a configuration with a newer engine",

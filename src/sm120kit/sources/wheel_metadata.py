@@ -47,7 +47,7 @@ def read_contents(filename: str, location: Location, origin: Origin) -> WheelMet
         UnsafeArchive: it is damaged, or has no METADATA or a too large one.
     """
     try:
-        with _opened(location, origin) as file, zipfile.ZipFile(file) as wheel:
+        with opened(location, origin) as file, zipfile.ZipFile(file) as wheel:
             entry = next(info for info in wheel.infolist() if info.filename.endswith(".dist-info/METADATA"))
             if entry.file_size > MAX_METADATA_BYTES:
                 raise UnsafeArchive(f"{location.shown}: its METADATA has {entry.file_size} bytes", "use another release")
@@ -62,7 +62,8 @@ def read_contents(filename: str, location: Location, origin: Origin) -> WheelMet
 
 
 @contextlib.contextmanager
-def _opened(location: Location, origin: Origin) -> Iterator[BinaryIO]:
+def opened(location: Location, origin: Origin) -> Iterator[BinaryIO]:
+    """A wheel, of which only the parts that are read are fetched."""
     if location.file is not None:
         with Path(location.file).open("rb") as file:
             yield file

@@ -30,15 +30,16 @@ from sm120kit.core.errors import (
     StateUnwritable,
     UnknownName,
     WrongSource,
+    did_you_mean,
 )
 from sm120kit.core.state import data_root, write_together
+from sm120kit.engines.parser import record_path
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.records import PatchState, PatchStatus
 from sm120kit.recipes import drafts, lockfile, toolchain
-from sm120kit.recipes.arguments import record_path
 from sm120kit.recipes.drafts import Draft, Python, Template, distribution, title
-from sm120kit.recipes.load import did_you_mean, read_toml
+from sm120kit.recipes.load import read_toml
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target, resolve_flashinfer
 from sm120kit.recipes.toolchain import FFI
 from sm120kit.sources.context import Options

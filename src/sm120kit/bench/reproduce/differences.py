@@ -10,6 +10,7 @@ from statistics import median
 from sm120kit import recipes
 from sm120kit.bench import workload as workloads
 from sm120kit.bench.receipt import MeasuredCell, Receipt
+from sm120kit.engines import parser
 from sm120kit.recipes.configurations import UNPINNED, Configuration, Reference
 
 UNKNOWN = "unknown"
@@ -134,10 +135,10 @@ def _engine(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDif
 
 def _arguments(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
     """Differences in the server's arguments, if its command line is known: speculation, KV cache, limits."""
-    argv = receipt.circumstances.served.argv
-    if argv is None:
+    served = receipt.circumstances.served.argv
+    if served is None:
         return
-    arguments = configuration.arguments
+    arguments, argv = configuration.words, parser.words(configuration.engine, served)
     for index, flag in enumerate(arguments):
         if not flag.startswith("--"):
             continue

@@ -362,16 +362,13 @@ def expected_cells(
 
 def drafts_per_step(configuration: Configuration) -> int:
     """Draft tokens per step. SGLang's number of draft tokens includes the verified token, its number of steps does not."""
-    arguments = configuration.arguments
-    if "--speculative-num-steps" in arguments:
-        return int(arguments[arguments.index("--speculative-num-steps") + 1])
+    if steps := configuration.option_for("draft_steps"):
+        return int(steps)
     return configuration.speculation.draft_tokens if configuration.speculation else 0
 
 
 def _cache_bytes(configuration: Configuration) -> float:
-    arguments = configuration.arguments
-    dtype = arguments[arguments.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in arguments else ""
-    return 1.0 if dtype.startswith("fp8") else 2.0
+    return 1.0 if (configuration.option("--kv-cache-dtype") or "").startswith("fp8") else 2.0
 
 
 def _reasons(cells: Sequence[MeasuredCell]) -> Iterator[str]:

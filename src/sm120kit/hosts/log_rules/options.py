@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sm120kit.recipes import arguments
+from sm120kit.engines import parser
 
 CHOICE = re.compile(r"argument (?P<names>-[\w/,-]+): invalid choice: '(?P<value>[^']*)'")
 UNKNOWN = re.compile(r"(?:unrecognized arguments?|no such option):?(?P<rest>.*)", re.IGNORECASE)
@@ -30,8 +30,8 @@ def _refused(line: str) -> Iterable[tuple[str, str]]:
 
 
 def _sentence(name: str, value: str, engine: str) -> str:
-    records = [record for record in arguments.recorded() if record.recipe.startswith(engine)]
-    answers = {record.recipe: arguments.accepts(record, name, value) for record in records}
+    records = [record for record in parser.recorded() if record.recipe.startswith(engine)]
+    answers = {record.recipe: parser.accepts(record, name, value) for record in records}
     accepting, others, open_values = (
         ", ".join(recipe for recipe, answer in answers.items() if answer is kind) for kind in (True, False, None)
     )

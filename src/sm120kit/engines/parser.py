@@ -1,0 +1,165 @@
+"""What the argument parser of an engine accepts, from the record of its options and the engine's rules of spelling.
+
+``recipe new --arguments`` and ``tests/arguments/collect.py`` record the options of the parser in the locked wheel, in
+``recipes/engines/<recipe>.arguments.json`` beside the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sm120kit import engines
+from sm120kit.core.errors import BadRecipe, did_you_mean
+from sm120kit.core.outside import parse_json
+from sm120kit.core.state import data_root
+
+_SUFFIX = ".arguments.json"
+_TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}
+"""Types of values that are checked, beside those of the engine. All others are functions that are not available."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse."""
+
+    names: tuple[str, ...]
+    nargs: str | int | None
+    type: str
+    choices: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class ParserRecord:
+    """The options of the parser in an engine's wheel (by sha256).
+
+    ``answers`` are the parser's own error messages for each configuration that names this recipe; empty for a command line
+    that it accepts.
+    """
+
+    recipe: str
+    wheel_sha256: str
+    options: tuple[Option, ...]
+    answers: dict[str, str]
+
+    def names(self, option: Option) -> tuple[str, ...]:
+        """The names of an option, those that the parser's help does not show included."""
+        return (*option.names, *engines.of_recipe(self.recipe).hidden_names(option.names))
+
+    @property
+    def every_name(self) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(name for option in self.options for name in self.names(option))
+
+
+def record_path(recipe: str) -> Path:
+    """Path of the record of a recipe's options."""
+    return data_root() / "recipes" / "engines" / f"{recipe}{_SUFFIX}"
+
+
+def load(recipe: str) -> ParserRecord | None:
+    """The recorded options of a recipe's engine, or None without a record.
+
+    Raises:
+        BadRecipe: the record is damaged.
+    """
+    path = record_path(recipe)
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@lru_cache
+def _read(path: Path, changed: int) -> ParserRecord:
+    try:
+        record = parse_json(path.read_bytes())
+        return ParserRecord(
+            record["recipe"], record["wheel"]["sha256"], tuple(map(_option, record["options"])), record["answers"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRecipe(f"{path} is not a record of arguments: {error!r}", "restore it") from error
+
+
+def _option(table: dict[str, Any]) -> Option:
+    choices = table["choices"]
+    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices))
+
+
+def recorded() -> tuple[ParserRecord, ...]:
+    """All records of options, by recipe.
+
+    Raises:
+        BadRecipe: a record is damaged.
+    """
+    names = sorted(path.name.removesuffix(_SUFFIX) for path in record_path("").parent.glob(f"*{_SUFFIX}"))
+    return tuple(record for name in names if (record := load(name)))
+
+
+def accepts(record: ParserRecord, name: str, value: str = "") -> bool | None:
+    """Whether a parser has an option and, if given, permits its value; None if it has the option without a list of values."""
+    (spelled,) = list(_words(record.recipe, [name]))[:1] or [name]
+    option = next((option for option in record.options if spelled in record.names(option)), None)
+    if option is None or not value:
+        return option is not None
+    return None if option.choices is None else value in option.choices
+
+
+def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
+    """The reason why the engine's parser rejects ``argv``; empty if it accepts."""
+    engine, parser = engines.of_recipe(record.recipe), _Parser(add_help=False)
+    types = {**_TYPES, **engine.types}
+    for option in record.options:
+        if not option.names:
+            parser.add_argument("positional", nargs=option.nargs)
+        elif option.nargs == 0:
+            parser.add_argument(*record.names(option), action="store_true")
+        else:
+            action = parser.add_argument(*option.names, nargs=option.nargs, type=types.get(option.type, str))
+            action.choices = None if option.choices is None else _TextChoices(option.choices)
+    try:
+        _, rest = parser.parse_known_args(engine.spelled(argv))
+    except ValueError as error:
+        return str(error)
+    return "; ".join(f"unknown argument {argument}{did_you_mean(argument, record.every_name)}" for argument in rest)
+
+
+def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line as the engine of a recipe reads it: names in full, each value a word of its own.
+
+    Abbreviations are expanded if the options were recorded. What the parser refuses stays as it is.
+    """
+    record = load(recipe)
+    names = record.every_name if record else ()
+    return tuple(_in_full(word, names) for word in _words(recipe, argv))
+
+
+def _words(recipe: str, argv: Sequence[str]) -> Iterator[str]:
+    engine, spelled = engines.find_of_recipe(recipe), list(argv)
+    if engine:
+        with contextlib.suppress(ValueError):
+            spelled = engine.spelled(argv)
+    for word in spelled:
+        yield from word.split("=", 1) if word.startswith("-") else (word,)
+
+
+def _in_full(word: str, names: Iterable[str]) -> str:
+    """The option that a word abbreviates, if it is one only."""
+    if not word.startswith("--") or word in names:
+        return word
+    starting = [name for name in names if name.startswith(word)]
+    return starting[0] if len(starting) == 1 else word
+
+
+class _TextChoices(tuple[str, ...]):
+    """Choices that are compared as text, for values of any type."""
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(str(value))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
