@@ -75,16 +75,20 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=False)
 def package(session: nox.Session) -> None:
-    """Build sdist and wheel, install the wheel with its dependencies and nothing else, and run it outside the checkout."""
+    """Build sdist and wheel of both distributions, install the wheels and nothing else, and run them outside the checkout."""
     dist = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.install("build")
-    session.run("python", "-m", "build", "--outdir", dist, silent=True)
-    session.install(*dist.glob("*.whl"))
+    for source in (".", "src/sm12x_lab"):
+        session.run("python", "-m", "build", "--outdir", dist, source, silent=True)
+    session.install(*dist.glob("sm120kit-*.whl"))
     session.chdir(dist)
     session.env["PYTHONPATH"] = ""  # not the checkout
     for command in ("--version", "recipe check", "patch check", "config check", "tiles --help", "build flashinfer --to patch"):
         session.run("sm120kit", *command.split(), silent=True)
+    session.install(*dist.glob("sm12x_lab-*.whl"))
+    for command in ("sm120kit verify run --help", "sm12x-lab --version", "sm12x-lab run --help"):
+        session.run(*command.split(), silent=True)
 
 
 @nox.session

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm120kit.cli import plugins
 from sm120kit.cli.options import SHARED
 from sm120kit.core.errors import BadConfigFile
 
@@ -81,7 +82,7 @@ def _problems(table: Mapping[str, Any], group: Group, path: tuple[str, ...]) -> 
         where = ".".join((*path, name))
         command = group.commands.get(name)
         if command is None:
-            if name not in shared:
+            if name not in shared and (*path, name) not in plugins.ELSEWHERE:
                 yield f"unknown key {where!r}{_near(name, (*group.commands, *shared))}"
         elif not isinstance(value, dict):
             yield f"{where!r} is a command: write a table [{where}]"

@@ -144,6 +144,12 @@ def test_wheel_contains_every_file(target: str, dist: Path) -> None:
     assert expected and not expected - packed
 
 
+def test_wheel_has_nothing_of_the_laboratory(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if "sm12x_lab" in name]
+
+
 def test_sdist_contains_sources_of_wheel(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -1,0 +1,94 @@
+"""Commands of other distributions: found by their entry points, and named with the remedy where they are missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sm12x_lab.cli import app as laboratory
+from sm12x_lab.cli.commands import COMMANDS
+from sm120kit.cli import app, plugins
+from sm120kit.core.errors import NoGpu, ToolchainMissing
+
+TOY = """
+from sm120kit.cli.tree import Leaf
+from sm120kit.core import console
+
+def toy(name: str = "nobody") -> None:
+    '''Print a name.'''
+    console.data(f"toy of {name}")
+
+COMMANDS = {path: Leaf("toy.plugin:toy", "Print a name") for path in (("verify", "toy"), ("verify", "image"))}
+"""
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_commands_of_an_installed_distribution(tmp_path: Path) -> None:
+    """A distribution of somebody else adds a command, and replaces none."""
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "plugin.py").write_text(TOY)
+    (tmp_path / "toy-1.dist-info").mkdir()
+    (tmp_path / "toy-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
+    (tmp_path / "toy-1.dist-info" / "entry_points.txt").write_text("[sm120kit.commands]\ntoy = toy.plugin:COMMANDS\n")
+
+    def sm120kit(*words: str, **variables: str) -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)} | variables
+        done = subprocess.run([sys.executable, "-m", "sm120kit", *words], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "Print a name" in sm120kit("verify", "--help")
+    assert sm120kit("verify", "toy", SM120KIT_VERIFY_TOY_NAME="a variable") == "toy of a variable\n"
+    assert "--name" not in sm120kit("verify", "image", "--help")
+
+
+@pytest.fixture
+def _without_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(plugins, "commands", plugins.commands.__wrapped__)
+
+
+@pytest.mark.usefixtures("_without_laboratory")
+def test_without_the_laboratory_its_commands_are_not_listed_and_name_the_remedy() -> None:
+    assert {*COMMANDS} == plugins.ELSEWHERE
+    for group, name in plugins.ELSEWHERE:
+        assert f"\n  {name} " not in run(group, "--help").stdout
+        error = run(group, name, "x").exception
+        assert isinstance(error, ToolchainMissing) and error.hint == "pip install sm12x-lab"
+    assert run("verify", "nothing").exit_code == 2
+
+
+@pytest.mark.usefixtures("_without_laboratory")
+def test_without_the_laboratory_tiles_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm120kit.cli.tiles._tile_numbers", lambda: None)
+    error = run("tiles", "flashinfer", "--emulate").exception
+    assert isinstance(error, ToolchainMissing) and "--emulate" in error.message
+
+
+@pytest.mark.usefixtures("_without_laboratory")
+def test_configuration_file_may_have_tables_of_the_laboratory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[verify.run]\nfast = true\n")
+    monkeypatch.setenv("SM120KIT_CONFIG", str(tmp_path / "config.toml"))
+    assert run("patch", "list").exit_code == 0
+
+
+def test_program_of_the_laboratory_has_variables_and_tables_of_sm120kit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("[verify.run]\nreceipt = '/nowhere/receipt.json'\n[build]\njobs = 1\n")
+    monkeypatch.setenv("SM120KIT_CONFIG", str(tmp_path / "config.toml"))
+    done = CliRunner().invoke(laboratory, ["run", "--", "true"])
+    assert "/nowhere/receipt.json" in str(done.exception), "the table is read, and the rest of the file accepted"
+    monkeypatch.delenv("SM120KIT_CONFIG")
+    done = CliRunner().invoke(laboratory, ["run", "--", "true"])
+    assert isinstance(done.exception, NoGpu)
+    assert CliRunner().invoke(laboratory, ["--version"]).stdout.startswith("sm12x-lab ")
