@@ -75,7 +75,7 @@ class LaunchedServers:
         image = VerifiedImage(
             Image("sha256:1", "c" * 64, "linux/amd64", (), {"sm120kit.build-id": "b" * 64}, "", 1), "some/image:tag", "", (), {}
         )
-        mounts = (Mount(self.directory / "models--a--b", "/model", True),)
+        mounts = (Mount(self.directory / "models--a--b" / "snapshots" / REVISION, f"/model/snapshots/{REVISION}", True),)
         environment = dict(self.configuration.environment)
         service = serving.Service("s", "sha256:1", (), environment, mounts, (0,), 1, False, {}, self.port)
         # The server ignores the remaining arguments: options of docker, the image, and the path of a model in a container.

@@ -25,6 +25,7 @@ from sm120kit.cli import app
 from sm120kit.core.errors import (
     FetchFailed,
     ModelRefused,
+    NoModel,
     NoSuchModel,
     NotACheckpoint,
     NotEnoughDisk,
@@ -264,9 +265,11 @@ def test_model_that_cannot_be_served_is_refused_before_the_download(
         assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 74
     else:
         assert result.exit_code == 0 and message in result.stdout and "2 MTP tensors" in result.stderr, result.output
-        cache = download.cache_folder(hub.repository, COMMIT).parents[1]
-        for mount in (f"source={cache},target=/model", f"source={cache.parent / 'blobs'},target=/blobs"):
-            assert mount in result.stdout
+        snapshot = download.cache_folder(hub.repository, COMMIT)
+        cache = snapshot.parents[1]
+        mounts = {snapshot: f"/model/snapshots/{COMMIT}", cache / "blobs": "/model/blobs", cache.parent / "blobs": "/blobs"}
+        for source, target in mounts.items():
+            assert f"source={source},target={target}," in result.stdout
     assert not {name for name in hub.sent if name.endswith(".safetensors")}
 
 
@@ -286,9 +289,15 @@ def test_shared_blobs_of_the_download_cache_are_mounted(tmp_path: Path) -> None:
     (shared / "abcd").write_text("weights")
     (blobs / "etag").symlink_to("../../blobs/ab/abcd")
     (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
-    mounts = (Mount(hub / "models--a--b", "/model", True), Mount(hub / "blobs", "/blobs", True))
+    own = Mount(snapshot, f"/model/snapshots/{COMMIT}", True)
+    mounts = (own, Mount(blobs, "/model/blobs", True), Mount(hub / "blobs", "/blobs", True))
+    with pytest.raises(NoModel, match="safetensors links"):
+        _model_mounts(snapshot)  # a directory is no store because of its name
+    (hub / "blobs" / ".huggingface-shared-blobs").write_text("1\n")
     assert _model_mounts(snapshot) == mounts
-    assert _model_mounts(snapshot.with_name("f" * 40), planned=True) == mounts, "a model that is downloaded later"
+    later = Mount(snapshot.with_name("f" * 40), f"/model/snapshots/{'f' * 40}", True)
+    assert _model_mounts(later.source, planned=True) == (later, *mounts[1:]), "a model that is downloaded later"
     (snapshot / "model.safetensors").unlink()
+    assert _model_mounts(snapshot) == (own,), "no file is a link"
     assert _model_mounts(snapshot, planned=True) == mounts, "of which only small files are there"
     assert os.path.normpath(Path("/model/blobs") / (blobs / "etag").readlink()) == "/blobs/ab/abcd"

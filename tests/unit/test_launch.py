@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -115,12 +116,56 @@ def test_folder_of_links_is_mounted_with_their_targets(model: Path, tmp_path: Pa
     for path in model.iterdir():
         path.rename(cache / "blobs" / path.name)
         (cache / "snapshots" / "f00" / path.name).symlink_to(Path("../../blobs") / path.name)
-    planned = service(cache / "snapshots" / "f00", tmp_path)
-    assert planned.mounts[0] == Mount(cache, "/model", True) and "/model/snapshots/f00" in planned.argv
-    (tmp_path / "far" / "away" / "at" / "last").mkdir(parents=True)
-    (tmp_path / "far" / "away" / "at" / "last" / "config.json").symlink_to(cache / "blobs" / "config.json")
-    with pytest.raises(NoModel, match="outside the directory that is mounted"):
-        service(tmp_path / "far" / "away" / "at" / "last", tmp_path)
+    snapshot = cache / "snapshots" / "f00"
+    planned = service(snapshot, tmp_path)
+    mounts = [mount for mount in planned.mounts if mount.read_only]
+    assert mounts == [Mount(snapshot, "/model/snapshots/f00", True), Mount(cache / "blobs", "/model/blobs", True)]
+    assert "/model/snapshots/f00" in planned.argv
+    for link in snapshot.iterdir():
+        inside = Path(os.path.normpath(Path("/model/snapshots/f00") / link.readlink()))
+        assert (mounts[1].source / inside.relative_to(mounts[1].target)).read_bytes() == link.read_bytes()
+    (snapshot / "1_Pooling").mkdir()
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/config.json")
+    assert [mount for mount in service(snapshot, tmp_path).mounts if mount.read_only] == mounts
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "deep/down/tokenizer.model"])
+@pytest.mark.parametrize("place", ["models/evil", "models--a--b/snapshots/f00"])
+@pytest.mark.parametrize(
+    ("relative", "text"),
+    [
+        ("../../.bashrc", ""),
+        ("../../.ssh", ""),
+        ("../sibling.json", ""),
+        ("../../blobs/stolen", ""),
+        ("../../.absent", ""),
+        ("", "{home}/models/evil/config.json"),
+        ("", "{folder}/config.json"),
+        ("", "tokenizer.model"),
+    ],
+)
+def test_link_out_of_a_model_mounts_nothing_else(name: str, place: str, relative: str, text: str, tmp_path: Path) -> None:
+    """Neither a link two levels up, nor one to what looks like a download cache, makes a directory of the user visible."""
+    home = tmp_path / "home"
+    path = folder(home / place, HYBRID, NVFP4, MTP)
+    (home / ".ssh").mkdir()
+    for other in (home / ".bashrc", path.parent / "sibling.json", home / "secret"):
+        other.write_text("secret")
+    for blobs in {home / "blobs", path.parents[1] / "blobs"}:
+        blobs.mkdir()
+        (blobs / "stolen").symlink_to(home / "secret")
+    link = path / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(text.format(home=home, folder=path) or os.path.relpath(path / relative, link.parent))
+    with pytest.raises(NoModel, match="tokenizer"):
+        service(path, tmp_path)
+
+
+def test_link_within_a_model_is_mounted_with_it(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.model").symlink_to("config.json")
+    assert [mount for mount in service(model, tmp_path).mounts if mount.read_only] == [Mount(model, "/model", True)]
+    (tmp_path / "link").symlink_to(model)
+    assert service(tmp_path / "link", tmp_path).mounts[0].source == model
 
 
 def test_docker_mount_of_a_path_with_a_comma(model: Path, tmp_path: Path) -> None:

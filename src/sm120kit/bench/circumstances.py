@@ -31,8 +31,6 @@ GIVEN = {
 """Circumstances that a user can state when they cannot be detected."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-MOUNTED = "/model"
-"""Where launch mounts the directory with the model's files."""
 
 
 def client() -> dict[str, str]:
@@ -60,7 +58,7 @@ def served_by_record(path: Path, url: str) -> Served:
 
 def served_from(run: Run) -> Served:
     """How a server was started. The container's name and labels are left out: they differ at each start."""
-    folder = _model_folder(run)
+    folder = Path(run.model)
     tokenizer = folder / "tokenizer.json"
     return Served(
         configuration=run.configuration,
@@ -92,15 +90,6 @@ def with_values(served: Served, values: dict[str, str]) -> Served:
     """Add the values of variables that are not secret: those in a configuration that comes with sm120kit."""
     names = served.environment or ()
     return replace(served, environment=tuple(f"{name}={values[name]}" if name in values else name for name in names))
-
-
-def _model_folder(run: Run) -> Path:
-    """The model folder on this host; the server's command line has its path in the container."""
-    mount = Path(run.model)
-    for argument in run.argv:
-        if argument.startswith(f"{MOUNTED}/"):
-            return mount / argument.removeprefix(f"{MOUNTED}/")
-    return mount
 
 
 def revision(folder: Path) -> str | None:

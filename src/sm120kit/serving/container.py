@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import chain
 from pathlib import Path
 
 from sm120kit.core.errors import NoModel
@@ -25,6 +27,8 @@ IMAGE_USER = "1000:1000"
 """The user in the images of sm120kit."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
 """Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
+SHARED_BLOBS_MARKER = ".huggingface-shared-blobs"
+"""File that marks the directory of blobs that models share. Source: ``huggingface_hub.utils._shared_blobs``."""
 TEMPORARY_GIB, HOME_GIB = 16, 2
 """Sizes of two tmpfs mounts, which take memory as they fill: /tmp, for compilers and torch; the home without its caches.
 
@@ -146,10 +150,9 @@ def make_service(
     With ``planned``, the model is not yet, or not completely, where a download cache has it.
 
     Raises:
-        NoModel: files in the model folder are links to directories outside what can be mounted.
+        NoModel: a file in the model folder is a link to what is not mounted.
     """
     mounts = list(_model_mounts(model, planned=planned))
-    path_in_container = "/".join((MODEL_DIRECTORY, *model.resolve().relative_to(mounts[0].source).parts))
     cache = cache_directory(configuration, image, [name for _, name in placement.gpus], placement.workspace)
     home = ROOT_HOME if image.user.partition(":")[0] in ("", "0", "root") else HOME
     for target in _cache_targets(configuration, home):
@@ -168,7 +171,7 @@ def make_service(
     return Service(
         name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
         image=image_name,
-        argv=(*program, *serve_arguments(configuration, path_in_container, address, node)),
+        argv=(*program, *serve_arguments(configuration, mounts[0].target, address, node)),
         environment=configuration.environment | (engine.served_by.node_environment(node) if node else {}),
         mounts=tuple(mounts),
         gpus=tuple(number for number, _ in placement.gpus),
@@ -235,29 +238,52 @@ def _cache_targets(configuration: Configuration, home: str) -> tuple[str, ...]:
 
 
 def _model_mounts(model: Path, *, planned: bool = False) -> tuple[Mount, ...]:
-    """The directory of the model, and the one that its files are in.
+    """The folder of a model, and for a snapshot of a download cache the directories of the blobs that its files link to.
 
-    A download cache has links: ``models--A--B/snapshots/COMMIT/FILE`` to ``../../blobs/DIGEST``, which can be a link to the
-    blobs that all models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``. Small files are not
-    shared, so that those of a ``planned`` model do not show where its shards will be.
+    A cache has links: ``models--A--B/snapshots/COMMIT/FILE`` to ``../../blobs/DIGEST``, which can be a link to a blob that
+    models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``. Small files are not shared, so that
+    those of a ``planned`` model do not show where its shards will be. Below ``MODEL_DIRECTORY`` and ``/`` these directories are
+    at the same places to each other as on the host.
+
+    Raises:
+        NoModel: a file is a link to something else.
     """
     folder = model.resolve()
+    repository = folder.parents[1] if folder.parent.name == "snapshots" else Path()
+    if not repository.name.startswith("models--"):
+        own, blobs = Mount(folder, MODEL_DIRECTORY, True), []
+    else:
+        own = Mount(folder, f"{MODEL_DIRECTORY}/snapshots/{folder.name}", True)
+        shared = repository.parent / "blobs"
+        blobs = [Mount(repository / "blobs", f"{MODEL_DIRECTORY}/blobs", True)]
+        blobs += [Mount(shared, "/blobs", True)] if planned or (shared / SHARED_BLOBS_MARKER).is_file() else []
     if planned:
-        return (Mount(folder.parents[1], MODEL_DIRECTORY, True), Mount(folder.parents[2] / "blobs", "/blobs", True))
-    files = sorted(folder.iterdir())
-    targets = {Path(os.path.normpath(path.parent / path.readlink())).parent for path in files if path.is_symlink()}
-    root = Path(os.path.commonpath([folder, *targets]))
-    shared = root.parent / "blobs"
-    mountable = (root, shared) if root in (folder, *list(folder.parents)[:2]) else (folder,)
-    for path in files:
-        if not any(path.resolve().is_relative_to(directory) for directory in mountable):
-            raise NoModel(
-                f"{path} links to {path.resolve()}, outside the directory that is mounted", "put the files in one folder"
-            )
-    mounts = [Mount(root, MODEL_DIRECTORY, True)]
-    if any(path.resolve().is_relative_to(shared) for path in files):
-        mounts.append(Mount(shared, "/blobs", True))  # ../../blobs from /model/blobs
-    return tuple(mounts)
+        return (own, *blobs)
+    paths = (Path(parent, name) for parent, *names in os.walk(folder) for name in chain(*names))
+    directories = [mount.source for mount in (own, *blobs)]
+    targets = [_mounted_target(path, directories) for path in paths if path.is_symlink()]
+    # A blob that models share is reached through a link in the blobs of this one.
+    ends = [any(target.is_relative_to(mount.source) for target in targets) for mount in blobs]
+    return (own, *(mount for number, mount in enumerate(blobs) if any(ends[number:])))
+
+
+def _mounted_target(link: Path, directories: Sequence[Path]) -> Path:
+    """The file that a link leads to, in the container too: it is in one of the directories that are mounted.
+
+    Raises:
+        NoModel: it leads elsewhere, or has an absolute path, which the container does not have.
+    """
+    text = link.readlink()
+    targets = [Path(os.path.normpath(link.parent / text))]
+    with suppress(OSError, RuntimeError):  # a loop
+        targets.append(link.resolve())
+    inside = [target for target in targets if any(target.is_relative_to(directory) for directory in directories)]
+    if text.is_absolute() or len(inside) < 2:
+        raise NoModel(
+            f"{link} links to {targets[-1]}, which the container does not have: only {directories[0]} is mounted",
+            "copy the file to the place of the link",
+        )
+    return targets[-1]
 
 
 def cache_directory(configuration: Configuration, image: Image, gpus: Sequence[str], workspace: Workspace) -> Path:

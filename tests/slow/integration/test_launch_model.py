@@ -46,7 +46,9 @@ def test_read_a_checkpoint_saved_by_transformers(model: Path) -> None:
     assert (facts.architectures, facts.quantization, facts.mtp, facts.context) == (("Qwen3ForCausalLM",), "none", (), 4096)
     assert facts.bytes_by_dtype == {"BF16": facts.weight_bytes} and len(facts.bf16) == facts.tensors
     assert facts.attention == checkpoint.Attention(layers=2, kv_heads=2, head_dim=64)
-    configuration = configurations.load(NAME).model_copy(update={"arguments": ()})
+    named = configurations.load(NAME)
+    unrecorded = named.model.model_copy(update={"repository": MODEL})
+    configuration = named.model_copy(update={"arguments": (), "model": unrecorded})
     fit = serving.check_fit(configuration, facts, [serving.Device(0, "a GPU", 1 << 30)])
     assert fit.kv_bytes_per_token == 2 * 2 * 2 * 64 * 2 and fit.weight_bytes == facts.weight_bytes
 
@@ -113,6 +115,7 @@ def test_launch_a_model_in_a_container(model: Path, tmp_path: Path, monkeypatch:
         placement = serving.Placement([(0, "a GPU")], port, Workspace(tmp_path / "state"))
         service = serving.make_service(configuration, engine, IMAGE.image, image, model, placement)
         # The image is empty: this test's Python is mounted read-only. There is no GPU, and only the host's network.
+        (*_, cache) = (mount.source for mount in service.mounts if not mount.read_only)
         python = {Path("/usr"), *(Path(prefix) for prefix in (sys.prefix, sys.base_prefix) if not prefix.startswith("/usr"))}
         service = replace(service, mounts=(*service.mounts, *(Mount(path, str(path), True) for path in sorted(python))))
         argv = serving.docker_run(service, values=False)
@@ -120,7 +123,7 @@ def test_launch_a_model_in_a_container(model: Path, tmp_path: Path, monkeypatch:
         argv = (*argv[:index], "--network=host", *argv[index + 2 :])
         run, log = answer_and_stop(service, argv, f"/model/snapshots/{model.name}", tmp_path)
         assert run.exit_code == 128 + signal.SIGTERM and "Application shutdown complete" in log
-        assert run.model == str(model.parents[1]) and (service.mounts[1].source / "cached").read_text() == "cached\n"
+        assert run.model == str(model) and (cache / "cached").read_text() == "cached\n"
         assert f"CapBnd:\t{0:016x}\nNoNewPrivs:\t1\n" in log and "scratch is writable\n" in log
         for path in ("/escaped", "/usr/escaped", "/model/escaped"):
             assert f"cannot touch '{path}': Read-only file system" in log
