@@ -31,7 +31,7 @@ from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import Run, checkpoint, launch, resolve
+from sm120kit.serving import Run, launch, resolve
 from sm120kit.serving.container import Mount
 from sm120kit.serving.launch import LaunchOptions
 
@@ -145,7 +145,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
         prepared.extend(arguments[:2])
         return prepared_launch(servers.configuration, None, None)
 
-    monkeypatch.setattr(checkpoint, "read", lambda folder: None)
+    monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
     monkeypatch.setattr(resolve, "resolve", lambda *arguments: arguments[:4])
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
@@ -168,7 +168,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
 
 def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = LaunchedServers(tmp_path, free_port(), 0.0005)
-    monkeypatch.setattr(checkpoint, "read", lambda folder: None)
+    monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
     monkeypatch.setattr(resolve, "resolve", lambda *arguments: None)
     monkeypatch.setattr(launch, "prepare", lambda *arguments: prepared_launch(servers.configuration, None, None))
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
@@ -298,6 +298,9 @@ def test_receipt_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.write_text(SMI.format(python=sys.executable, recorded=tmp_path / "host" / "commands"))
     smi.chmod(0o755)
+    docker = tmp_path / "bin" / "docker"
+    docker.write_text(f'#!/bin/sh\ncase "$*" in *"label=sm120kit.record={tmp_path}"*) cat {tmp_path}/docker-state; esac\n')
+    docker.chmod(0o755)
     servers = LaunchedServers(tmp_path, free_port())
     (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[2]").replace("[200]", "[20]"))
     ran: list[subprocess.CompletedProcess[str]] = []
@@ -305,11 +308,17 @@ def test_receipt_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     def measure_from_outside(run: Run) -> None:
         (record,) = (tmp_path / "state" / "runs").glob("*.json")
         arguments = ("bench", "run", run.url, "-w", "mine.toml", "--run", record)
+        for state in ("exited", "", "running"):
+            (tmp_path / "docker-state").write_text(state)
+            if state != "running":
+                ran.append(sm120kit(*arguments, cwd=tmp_path, path=str(tmp_path / "bin")))
         ran.append(sm120kit(*arguments, "-o", "known.json", cwd=tmp_path, path=str(tmp_path / "bin")))
         ran.append(sm120kit("bench", "run", f"http://localhost:{servers.port}", "--run", record, cwd=tmp_path))
 
     servers.start(measure_from_outside)
-    known, other_url = ran
+    exited, gone, known, other_url = ran
+    for refused, reason in ((exited, "exited"), (gone, "its container is gone")):
+        assert refused.returncode == BadReceipt.exit_code and reason in refused.stderr, refused.stderr
     assert known.returncode == 0, known.stderr
     assert other_url.returncode == BadReceipt.exit_code and "is of a server at" in other_url.stderr
     result = receipt.read(tmp_path / "known.json")

@@ -171,7 +171,7 @@ def test_server_runs_until_a_signal_stops_it(kind: int, tmp_path: Path) -> None:
     assert "unverified on SM120" in launcher.output and "Ctrl-C stops it" in launcher.output
     assert "progress: Loading safetensors checkpoint shards: 100%" in launcher.output
     running = launcher.record
-    assert running["ending"] == "running" and running["healthy_seconds"] >= 2 and running["seconds"] is None
+    assert running["ending"] == "" and running["healthy_seconds"] >= 2 and running["seconds"] is None
     with urllib.request.urlopen(f"{running['url']}/health", timeout=5) as answer:
         assert answer.status == 200 and running["url"] == f"http://127.0.0.1:{launcher.port}"
     worker = worker_of(launcher)
@@ -346,7 +346,9 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         # This daemon has no network of its own and no GPUs; everything else is as in a launch.
         source = Source(tmp_path / "none")
         prepared = launch.PreparedLaunch(configuration, verified, None, None, service, (), source)  # type: ignore[arg-type]
-        labelled = replace(launch.labelled_service(prepared), name="launched")
+        options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, print)
+        record = launch.RunRecord(prepared, options)
+        labelled = replace(launch.labelled_service(prepared, record.path), name="launched")
 
         def without_gpus(service: serving.Service) -> tuple[str, ...]:
             argv = serving.docker_run(service, values=False)
@@ -360,11 +362,13 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             if line.startswith("healthy"):
                 # A server may answer before the daemon lists its container as running.
                 wait_until(lambda: probe().launched == (attended,))
-                assert in_use() == {tmp_path / "a, model", tmp_path / "cache"}
+                assert in_use() == {tmp_path / "a, model", tmp_path / "cache", record.path, record.log}
+                assert serving_containers.state(record.path) == "running"
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, stop_when_healthy)
-        run = launch.serve(prepared, argv, options)
+        options = replace(options, report=stop_when_healthy)
+        run = launch.serve(prepared, argv, options, record=record)
+        assert serving_containers.state(record.path) == ""
         log = Path(run.log).read_text()
         assert (run.ending, run.exit_code) == ("stopped", 0), log
         assert "model 0, token hunter2" in log and "pid 1\n" not in log and log.rstrip().endswith("goodbye")
@@ -379,7 +383,8 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(launch, "PATIENCE_SECONDS", 0.5)
         stubborn = (*argv[:-1], "stubborn", argv[-1])
-        run = launch.serve(prepared, stubborn, options, remove=lambda: serving_containers.remove("launched"))
+        with serving_containers.removed_at_end(record.path):
+            run = launch.serve(prepared, stubborn, options)
         assert run.exit_code == -signal.SIGKILL and docker("ps", "--all", "--quiet") == "", "its container is removed, too"
 
         orphan = replace(labelled, labels=labelled.labels | {"sm120kit.launcher": "1.1"})

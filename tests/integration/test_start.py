@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from sm120kit import serving
 from sm120kit.core.errors import GpusTaken, NoAnswer, PortTaken, ServerDied, Sm120kitError
-from sm120kit.core.state import Workspace, host_exclusive
+from sm120kit.core.state import Workspace, host_exclusive, write_record
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations
@@ -35,14 +37,15 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 code = 0
 if argv[0] == "ps" and own:
-    print("our-id" if (at / "started").exists() else "", end="")
+    print(("our-id" if "--quiet" in argv else "running") if (at / "started").exists() else "", end="")
 elif argv[0] == "ps":
     print((at / ("all" if "--all" in argv else "running")).read_text(), end="")
 elif argv[0] == "run" and (at / "refuses").exists():
     print("Conflict. The container name is already in use", file=sys.stderr)
     code = 125
 elif argv[0] == "run":
-    (at / "started").touch()
+    (record,) = (word.partition("=")[2] for word in argv if word.startswith("sm120kit.record="))
+    (at / "started").write_text(pathlib.Path(record).read_text())
 elif argv[0] == "inspect":
     print(0)
 with (at / "calls").open("a") as calls:
@@ -88,9 +91,13 @@ class Docker:
         return [call[-1] for call in self.calls if call[0] == "rm"]
 
     @property
-    def record(self) -> dict[str, Any]:
+    def path(self) -> Path:
         (path,) = (self.workspace.root / "runs").glob("*.json")
-        return dict(json.loads(path.read_text()))
+        return path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return dict(json.loads(self.path.read_text()))
 
 
 @pytest.fixture
@@ -123,6 +130,35 @@ def test_server_without_an_answer_is_removed_and_recorded(docker: Docker) -> Non
     assert docker.removed == [docker.name, "our-id"], "the one that had ended, and the new one"
     assert docker.record["ending"] == "no answer" and docker.record["seconds"] > 0
     assert docker.record["healthy_seconds"] is not None
+
+
+def test_record_of_a_server_that_outlives_its_start(docker: Docker) -> None:
+    """It is written before the container exists, and nothing that is cleaned up later takes the start for a failure."""
+    prepared, options = docker.launch()
+    run = launch.start(prepared, replace(options, on_answer=None))
+    del prepared, options
+    gc.collect()
+    assert (run.ending, docker.record["ending"], docker.removed) == ("", "", []) and run.healthy_seconds is not None
+    before = json.loads((docker.at / "started").read_text())
+    assert before == docker.record | {"healthy_seconds": None}
+    assert f"sm120kit.record={docker.path}" in before["argv"] and before["argv"][:3] == ["docker", "run", "--detach"]
+
+
+def test_records_of_one_second_are_different(docker: Docker) -> None:
+    records = []
+    for _ in range(3):
+        records.append(launch.RunRecord(*docker.launch()))
+        records[-1].write()
+    assert len({record.path for record in records}) == len({record.log for record in records}) == 3
+
+
+def test_server_that_is_stopped_while_it_starts(docker: Docker) -> None:
+    """Its launcher keeps the ending that `stop` recorded, and does not take the server for one that died."""
+    record = launch.RunRecord(*docker.launch())
+    record.write()
+    write_record(record.path, replace(record.run, ending="stopped"))
+    record.write(ending="died", seconds=1.0)
+    assert (docker.record["ending"], docker.record["seconds"]) == ("stopped", 1.0)
 
 
 def test_run_in_the_foreground_without_an_answer_is_recorded(docker: Docker) -> None:

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 from sm120kit import __version__
 from sm120kit.bench import listener
 from sm120kit.bench.receipt import Machine, Served
-from sm120kit.core.errors import BadReceipt
+from sm120kit.core import reporting
+from sm120kit.core.errors import BadReceipt, DaemonUnreachable, ToolchainMissing
 from sm120kit.core.state import file_sha256, read_record
 from sm120kit.hosts.facts import Host, probe
-from sm120kit.serving import Run
+from sm120kit.serving import Run, containers
 
 GIVEN = {
     "gpu": "kind and number of the GPUs, such as '2x RTX PRO 6000'",
@@ -51,9 +52,23 @@ def served_by_record(path: Path, url: str) -> Served:
         raise BadReceipt(f"{path}: {error.strerror}", hint) from error
     except ValueError as error:
         raise BadReceipt(f"{path} is not a record of launch: {error}", hint) from error
-    if run.url != url or run.ending != "running":
-        raise BadReceipt(f"{path} is of a server at {run.url}, {run.ending}; the measured server is {url}", hint)
+    if run.url != url:
+        raise BadReceipt(f"{path} is of a server at {run.url}; the measured server is {url}", hint)
+    if ended := _ended(path, run):
+        raise BadReceipt(
+            f"{path} is of a server that does not run: {ended}", "sm120kit ps --json lists servers and their records"
+        )
     return served_from(run)
+
+
+def _ended(path: Path, run: Run) -> str:
+    """How the server of a record has ended, "" if it runs. Without a daemon that can tell, the record decides."""
+    try:
+        state = containers.state(path)
+    except (DaemonUnreachable, ToolchainMissing) as error:
+        reporting.warn(f"whether the server of {path} runs is unknown: {error.message}")
+        return run.ending
+    return "" if state == "running" else run.ending or state or "its container is gone"
 
 
 def served_from(run: Run) -> Served:

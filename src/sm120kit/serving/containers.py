@@ -6,7 +6,8 @@ import calendar
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,12 +100,14 @@ def stop(container: ServingContainer) -> None:
     """
     path = Path(container.record)
     record = _record(container, path) if container.record else None
+    if record:  # before it ends, so that a serve that waits for it does not take it for dead
+        record = replace(record, ending=record.ending or (Ending.DIED if container.ended else Ending.STOPPED))
+        write_record(path, record)
     process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
     if record:
         _complete_log(container.name, Path(record.log))
         seconds = time.time() - calendar.timegm(time.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ"))
-        ending = Ending.STOPPED if container.running else Ending.DIED
-        write_record(path, replace(record, ending=ending, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
+        write_record(path, replace(record, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
     remove(container.name)
 
 
@@ -161,14 +164,38 @@ def exit_code(name: str) -> int | None:
     return int(done.stdout) if done.returncode == 0 else None
 
 
-def is_running(label: str, value: str) -> bool:
-    """Whether a container whose label has this value runs."""
-    return bool(process.run(("docker", "ps", "--quiet", f"--filter=label={label}={value}"), check=False).stdout)
+def state(record: Path) -> str:
+    """The state of the container of a run, as the daemon has it, such as "running" or "exited"; "" without a container.
+
+    Raises:
+        ToolchainMissing: there is no docker program.
+        DaemonUnreachable: its daemon does not respond.
+    """
+    return next(iter(_launched("--all", f"--filter=label={RECORD_LABEL}={record.resolve()}", "--format", "{{.State}}")), "")
 
 
-def remove_labelled(label: str, value: str) -> None:
-    """Remove the containers whose label has this value, also one that runs. Unlike a name, it identifies who started them."""
-    listing = ("docker", "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}={value}")
+@contextmanager
+def removed_at_end(record: Path) -> Iterator[None]:
+    """Remove the container of a run when the block ends: a docker client that was killed leaves it behind."""
+    try:
+        yield
+    finally:
+        _remove_of(record)
+
+
+@contextmanager
+def removed_on_failure(record: Path) -> Iterator[None]:
+    """Remove the container of a run if the block fails."""
+    try:
+        yield
+    except BaseException:
+        _remove_of(record)
+        raise
+
+
+def _remove_of(record: Path) -> None:
+    """Remove the container of a run, also one that runs. Unlike a name, the label identifies who started it."""
+    listing = ("docker", "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={RECORD_LABEL}={record.resolve()}")
     if ids := process.run(listing, check=False).stdout.split():
         process.run(("docker", "rm", "--force", *ids), check=False)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
-from sm120kit.core.errors import GpusTaken, NoAnswer, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit.core.errors import BadRecord, GpusTaken, NoAnswer, NoSuchImage, NotHealthy, PortTaken, ServerDied
 from sm120kit.core.secrets import masked, register
-from sm120kit.core.state import Workspace, host_exclusive, write_record
+from sm120kit.core.state import Workspace, host_exclusive, read_record, write_record
 from sm120kit.core.urls import Endpoint
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
@@ -132,7 +133,7 @@ def manifest(prepared: PreparedLaunch) -> str:
 
 
 def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], None] | None = None) -> Run:
-    """Start the container and wait until it ends. The record is written when the server is healthy, and again at the end.
+    """Start the container and wait until it ends. The record is written before the start, and completed at the end.
 
     ``work`` is called with the record of the healthy server, which is stopped afterwards; see :func:`serving.serve`.
 
@@ -145,25 +146,19 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     service = _with_image(prepared, options)
     with ExitStack() as starting:
         starting.enter_context(host_exclusive(STARTS))
-        service = labelled_service(replace(prepared, service=_on_free_gpus(prepared, service)))
-        launcher = (LAUNCHER_LABEL, service.labels[LAUNCHER_LABEL])
+        prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options)
         waiting = True
 
         def progress(seconds: float, line: str) -> None:
             nonlocal waiting
-            if waiting and containers.is_running(*launcher):
+            if waiting and containers.state(record.path) == "running":
                 waiting = False
                 starting.close()
             options.progress(seconds, line)
 
-        argv = serving.docker_run(service, values=False)
-        return serve(
-            replace(prepared, service=service),
-            argv,
-            replace(options, progress=progress),
-            remove=lambda: containers.remove_labelled(*launcher),
-            work=work,
-        )
+        argv = serving.docker_run(prepared.service, values=False)
+        with containers.removed_at_end(record.path):
+            return serve(prepared, argv, replace(options, progress=progress), record=record, work=work)
 
 
 def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
@@ -173,69 +168,114 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
         Sm120kitError: see :func:`run`.
     """
     service = _with_image(prepared, options)
-    with ExitStack() as on_failure:
-        with host_exclusive(STARTS):
-            service = labelled_service(replace(prepared, service=_on_free_gpus(prepared, service)), detached=True)
-            _remove_ended(service)
-            run, path = _new_run(replace(prepared, service=service), (), options)
-            service = replace(service, labels=service.labels | {containers.RECORD_LABEL: str(path)})
-            argv = serving.docker_run(service, values=False, detach=True)
-            record = _RunRecord(path, replace(run, argv=_without_secrets(argv, service, prepared.configuration)))
-            log = Path(run.log)
-            on_failure.callback(containers.remove_labelled, containers.RECORD_LABEL, str(path))
-            on_failure.enter_context(record.completed_on_failure())
-            options.report(f"log: {log}")
-            started = process.run(argv, env=service.variables, check=False)
-            if started.returncode:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text(masked(started.stderr))
-                record.write(ending=Ending.DIED, exit_code=started.returncode)
-                raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), log)
-
-        def on_healthy(seconds: float) -> None:
-            record.set(healthy_seconds=round(seconds, 1))
-            options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
-
-        follow = ("docker", "logs", "--follow", service.name)
-        server = ServerProcess(follow, service.url, log, options.wait_seconds, PATIENCE_SECONDS)
-        outcome = serving.serve(
-            server,
-            progress=options.progress,
-            on_healthy=on_healthy,
-            work=lambda: _request(service, prepared.configuration, options),
-        )
-        if outcome.ending is not Ending.STOPPED:
-            code = containers.exit_code(service.name)
-            record.write(ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
-            raise _failure(replace(outcome, exit_code=code), log)
-        record.write()
-        on_failure.pop_all()
+    with ExitStack() as starting:
+        starting.enter_context(host_exclusive(STARTS))
+        prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options, detached=True)
+        with record.completed_on_failure(), containers.removed_on_failure(record.path):
+            _start_detached(prepared, record, options)
+            starting.close()
+            _await_answer(prepared, record, options)
+    service = prepared.service
     options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
     return record.run
 
 
-class _RunRecord:
-    """The record of a run, and its file."""
+def _recorded(prepared: PreparedLaunch, options: LaunchOptions, *, detached: bool = False) -> tuple[PreparedLaunch, RunRecord]:
+    """A launch whose container has labels, and its record, which is on disk before the container can be."""
+    record = RunRecord(prepared, options)
+    prepared = replace(prepared, service=labelled_service(prepared, record.path, detached=detached))
+    if detached:
+        _remove_ended(prepared.service)
+    argv = serving.docker_run(prepared.service, values=False, detach=detached)
+    record.write(argv=tuple(map(masked, argv)))
+    return prepared, record
 
-    def __init__(self, path: Path, run: Run) -> None:
-        self.path, self.run, self._started = path, run, time.monotonic()
 
-    def set(self, **changes: object) -> None:
-        """Change fields of the record."""
-        self.run = replace(self.run, **changes)  # type: ignore[arg-type]
+def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: LaunchOptions) -> None:
+    """Start the container of a launch.
+
+    Raises:
+        ServerDied: docker cannot start it.
+    """
+    options.report(f"log: {record.log}")
+    argv = serving.docker_run(prepared.service, values=False, detach=True)
+    started = process.run(argv, env=prepared.service.variables, check=False)
+    if started.returncode:
+        record.log.parent.mkdir(parents=True, exist_ok=True)
+        record.log.write_text(masked(started.stderr))
+        record.write(ending=Ending.DIED, exit_code=started.returncode)
+        raise _failure(Outcome(Ending.DIED, None, 0, started.returncode), record.log)
+
+
+def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOptions) -> None:
+    """Wait until the server in a detached container has answered a request.
+
+    Raises:
+        ServerDied, NotHealthy, NoAnswer: see :func:`run`.
+    """
+    service = prepared.service
+
+    def on_healthy(seconds: float) -> None:
+        record.write(healthy_seconds=round(seconds, 1))
+        options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
+
+    follow = ("docker", "logs", "--follow", service.name)
+    outcome = serving.serve(
+        ServerProcess(follow, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS),
+        progress=options.progress,
+        on_healthy=on_healthy,
+        work=lambda: _request(service, prepared.configuration, options),
+    )
+    if outcome.ending is not Ending.STOPPED:  # of following the log
+        code = containers.exit_code(service.name)
+        record.write(ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
+        raise _failure(replace(outcome, exit_code=code), record.log)
+
+
+class RunRecord:
+    """The record of a server that is about to start, and its file. It has no ending while the server runs."""
+
+    def __init__(self, prepared: PreparedLaunch, options: LaunchOptions) -> None:
+        configuration, service = prepared.configuration, prepared.service
+        assert prepared.image is not None
+        now = time.gmtime()
+        stem = f"{configuration.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}"
+        paths = (options.workspace.root / "runs" / f"{stem}-{number}.json" for number in count(1))
+        self.path = next(path for path in paths if not path.exists())
+        self.log, self._started = self.path.with_suffix(".log"), time.monotonic()
+        register(service.key or serving.api_key(configuration))
+        self.run = Run(
+            configuration=configuration.name,
+            engine=configuration.engine,
+            image=prepared.image.image.content,
+            image_name=service.image,
+            model=str(service.mounts[0].source),
+            argv=(),
+            environment=tuple(sorted(service.variables)),
+            build_id=prepared.image.image.labels.get("sm120kit.build-id", ""),
+            url=service.url,
+            log=str(self.log),
+            started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        )
 
     def write(self, **changes: object) -> None:
-        """Change fields of the record and write it."""
-        self.set(**changes)
+        """Change fields of the record and write it. An ending that ``stop`` recorded meanwhile stays."""
+        with suppress(OSError, BadRecord):
+            if ending := read_record(Run, self.path).ending:
+                changes["ending"] = ending
+        self.run = replace(self.run, **changes)  # type: ignore[arg-type]
         write_record(self.path, self.run)
 
     @contextmanager
     def completed_on_failure(self) -> Iterator[None]:
-        """Record that the run has ended if the block fails, unless the record has its ending already."""
+        """Record that the run has ended if the block fails, unless the record has its ending already.
+
+        Only for a ``with`` statement: as an abandoned generator it would take its own clean-up for a failure.
+        """
         try:
             yield
         except BaseException as error:
-            if self.run.ending == "running":
+            if not self.run.ending:
                 ending = Ending.NO_ANSWER if isinstance(error, NoAnswer) else Ending.STOPPED
                 self.write(ending=ending, seconds=round(time.monotonic() - self._started, 1))
             raise
@@ -340,8 +380,8 @@ def missing_image(prepared: PreparedLaunch, workspace: Workspace) -> str:
     return ""
 
 
-def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Service:
-    """The container with a name of its own, so that its removal affects no other, and labels that identify it.
+def labelled_service(prepared: PreparedLaunch, record: Path, *, detached: bool = False) -> Service:
+    """The container with a name of its own, so that its removal affects no other, and labels that identify it and its record.
 
     The name ends with this process's id, or with the port if the container is ``detached`` and outlives this process.
     """
@@ -350,6 +390,7 @@ def labelled_service(prepared: PreparedLaunch, *, detached: bool = False) -> Ser
         containers.CONFIGURATION_LABEL: prepared.configuration.name,
         containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
         containers.URL_LABEL: service.url,
+        containers.RECORD_LABEL: str(record.resolve()),
         LAUNCHER_LABEL: DETACHED if detached else launcher_label(),
     }
     suffix = service.port if detached else os.getpid()
@@ -361,73 +402,36 @@ def serve(
     argv: tuple[str, ...],
     options: LaunchOptions,
     *,
-    remove: Callable[[], None] = lambda: None,
+    record: RunRecord | None = None,
     work: Callable[[Run], None] | None = None,
 ) -> Run:
-    """Run the command line ``argv``, which serves at the service's URL, and record the run. See :func:`run`.
-
-    ``remove`` is called at the end in any case: a docker client that was killed leaves its container behind.
-    """
-    configuration, service = prepared.configuration, prepared.service
-    run, path = _new_run(prepared, argv, options)
-    record = _RunRecord(path, run)
-    log = Path(run.log)
+    """Run the command line ``argv``, which serves at the service's URL, and record the run. See :func:`run`."""
+    service, record = prepared.service, record or RunRecord(prepared, options)
+    record.write(argv=tuple(map(masked, argv)))
 
     def on_healthy(seconds: float) -> None:
         record.write(healthy_seconds=round(seconds, 1))
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
         stop = "" if work else "; Ctrl-C stops it"
-        options.report(f"serving {configuration.model.repository} at {service.url}{stop}")
+        options.report(f"serving {prepared.configuration.model.repository} at {service.url}{stop}")
         if work is None:
             with signals.raising():
-                _request(service, configuration, options)
+                _request(service, prepared.configuration, options)
 
-    options.report(f"log: {log}")
-    server = ServerProcess(argv, service.url, log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
+    options.report(f"log: {record.log}")
+    server = ServerProcess(argv, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
     with record.completed_on_failure():
-        try:
-            outcome = serving.serve(
-                server,
-                progress=options.progress,
-                on_healthy=on_healthy,
-                work=(lambda: work(record.run)) if work else None,
-            )
-        finally:
-            remove()
+        outcome = serving.serve(
+            server,
+            progress=options.progress,
+            on_healthy=on_healthy,
+            work=(lambda: work(record.run)) if work else None,
+        )
     record.write(seconds=round(outcome.seconds, 1), ending=outcome.ending, exit_code=outcome.exit_code)
-    options.report(f"record: {path}")
-    if outcome.ending is not Ending.STOPPED:
-        raise _failure(outcome, log)
+    options.report(f"record: {record.path}")
+    if record.run.ending != Ending.STOPPED:
+        raise _failure(outcome, record.log)
     return record.run
-
-
-def _new_run(prepared: PreparedLaunch, argv: tuple[str, ...], options: LaunchOptions) -> tuple[Run, Path]:
-    """The record of a server that is about to start, and its file."""
-    configuration, service = prepared.configuration, prepared.service
-    assert prepared.image is not None
-    now = time.gmtime()
-    stem = f"{configuration.name}-{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}"
-    log, path = (options.workspace.root / "runs" / f"{stem}.{suffix}" for suffix in ("log", "json"))
-    record = Run(
-        configuration=configuration.name,
-        engine=configuration.engine,
-        image=prepared.image.image.content,
-        image_name=service.image,
-        model=str(service.mounts[0].source),
-        argv=_without_secrets(argv, service, configuration),
-        environment=tuple(sorted(service.variables)),
-        build_id=prepared.image.image.labels.get("sm120kit.build-id", ""),
-        url=service.url,
-        log=str(log),
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
-    )
-    return record, path
-
-
-def _without_secrets(argv: tuple[str, ...], service: Service, configuration: Configuration) -> tuple[str, ...]:
-    """A command line as records and receipts contain it."""
-    register(service.key or serving.api_key(configuration))
-    return tuple(map(masked, argv))
 
 
 def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:

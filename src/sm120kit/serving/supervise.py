@@ -37,8 +37,8 @@ class Run:
 
     ``image`` is the content digest of the verified image, ``image_name`` the id or ``repository@digest`` that was started,
     ``build_id`` the sha256 of the lockfile that the image was built from (its label; "" without one). ``environment`` has names
-    of variables without values. ``started`` is UTC; durations are in seconds, None until they are known. ``ending`` is
-    "running" or a value of :class:`Ending`.
+    of variables without values. ``started`` is UTC; durations are in seconds, None until they are known. ``ending`` is a value
+    of :class:`Ending`, "" if it is not known to have ended: whether it runs, the daemon decides (:func:`.containers.state`).
     """
 
     configuration: str
@@ -53,7 +53,7 @@ class Run:
     started: str
     healthy_seconds: float | None = None
     seconds: float | None = None
-    ending: str = "running"
+    ending: str = ""
     exit_code: int | None = None
     build_id: str = ""
 

@@ -115,7 +115,7 @@ def test_launch_a_model_in_a_container(model: Path, tmp_path: Path, monkeypatch:
         placement = serving.Placement([(0, "a GPU")], port, Workspace(tmp_path / "state"))
         service = serving.make_service(configuration, engine, IMAGE.image, image, model, placement)
         # The image is empty: this test's Python is mounted read-only. There is no GPU, and only the host's network.
-        (*_, cache) = (mount.source for mount in service.mounts if not mount.read_only)
+        (cache, *_) = (mount.source for mount in service.mounts if not mount.read_only)
         python = {Path("/usr"), *(Path(prefix) for prefix in (sys.prefix, sys.base_prefix) if not prefix.startswith("/usr"))}
         service = replace(service, mounts=(*service.mounts, *(Mount(path, str(path), True) for path in sorted(python))))
         argv = serving.docker_run(service, values=False)

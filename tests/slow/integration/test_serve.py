@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ import pytest
 from cpu_server import MODEL, QUIET, free_port, tiny_model
 from model_hub import ModelHub, model_hub
 
+from sm120kit.bench import circumstances
+from sm120kit.core.errors import BadReceipt
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
@@ -216,6 +219,7 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     code, out, err = host.run("ps", "--json")
     (server,) = json.loads(out)
     assert (server["name"], server["gpus"], server["url"], server["running"]) == (f"sm120kit-tiny-{port}", "0", url, True)
+    assert json.loads(Path(server["record"]).read_text())["ending"] == "", "serve has ended, and not the server"
     host.refused(78, *serve, message=f"127.0.0.1:{port} is in use")
     two = ("serve", "tiny-on-two.toml", "--port", str(free_port()))
     host.refused(83, *two, message=f"1 of 2 are free, others are used by {server['name']}")
@@ -241,6 +245,33 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     assert "POST /v1/chat/completions" in Path(record["log"]).read_text(), "the log until the end"
     kept = b"".join(path.read_bytes() for path in (host.directory / "state").rglob("*") if path.is_file())
     assert TOKEN.encode() not in kept
+
+
+def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL between the start of the container and its health: record, log and state are there, and bench takes the record."""
+    monkeypatch.setenv("DOCKER_HOST", host.environment["DOCKER_HOST"])
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    child = host.start("serve", "tiny.toml", "--port", str(port))
+    listing = ("docker", "ps", "--quiet", "--filter=label=sm120kit.record")
+    deadline = time.monotonic() + 240
+    while not subprocess.run(listing, capture_output=True, check=True).stdout:
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    child.kill()
+    child.communicate()
+    (server,) = json.loads(host.run("ps", "--json")[1])
+    path = Path(server["record"])
+    record = json.loads(path.read_text())
+    assert server["running"] and (record["url"], record["ending"], record["healthy_seconds"]) == (url, "", None)
+    assert circumstances.served_by_record(path, url).configuration == "tiny"
+    while host.run("metrics", "--seconds", "0.1")[0]:
+        assert time.monotonic() < deadline
+    assert "Uvicorn running" in host.run("logs")[1]
+    assert host.run("stop")[0] == 0
+    record = json.loads(path.read_text())
+    assert record["ending"] == "stopped" and "Uvicorn running" in Path(record["log"]).read_text()
+    with pytest.raises(BadReceipt, match="does not run: stopped"):
+        circumstances.served_by_record(path, url)
 
 
 def test_two_servers_beside_each_other(host: Host) -> None:
