@@ -248,7 +248,7 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
 
 
 def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL between the start of the container and its health: record, log and state are there, and bench takes the record."""
+    """SIGKILL between the start of the container and its health: bench takes the record, and stop completes it."""
     monkeypatch.setenv("DOCKER_HOST", host.environment["DOCKER_HOST"])
     url = f"http://127.0.0.1:{(port := free_port())}"
     child = host.start("serve", "tiny.toml", "--port", str(port))
