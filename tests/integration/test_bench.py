@@ -22,7 +22,8 @@ from schedule_server import schedule_server
 
 from sm120kit.bench import MeasuredServer, Measurement, choose_model, client, run, workload
 from sm120kit.bench.client import StreamRequest
-from sm120kit.bench.receipt import Receipt, summary
+from sm120kit.bench.figures import summary
+from sm120kit.bench.receipt import Receipt
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import ServerUnreachable, WrongModel
 from sm120kit.core.urls import Endpoint
@@ -135,21 +136,17 @@ def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
 WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nusers = [1, 3]\noutput_tokens = [8]\nrequests_per_user = 2\n'
 
 
-def test_resumed_run_replaces_the_plot_and_keeps_what_is_measured(url: str, tmp_path: Path) -> None:
+def test_resumed_run_keeps_what_is_measured(url: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WORKLOAD)
-    command = ("bench", "run", url, "-w", "mine.toml", "-o", "a.json", "--plot", "a.svg")
+    command = ("bench", "run", url, "-w", "mine.toml", "-o", "a.json")
     assert sm120kit(*command, cwd=tmp_path).returncode == 0
     receipt = json.loads((tmp_path / "a.json").read_text())
     measured = receipt["cells"][:1]
     (tmp_path / "a.json").write_text(json.dumps(receipt | {"cells": measured, "complete": False}))
-    (tmp_path / "a.svg").write_text("of the run before")
     resumed = sm120kit(*command, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     receipt = json.loads((tmp_path / "a.json").read_text())
-    assert receipt["complete"] and receipt["cells"][:1] == measured and "<svg" in (tmp_path / "a.svg").read_text()
-    (tmp_path / "b.svg").write_text("mine")
-    refused = sm120kit(*command[:-3], "b.json", "--plot", "b.svg", cwd=tmp_path)
-    assert refused.returncode == 44 and "b.svg exists" in refused.stderr
+    assert receipt["complete"] and receipt["cells"][:1] == measured
 
 
 def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
@@ -186,7 +183,7 @@ def test_live_view_is_on_terminals_only(url: str, tmp_path: Path) -> None:
                 screen += chunk
         except OSError:  # the other side is closed
             pass
-        assert running.stdout and b"tok/s per user" in running.stdout.read()
+        assert running.stdout and b"tok/s per request" in running.stdout.read()
     os.close(parent)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
     assert running.returncode == 0 and re.search(r"cells .* 1/2 0:\d\d:\d\d remaining", text), text

@@ -14,9 +14,11 @@ import pytest
 from schedule_server import schedule_server
 from typer.testing import CliRunner, Result
 
-from sm120kit.bench import receipt
+from sm120kit.bench import metrics, receipt
+from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
 from sm120kit.core.errors import NothingMeasured, Sm120kitError
+from sm120kit.core.urls import Endpoint
 
 MODELS = b'{"data": [{"id": "m"}]}'
 EVENT = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
@@ -24,7 +26,7 @@ HUGE = "1" + "0" * 400
 
 
 @contextmanager
-def answering(**answers: tuple[int, bytes]) -> Iterator[str]:
+def answering(charset: str = "utf-8", **answers: tuple[int, bytes]) -> Iterator[str]:
     """The URL of a server: status and body of ``models``, ``chat`` and ``metrics``; any other path does not exist."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -32,9 +34,11 @@ def answering(**answers: tuple[int, bytes]) -> Iterator[str]:
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, body = answers.get(self.path.rpartition("/")[2].replace("completions", "chat"), (404, b""))
+            status, body = answers.get(
+                self.path.partition("?")[0].rpartition("/")[2].replace("completions", "chat"), (404, b"")
+            )
             self.send_response(status)
-            kind = "text/event-stream" if body.startswith(b"data:") else "text/plain"
+            kind = "text/event-stream" if body.startswith(b"data:") else f"text/plain; charset={charset}"
             for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):
                 self.send_header(name, value)
             self.end_headers()
@@ -146,7 +150,7 @@ def test_incomplete_usage_is_unknown(usage: str, tmp_path: Path) -> None:
         done = bench_run(url, tmp_path / "r.json")
     assert done.exit_code == 0, done.output
     (cell,) = receipt.read(tmp_path / "r.json").cells
-    assert receipt.summary(cell).prefill_tok_s is None
+    assert figures_of(cell).prefill_tok_s is None
 
 
 COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_draft_tokens_total")
@@ -162,10 +166,39 @@ def test_odd_metrics_are_unknown(value: str, tmp_path: Path) -> None:
     with answering(models=(200, MODELS), chat=(200, answer), metrics=(200, text)) as url:
         done = bench_run(url, tmp_path / "r.json")
     assert done.exit_code == 0, done.output
-    figures = receipt.summary(receipt.read(tmp_path / "r.json").cells[0])
+    figures = figures_of(receipt.read(tmp_path / "r.json").cells[0])
     assert figures.cache_hits is None
     shown = CliRunner().invoke(app, ["bench", "show", str(tmp_path / "r.json")])
     assert shown.exit_code == 0 and "J/token: unknown" in shown.output
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "zlib", "undefined", "idna", "utf-16", "no-such", "utf-8; charset=hex"])
+def test_metrics_are_read_whatever_their_charset_is(charset: str) -> None:
+    running = b'vllm:num_requests_running{e="1"} 3\nvllm:kv_cache_usage_perc 1e400\nvllm:num_requests_waiting 1.7e308\n'
+    with answering(charset=charset, metrics=(200, running * 2)) as url:
+        observed = metrics.observe(Endpoint.parse(url), 0.01)
+    assert (observed.running, observed.waiting, observed.kv_cache) == (6, None, None)
+
+
+SECRET = "hunter2xyz"
+
+
+@pytest.mark.parametrize("place", ["error event", "model", "finish_reason", "refusal", "models", "version"])
+@pytest.mark.parametrize("given", ["key", "password", "query", "header"])
+def test_credentials_that_a_server_repeats_are_in_no_output_and_no_result(given: str, place: str, tmp_path: Path) -> None:
+    error = json.dumps({"error": {"message": f"invalid key {SECRET}"}})
+    named = json.dumps({"model": SECRET, "choices": [{"delta": {"content": "a"}, "finish_reason": SECRET}]})
+    chat = {"error event": f"data: {error}\n\n", "refusal": f"no {SECRET}"}.get(place, f"data: {named}\n\n").encode()
+    listed = json.dumps({"data": [{"id": "m", "root": SECRET if place == "models" else "/m"}]}).encode()
+    answers = {"models": (200, listed), "chat": (403 if place == "refusal" else 200, chat)}
+    with answering(**answers, version=(200, json.dumps({"version": SECRET}).encode())) as url:
+        options = {"key": ("--api-key", SECRET), "header": ("--header", f"X-Api-Key:{SECRET}")}.get(given, ())
+        root = {"password": url.replace("//", f"//u:{SECRET}@"), "query": f"{url}?token={SECRET}"}.get(given, url)
+        done = bench_run(root, tmp_path / "r.json", *options)
+    written = (tmp_path / "r.json").read_text()
+    assert SECRET not in done.output and SECRET not in written and '"complete"' in written
+    for options in ((), ("--json",)):
+        assert SECRET not in CliRunner().invoke(app, ["bench", "show", str(tmp_path / "r.json"), *options]).output
 
 
 def test_tables_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +228,7 @@ def test_tables_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 "completion_tokens": 16384,
             }
     path.write_text(json.dumps(content))
-    for command in (["bench", "show", "b.json"], ["bench", "compare", "a.json", "b.json"], ["bench", "workloads"]):
+    for command in (["bench", "show", "b.json"], ["bench", "compare", "a.json", "b.json"]):
         shown = CliRunner().invoke(app, [*command, *(["--ignore", "complete"] if command[1] == "compare" else [])])
         assert shown.exception is None, shown.output
         tables = [line for line in shown.output.splitlines() if line.startswith(" ")]

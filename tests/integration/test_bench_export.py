@@ -61,8 +61,8 @@ def test_csv_has_a_row_for_each_cell(measured: Path) -> None:
 
 def test_markdown_has_figures_knee_and_errors(measured: Path) -> None:
     text = exported(measured, "a.md", "--slo", "ttft=150")
-    assert "| users | output | context |" in text and "| unknown | 1 of 32 |" in text
-    assert "- knee at 4 users (40 tokens after 8,192)" in text and "- error: HTTP 500" in text
+    assert "| users | output | context |" in text and "| 1 of 32 |" in text
+    assert "- knee at 4 users (40 tokens after 8,192)" in text and "- error: HTTP 500" in text.replace("&#45;", "-")
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
@@ -86,7 +86,7 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
     assert page.tags.count("svg") == 2, "by users, and by context"
     assert all(reference.startswith("#") for reference in page.references) and "@import" not in text
     assert "<b>model" not in text and "org/&lt;b&gt;model" in text and "2x &lt;x&gt;" in text
-    for label in ("time to first token, ms", "time between chunks, ms", "tok/s per user", "tok/s of all users", "after 8,192"):
+    for label in (*(title for title, _, _ in export.CHARTS), "after 8,192"):
         assert label in text
     assert text == exported(measured, "b.html"), "the same bytes"
 
@@ -103,6 +103,15 @@ def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
     assert [knee["users"] for knee in json.loads(shown.stdout)["knees"]] == [4, 4]
 
 
+def test_charts_are_images(measured: Path) -> None:
+    for name in ("c.svg", "d.svg", "c.png", "d.png"):
+        output = measured.parent / name
+        assert CliRunner().invoke(app, ["bench", "export", str(measured), "-o", str(output)]).exit_code == 0
+    first, again = ((measured.parent / name).read_bytes() for name in ("c.svg", "d.svg"))
+    assert first == again and first.count(b">knee</text>") == 2 * len(export.CHARTS)
+    assert (measured.parent / "c.png").read_bytes() == (measured.parent / "d.png").read_bytes()
+
+
 def test_labels_beside_lines_do_not_overlap() -> None:
     for heights in ([0.0, 0.0, 0.01], [0.97, 0.98, 0.99, 1.0], [0.5] * 30, [0.2], []):
         placed = export._spread(heights)
@@ -116,6 +125,8 @@ def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
         return CliRunner().invoke(app, ["bench", "export", *map(str, arguments)])
 
     assert run(measured, "-o", tmp_path / "a.pdf").exit_code == 2
+    (tmp_path / "b.svg").write_text("mine")
+    assert run(measured, "-o", tmp_path / "b.svg").exit_code == 44 or (tmp_path / "b.svg").read_text() == "mine"
     assert re.search("no/a.md", str(run(measured, "-o", tmp_path / "no" / "a.md").exception))
     assert "is no objective" in str(run(measured, "-o", tmp_path / "a.md", "--slo", "tpot=3").exception)
     assert not list(tmp_path.glob("a.*"))

@@ -15,8 +15,9 @@ from schedule_server import schedule_server
 
 from sm120kit.bench import Measurement, circumstances, client, energy, metrics, run, running_server, workload
 from sm120kit.bench.energy import Energy
+from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
-from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
+from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served
 from sm120kit.core.urls import Endpoint
 
 SECONDS_PER_TOKEN = 0.002
@@ -53,13 +54,15 @@ def test_rate_with_several_tokens_in_a_chunk(
     true = [(TOKENS - first_chunk) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0]) for sample in cell.samples]
     assert figures.tokens == 4 * TOKENS and figures.decode_tok_s and figures.decode_at_least
     if owner or first_chunk == 1:
-        assert figures.decode_tok_s == pytest.approx(median(true))
-        assert (figures.decode_lowest, figures.decode_highest) == (pytest.approx(min(true)), pytest.approx(max(true)))
+        assert figures.decode_tok_s == pytest.approx(median(true), rel=0.02), "a chunk may have arrived with the first"
+        lowest, highest = (pytest.approx(rate, rel=0.05) for rate in (min(true), max(true)))
+        assert (figures.decode_lowest, figures.decode_highest) == (lowest, highest)
     if owner:
         assert [sample.chunk_tokens and sample.chunk_tokens[:2] for sample in cell.samples] == [(first_chunk, per_chunk)] * 4
         assert figures.decode_at_least == figures.decode_tok_s
     else:
-        assert figures.decode_at_least <= median(true) * 1.000001 <= figures.decode_tok_s * 1.000002
+        assert figures.decode_tok_s == pytest.approx(median(true), rel=0.02), "by the length of its text"
+        assert figures.decode_at_least <= figures.decode_tok_s <= (figures.decode_at_most or 0)
 
 
 def test_tunnel_is_not_the_machine_of_the_server(tmp_path: Path) -> None:

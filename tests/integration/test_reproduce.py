@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from sm120kit import serving
 from sm120kit.bench import launched, receipt, reproduce
+from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.state import data_root
@@ -72,7 +73,7 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     paths = sorted(directory.glob("*.json"))
     assert [path.name for path in paths] == [f"{A}.{name}.json" for name in ("real-prompts-thinking-off", "sustained-decode")]
     # Both rates are reported although they are not comparable.
-    real_prompts, published = (receipt.summary(receipt.read(path).cells[0]) for path in paths)
+    real_prompts, published = (figures_of(receipt.read(path).cells[0]) for path in paths)
     assert first["measured"]["tok_s"] == pytest.approx(published.decode_tok_s)
     assert first["honest"]["tok_s"] == pytest.approx(real_prompts.decode_tok_s)
     many = next(judgement for judgement in report["judgements"] if judgement["reference"]["users"] == 32)

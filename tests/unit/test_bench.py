@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from sm120kit.bench import circumstances, clocks, compare, receipt, workload
-from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.figures import summary as figures_of
+from sm120kit.bench.metrics import Acceptance
+from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
 from sm120kit.core.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
@@ -40,7 +42,6 @@ def test_events_with_comments_names_and_byte_order_mark(end: bytes) -> None:
         b"",
         b": end",
     ]
-    # A CR at the end could be half of a CRLF; the next byte decides.
     assert events([end.join(lines) + end]) == [
         ServerSentEvent("message", "a\nb"),
         ServerSentEvent("error", "c"),
@@ -63,9 +64,9 @@ def test_events_are_independent_of_read_boundaries(texts: list[str], end: str, d
 def test_incomplete_event_is_detected() -> None:
     reader = Reader()
     reader.feed(b"data: a\n\n")
-    assert not reader.incomplete
+    assert not reader.problem
     reader.feed(b"data: b\n")
-    assert reader.incomplete
+    assert reader.problem
 
 
 def chunk(delta: dict[str, object] | None, finish: str | None = None, **more: object) -> bytes:
@@ -94,8 +95,9 @@ def test_reasoning_counts_for_ttft_but_not_for_ttfa() -> None:
     assert (got.error, got.ttft, got.ttfa, got.answer_chunks) == ("", 0.5, 1.5, 1)
     assert (got.completion_tokens, got.reasoning_tokens, got.cached_tokens) == (6, 4, None)
     assert got.chunk_seconds == (1.5, 2.0, 2.5)
-    # 6 tokens in 3 chunks: 5 of them after the first chunk, in one second; 4 if each chunk has 2.
-    assert (got.decode_tok_s, got.decode_at_least) == (pytest.approx(5.0), pytest.approx(4.0))
+    # 6 tokens in 3 chunks of 2, 2 and 3 characters: after the first chunk, in a second, 2 to 5, by their text 4.29.
+    assert got.chunk_sizes == (2, 2, 3) and got.decode_tok_s == pytest.approx(4.29, abs=0.01)
+    assert got.decode_bounds == pytest.approx((2.0, 5.0))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +160,8 @@ def test_any_event_is_parsed(contents: list[object]) -> None:
     """Odd types, huge numbers and NaN are an error of the request or unknown; the sample can be stored and read."""
     reads = [(float(number), b"data: " + json.dumps(content).encode() + b"\n\n") for number, content in enumerate(contents, 1)]
     got = sample(reads)
-    summed = receipt.summary(measured(got))
-    json.dumps([got.decode_tok_s, got.decode_at_least, summed.total_tok_s, summed.prefill_tok_s], allow_nan=False)
+    summed = figures_of(measured(got))
+    json.dumps([got.decode_tok_s, got.decode_bounds, summed.total_tok_s, summed.prefill_tok_s], allow_nan=False)
     TypeAdapter(Sample).validate_python(asdict(got), strict=False)
 
 
@@ -195,13 +197,14 @@ def counting(form: str, counts: list[int]) -> list[tuple[float, bytes]]:
 def test_counts_of_tokens_in_the_stream(form: str) -> None:
     got = sample(counting(form, [1, 5, 9]))
     assert (got.completion_tokens, got.chunk_tokens) == (10, (1, 4, 4))
-    assert (got.decode_tok_s, got.decode_at_least) == (4.0, 4.0)
+    assert (got.decode_tok_s, got.decode_bounds) == (4.0, (4.0, 4.0))
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [5, 4, 9], [1, 5, 11], [3, 3, 3], [0, 4, 9]])
 def test_counts_in_the_stream_that_cannot_be_are_not_used(counts: list[int]) -> None:
     got = sample(counting("usage", counts))
-    assert (got.error, got.chunk_tokens, got.decode_tok_s, got.decode_at_least) == ("", None, 4.5, pytest.approx(10 / 3))
+    assert (got.error, got.chunk_tokens, got.decode_tok_s) == ("", None, pytest.approx(10 / 3))
+    assert got.decode_bounds == (1.0, 4.5)
 
 
 def test_no_rate_without_usage() -> None:
@@ -264,10 +267,10 @@ def test_prefill_counts_uncached_tokens() -> None:
     usage = {**USAGE, "prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 100}}
     got = sample([(2.0, chunk({"content": "a"}, "length", usage=usage))])
     assert got.ttft is not None
-    figures = receipt.summary(receipt.MeasuredCell(1, 1, 1000, (), (got, got), None, None))
+    figures = figures_of(receipt.MeasuredCell(1, 1, 1000, (), (got, got), None, None))
     assert figures.prefill_tok_s == pytest.approx(800 / got.ttft)
     unknown = sample([(2.0, chunk({"content": "a"}, "length"))])
-    assert receipt.summary(receipt.MeasuredCell(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
+    assert figures_of(receipt.MeasuredCell(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
 
 
 def test_thinking_is_passed_to_the_chat_template() -> None:
@@ -324,12 +327,16 @@ def receipt_of(*cells: MeasuredCell, about: Circumstances = ABOUT) -> Receipt:
 
 
 def test_summary_of_a_cell() -> None:
-    got = receipt.summary(
+    got = figures_of(
         measured(steady(0, 1.0, 0.1, 101), steady(1, 2.0, 0.05, 201, per_chunk=2), users=2, acceptance=Acceptance(8, 6))
     )
-    # The second stream has 201 chunks of 2 tokens, or one token in the first chunk.
-    assert (got.decode_tok_s, got.decode_at_least) == (pytest.approx((10 + 40.1) / 2), pytest.approx((10 + 40) / 2))
-    assert (got.decode_lowest, got.decode_highest) == (pytest.approx(10), pytest.approx(40.1))
+    # The second stream has 201 chunks of 2 tokens; in the first may be one, or all that the others do not need.
+    assert (got.decode_tok_s, got.decode_lowest, got.decode_highest) == (
+        pytest.approx(25),
+        pytest.approx(10),
+        pytest.approx(40),
+    )
+    assert (got.decode_at_least, got.decode_at_most) == (pytest.approx((10 + 20) / 2), pytest.approx((10 + 40.1) / 2))
     assert got.total_tok_s == pytest.approx(50, rel=0.01)  # while both were decoding: seconds 2 to 11
     assert got.output_tok_s == pytest.approx((101 + 402) / 12)
     assert (got.tokens, got.chunks, got.errors, got.acceptance) == (503, 302, 0, 0.75)
@@ -339,29 +346,29 @@ def test_summary_of_a_cell() -> None:
 def test_total_rate_counts_partial_intervals_at_both_ends() -> None:
     """Four users out of step, ten tokens each: counting whole chunks only would give a tenth less."""
     cell = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), users=4)
-    assert receipt.summary(cell).total_tok_s == pytest.approx(40)
+    assert figures_of(cell).total_tok_s == pytest.approx(40)
 
 
 def test_total_rate_excludes_the_time_before_the_next_first_token() -> None:
     """Four users at 100 tokens per second, three requests each, half a second until each first token."""
     later = [steady(user, 0.5 + turn * 1.49, 0.01, 100) for user in range(4) for turn in range(3)]
-    assert receipt.summary(measured(*later, users=4)).total_tok_s == pytest.approx(400)
+    assert figures_of(measured(*later, users=4)).total_tok_s == pytest.approx(400)
     alone = measured(*(steady(0, 0.5 + turn * 1.49, 0.01, 100) for turn in range(3)))
-    figures = receipt.summary(alone)
+    figures = figures_of(alone)
     assert (figures.total_tok_s, figures.decode_tok_s) == (pytest.approx(100), pytest.approx(100))
 
 
 def test_failed_requests_are_counted_not_averaged() -> None:
-    got = receipt.summary(measured(steady(0, 1.0, 0.1, 11), steady(0, 2.0, 9.0, 11, error="HTTP 500")))
+    got = figures_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 2.0, 9.0, 11, error="HTTP 500")))
     assert (got.requests, got.errors, got.tokens) == (2, 1, 11)
     assert got.decode_tok_s == pytest.approx(10)
 
 
 def test_figures_are_unknown_without_data() -> None:
-    got = receipt.summary(measured(replace(steady(0, 1.0, 0.1, 11), completion_tokens=None), acceptance=Acceptance(0, 0)))
+    got = figures_of(measured(replace(steady(0, 1.0, 0.1, 11), completion_tokens=None), acceptance=Acceptance(0, 0)))
     assert (got.tokens, got.decode_tok_s, got.total_tok_s, got.output_tok_s, got.acceptance) == (None,) * 5
     assert got.chunks == 11
-    nothing = receipt.summary(measured(steady(0, 1.0, 0.1, 3, error="x")))
+    nothing = figures_of(measured(steady(0, 1.0, 0.1, 3, error="x")))
     assert (nothing.ttft, nothing.itl_p50, nothing.errors) == (None, None, 1)
 
 
@@ -423,10 +430,10 @@ def test_comparison_has_errors_first_and_every_figure() -> None:
 
 def test_times_between_chunks_are_unknown_if_the_client_lagged() -> None:
     cell = measured(steady(0, 1.0, 0.1, 11))
-    lagged = receipt.summary(replace(cell, lag_seconds=0.5))
+    lagged = figures_of(replace(cell, lag_seconds=0.5))
     assert (lagged.lagged, lagged.itl_p50, lagged.itl_p99) == (True, None, None)
     assert lagged.decode_tok_s == pytest.approx(10)
-    assert receipt.summary(cell).itl_p50 == pytest.approx(0.1)
+    assert figures_of(cell).itl_p50 == pytest.approx(0.1)
 
 
 def test_receipts_without_a_common_cell_are_refused() -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpcore2
@@ -167,9 +168,10 @@ def sample_of(listening: socket.socket, *parts: bytes) -> Sample:
         with listening.accept()[0] as connection:
             while not connection.recv(1 << 16).endswith(b"{}"):
                 pass
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(0.02)
+            with suppress(OSError):  # the client has given up
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(0.02)
 
     threading.Thread(target=serve, daemon=True).start()
     endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
@@ -312,3 +314,78 @@ def test_timeout_and_refused_connection_are_pool_errors(listening: socket.socket
     listening.close()
     with pytest.raises(httpcore2.ConnectError, match="failed"):
         asyncio.run(connect(port))
+
+
+def test_head_without_end_is_an_error_of_the_request(listening: socket.socket) -> None:
+    """Also of interim responses without number."""
+    for endless in (b"X-Pad: " + b"x" * wire.MAX_HEAD_BYTES * 3, EARLY * (3 * wire.MAX_HEAD_BYTES // len(EARLY))):
+        assert sample_of(listening, HEAD if endless.startswith(b"X") else b"", endless).error.startswith("RemoteProtocolError")
+
+
+def test_head_is_read_in_linear_time() -> None:
+    def seconds(size: int) -> float:
+        response, began = wire._Response(), time.process_time()
+        kept = sum(len(response.feed(1.0, b"HTTP/1.1 103 Early Hints\r\n\r\n")) for _ in range(size))
+        assert kept >= size * 20 - wire.MAX_HEAD_BYTES
+        return time.process_time() - began
+
+    assert min(seconds(80_000) for _ in range(3)) < 3.5 * min(seconds(40_000) for _ in range(3)) + 0.05
+
+
+def test_answer_without_end_is_an_error(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_CONTENT_BYTES", 2**20)
+    piece = b"10000\r\n" + b":" * 2**16 + b"\r\n"
+    assert "more than 1 MiB" in sample_of(listening, CHUNKED, *[piece] * 24).error
+    assert "more than 1 MiB" in sample_of(listening, HEAD + b"\r\n", *[b":" * 2**16] * 24).error
+
+
+def answered(listening: socket.socket, *connections: list[bytes | None]) -> tuple[list[str], int]:
+    """Errors of two requests in sequence, and the number of requests that arrived.
+
+    Each connection answers its requests with these bytes, and closes after the last; None resets it after the request.
+    """
+    arrived = 0
+
+    def serve() -> None:
+        nonlocal arrived
+        for responses in connections:
+            with suppress(OSError), listening.accept()[0] as connection:
+                for response in responses:
+                    while not (read := connection.recv(1 << 16)).endswith(b"{}") and read:
+                        pass
+                    arrived += bool(read)
+                    if response is None:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    else:
+                        connection.sendall(response)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    request = bench_client.StreamRequest(0, "/", {})
+    samples = bench_client.stream_all(endpoint, [[request] * 2], stall_seconds=5).samples
+    return [sample.error for sample in samples], arrived
+
+
+CLOSED = ("ReadError", "RemoteProtocolError")
+GOOD = CHUNKED + b"".join(chunks())
+
+
+def test_request_on_a_connection_that_was_closed_meanwhile_is_sent_again(listening: socket.socket) -> None:
+    assert answered(listening, [GOOD, None], [GOOD]) == (["", ""], 3)
+
+
+def test_request_on_a_new_connection_is_sent_once(listening: socket.socket) -> None:
+    errors, arrived = answered(listening, [None], [GOOD])
+    assert errors[0].startswith(CLOSED) and errors[1] == "" and arrived == 2
+
+
+def test_request_is_sent_again_once(listening: socket.socket) -> None:
+    errors, arrived = answered(listening, [GOOD, None], [None])
+    assert errors[0] == "" and errors[1].startswith(CLOSED) and arrived == 3
+
+
+@pytest.mark.parametrize("begun", [GOOD[:9], GOOD[:-40]])
+def test_request_is_not_sent_again_after_an_answer_has_begun(listening: socket.socket, begun: bytes) -> None:
+    errors, arrived = answered(listening, [GOOD, begun], [GOOD])
+    assert errors[0] == "" and errors[1].startswith("RemoteProtocolError") and arrived == 2

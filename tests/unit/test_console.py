@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core import console
+from sm120kit.core.state import record_json
 from sm120kit.kernels.records import Tile
 from sm120kit.patches.records import AppliedPatch
 
@@ -63,6 +64,7 @@ def test_printable_takes_linear_time(text: str) -> None:
 EVERYTHING = """
 import time
 from sm120kit.core import console
+from sm120kit.core.state import record_json
 evil = "<\\x1b]0;owned\\x07\\x1b[2J[red]\\x9b31m\\u202e>"
 console.info(evil)
 console.error(evil, evil)
@@ -162,3 +164,11 @@ def test_word_wider_than_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, ca
     assert capsys.readouterr().out.split() == ["sha256", "0" * 64, "what", "a", "tree"]
     console.table(("sha256", "what"), [])
     assert capsys.readouterr().out.split() == ["sha256", "what", "─" * 12]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_json_lacks_are_null(value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    console.json_data({"rate": value, "known": [1.5, (value,)]})
+    expected = {"rate": None, "known": [1.5, [None]]}
+    for document in (capsys.readouterr().out, record_json({"rate": value, "known": [1.5, (value,)]})):
+        assert json.loads(document, parse_constant=pytest.fail) == expected

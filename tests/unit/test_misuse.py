@@ -298,7 +298,7 @@ IN_ENVIRONMENT = [
     "patch status --offline",
     "recipe list",
     "config list",
-    "bench workloads",
+    f"bench run {NOWHERE}",
     "doctor",
 ]
 
@@ -401,7 +401,7 @@ def test_damaged_state_record(kind: str, run: Run, tmp_path: Path) -> None:
         ("recipes/engines/vllm-0.19.1.arguments.json", "config check", 11),
         ("recipes/configurations/m.toml", "config list", 11),
         ("recipes/engines/flashinfer-0.6.6.toml", "recipe check", 11),
-        ("recipes/workloads/quick.toml", "bench workloads", 11),
+        ("recipes/workloads/quick.toml", "bench run 127.0.0.1:9", 11),
         ("patches/cutlass/series", "patch list", 30),
     ],
 )
@@ -465,8 +465,7 @@ CASES = {
     "verify ptx log.txt --cubin ids.json": (44, "ids.json exists"),
     "verify run --receipt log.txt true": (44, "log.txt exists"),
     "bench export log.txt -o there.csv": (44, "there.csv exists\nhint: choose another file with --output, or add --overwrite"),
-    "bench show log.txt --plot there.svg": (44, "there.svg exists\nhint: choose another file with --plot, or add --overwrite"),
-    f"bench run {NOWHERE} --plot there.svg": (44, "there.svg exists"),
+    "bench export log.txt -o there.svg": (44, "there.svg exists\nhint: choose another file with --output, or add --overwrite"),
     "image export image there.tar": (44, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
     f"reproduce {CONFIG} --header a:b": (2, "invalid value for --header: applies only to a running server: add --url"),
     f"reproduce {CONFIG} --cert log.txt": (2, "invalid value for --cert: applies only to a running server: add --url"),

@@ -96,8 +96,7 @@ def get(server: Endpoint, path: str) -> httpx2.Response:
             content += chunk
             if len(content) > MAX_RESPONSE_BYTES:
                 raise httpx2.HTTPError(f"the response has more than {MAX_RESPONSE_BYTES / 2**20:g} MiB")
-        kind = {"Content-Type": response.headers.get("Content-Type", "")}
-        return httpx2.Response(response.status_code, headers=kind, content=bytes(content), request=response.request)
+        return httpx2.Response(response.status_code, content=bytes(content), request=response.request)
 
 
 def models(server: Endpoint) -> tuple[str, ...]:
@@ -190,46 +189,84 @@ async def _stream_all(
 async def _stream(
     client: httpx2.AsyncClient, server: Endpoint, user: int, request: StreamRequest, began: float
 ) -> EndedRequest:
-    """Send a request and read its answer to the end."""
-    import httpx2
+    """Send a request and read its answer to the end. On a reused connection that was closed before an answer, send it again.
 
-    from sm120kit.bench import wire
+    A server may close an idle connection in the moment in which a request is sent (RFC 9112, section 9.3.1).
+    """
+    exchange = _Exchange(client, server, request)
+    await exchange.run()
+    if exchange.closed_idle:
+        exchange = _Exchange(client, server, request)
+        await exchange.run()
+    reads = [(arrived - began, read) for arrived, read in exchange.reads]
+    times = (exchange.started - began, exchange.ended - began)
+    ended = Exchange(user, request.prompt, *times, exchange.status, request.body.get("max_tokens"), exchange.error)
+    return partial(parse_sample, reads, ended)
 
-    reads: list[tuple[float, bytes]] = []
-    status, error = None, ""
-    clock = time.perf_counter
-    started = clock() - began
 
-    async def trace(event: str, info: dict[str, Any]) -> None:
-        nonlocal started
+class _Exchange:
+    """A request and its answer on one connection: the reads with their arrival, or the error that ended it."""
+
+    def __init__(self, client: httpx2.AsyncClient, server: Endpoint, request: StreamRequest) -> None:
+        self.client, self.server, self.request = client, server, request
+        self.reads: list[tuple[float, bytes]] = []
+        self.status: int | None = None
+        self.error = ""
+        self.closed_idle = False
+        self.started = self.ended = time.perf_counter()
+        self._connected = False
+
+    async def run(self) -> None:
+        """Send the request and read its answer to the end; whatever fails is in ``error``."""
+        import httpx2
+
+        from sm120kit.bench import wire
+
+        try:
+            await self._receive()
+        except (ValueError, zlib.error) as failure:
+            self.reads, self.error = [], f"the answer cannot be decompressed: {failure}"
+        except httpx2.TimeoutException:
+            self.error = f"stalled: no data for {self.client.timeout.read:g} s, the limit of --timeout"
+        except httpx2.HTTPError as failure:
+            closed = isinstance(failure, httpx2.RemoteProtocolError | httpx2.ReadError | httpx2.WriteError)
+            before_answer = self.status is None and wire.CLOSED_IN_HEAD not in str(failure)
+            self.closed_idle = closed and before_answer and not self._connected
+            self.error = self._too_long() or self.server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
+        self.ended = time.perf_counter()
+
+    async def _trace(self, event: str, info: dict[str, Any]) -> None:
+        self._connected |= event.startswith("connection.connect")
         if event == "http11.send_request_headers.started":
-            started = clock() - began  # before, the request waited for its connection and for other users' requests
+            self.started = time.perf_counter()  # before, it waited for its connection and for other users' requests
 
-    try:
-        async with client.stream(
-            "POST", server.request_url(request.path), json=request.body, extensions={"trace": trace}
-        ) as response:
-            status, kind = response.status_code, response.headers.get("Content-Type", "")
-            encoding = response.headers.get("Content-Encoding", "identity").lower()
-            reads = wire.content(response)
+    async def _receive(self) -> None:
+        from sm120kit.bench import wire
+
+        url = self.server.request_url(self.request.path)
+        async with self.client.stream("POST", url, json=self.request.body, extensions={"trace": self._trace}) as response:
+            self.status, kind = response.status_code, response.headers.get("Content-Type", "")
+            self.reads = wire.content(response)
+            size = 0
             async for read in response.aiter_raw():
-                reads.append((wire.arrived(response), read))
-        reads = _decoded(reads, encoding)
-        if status != 200:
-            body = b"".join(read for _, read in reads)[:200].decode("utf-8", "replace")
-            reads, error = [], server.without_secrets(f"HTTP {status}: {body}")
+                self.reads.append((wire.arrived(response), read))
+                size += len(read)
+                if size > wire.MAX_CONTENT_BYTES:
+                    break
+        self.reads = _decoded(self.reads, response.headers.get("Content-Encoding", "identity").lower())
+        if self.status != 200:
+            body = b"".join(read for _, read in self.reads)[:200].decode("utf-8", "replace")
+            self.reads, self.error = [], self.server.without_secrets(f"HTTP {self.status}: {body}")
         elif kind.startswith("application/json"):
-            reads, error = [], NOT_STREAMED
-    except (ValueError, zlib.error) as failure:
-        reads, error = [], f"the answer cannot be decompressed: {failure}"
-    except httpx2.TimeoutException:
-        error = f"stalled: no data for {client.timeout.read:g} s, the limit of --timeout"
-    except httpx2.HTTPError as failure:
-        error = server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
-    ended = clock() - began
-    max_tokens = request.body.get("max_tokens")
-    reads = [(arrived - began, read) for arrived, read in reads]
-    return partial(parse_sample, reads, Exchange(user, request.prompt, started, ended, status, max_tokens, error))
+            self.reads, self.error = [], NOT_STREAMED
+        else:
+            self.error = self._too_long()
+
+    def _too_long(self) -> str:
+        from sm120kit.bench import wire
+
+        size = sum(len(read) for _, read in self.reads)
+        return f"the answer has more than {wire.MAX_CONTENT_BYTES >> 20} MiB" if size > wire.MAX_CONTENT_BYTES else ""
 
 
 def _decoded(reads: list[tuple[float, bytes]], encoding: str) -> list[tuple[float, bytes]]:

@@ -72,7 +72,7 @@ def parse(text: str) -> tuple[Clocks, ...] | None:
     samples: dict[int, list[list[str]]] = {}
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
-        if len(values) == len(FIELDS) and values[0].isdigit():
+        if len(values) == len(FIELDS) and values[0].isdecimal():
             samples.setdefault(int(values[0]), []).append(values[1:])
     return tuple(_clocks(gpu, lines[1:]) for gpu, lines in sorted(samples.items()) if lines[1:]) or None
 

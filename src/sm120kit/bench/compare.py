@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 
-from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served, summary
+from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
+from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import NotComparable
 
@@ -14,7 +15,6 @@ Spread = tuple[float, float, float]
 """Median, lowest and highest value of a figure."""
 
 GROUPS = ("client", "given", "reported", "served", "machine")
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,7 @@ PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
     "ttfa": lambda sample: sample.ttfa,
 }
 """Figures of a cell that are medians over its requests."""
-FIGURES = (
-    "decode_tok_s",
-    "total_tok_s",
-    "prefill_tok_s",
-    "ttft",
-    "ttft_p95",
-    "ttfa",
-    "itl_p50",
-    "itl_p99",
-    "acceptance",
-    "cache_hits",
-    "joules_per_token",
-)
+FIGURES = tuple(name for name in COLUMNS if name not in ("tokens", "chunks"))
 """The compared figures of a cell."""
 
 

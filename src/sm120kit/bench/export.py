@@ -1,48 +1,65 @@
-"""Export receipts: figures of their cells as CSV or Markdown, or one self-contained HTML page with charts."""
+"""Export receipts: the figures of their cells as CSV, Markdown or a self-contained HTML page, and charts of them."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench import compare, saturation
-from sm120kit.bench.receipt import MeasuredCell, Receipt, Summary, summary
+from sm120kit.bench import compare, figures, saturation
+from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
+from sm120kit.bench.receipt import MeasuredCell, Receipt
 from sm120kit.bench.saturation import Objective
 from sm120kit.core.errors import ToolchainMissing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NamedReceipt = tuple[str, Receipt]
 Value = Callable[[Summary], float | None]
 
-CHARTS: tuple[tuple[str, float, tuple[tuple[str, Value], ...]], ...] = (
-    ("time to first token, ms", 1000, (("median", lambda s: s.ttft), ("p95", lambda s: s.ttft_p95))),
-    ("time between chunks, ms", 1000, (("median", lambda s: s.itl_p50), ("p99", lambda s: s.itl_p99))),
-    ("tok/s per user", 1, (("median", lambda s: s.decode_tok_s),)),
-    ("tok/s of all users, prefill included", 1, (("", lambda s: s.output_tok_s),)),
+CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
+    ("TTFT, ms", 1000, ("ttft", "ttft_p95")),
+    ("ITL, ms", 1000, ("itl_p50", "itl_p99")),
+    ("tok/s per request", 1, ("decode_tok_s",)),
+    ("total tok/s", 1, ("total_tok_s",)),
 )
-"""Quantity with its unit, factor from seconds or tokens per second, and its lines: the first is solid, others are dashed."""
+"""Quantity with its unit, factor from seconds or tokens per second, and its figures: the first is solid, others are dashed."""
+
+FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "prefill_tok_s", "chunks"))
+"""The exported columns."""
+
+KINDS = (".csv", ".md", ".html", ".svg", ".png")
 
 LABEL_GAP = 0.075
 """Minimum distance of two labels beside a chart, as a share of its height."""
 
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}td,th{padding:.25rem .7rem;text-align:right;
-border-bottom:1px solid #d9dee3}td:first-child,th:first-child,.text td{text-align:left}svg{max-width:100%;height:auto}
-.failed{color:#b3261e}"""
+border-bottom:1px solid #d9dee3}td:first-child,th:first-child,.text td{text-align:left}svg{max-width:100%;height:auto}"""
+
+
+def exported(kind: str, named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> bytes:
+    """The content of a file of one of ``KINDS``.
+
+    Raises:
+        ToolchainMissing: it has charts, and matplotlib is not installed.
+    """
+    writers = {".csv": as_csv, ".md": as_markdown, ".html": as_html}
+    return writers[kind](named, objectives).encode() if kind in writers else charts(named, kind.removeprefix("."))
 
 
 def rows(named: Sequence[NamedReceipt], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
     """A row for each cell: its receipt, identity, figures, and requests that meet the objectives, if there are any."""
     result = []
     for name, receipt in named:
-        for cell in sorted(receipt.cells, key=lambda cell: (cell.key, cell.restart)):
+        for cell in receipt.ordered:
             identity = {
                 "receipt": name,
                 "model": receipt.circumstances.model,
@@ -62,7 +79,7 @@ def rows(named: Sequence[NamedReceipt], objectives: Sequence[Objective]) -> list
 
 def as_csv(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> str:
     """CSV with a header; an unknown value is empty. Times are seconds, rates tokens per second."""
-    table = rows(named, objectives)
+    table = [{key: no_formula(value) for key, value in row.items()} for row in rows(named, objectives)]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]) if table else ["receipt"], lineterminator="\n")
     writer.writeheader()
@@ -70,14 +87,25 @@ def as_csv(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) 
     return text.getvalue()
 
 
+def no_formula(value: object) -> object:
+    """A value for a spreadsheet: text that it would compute, such as ``=cmd()`` or ``@SUM``, begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.lstrip()[:1] in tuple("=+-@|%") else value
+
+
+def in_markdown(text: str) -> str:
+    """A text on one line of Markdown, without the characters that would begin HTML, a link, a cell of a table or emphasis."""
+    return re.sub(r"([\\`*_\[\]<>|#!&~$])", lambda match: f"&#{ord(match[1])};", " ".join(text.split()))
+
+
 def as_markdown(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> str:
     """A Markdown section for each receipt: what was measured, and the figures."""
     parts = []
     for name, receipt in named:
-        heads, body = _figures(receipt, objectives)
+        heads, body = _table_of(receipt, objectives)
         lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}", *(f"| {' | '.join(row)} |" for row in body)]
-        notes = [f"- {note}" for note in _notes(receipt)]
-        parts.append("\n".join([f"## {name}", "", _about(receipt), "", *lines, *([""] if notes else []), *notes]))
+        notes = [f"- {in_markdown(note)}" for note in _notes(receipt)]
+        title, about = in_markdown(name), in_markdown(figures.about(receipt))
+        parts.append("\n".join([f"## {title}", "", about, "", *lines, *([""] if notes else []), *notes]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,94 +118,54 @@ def as_html(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ())
     title = ", ".join(dict.fromkeys(receipt.circumstances.model for _, receipt in named))
     parts = [f"<h1>{html.escape(title)}</h1>"]
     for name, receipt in named:
-        heads, body = _figures(receipt, objectives)
-        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(_about(receipt))}</p>", _table(heads, body)]
+        heads, body = _table_of(receipt, objectives)
+        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(receipt))}</p>", _table(heads, body)]
         parts += [f"<p>{html.escape(note)}</p>" for note in _notes(receipt)]
     for by in ("users", "tokens of context"):
-        if chart := _charts(named, by):
-            parts += [f"<h2>By {by}</h2>", chart]
+        if lines := _lines(named, by):
+            parts += [f"<h2>By {by}</h2>", _drawn(lines, by, "svg").decode()]
     for name, receipt in named:
-        known = [(key, text) for key, text in compare.circumstances(receipt).items() if text != compare.UNKNOWN]
+        known = [(key, text) for key, text in compare.circumstances(receipt).items() if text != UNKNOWN]
         parts += [f"<h2>Circumstances of {html.escape(name)}</h2>", _table(("circumstance", "value"), known, "text")]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _about(receipt: Receipt) -> str:
-    about = receipt.circumstances
-    partial = "" if receipt.complete else "; partial"
-    return f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {receipt.started_utc}{partial}"
-
-
-def _figures(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    heads: tuple[str, ...] = (
-        "users",
-        "output",
-        "context",
-        "tok/s per user",
-        "tok/s",
-        "TTFT ms",
-        "p95",
-        "ITL ms",
-        "p99",
-        "accepted",
-        "cached",
-        "J/token",
-        "failed",
-    )
-    heads += ("goodput/s",) if objectives else ()
-    body: list[tuple[str, ...]] = []
-    for cell in sorted(receipt.cells, key=lambda cell: (cell.key, cell.restart)):
-        s = summary(cell)
-        times = (_text(None if value is None else value * 1000) for value in (s.ttft, s.ttft_p95, s.itl_p50, s.itl_p99))
-        shares = ("unknown" if share is None else f"{share:.1%}" for share in (s.acceptance, s.cache_hits))
-        row: tuple[str, ...] = (
-            str(cell.users),
-            f"{cell.output_tokens:,}",
-            f"{cell.context_tokens:,}",
-            _text(s.decode_tok_s),
-            _text(s.output_tok_s),
-        )
-        row = (
-            *row,
-            *times,
-            *shares,
-            _text(s.joules_per_token, 3),
-            f"{s.errors} of {s.requests}" + ("" if cell.complete else ", interrupted"),
-        )
+def _table_of(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the figures of a receipt."""
+    heads = ["users", "output", "context", *(COLUMNS[name][0] for name in FIGURES), "failed"]
+    body = []
+    for cell in receipt.ordered:
+        computed = summary(cell)
+        key = [f"{number:,}" for number in cell.key]
+        body.append([*key, *(figures.text(computed, name) for name in FIGURES), figures.failed(cell)])
         if objectives:
             good = saturation.goodput(cell, objectives)
-            row = (*row, f"{_text(good.per_second, 2)} ({good.met} of {good.requests})")
-        body.append(row)
-    return heads, body
+            per_second = UNKNOWN if good.per_second is None else f"{good.per_second:.2f}"
+            body[-1].append(f"{per_second} ({good.met} of {good.requests})")
+    return [*heads, *["goodput/s"] * bool(objectives)], body
 
 
 def _notes(receipt: Receipt) -> list[str]:
-    """The knees, and the errors of requests."""
-    errors = {f"error: {sample.error}" for cell in receipt.cells for sample in cell.samples if sample.error}
-    return [knee.text for knee in saturation.knees(receipt.cells)] + sorted(errors)
-
-
-def _text(value: float | None, digits: int = 1) -> str:
-    return "unknown" if value is None else f"{value:.{digits}f}"
+    return [*(knee.text for knee in saturation.knees(receipt.cells)), *figures.notes(receipt)]
 
 
 def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    def row(texts: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
 
-    return f'<table class="{kind}">{row(heads, "th")}{"".join(row(cells, "td") for cells in body)}</table>'
+    return f'<table class="{kind}">{row(heads, "th")}{"".join(row(texts, "td") for texts in body)}</table>'
 
 
-def _charts(named: Sequence[NamedReceipt], by: str) -> str:
-    """The charts over users or context as SVG, "" if only one number was measured."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ToolchainMissing("charts need matplotlib", "pip install 'sm120kit[plot]'") from error
+# ---- charts
 
-    lines: dict[str, dict[int, list[MeasuredCell]]] = {}
+Lines = dict[str, dict[int, list[MeasuredCell]]]
+"""Label of a line -> its cells by users or tokens of context, one for each start of the server."""
+
+
+def _lines(named: Sequence[NamedReceipt], by: str) -> Lines:
+    """The lines of charts over users or context; none if only one number was measured. Interrupted cells are left out."""
+    lines: Lines = {}
     for name, receipt in named:
         for cell in sorted(receipt.cells, key=lambda cell: (cell.output_tokens, cell.context_tokens, cell.users)):
             if cell.complete:
@@ -185,29 +173,56 @@ def _charts(named: Sequence[NamedReceipt], by: str) -> str:
                 other = f"after {cell.context_tokens:,}" if by == "users" else f"{cell.users} user{'s' * (cell.users > 1)}"
                 label = f"{cell.output_tokens:,} tokens, {other}"
                 lines.setdefault(f"{name}: {label}" if len(named) > 1 else label, {}).setdefault(x, []).append(cell)
-    if len({x for cells in lines.values() for x in cells}) < 2:
-        return ""
-    by_label = {label: [cell for starts in cells.values() for cell in starts] for label, cells in lines.items()}
-    knees = {label: saturation.knee(cells) if by == "users" else None for label, cells in by_label.items()}
-    with rc_context({"svg.hashsalt": "sm120kit", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}):
+    return lines if len({x for cells in lines.values() for x in cells}) > 1 else {}
+
+
+def charts(named: Sequence[NamedReceipt], kind: str) -> bytes:
+    """The charts over users, or over context if that is what was measured, as ``svg`` or ``png``.
+
+    The same receipts and matplotlib give the same bytes; text in an SVG stays text.
+
+    Raises:
+        ToolchainMissing: matplotlib is not installed.
+    """
+    by = "users" if _lines(named, "users") or not _lines(named, "tokens of context") else "tokens of context"
+    return _drawn(_lines(named, by), by, kind)
+
+
+def _drawn(lines: Lines, by: str, kind: str) -> bytes:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ToolchainMissing("charts need matplotlib", "pip install 'sm120kit[plot]'") from error
+
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "sm120kit",
+        "svg.fonttype": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with rc_context(style):
         figure = Figure(figsize=(15, 9.5), layout="constrained")
-        panels = figure.subplots(2, 2, squeeze=False).flatten()
-        for axes, (title, factor, values) in zip(panels, CHARTS, strict=True):
-            _chart(axes, title, lines, [(suffix, value, factor) for suffix, value in values], knees)
-            _scale(axes, by, sorted({x for cells in lines.values() for x in cells}))
+        _draw(figure, lines, by)
         content = io.BytesIO()
-        figure.savefig(content, format="svg", metadata={"Date": None})
-    text = content.getvalue().decode()
-    return text[text.index("<svg") :]
+        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=110)
+    drawn = content.getvalue()
+    return drawn[drawn.index(b"<svg") :] if kind == "svg" else drawn
 
 
-def _chart(
-    axes: Axes,
-    title: str,
-    lines: dict[str, dict[int, list[MeasuredCell]]],
-    values: Sequence[tuple[str, Value, float]],
-    knees: dict[str, int | None],
-) -> None:
+def _draw(figure: Figure, lines: Lines, by: str) -> None:
+    knees: dict[str, int | None] = dict.fromkeys(lines)
+    if by == "users":
+        knees = {
+            label: saturation.knee([cell for starts in cells.values() for cell in starts]) for label, cells in lines.items()
+        }
+    panels = figure.subplots(2, 2, squeeze=False).flatten()
+    for axes, (title, factor, names) in zip(panels, CHARTS, strict=True):
+        _chart(axes, title, lines, [(name, factor) for name in names], knees)
+        _scale(axes, by, sorted({x for cells in lines.values() for x in cells}))
+
+
+def _chart(axes: Axes, title: str, lines: Lines, values: Sequence[tuple[str, float]], knees: dict[str, int | None]) -> None:
     """One chart: a line for each series and value, with the label of the series beside the last point of its first line.
 
     A ring marks the knee of a series on its first line.
@@ -215,10 +230,10 @@ def _chart(
     ends: list[tuple[float, str, Any]] = []
     highest = 0.0
     for number, (label, cells) in enumerate(lines.items()):
-        for style, (_, value, factor) in zip(("-", "--"), values, strict=False):
+        for style, (name, factor) in zip(("-", "--"), values, strict=False):
             points = []
             for x, starts in sorted(cells.items()):
-                known = [figure * factor for cell in starts if (figure := value(summary(cell))) is not None]
+                known = [figure * factor for cell in starts if (figure := getattr(summary(cell), name)) is not None]
                 if known:
                     points.append((x, median(known)))
             if points:
@@ -227,25 +242,28 @@ def _chart(
                 highest = max(highest, *(y for _, y in points))
                 if style == "-":
                     ends.append((points[-1][1], label, color))
-                    ring_knee(axes, points, knees[label], color)
-    meaning = ", dashed: ".join(name for name, _, _ in values if name)
+                    _ring_knee(axes, points, knees[label], color)
+    meaning = ", dashed: ".join(COLUMNS[name][0] for name, _ in values)
     axes.set_title(f"{title} (solid: {meaning})" if len(values) > 1 else title, loc="left", fontsize="medium")
     axes.grid(alpha=0.25)
     top = highest * 1.05 or 1.0
     axes.set_ylim(0, top)
     if not ends:
-        axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center")
+        axes.text(0.5, 0.5, UNKNOWN, transform=axes.transAxes, ha="center")
     ends.sort(key=lambda end: end[0])
     for at, (_, label, color) in zip(_spread([y / top for y, _, _ in ends]), ends, strict=True):
-        axes.annotate(label, (1.02, at), xycoords="axes fraction", color=color, fontsize="small", va="center")
+        escaped = label.replace("$", r"\$")  # matplotlib would parse formulas of TeX
+        axes.annotate(escaped, (1.02, at), xycoords="axes fraction", color=color, fontsize="small", va="center")
 
 
-def ring_knee(axes: Axes, points: Sequence[tuple[float, float]], knee: int | None, color: Any, gid: str | None = None) -> None:
+def _ring_knee(axes: Axes, points: Sequence[tuple[float, float]], knee: int | None, color: Any) -> None:
     """Mark the point of a line at its knee by a ring, with its name on the side that the line does not take."""
     falls = bool(points) and points[-1][1] < points[0][1]
     for x, y in points:
         if x == knee:
-            axes.plot([x], [y], "o", markersize=11, fillstyle="none", markeredgewidth=1.5, color=color, clip_on=False, gid=gid)
+            axes.plot(
+                [x], [y], "o", markersize=11, fillstyle="none", markeredgewidth=1.5, color=color, clip_on=False, gid="knee"
+            )
             style: dict[str, Any] = {"textcoords": "offset points", "color": color, "fontsize": "small"}
             axes.annotate("knee", (x, y), (7, 6) if falls else (7, -13), **style)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -28,6 +27,8 @@ RATE, LENGTH = "sglang:spec_accept_rate", "sglang:spec_accept_length"
 """SGLang's gauges: accepted drafts over proposed ones, and tokens per step, of the latest 40 steps or
 ``--decode-log-interval`` (SGLang 0.5.11, srt/observability/scheduler_metrics_mixin.py). 0 before the first."""
 GAUGE_SECONDS = 1.0
+MOST = 2.0**53
+"""Largest value of a metric, from which on a float cannot count by one."""
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_CACHE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
@@ -202,7 +203,7 @@ def _change(name: str, before: str, after: str) -> int | None:
 
 
 def _whole(tokens: float) -> int | None:
-    return int(tokens) if 0 <= tokens < math.inf else None
+    return int(tokens) if tokens >= 0 else None
 
 
 def metrics_of(server: Endpoint) -> str:
@@ -210,19 +211,19 @@ def metrics_of(server: Endpoint) -> str:
     import httpx2
 
     try:
-        return client.get(server, "/metrics").text
+        return client.get(server, "/metrics").content.decode("utf-8", "replace")
     except httpx2.HTTPError:
         return ""
 
 
 def metric(metrics: str, name: str) -> list[float]:
-    """The finite values of a metric, one for each set of labels."""
+    """The values of a metric, one for each set of labels, without those beyond ``MOST``, whose sum would be infinite."""
     values = []
     for text in re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})?[ \t]+(\S+)", metrics, re.MULTILINE):
         try:
             value = float(text)
         except ValueError:
             continue
-        if math.isfinite(value):
+        if abs(value) <= MOST:
             values.append(value)
     return values

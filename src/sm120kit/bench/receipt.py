@@ -1,13 +1,9 @@
-"""Receipts: every sample of a run with its circumstances, as a JSON file, and the figures computed from the samples."""
+"""Receipts: every sample of a run with its circumstances, as a JSON file; ``figures`` computes figures from the samples."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from sm120kit.bench.clocks import Clocks
@@ -19,8 +15,6 @@ from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.state import read_record, write_record
 
 FORMAT = "sm120kit.receipt/2"
-LAG_SECONDS = 0.1
-"""If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
 
 
 @dataclass(frozen=True)
@@ -121,40 +115,10 @@ class Receipt:
     circumstances: Circumstances
     cells: tuple[MeasuredCell, ...]
 
-
-@dataclass(frozen=True)
-class Summary:
-    """The figures of a cell; rates in tokens per second, times in seconds, None if unknown.
-
-    ``decode_tok_s`` is the median over the requests, ``decode_at_least`` the same if the first chunk of each request has as
-    many tokens as its average chunk: less than ``decode_tok_s`` unless the server counts tokens by chunk. ``total_tok_s``
-    counts the tokens of all users while all of them were decoding; ``output_tok_s`` counts all tokens from the start of the
-    first request to the end of the last. ``lagged``: the client did not read its streams for more than ``LAG_SECONDS``, so that
-    times between chunks are unknown. ``prefill_tok_s`` is the median of uncached prompt tokens over the time to the first
-    token, waiting included. ``cache_hits`` is the share of prompt tokens in the server's prefix cache. ``joules_per_token`` is
-    the energy of the GPUs over the tokens of all answers, prefill included; None if a request failed.
-    """
-
-    requests: int
-    errors: int
-    tokens: int | None
-    chunks: int
-    decode_tok_s: float | None
-    decode_at_least: float | None
-    decode_lowest: float | None
-    decode_highest: float | None
-    total_tok_s: float | None
-    output_tok_s: float | None
-    prefill_tok_s: float | None
-    ttft: float | None
-    ttft_p95: float | None
-    ttfa: float | None
-    itl_p50: float | None
-    itl_p99: float | None
-    lagged: bool
-    acceptance: float | None
-    cache_hits: float | None = None
-    joules_per_token: float | None = None
+    @property
+    def ordered(self) -> list[MeasuredCell]:
+        """The cells by users, output tokens, context tokens and start of the server."""
+        return sorted(self.cells, key=lambda cell: (cell.key, cell.restart))
 
 
 def schema() -> dict[str, Any]:
@@ -187,80 +151,3 @@ def read(path: Path) -> Receipt:
         raise BadReceipt(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
     except ValueError as error:
         raise BadReceipt(f"{path} is not a receipt: {error}", "name a file that bench run wrote") from error
-
-
-def summary(cell: MeasuredCell) -> Summary:
-    """The figures of a cell over its successful requests; failed requests are counted, never averaged."""
-    successful = [sample for sample in cell.samples if not sample.error]
-    decoded = [sample for sample in successful if sample.decode_tok_s is not None]
-    rates = [sample.decode_tok_s or 0.0 for sample in decoded]
-    counts = [sample.completion_tokens for sample in successful if sample.completion_tokens is not None]
-    prefill = [rate for sample in successful if (rate := sample.prefill_tok_s) is not None]
-    lagged = cell.lag_seconds is not None and cell.lag_seconds > LAG_SECONDS
-    gaps = [gap for sample in successful for gap in sample.itl if not lagged]
-    span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
-    known = len(counts) == len(successful) > 0
-    joules = cell.energy.total if cell.energy and len(counts) == len(cell.samples) else None
-    return Summary(
-        requests=len(cell.samples),
-        errors=len(cell.samples) - len(successful),
-        tokens=sum(counts) if known else None,
-        chunks=sum(len(sample.chunk_seconds) for sample in successful),
-        decode_tok_s=median(rates) if rates else None,
-        decode_at_least=median(sample.decode_at_least or 0.0 for sample in decoded) if decoded else None,
-        decode_lowest=min(rates, default=None),
-        decode_highest=max(rates, default=None),
-        total_tok_s=_together(successful, cell.users),
-        output_tok_s=sum(counts) / span if known and span > 0 else None,
-        prefill_tok_s=median(prefill) if prefill else None,
-        ttft=_quantile([s.ttft for s in successful if s.ttft is not None], 0.5),
-        ttft_p95=_quantile([s.ttft for s in successful if s.ttft is not None], 0.95),
-        ttfa=_quantile([s.ttfa for s in successful if s.ttfa is not None], 0.5),
-        itl_p50=_quantile(gaps, 0.5),
-        itl_p99=_quantile(gaps, 0.99),
-        lagged=lagged,
-        acceptance=cell.acceptance.share if cell.acceptance else None,
-        cache_hits=cell.prefix_cache.share if cell.prefix_cache else None,
-        joules_per_token=joules / total if joules is not None and (total := sum(counts)) else None,
-    )
-
-
-def _together(samples: Sequence[Sample], users: int) -> float | None:
-    """Tokens per second of all users while every one of them was decoding.
-
-    The time between the last chunk of a user's request and the first chunk of the user's next request does not count.
-    """
-    received = [sample.tokens_received for sample in samples]
-    if None in received:
-        return None
-    streams = [(sample.chunk_seconds, counts) for sample, counts in zip(samples, received, strict=True) if counts]
-    # Requests of a user follow each other: the number of streams that are decoding is the number of users that are.
-    changes = sorted([(times[0], 1) for times, _ in streams] + [(times[-1], -1) for times, _ in streams])
-    decoding, seconds, tokens = 0, 0.0, 0.0
-    for (begin, change), (end, _) in pairwise(changes):
-        decoding += change
-        if decoding == users and end > begin:
-            seconds += end - begin
-            tokens += sum(
-                _tokens_until(end, times, counts) - _tokens_until(begin, times, counts)
-                for times, counts in streams
-                if times[0] <= begin and times[-1] >= end
-            )
-    return tokens / seconds if seconds else None
-
-
-def _tokens_until(seconds: float, times: Sequence[float], tokens: Sequence[float]) -> float:
-    """Tokens of the chunks received until then, and of the next chunk the elapsed fraction of the time to it."""
-    chunks = bisect_right(times, seconds)
-    if chunks == len(times):
-        return tokens[-1]
-    elapsed = (seconds - times[chunks - 1]) / (times[chunks] - times[chunks - 1])
-    return tokens[chunks - 1] + elapsed * (tokens[chunks] - tokens[chunks - 1])
-
-
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least ``share`` of the values do not exceed."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

@@ -21,15 +21,18 @@ Reads = Sequence[tuple[float, bytes]]
 FAILED = ("abort", "error")
 """Finish reasons of a request that the engine gave up (vLLM's FinishReason, SGLang's FINISH_ABORT)."""
 
+TOGETHER = 0.1
+"""Chunks closer than this share of the mean time between chunks arrived together."""
+
 
 @dataclass(frozen=True)
 class Sample:
     """One request. Times are seconds since the run began; None is unknown, never zero.
 
-    ``completion_tokens`` is the server's count in ``usage``; ``chunk_seconds`` are the times of events with text. Their numbers
-    differ: a chunk may have several tokens, and a token may be delayed until its character is complete. ``chunk_tokens`` are
-    the tokens of each chunk if the server counts them in the stream. Rates are None without ``usage``. ``error`` is empty for
-    a successful request; the data before an error is kept.
+    ``completion_tokens`` is the server's count in ``usage``; ``chunk_seconds`` are the times of events with text, and
+    ``chunk_sizes`` the characters of each, 0 for a part of a tool call. Numbers of tokens and chunks differ: a chunk may have
+    several tokens, and a token may be delayed until its character is complete. ``chunk_tokens`` are the tokens of each chunk
+    if the server counts them in the stream. ``error`` is empty for a successful request; the data before an error is kept.
     """
 
     user: int
@@ -50,6 +53,7 @@ class Sample:
     model: str | None
     text_sha256: str
     chunk_tokens: tuple[int, ...] | None = None
+    chunk_sizes: tuple[int, ...] = ()
 
     @property
     def ttft(self) -> float | None:
@@ -70,32 +74,74 @@ class Sample:
         return (self.prompt_tokens - cached) / self.ttft
 
     @property
-    def decode_tok_s(self) -> float | None:
-        """Tokens per second after the first chunk: the tokens of all chunks but the first, over the time from it to the last.
+    def tokens(self) -> int | None:
+        """Tokens of the answer; None without ``usage``, or if it has fewer than one for each chunk of text."""
+        return self.completion_tokens if not self._miscounted else None
 
-        Without counts by chunk the first chunk has one token: vLLM and SGLang send the first token alone.
+    @property
+    def _miscounted(self) -> bool:
+        texts = sum(size > 0 for size in self.chunk_sizes)
+        return self.completion_tokens is not None and self.completion_tokens < texts
+
+    @property
+    def no_rate(self) -> str:
+        """The reason why the decode rate is unknown, "" if it is known."""
+        times = self.chunk_seconds
+        if self.error:
+            return "the request failed"
+        if self.completion_tokens is None:
+            return "the server does not count tokens (usage)"
+        if self._miscounted:
+            return f"usage has {self.completion_tokens:,} tokens for {len(times):,} chunks of text"
+        if len(times) < 2 or self.completion_tokens < 2:
+            return "the answer came in one chunk" if times else "the answer has no text"
+        return "" if times[-1] > times[self._together - 1] else "all chunks arrived together"
+
+    @property
+    def _together(self) -> int:
+        """The number of chunks that arrived with the first, as those of a proxy that collects them do, with it.
+
+        They follow each other within ``TOGETHER`` of the mean time between chunks.
         """
-        tokens = self.tokens_received
-        return None if tokens is None else (tokens[-1] - tokens[0]) / (self.chunk_seconds[-1] - self.chunk_seconds[0])
+        times = self.chunk_seconds
+        limit = TOGETHER * (times[-1] - times[0]) / max(1, len(times) - 1)
+        return next((number for number, gap in enumerate(self.itl, 1) if gap > limit), len(times))
 
     @property
-    def decode_at_least(self) -> float | None:
-        """The rate if the first chunk has as many tokens as the average chunk; the rate itself if chunks are counted."""
-        rate, chunks = self.decode_tok_s, len(self.chunk_seconds)
-        if rate is None or self.completion_tokens is None or self.chunk_tokens:
-            return rate
-        return min(rate, rate * self.completion_tokens * (chunks - 1) / chunks / (self.completion_tokens - 1))
+    def received(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Times of chunks and tokens received until then, from the last one that arrived with the first; None without rate."""
+        if self.no_rate:
+            return None
+        begin = self._together - 1
+        return self.chunk_seconds[begin:], tuple(accumulate(self.chunk_tokens or self._estimated_tokens()))[begin:]
+
+    def _estimated_tokens(self) -> list[float]:
+        """Tokens of each chunk: one, and of those beyond the number of chunks the share that the length of its text has."""
+        total, chunks = self.completion_tokens or 0, len(self.chunk_seconds)
+        characters = sum(self.chunk_sizes)
+        surplus = [max(0.0, total * size / characters - 1) if characters else 1.0 for size in self.chunk_sizes or [1] * chunks]
+        share = max(0, total - chunks) / (sum(surplus) or 1.0)
+        return [1 + share * each for each in surplus]
 
     @property
-    def tokens_received(self) -> tuple[float, ...] | None:
-        """Tokens received until each chunk, with it; None for a failed request, or without a count or time between chunks."""
-        times, total = self.chunk_seconds, self.completion_tokens
-        if self.error or total is None or total < 2 or len(times) < 2 or times[-1] <= times[0]:
+    def decode_tok_s(self) -> float | None:
+        """Tokens per second: those of all chunks but the ones that arrived with the first, over the time until the last."""
+        if (received := self.received) is None:
+            return None
+        times, tokens = received
+        return (tokens[-1] - tokens[0]) / (times[-1] - times[0])
+
+    @property
+    def decode_bounds(self) -> tuple[float, float] | None:
+        """Lowest and highest decode rate with at least one token in each chunk; equal if the server counts tokens by chunk."""
+        if (rate := self.decode_tok_s) is None:
             return None
         if self.chunk_tokens:
-            return tuple(accumulate(self.chunk_tokens))
-        share = (total - 1) / (len(times) - 1)
-        return tuple(1 + share * number for number in range(len(times)))
+            return rate, rate
+        chunks, together = len(self.chunk_seconds), self._together
+        seconds = self.chunk_seconds[-1] - self.chunk_seconds[together - 1]
+        surplus = max(0, (self.completion_tokens or 0) - chunks)
+        return (chunks - together) / seconds, (chunks - together + surplus) / seconds
 
     @property
     def itl(self) -> tuple[float, ...]:
@@ -108,6 +154,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.chunk_seconds: list[float] = []
+        self.chunk_sizes: list[int] = []
         self.counted: list[int | None] = []
         self.streamed_tokens = 0
         self.answer_chunks = 0
@@ -153,6 +200,7 @@ class _Answer:
                     self.first_answer = seconds
             if answer or reasoning:
                 self.chunk_seconds.append(seconds)
+                self.chunk_sizes.append(sum(len(text) for text in (reasoning, answer) if isinstance(text, str)))
                 self.counted.append(usage if usage is not None else self.streamed_tokens if listed else None)
                 self.text.update(json.dumps([reasoning, answer]).encode())
         if self.finish_reason in FAILED:
@@ -185,8 +233,12 @@ class _Answer:
         return self.counts["completion_tokens"]
 
 
+MOST_CHARACTERS = 1000
+"""Limit of a name or error of the server in a result."""
+
+
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return value[:MOST_CHARACTERS] if isinstance(value, str) else None
 
 
 MOST_TOKENS = 10**9
@@ -240,7 +292,7 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
     for seconds, read in reads:
         for event in reader.feed(read):
             answer.add(seconds, event.name, event.data)
-    cut_off = "the stream ended inside an event" if reader.incomplete else ""
+    cut_off = reader.problem
     if not cut_off and answer.finish_reason is None and not answer.done:
         cut_off = "the stream ended without a finish reason"
     counts = answer.counts
@@ -256,7 +308,7 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
         started=exchange.started,
         ended=exchange.ended,
         status=exchange.status,
-        error=exchange.error or answer.error or cut_off or impossible,
+        error=(exchange.error or answer.error or cut_off or impossible)[:MOST_CHARACTERS],
         chunk_seconds=tuple(answer.chunk_seconds),
         answer_chunks=answer.answer_chunks,
         first_token=answer.chunk_seconds[0] if answer.chunk_seconds else None,
@@ -269,4 +321,5 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
         model=answer.model,
         text_sha256=answer.text.hexdigest(),
         chunk_tokens=answer.chunk_tokens(),
+        chunk_sizes=tuple(answer.chunk_sizes),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from sm120kit.bench.receipt import MeasuredCell, summary
+from sm120kit.bench.figures import summary
+from sm120kit.bench.receipt import MeasuredCell
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import UnknownName, did_you_mean
 

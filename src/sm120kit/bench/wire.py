@@ -33,6 +33,11 @@ _CONTROL_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _NO_CHUNK = b"invalid chunk\r\n"
+CLOSED_IN_HEAD = "the connection was closed inside the head of the response"
+MAX_HEAD_BYTES = 100 << 10
+"""Limit of all heads before the content, from which on the HTTP library gets them, whose limit is the same."""
+MAX_CONTENT_BYTES = 256 << 20
+"""Limit of an answer: one of 100,000 tokens has some 30 MB."""
 
 
 def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
@@ -114,8 +119,8 @@ class _Response:
         self.content: list[tuple[float, bytes]] = []
         self.decoding = True
         self._arrived = 0.0
-        self._head = b""
-        self._heads = 0
+        self._head = bytearray()
+        self._heads = self._received = 0
         self._has_head = self._chunked = False
         self._parser = httptools.HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)  # as the HTTP library has it
@@ -134,17 +139,24 @@ class _Response:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not (self._has_head and self._chunked):  # the HTTP library reports it
                 self.decoding = False
-                return self._head or read
+                return bytes(self._head) or read
             if self.decoding:  # else surplus bytes after the content
                 self.decoding, end = False, _NO_CHUNK
-        if in_head and not self._has_head:
+        if self._received > MAX_CONTENT_BYTES:
+            self.decoding, end = False, _NO_CHUNK
+        if in_head and not self._has_head and len(self._head) <= MAX_HEAD_BYTES:
             return b""
-        head, self._head = self._head, b""
+        head, self._head = bytes(self._head), bytearray()
         if not self._chunked:
             self.decoding = False
             return head
         head = b"".join(part + _HEAD_END for part in head.split(_HEAD_END, self._heads)[: self._heads]) if head else b""
         return head if self.decoding else head + end
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a part of a head has arrived."""
+        return self.decoding and bool(self._head)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:
@@ -159,6 +171,7 @@ class _Response:
     def on_body(self, body: bytes) -> None:
         if self._chunked and self.decoding:
             self.content.append((self._arrived, body))
+            self._received += len(body)
 
     def on_message_complete(self) -> None:
         if self._has_head:
@@ -228,6 +241,8 @@ class _Stream(httpcore2.AsyncNetworkStream):
         if not self._reads:
             if self._broken:
                 raise httpcore2.ReadError(str(self._broken)) from self._broken
+            if self.response.in_head:
+                raise httpcore2.RemoteProtocolError(CLOSED_IN_HEAD)
             return b""
         self.arrived, read = self._reads.popleft()
         if len(read) > max_bytes:

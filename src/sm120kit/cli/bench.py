@@ -1,4 +1,4 @@
-"""``sm120kit bench run``, ``workloads`` and ``import``: measure a server, list workloads, read published results."""
+"""``sm120kit bench run`` and ``import``: measure a server, and read the result files of other benchmarks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli import receipts
-from sm120kit.cli.bench_workload import WorkloadChoice
+from sm120kit.cli.bench_results import render
+from sm120kit.cli.bench_workload import Given, WorkloadChoice, cell_progress
 from sm120kit.cli.options import Json, PublishedImages, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.receipt import MeasuredCell, Receipt, Summary
+    from sm120kit.bench.receipt import MeasuredCell, Receipt
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class Results:
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="The receipt, written after each cell; a partial one is resumed."),
     ] = Path("receipt.json")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt and plot.")] = False
-    plot: receipts.Plot = ""
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt.")] = False
     json: Json = False
 
 
@@ -70,7 +69,7 @@ def run_(
     running: RunningServer,
     launched: LaunchedServer,
     images: PublishedImages,
-    given: receipts.Given = None,
+    given: Given = None,
     results: Results,
 ) -> None:
     """Measure a server over HTTP and write a receipt.
@@ -95,7 +94,6 @@ def run_(
     named = choice.load()
     earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
     require_writable(results.output)
-    receipts.require_plot(results.plot, results.overwrite or earlier is not None)
     total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
     printed = 0 if earlier is None else len(earlier.cells)
     if earlier:
@@ -106,9 +104,9 @@ def run_(
         receipt.write(results.output, partial)
         for cell in partial.cells[printed:]:
             printed += 1
-            console.info(f"[{printed}/{total}] {_line(cell, receipt.summary(cell))}")
+            console.info(f"[{printed}/{total}] {_line(cell)}")
 
-    with receipts.cell_progress(total - printed) as cell_begins:
+    with cell_progress(total - printed) as cell_begins:
         measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins, earlier)
         if configuration:
             prepared, options = launched.prepare(configuration, images)
@@ -119,8 +117,7 @@ def run_(
     if all(sample.error for cell in result.cells for sample in cell.samples):
         hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"
         raise NothingMeasured(f"every request failed; the first: {failed[0].error}", hint)
-    receipts.render([(results.output.stem, result)], as_json=results.json)
-    receipts.draw(results.plot, [(results.output.stem, result)])
+    render([(results.output.stem, result)], as_json=results.json)
     console.info(f"receipt: {results.output}")
     if failed:
         console.warn(f"{len(failed)} requests failed; {client.hint(failed[0].error)}")
@@ -147,25 +144,13 @@ def _require_options_of_url(launched: LaunchedServer) -> None:
         raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint="--restarts")
 
 
-def _line(cell: MeasuredCell, figures: Summary) -> str:
-    rate = "rate unknown" if figures.decode_tok_s is None else f"{figures.decode_tok_s:.1f} tok/s per user"
-    failed = f", {figures.errors} of {figures.requests} requests failed" if figures.errors else ""
-    partial = "" if cell.complete else ", interrupted"
-    return f"{receipts.users(cell)}, {cell.output_tokens} tokens after {cell.context_tokens}: {rate}{failed}{partial}"
+def _line(cell: MeasuredCell) -> str:
+    from sm120kit.bench import figures
 
-
-def workloads(json: Json = False) -> None:
-    """List the workloads."""
-    from sm120kit.bench import workload
-
-    available = [workload.load(name) for name in workload.names()]
-    if json:
-        console.json_data([{"name": named.name, "sha256": named.sha256, **named.workload.model_dump()} for named in available])
-        return
-    console.table(
-        ("workload", "cells", "summary"),
-        ((named.name, len(workload.cells(named.workload, 0)), named.workload.summary) for named in available),
-    )
+    summary = figures.summary(cell)
+    rate = f"{summary.decode_tok_s:.1f} tok/s per request" if summary.decode_tok_s else f"rate unknown: {summary.no_rate}"
+    failed = f", {figures.failed(cell)} requests failed" if summary.errors or not cell.complete else ""
+    return f"{figures.name(cell)}: {rate}{failed}"
 
 
 def import_(
@@ -178,9 +163,9 @@ def import_(
     """
     from dataclasses import asdict
 
-    from sm120kit.bench import published
+    from sm120kit.bench import foreign_results
 
-    read = published.read(files)
+    read = foreign_results.read(files)
     figures = read.figures
     for reason in read.refused.values():
         console.info(f"refused: {reason}")

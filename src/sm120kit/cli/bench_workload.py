@@ -1,16 +1,53 @@
-"""Options of ``sm120kit bench run`` on what is requested from the server."""
+"""Options of ``bench run`` and ``reproduce`` on what is requested from the server, and the progress of its cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sm120kit.core import console
+
 if TYPE_CHECKING:
-    from sm120kit.bench.workload import NamedWorkload
+    from sm120kit.bench import RequestEnded
+    from sm120kit.bench.workload import Cell, NamedWorkload
+
+Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'; repeatable."
+    ),
+]
+
+
+@contextmanager
+def cell_progress(cells: int, *, announce: bool = False) -> Iterator[Callable[[Cell, int], RequestEnded]]:
+    """A live display of a run on a terminal: of all ``cells`` to measure, and of the requests of the running one.
+
+    The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each cell, too.
+    """
+    from sm120kit.bench import figures
+
+    begun = 0
+    with console.progress(remaining=True) as display:
+        run = display.add_task("cells", total=cells)
+
+        def cell_begins(cell: Cell, requests: int) -> RequestEnded:
+            nonlocal begun
+            display.update(run, completed=begun)
+            begun += 1
+            for task in display.tasks[1:]:  # a cell that runs for a time has no total; it is over when the next one begins
+                display.update(task.id, total=task.completed, visible=False)
+            if announce:
+                console.info(f"{figures.name(cell)}: {requests} requests" if requests else figures.name(cell))
+            key = display.add_task(figures.name(cell), total=requests or None)
+            return lambda: display.update(key, advance=1)
+
+        yield cell_begins
 
 
 @dataclass(frozen=True)

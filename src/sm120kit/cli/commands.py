@@ -25,10 +25,9 @@ COMMANDS = Branch(
             "Measure a server and keep receipts",
             {
                 "run": Leaf("bench:run_", "Measure a server over HTTP and write a receipt"),
-                "show": Leaf("receipts:show", "Show the figures of receipts"),
-                "compare": Leaf("receipts:compare", "Compare two receipts cell by cell"),
-                "workloads": Leaf("bench:workloads", "List the workloads"),
-                "export": Leaf("bench_export:export", "Write receipts as a table or a page with charts"),
+                "show": Leaf("bench_results:show", "Show the figures of receipts"),
+                "compare": Leaf("bench_results:compare", "Compare two receipts cell by cell"),
+                "export": Leaf("bench_results:export", "Write receipts as a table, a page with charts, or charts"),
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
         ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli import receipts as receipt_options
+from sm120kit.cli.bench_workload import Given, cell_progress
 from sm120kit.cli.options import ConfigName, Json, PublishedImages, ServerAccess, Timeout, finite, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
@@ -52,7 +52,7 @@ class Method:
     ] = Path()
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing receipts.")] = False
     quick: Annotated[bool, typer.Option("--quick", help="Only the fewest users, one request for each.")] = False
-    given: receipt_options.Given = None
+    given: Given = None
     all_reduce_us: Annotated[
         float | None,
         typer.Option(
@@ -161,7 +161,7 @@ def _measure(
     for name, partial in earlier.items():
         console.info(f"{name}: {len(partial.cells)} cells are measured already")
     cells = reproduce.cell_count(workloads) * (launched.restarts + 1) - sum(len(kept.cells) for kept in earlier.values())
-    with receipt_options.cell_progress(cells, announce=True) as cell_begins:
+    with cell_progress(cells, announce=True) as cell_begins:
         measurements = tuple(
             replace(measurement, stall_seconds=running.timeout)
             for measurement in reproduce.measurements(configuration, workloads, directory, stated, cell_begins, earlier)

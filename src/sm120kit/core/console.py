@@ -6,7 +6,6 @@ passed through :func:`printable`, here and nowhere else. JSON escapes control ch
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -104,9 +103,9 @@ def data(text: str, *, credentials: bool = False) -> None:
 
 def json_data(value: Any) -> None:
     """Print a result as JSON; records become objects."""
-    from sm120kit.core.records import json_default
+    from sm120kit.core.records import json_text
 
-    print(masked_json(json.dumps(value, indent=2, default=json_default)), flush=True)
+    print(masked_json(json_text(value)), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +38,15 @@ class Toolchain:
     nvcc_version: str
     host_compiler: str
     host_version: str
+
+
+def json_text(value: object, *, sort_keys: bool = False) -> str:
+    """A value as an indented JSON document: records become objects, NaN and infinities, which JSON does not have, null."""
+    try:
+        return json.dumps(value, indent=2, sort_keys=sort_keys, default=json_default, allow_nan=False)
+    except ValueError:
+        known = json.loads(json.dumps(value, default=json_default), parse_constant=lambda constant: None)
+        return json.dumps(known, indent=2, sort_keys=sort_keys, allow_nan=False)
 
 
 def json_default(value: object) -> Any:

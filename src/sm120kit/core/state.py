@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused, UnknownName
 from sm120kit.core.outside import read_input
-from sm120kit.core.records import json_default
+from sm120kit.core.records import json_default, json_text
 from sm120kit.core.secrets import masked_json
 
 T = TypeVar("T")
@@ -430,7 +430,7 @@ def file_sha256(path: Path) -> str:
 
 def record_json(record: object) -> str:
     """A record in its form on disk: sorted, indented, with a trailing newline."""
-    return json.dumps(record, sort_keys=True, indent=2, default=json_default) + "\n"
+    return json_text(record, sort_keys=True) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:

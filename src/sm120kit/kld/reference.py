@@ -9,7 +9,6 @@ log-probabilities.
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import zstandard
 
 from sm120kit.core.errors import BadRecord, ToolchainMissing
 from sm120kit.core.outside import parse_json
+from sm120kit.core.records import json_text
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, blocks, normalized
 from sm120kit.kld.records import DivergenceSummary, Windowing
 from sm120kit.kld.tokens import TokenizedText
@@ -81,7 +81,7 @@ class ReferenceWriter:
     def finish(self, computed: ReferenceText, noise: DivergenceSummary) -> None:
         """Write the header, with the difference of the reference from itself in other batches."""
         header = {"format": FORMAT, **asdict(computed), "noise": asdict(noise)}
-        self._archive.writestr(_HEADER, json.dumps(header), zipfile.ZIP_DEFLATED)
+        self._archive.writestr(_HEADER, json_text(header), zipfile.ZIP_DEFLATED)
 
 
 @contextmanager

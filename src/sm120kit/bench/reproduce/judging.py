@@ -8,7 +8,8 @@ from enum import StrEnum
 from statistics import median
 
 from sm120kit.bench import roofline
-from sm120kit.bench.receipt import MeasuredCell, Receipt, summary
+from sm120kit.bench.figures import summary
+from sm120kit.bench.receipt import MeasuredCell, Receipt
 from sm120kit.bench.reproduce import differences
 from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCell, expectation
@@ -51,12 +52,11 @@ class ReproductionVerdict(StrEnum):
 class Rate:
     """Tokens per second of all users together: median over starts of the server, with the lowest and the highest.
 
-    With one start, lowest and highest are those of its requests if there is one user. ``at_least`` is the rate if the first
-    chunk of each request has as many tokens as its average chunk. ``acceptance`` is None if the server does not report it.
+    With one start, lowest and highest are those of its requests if there is one user. ``acceptance`` is None if the server does
+    not report it.
     """
 
     tok_s: float
-    at_least: float
     lowest: float
     highest: float
     starts: int
@@ -211,7 +211,7 @@ def _judgement(
             differing.append(
                 SetupDifference("roofline", allowed, f"{measured.tok_s:.0f} tok/s, above what the memory bandwidth allows")
             )
-        elif measured and measured.at_least > FASTEST * reference.value:
+        elif measured and measured.tok_s > FASTEST * reference.value:
             doubted = f"{measured.tok_s:.0f} tok/s, more than {FASTEST:g} times the published rate of the same setup"
             differing.append(SetupDifference("rate", f"{reference.value:g} tok/s", doubted))
     if possible and reference.value > possible.ceiling:
@@ -220,12 +220,12 @@ def _judgement(
         verdict = ReproductionVerdict.NOT_COMPARABLE
     elif measured is None:
         verdict = ReproductionVerdict.NOT_MEASURED
-    elif measured.at_least >= (reference.value - (reference.spread or 0)) * (1 - ROUNDING):
+    elif measured.tok_s >= (reference.value - (reference.spread or 0)) * (1 - ROUNDING):
         verdict = ReproductionVerdict.REPRODUCED if measured.starts >= STARTS else ReproductionVerdict.REACHED
     else:
-        within = measured.at_least >= reference.value * (1 - RESTARTS)
+        within = measured.tok_s >= reference.value * (1 - RESTARTS)
         verdict = ReproductionVerdict.WITHIN if within else ReproductionVerdict.BELOW
-    share = measured.at_least / reference.value if measured else None
+    share = measured.tok_s / reference.value if measured else None
     return Judgement(reference, verdict, measured, share, tuple(differing), honest, bound, tuple(reasons))
 
 
@@ -241,7 +241,6 @@ def _cells(reference: Reference, receipt: Receipt) -> tuple[MeasuredCell, ...]:
 def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
     """The rate of cells. ``decode``: after the first token, of all users together; ``wall``: all tokens over the whole time."""
     rates: list[float] = []
-    least: list[float] = []
     lowest: list[float] = []
     highest: list[float] = []
     for cell in cells:
@@ -250,8 +249,6 @@ def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
         rate = figures.output_tok_s if figure == "wall" else figures.decode_tok_s if alone else figures.total_tok_s
         if rate is not None:
             rates.append(rate)
-            share = (figures.decode_at_least or 0.0) / figures.decode_tok_s if figures.decode_tok_s else 1.0
-            least.append(rate if figure == "wall" else rate * share)
             lowest.append(figures.decode_lowest or rate if alone else rate)
             highest.append(figures.decode_highest or rate if alone else rate)
     if not rates:
@@ -262,7 +259,7 @@ def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
     drafted, accepted = sum(cell.drafted or 0 for cell in known), sum(cell.accepted or 0 for cell in known)
     sampled = [cell.rate for cell in known if cell.rate is not None]
     acceptance = accepted / drafted if drafted else median(sampled) if sampled else None
-    return Rate(median(rates), median(least), min(lowest), max(highest), len(rates), acceptance)
+    return Rate(median(rates), min(lowest), max(highest), len(rates), acceptance)
 
 
 def _bound(

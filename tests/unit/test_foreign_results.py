@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sm120kit.bench import published
-from sm120kit.bench.published_formats import Figure
+from sm120kit.bench import foreign_results
+from sm120kit.bench.foreign_formats import Figure
 from sm120kit.core.errors import BadReceipt
 
 
@@ -20,7 +20,7 @@ def file(tmp_path: Path, name: str, content: Any) -> Path:
 
 
 def figures(paths: list[Path]) -> tuple[Figure, ...]:
-    read = published.read(paths)
+    read = foreign_results.read(paths)
     assert not read.refused
     return read.figures
 
@@ -58,23 +58,9 @@ def test_failed_cells_are_refused(tmp_path: Path) -> None:
 
 
 def test_short_answers_are_refused(tmp_path: Path) -> None:
-    rows = [
-        {"users": 1, "output_len": 1000, "system_tps": 100.2, "per_user_tps": 100.2, "total_tokens": 20, "time": 0.2},
-        {"users": 16, "output_len": 1000, "system_tps": 604.7, "per_user_tps": 37.8, "total_tokens": 16000, "time": 26.5},
-    ]
-    short, long = figures([file(tmp_path, "k64_no_think.json", rows)])
-    assert short.refused == "only 20 tokens for each user in 0.2 s"
-    assert not long.refused
-
-
-def test_users_and_context_from_labels(tmp_path: Path) -> None:
-    rows = [
-        {"label": "1 user, 1K output", "tok_s": 282.94, "comp_tokens": 3000, "time": 10.6},
-        {"label": "1 user, 32K ctx", "tok_s": 141.28, "comp_tokens": 1000, "time": 7.08},
-    ]
-    first, second = figures([file(tmp_path, "k64_results.json", rows)])
-    assert (first.users, first.context_tokens, second.context_tokens) == (1, 0, 32768)
-    assert not first.refused and "wall time" in first.notes[0]
+    rows = sweep(cell(100.2, total_tokens=20, wall_time=0.2), cell(604.7, 16, total_tokens=16000, wall_time=26.5))
+    short, long = figures([file(tmp_path, "no_think.json", rows)])
+    assert short.refused.startswith("only 20 tokens") and not long.refused
 
 
 def test_prefill_from_a_cache_is_refused(tmp_path: Path) -> None:
@@ -118,29 +104,7 @@ def test_unknown_formats_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(text)
     with pytest.raises(BadReceipt, match=r"odd\.json"):
-        published.read([path])
-
-
-K64_MULTIUSER = [
-    {"label": "1 concurrent users, 1K output", "system_tps": 282.4430020289439, "per_user_tps": 282.4430020289439, "users": 1},
-    {"label": "4 concurrent users, 1K output", "system_tps": 850.3381542025332, "per_user_tps": 212.5845385506333, "users": 4},
-    {"label": "8 concurrent users, 1K output", "system_tps": 1282.7694557234238, "per_user_tps": 160.3461819654279, "users": 8},
-    {"label": "16 concurrent users, 1K output", "system_tps": 1623.9072227297236, "per_user_tps": 101.494201420, "users": 16},
-]
-"""results/k64_multiuser.json of brandonmmusic-max/sm120-moe-bench at 0f398fc: the source of the published 283 tok/s."""
-
-
-def test_source_of_the_published_283(tmp_path: Path) -> None:
-    read = figures([file(tmp_path, "k64_multiuser.json", K64_MULTIUSER)])
-    assert [(figure.users, round(figure.tok_s, 1), figure.refused) for figure in read] == [
-        (1, 282.4, ""),
-        (4, 850.3, ""),
-        (8, 1282.8, ""),
-        (16, 1623.9, ""),
-    ]
-    assert read[0].what == "1 concurrent users, 1K output" and "no token counts" in read[0].notes[0]
-    legal = [{"users": 1, "system_tps": 139.2, "per_user_tps": 139.2}, {"users": 2, "system_tps": 232.1, "per_user_tps": 116.0}]
-    assert [figure.tok_s for figure in figures([file(tmp_path, "k64_legal_mtp3.json", legal)])] == [139.2, 232.1]
+        foreign_results.read([path])
 
 
 def test_counters_and_unlimited_pools_of_published_sweeps(tmp_path: Path) -> None:
@@ -154,24 +118,6 @@ def test_counters_and_unlimited_pools_of_published_sweeps(tmp_path: Path) -> Non
     assert not any(figure.refused for figure in figures(unlimited))
 
 
-def test_requests_of_unknown_concurrency_are_refused(tmp_path: Path) -> None:
-    rows = [
-        {
-            "prompt_key": "short_statute",
-            "category": "short_factual",
-            "tokens": 1024,
-            "time": 6.49,
-            "ttft": 0.07,
-            "tps": 157.8,
-            "error": "",
-        },
-        {"prompt_key": "complex_pi", "category": "x", "tokens": 0, "time": 0.04, "ttft": 0.035, "tps": 0.0, "error": "timeout"},
-    ]
-    first, second = figures([file(tmp_path, "klc_real_world.json", rows)])
-    assert first.users is None and first.refused == "one request: how many ran at once is not in the file"
-    assert second.refused == "timeout"
-
-
 def test_one_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
     kernels = {
         "M=1": {"M": 1, "gemm1_ms": {"avg": 0.0248, "med": 0.0247}},
@@ -179,11 +125,11 @@ def test_one_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
     }
     prompts = {"short_statute": {"category": "short_factual", "prompt": "What is the statute of limitations?"}}
     odd = [file(tmp_path, "baseline_results.json", kernels), file(tmp_path, "klc_prompts.json", prompts)]
-    read = published.read([*odd, file(tmp_path, "a.json", sweep(cell(200.3)))])
+    read = foreign_results.read([*odd, file(tmp_path, "a.json", sweep(cell(200.3)))])
     assert [figure.tok_s for figure in read.figures] == [200.3]
     assert list(read.refused) == [str(path) for path in odd] and all("unknown format" in text for text in read.refused.values())
     with pytest.raises(BadReceipt, match="klc_prompts"):
-        published.read(odd)
+        foreign_results.read(odd)
 
 
 def metric(mean: float, std: float = 0.0) -> dict[str, Any]:
@@ -241,10 +187,13 @@ def test_vllm_bench_serve_and_sglang_bench_serving(tmp_path: Path) -> None:
 
     sglang = {**common, "max_concurrency": None, "concurrency": 1.9, "output_throughput": 380.0}
     decode, total = figures([file(tmp_path, "sglang.json", sglang)])
-    assert (decode.users, decode.tok_s, decode.notes) == (2, 400.0, ("users are the mean number of concurrent requests",))
+    assert (decode.users, decode.tok_s, decode.notes) == (2, 380.0, ("users are the mean number of concurrent requests",))
 
+    at_a_rate = {**vllm, "max_concurrency": None, "request_rate": 0.4, "max_concurrent_requests": 16, "mean_e2el_ms": 7500.0}
+    decode, total = figures([file(tmp_path, "rate.json", at_a_rate)])
+    assert (decode.users, decode.refused, total.refused) == (3, "", ""), "8 requests in 20 s, of 7.5 s each"
     (unlimited,) = figures([file(tmp_path, "unlimited.json", {**vllm, "max_concurrency": None})])
-    assert unlimited.refused == "how many requests ran at once is not in the file"
+    assert "mean_e2el_ms" in unlimited.refused and unlimited.users is None
     few, _ = figures([file(tmp_path, "few.json", {**vllm, "max_concurrency": 64})])
     assert few.users == 9, "no more than there are requests"
 
@@ -446,57 +395,33 @@ def test_prefill_of_a_measured_length_and_prefill_that_hung(tmp_path: Path) -> N
     assert (first.refused, exact.refused, exact.context_tokens) == ("", "", 32120)
 
 
-def test_single_requests_with_the_servers_counters(tmp_path: Path) -> None:
-    def counters(drafts: int, accepted: int, **more: int) -> dict[str, int]:
-        counts = {"drafts": drafts, "draft_tokens": 4 * drafts, "accepted_tokens": accepted}
-        return {f"vllm:spec_decode_num_{name}_total": count for name, count in counts.items()} | more
-
-    def request(tokens: int, **more: Any) -> dict[str, Any]:
-        usage = {"prompt_tokens": 30, "completion_tokens": tokens}
-        generated = counters(200, tokens - 200, **{"vllm:generation_tokens_total": tokens})
-        return {
-            "payload": {"model": "m"},
-            "usage": usage,
-            "decode_seconds": 2.0,
-            "output_tok_s": tokens / 2,
-            "counters": generated,
-            **more,
-        }
-
-    shared = request(600, counters=counters(200, 800, **{"vllm:generation_tokens_total": 1000}))
-    content = {"method": "one after another", "warmups": [request(9)], "samples": [request(800), shared]}
-    alone, other = figures([file(tmp_path, "sieve.json", content)])
-    assert (alone.model, alone.users, alone.context_tokens, alone.tok_s) == ("m", 1, 30, 400.0)
-    assert (alone.acceptance, alone.seconds, alone.refused) == (600 / 800, 2.0, "")
-    assert other.refused == "the server generated 1,000 tokens, the request 600: another client used it"
-
-    def sample(**more: Any) -> dict[str, Any]:
-        deltas = counters(100, 500)
-        return {"completion_tokens": 600, "gen_elapsed": 2.0, "generation_tok_s": 300.0, "spec_counter_deltas": deltas, **more}
-
-    samples = [sample(warmup=True), sample(ok=True), sample(ok=False), sample(spec_counter_deltas={})]
-    samples.append(sample(gpu_before=[{"gpu": 0, "memory_offset": 6000}]))
-    content = {"model": "m", "throughput_formula": "tokens / time", "samples": samples}
-    good, failed, unknown, overclocked = figures([file(tmp_path, "sieve5.json", content)])
-    assert (good.users, good.tok_s, good.tokens, good.refused) == (1, 300.0, 600, "")
-    assert failed.refused == "the request failed"
-    assert (unknown.users, unknown.refused) == (None, "how many requests ran at once is not in the file")
-    assert overclocked.notes[-1] == "the GPUs' memory was overclocked" and len(good.notes) == 1
+def csv_file(tmp_path: Path, *rows: str) -> Path:
+    path = tmp_path / "result.csv"
+    path.write_text("\n".join(["model,test_name,t_s_mean,t_s_std,peak_ts_mean,ttfr_mean", *rows]))
+    return path
 
 
-def test_prompts_with_the_servers_counters(tmp_path: Path) -> None:
-    def prompt(repeat: int, *, computed: int = 32768, processed: int = 32769) -> dict[str, Any]:
-        return {
-            "repeat": repeat,
-            "ttft_seconds": 1.6,
-            "tok_per_sec": 20480.0,
-            "prompt_sources": {"local_compute": computed, "local_cache_hit": 32768 - computed},
-            "engine_work": {"vllm:iteration_tokens_total_sum": processed},
-        }
+def test_csv_of_llama_benchy(tmp_path: Path) -> None:
+    rows = (
+        "m,tg128,50.1,0.2,52.0,",
+        "m,pp2048,2400.0,10.0,,820.0",
+        "m,tg128 @ d4096 (c2),80.5,,90,",
+        "m,ctx_pp @ d4096,2000,1,,9",
+    )
+    read = figures([csv_file(tmp_path, *rows)])
+    assert [(figure.what, figure.users, figure.context_tokens, figure.tok_s, figure.refused) for figure in read] == [
+        ("decode", 1, 2048, 50.1, ""),
+        ("prefill", 1, 2048, 2400.0, ""),
+        ("decode", 2, 6144, 80.5, ""),
+        ("prefill", 1, 4096, 2000.0, ""),
+    ]
+    alone, cached = figures([csv_file(tmp_path, "m,tg32,50,1,,", "m,pp8 @ d512,9,1,,")])
+    assert (alone.refused, "cached" in cached.refused) == ("", True)
+    (unknown,) = figures([csv_file(tmp_path, "m,tg32,50,1,,")])
+    assert "length of its prompt" in unknown.refused
 
-    samples = [prompt(-1), prompt(0), prompt(1, computed=16384), prompt(2, processed=65538)]
-    content = {"tokens": 32768, "median_tok_per_sec": 20480.0, "samples": samples}
-    real, cached, shared = figures([file(tmp_path, "prefill32k.json", content)])
-    assert (real.what, real.users, real.context_tokens, real.tok_s, real.refused) == ("prefill", 1, 32768, 20480.0, "")
-    assert cached.refused == "16,384 of 32,768 tokens came from a cache"
-    assert shared.refused == "the server processed 65,538 tokens, the prompt has 32,768: another client used it"
+
+@pytest.mark.parametrize("row", ["m,other,1,1,,", "m,tg32,x,1,,", "m,tg32", "m,tg32 (c0),1,1,,", "m,tg²,1,1,,"])
+def test_csv_of_another_form_is_refused(tmp_path: Path, row: str) -> None:
+    with pytest.raises(BadReceipt, match=r"result\.csv"):
+        foreign_results.read([csv_file(tmp_path, row)])

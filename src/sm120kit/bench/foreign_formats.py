@@ -1,12 +1,10 @@
 """Formats of result files of other benchmarks: figures of each cell, as the file has them.
 
 Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` (its text is in
-Visual-Synthesizer/rtx6kpro, benchmarks/inference-throughput/) and ``llm_decode_bench.py``, of the K=64 benchmarks
-(brandonmmusic-max/sm120-moe-bench, results/), single requests and prompts with the server's counters (rtx6kpro,
-models/deepseek-v4.1-flash/r38/, benchmarks/prepared-b12x-serving/); llama-benchy 0.4.0 (``results.py``, BenchmarkReport),
-guidellm 0.8.1 (``benchmark/schemas/report.py``, GenerativeBenchmarksReport), aiperf 0.13.0 (``common/models/export_models.py``,
-JsonExportData), ``vllm bench serve`` of 0.33.0 (``vllm/benchmarks/serve.py``) and ``sglang.bench_serving`` of 0.5.23
-(``sglang/benchmark/serving.py``).
+Visual-Synthesizer/rtx6kpro, benchmarks/inference-throughput/) and ``llm_decode_bench.py``; llama-benchy 0.4.0 (``results.py``,
+BenchmarkReport; the names of tests in its CSV), guidellm 0.8.1 (``benchmark/schemas/report.py``, GenerativeBenchmarksReport),
+aiperf 0.13.0 (``common/models/export_models.py``, JsonExportData), ``vllm bench serve`` of 0.33.0
+(``vllm/benchmarks/serve.py``) and ``sglang.bench_serving`` of 0.5.23 (``sglang/benchmark/serving.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ OUTPUT = "output, prefill included"
 
 LABEL = "the model is a label; the tool did not query the server"
 QUEUED = "cells that are no faster than with fewer users: some may have waited, the file does not have how many ran"
-UNKNOWN_USERS = "how many requests ran at once is not in the file"
+UNKNOWN_USERS = "the run has neither a limit of requests in parallel nor their mean latency (mean_e2el_ms)"
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -58,10 +56,8 @@ def reader(content: Content) -> Callable[[str, Content], Iterator[Figure]] | Non
         for keys, read in OBJECTS:
             if keys <= content.keys():
                 return read
-    if isinstance(content, list) and content and all(isinstance(row, dict) for row in content):
-        for keys, read in LISTS:
-            if all(keys <= row.keys() for row in content):
-                return read
+    if isinstance(content, list) and content and all(isinstance(row, dict) and row.keys() >= CSV_KEYS for row in content):
+        return _llama_benchy_csv
     return None
 
 
@@ -154,90 +150,9 @@ def _prefill_share(metadata: Content, row: Content, tok_s: float) -> float:
     return float(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
 
 
-def _counted_requests(file: str, content: Content) -> Iterator[Figure]:
-    """Single requests with the server's counters around each: nothing else ran if these have no further tokens."""
-    for row in content["samples"]:
-        if row.get("warmup"):
-            continue
-        model = str(content["model"] if "model" in content else row["payload"]["model"])
-        usage = row.get("usage") or row
-        tokens, context = int(usage["completion_tokens"]), int(usage.get("prompt_tokens") or 0)
-        seconds = float(row["decode_seconds"] if "decode_seconds" in row else row["gen_elapsed"])
-        tok_s = float(row["output_tok_s"] if "output_tok_s" in row else row["generation_tok_s"])
-        counters = row.get("counters") or row.get("spec_counter_deltas") or {}
-        drafts, drafted, accepted = (
-            counters.get(f"vllm:spec_decode_num_{name}_total") or 0 for name in ("drafts", "draft_tokens", "accepted_tokens")
-        )
-        generated = counters.get("vllm:generation_tokens_total", drafts + accepted)
-        notes = ["tokens of the first event are in the rate of a single request, its wait is not"]
-        if any(gpu.get("memory_offset") for gpu in row.get("gpu_before") or []):
-            notes.append("the GPUs' memory was overclocked")
-        refused = "" if counters else UNKNOWN_USERS
-        if row.get("ok") is False:
-            refused = "the request failed"
-        elif counters and abs(generated - tokens) > 0.02 * tokens:
-            refused = f"the server generated {generated:,.0f} tokens, the request {tokens:,}: another client used it"
-        acceptance = accepted / drafted if drafted else None
-        measured = partial(Figure, file, model, "decode", None if refused else 1, context, tok_s)
-        yield measured(tokens=tokens, seconds=seconds, acceptance=acceptance, refused=refused, notes=tuple(notes))
-
-
-def _prefill_samples(file: str, content: Content) -> Iterator[Figure]:
-    """Repeated prompts of one length, each with the server's count of computed and cached tokens."""
-    tokens = int(content["tokens"])
-    for row in content["samples"]:
-        if row["repeat"] < 0:  # a warm-up
-            continue
-        computed, processed = row["prompt_sources"]["local_compute"], row["engine_work"]["vllm:iteration_tokens_total_sum"]
-        refused = f"{tokens - computed:,} of {tokens:,} tokens came from a cache" if computed < tokens else ""
-        if processed > 1.01 * tokens:
-            refused = f"the server processed {processed:,.0f} tokens, the prompt has {tokens:,}: another client used it"
-        tok_s, seconds = float(row["tok_per_sec"]), float(row["ttft_seconds"])
-        yield Figure(file, "", "prefill", 1, tokens, tok_s, seconds=seconds, refused=refused)
-
-
 def _share(value: float | None) -> float | None:
     """A share; 0.0 is unknown in these files, and a value above 1 is a counter of vLLM under the name of a share."""
     return value if value and value <= 1 else None
-
-
-def _matrix(file: str, content: Content) -> Iterator[Figure]:
-    for row in content:
-        tokens, seconds = int(row["total_tokens"]), float(row["time"])
-        what = f"{row['output_len']} tokens requested"
-        yield Figure(file, "", what, row["users"], 0, float(row["system_tps"]), tokens=tokens, seconds=seconds)
-
-
-def _totals(file: str, content: Content) -> Iterator[Figure]:
-    notes = ("the file has no token counts: whether answers were long enough is unknown",)
-    for row in content:
-        what = str(row.get("label", "decode"))
-        yield Figure(file, "", what, row["users"], 0, float(row["system_tps"]), notes=notes)
-
-
-def _labels(file: str, content: Content) -> Iterator[Figure]:
-    for row in content:
-        users, context = re.match(r"(\d+) user", row["label"]), re.search(r"(\d+)K ctx", row["label"])
-        yield Figure(
-            file,
-            "",
-            row["label"],
-            int(users[1]) if users else 1,
-            int(context[1]) * 1024 if context else 0,
-            float(row["tok_s"]),
-            tokens=int(row["comp_tokens"]),
-            seconds=float(row["time"]),
-            notes=("completion tokens over wall time, including prefill and thinking",),
-        )
-
-
-def _single_requests(file: str, content: Content) -> Iterator[Figure]:
-    refused = "one request: how many ran at once is not in the file"
-    for row in content:
-        tokens, seconds = int(row["tokens"]), float(row["time"])
-        reason = str(row.get("error") or refused)
-        what = str(row["prompt_key"])
-        yield Figure(file, "", what, None, 0, float(row["tps"]), tokens=tokens, seconds=seconds, refused=reason)
 
 
 def _llama_benchy(file: str, content: Content) -> Iterator[Figure]:
@@ -253,6 +168,28 @@ def _llama_benchy(file: str, content: Content) -> Iterator[Figure]:
             refused = "prefill after a cached prefix" if cached and not run["is_context_prefill_phase"] else ""
             figures = float(prefill["mean"]), float(prefill["std"])
             yield Figure(file, model, "prefill", users, context, *figures, refused=refused)
+
+
+CSV_KEYS = {"model", "test_name", "t_s_mean", "t_s_std"}
+_TEST = re.compile(r"(ctx_)?(pp|tg)([0-9]{0,9})(?: @ d([0-9]{1,9}))?(?: \(c([0-9]{1,6})\))?")
+"""The name of a test in llama-benchy's CSV, such as ``tg128 @ d4096 (c2)``: prompt or answer, context depth, concurrency."""
+
+
+def _llama_benchy_csv(file: str, content: Content) -> Iterator[Figure]:
+    tests = [_TEST.fullmatch(row["test_name"]) for row in content]
+    prompts = {test[3] for test in tests if test and not test[1] and test[2] == "pp"}
+    for row, test in zip(content, tests, strict=True):
+        if test is None:
+            raise ValueError(f"test_name {row['test_name']!r} is none of llama-benchy")
+        depth, users, prefill = int(test[4] or 0), int(test[5] or 1), test[2] == "pp"
+        size = 0 if test[1] else int(test[3]) if prefill else int(next(iter(prompts))) if len(prompts) == 1 else None
+        refused = "the length of its prompt is not in the file" if size is None else ""
+        if depth and not test[1] and prefill:
+            refused = "whether the context before its prompt was cached is not in the file"
+        notes = () if prefill else (f"llama-benchy counts events of streams as tokens; answers of {test[3] or '?'} tokens",)
+        figures = float(row["t_s_mean"]), float(row["t_s_std"] or 0)
+        what = "prefill" if prefill else "decode"
+        yield Figure(file, row["model"], what, users, depth + (size or 0), *figures, refused=refused, notes=notes)
 
 
 def _guidellm(file: str, content: Content) -> Iterator[Figure]:
@@ -313,8 +250,10 @@ def _serving(file: str, content: Content) -> Iterator[Figure]:
     """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the number of users without a limit."""
     completed, requests = int(content["completed"]), int(content.get("num_prompts") or content["completed"])
     limit, at_once = content.get("max_concurrency"), content.get("concurrency")
+    if latency := content.get("mean_e2el_ms", content.get("mean_e2e_latency_ms")):  # Little's law
+        at_once = at_once or completed / float(content["duration"]) * float(latency) / 1000
     users = min(int(limit), requests) if limit else max(1, round(float(at_once))) if at_once else None
-    notes = [] if limit else ["users are the mean number of concurrent requests"]
+    notes = ["users are the mean number of concurrent requests"] if users and not limit else []
     if content.get("failed"):
         notes.append(f"{content['failed']} of {requests} requests failed")
     refused = "" if users else UNKNOWN_USERS
@@ -324,7 +263,8 @@ def _serving(file: str, content: Content) -> Iterator[Figure]:
     context = round(int(content["total_input_tokens"]) / max(1, completed))
     cell = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
     if content["mean_tpot_ms"] and users:
-        yield cell("decode", users, context, users * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
+        decoding = users if limit else float(at_once or users)
+        yield cell("decode", users, context, decoding * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
     yield cell(OUTPUT, users, context, float(content["output_throughput"]), notes=tuple(notes))
 
 
@@ -334,22 +274,10 @@ OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...]
     ({"metadata", "config", "benchmarks"}, _guidellm),
     ({"output_token_throughput", "input_config"}, _aiperf),
     ({"output_throughput", "mean_tpot_ms", "completed"}, _serving),
-    ({"warmups", "samples", "method"}, _counted_requests),
-    ({"throughput_formula", "samples", "model"}, _counted_requests),
-    ({"tokens", "samples", "median_tok_per_sec"}, _prefill_samples),
 )
 """Keys of a file -> its reader. More specific sets precede others."""
 
-LISTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (
-    ({"users", "system_tps", "output_len"}, _matrix),
-    ({"users", "system_tps"}, _totals),
-    ({"label", "tok_s"}, _labels),
-    ({"prompt_key", "tps"}, _single_requests),
-)
-"""Keys of every row of a list -> its reader."""
-
 KNOWN = (
-    "llm_decode_bench and benchmark_sglang (metadata, results), lists of system_tps or tok_s, "
-    "requests or prompts with the server's counters (samples), "
-    "JSON of llama-benchy, guidellm, aiperf, vllm bench serve and sglang.bench_serving"
+    "JSON of benchmark_sglang, llm_decode_bench, llama-benchy, guidellm, aiperf, vllm bench serve and sglang.bench_serving, "
+    "CSV of llama-benchy"
 )

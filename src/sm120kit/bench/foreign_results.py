@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sm120kit.bench import published_formats
-from sm120kit.bench.published_formats import OUTPUT, Figure
+from sm120kit.bench import foreign_formats
+from sm120kit.bench.foreign_formats import OUTPUT, Figure
 from sm120kit.core.errors import BadReceipt
 from sm120kit.core.outside import parse_json, read_input
 
@@ -63,12 +65,19 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
 
 
 def _load(path: Path) -> Any:
+    """The content of a JSON file, or the rows of a CSV file."""
     try:
-        return parse_json(read_input(path))
+        content = read_input(path)
+        if path.suffix.lower() != ".csv":
+            return parse_json(content)
+        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except OSError as error:
         raise BadReceipt(f"{path}: {error.strerror}", "name a published result file") from error
+    except csv.Error as error:
+        raise BadReceipt(f"{path} is not CSV: {error}", "name a published result file") from error
     except ValueError as error:
-        raise BadReceipt(f"{path} is not JSON: {error}", "name a published result file") from error
+        kind = "CSV" if path.suffix.lower() == ".csv" else "JSON"
+        raise BadReceipt(f"{path} is not {kind}: {error}", "name a published result file") from error
 
 
 def _figures(path: Path, content: Any) -> list[Figure]:
@@ -77,9 +86,9 @@ def _figures(path: Path, content: Any) -> list[Figure]:
     Raises:
         BadReceipt: the format is unknown, or a cell is not of it.
     """
-    reader = published_formats.reader(content)
+    reader = foreign_formats.reader(content)
     if reader is None:
-        raise BadReceipt(f"{path} has an unknown format", f"known: {published_formats.KNOWN}")
+        raise BadReceipt(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
     try:
         return [_checked(figure) for figure in reader(path.name, content)]
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
