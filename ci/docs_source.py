@@ -169,16 +169,16 @@ def _releases() -> str:
     for name in reversed(recipes.names()):
         path, recipe = recipes.load_with_path(name)
         lock = lockfile.read(recipes.lock_path(path)) if recipes.lock_path(path).is_file() else None
-        engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
-        state = engine.state if engine else "kernels"
         cells = (
             f"`{name}`",
             f"{recipe.engine} {recipe.version}",
-            state if lock else f"{state}, not locked",
+            recipe.state if lock else f"{recipe.state}, not locked",
             (recipe.environment.as_of if recipe.environment else "") or "",
-            engine.flashinfer if engine else ", ".join(f"{part.project} {part.version}" for part in recipe.inside),
+            recipe.flashinfer
+            if recipe.delivers_image
+            else ", ".join(f"{part.project} {part.version}" for part in recipe.inside),
             str(len(lock.patches)) if lock else "",
-            ("yes" if parser.load(name) else "no") if engine else "",
+            ("yes" if parser.load(name) else "no") if recipe.delivers_image else "",
             f"`{lockfile.build_id(lock)[:12]}`" if lock else "",
         )
         rows.append(f"| {' | '.join(cells)} |\n")

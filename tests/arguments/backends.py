@@ -101,7 +101,7 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
     """Select with an environment's Python for the configurations of a recipe, and write the record."""
     engine = recipes.load_engine(name)
     served = [c for c in map(configurations.load, configurations.names()) if c.engine == name]
-    every = {configuration.name: backends.case(configuration, engine) for configuration in served}
+    every = {configuration.name: backends.case(configuration) for configuration in served}
     cases = {key: case for key, case in every.items() if case}
     for key, option in NEEDED.items():
         if key in cases:

@@ -39,7 +39,7 @@ from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin
 from sm120kit.sources.context import Options
 from sm120kit.wheels import pipeline
-from sm120kit.wheels.engines import EngineBuild
+from sm120kit.wheels.image_wheels import EngineBuild
 from sm120kit.wheels.published import artifact_of, wheel_record
 from sm120kit.wheels.records import Artifacts, BuildRequest, Stage
 

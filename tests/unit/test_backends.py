@@ -69,12 +69,12 @@ def test_changed_configuration_needs_a_new_record() -> None:
 
 def test_image_is_compared_only_with_the_record_of_the_same_configuration() -> None:
     engine, configuration = load_engine("vllm-0.33.0"), configurations.load("gpt-oss-20b-1x-rtx-pro-6000")
-    entry = backends.expected(engine, [configuration])[configuration.name]
+    entry = backends.expected(engine.name, [configuration])[configuration.name]
     assert entry["selected"]["attention"] == ["TRITON_ATTN"] and entry["case"]["model"]["repository"] == "openai/gpt-oss-20b"
     changed = configuration.model_copy(update={"environment": {"VLLM_MXFP4_USE_MARLIN": "0"}})
-    assert backends.expected(engine, [changed])[configuration.name]["case"] is None
+    assert backends.expected(engine.name, [changed])[configuration.name]["case"] is None
     unknown = configuration.model_copy(update={"name": "another"})
-    assert backends.expected(engine, [unknown])["another"]["case"] is None
+    assert backends.expected(engine.name, [unknown])["another"]["case"] is None
 
 
 def test_back_end_without_an_entry_in_the_table_is_detected() -> None:

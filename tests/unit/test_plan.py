@@ -18,7 +18,7 @@ from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.schema import UndefinedSymbols
 from sm120kit.sources.records import Checkout
-from sm120kit.wheels import engines, plan
+from sm120kit.wheels import image_wheels, plan
 from sm120kit.wheels.records import BuildPlan, BuildRequest, Generated, Stage
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
@@ -94,7 +94,7 @@ def test_kernels_are_compiled_on_machines_of_their_architecture(change: dict[str
     recipe = recipes.load_engine("vllm-0.33.0-spark")
     request = BuildRequest(**{"stage": Stage.PACK, **change})
     with pytest.raises(ToolchainUnsuitable, match="compiled natively on aarch64") if refused else nullcontext():
-        engines.require_native(recipe, request)
+        image_wheels.require_native(recipe, request)
 
 
 def test_left_out_entries_have_reasons() -> None:

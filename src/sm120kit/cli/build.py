@@ -133,28 +133,27 @@ def build(
     """
     from sm120kit.cli import build_output
     from sm120kit.core.state import require_output_directory
-    from sm120kit.recipes.target import EngineTarget
     from sm120kit.wheels import pipeline
     from sm120kit.wheels.records import Stage, WheelBuild
 
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
     target = pipeline.resolve(engine, options)
-    delivers = isinstance(target, EngineTarget) and not steps.to and not steps.dry_run
-    _require_applicable(kernels, steps, image, engine=isinstance(target, EngineTarget), delivers=delivers)
+    delivered = target.engine if not steps.to and not steps.dry_run else None
+    _require_applicable(kernels, steps, image, engine=target.engine is not None, delivers=delivered is not None)
     pipeline.require_machine(target, request)
     if request.stage is Stage.PACK:
         require_output_directory(steps.output)
     image_request, key = None, ""
-    if delivers and isinstance(target, EngineTarget):
+    if delivered:
         from sm120kit.images import delivery
 
-        image_request = delivery.complete(image.request(), target.recipe)
-        key = delivery.shared_key(target, request, image_request) if options.remote else ""
-        if report := delivery.fetch_shared(key, target):
+        image_request = delivery.complete(image.request(), delivered.recipe)
+        key = delivery.shared_key(delivered, request, image_request) if options.remote else ""
+        if report := delivery.fetch_shared(key, delivered):
             build_output.show_shared(report, json=steps.json)
             return
-        image_request = delivery.prepare(image_request, target.recipe, target.closure, options)
+        image_request = delivery.prepare(image_request, delivered.recipe, delivered.closure, options)
     started = time.monotonic()
     with watcher() as watch:
         result = pipeline.build(target, request, watch)
@@ -164,7 +163,7 @@ def build(
         build_output.show_stage(result, request.stage, seconds, options, json=steps.json)
         return
     paths = [_copy(path, sha256, steps.output) for path, sha256 in result.wheels.items()]
-    if steps.json and not delivers:
+    if steps.json and not delivered:
         console.json_data(wheel.artifacts)
         return
     build_output.show_wheels(result, paths, seconds)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
     from sm120kit.images.delivery import ImageRequest
     from sm120kit.sources.context import Options
-    from sm120kit.wheels.engines import EngineBuild
+    from sm120kit.wheels.image_wheels import EngineBuild
     from sm120kit.wheels.records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
 
 

@@ -49,25 +49,25 @@ def image_(
     It is not tagged: `sm120kit verify image` does that if its checks pass.
     """
     from sm120kit.images import delivery
-    from sm120kit.recipes.target import EngineTarget, resolve
-    from sm120kit.wheels import engines, flashinfer, pipeline
+    from sm120kit.recipes.target import resolve
+    from sm120kit.wheels import flashinfer, image_wheels, pipeline
 
     started = time.monotonic()
     options = sources.run_options()
     target, build_request = resolve(engine, options), kernels.request()
-    if isinstance(target, EngineTarget):
+    if target.engine:
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
         image_request = delivery.complete(image.request(), target.recipe)
         pipeline.require_machine(target, build_request)
-        request = delivery.prepare(image_request, target.recipe, target.closure, options)
-        result = delivery.engine_image(engines.build(target, build_request), request, options)
+        request = delivery.prepare(image_request, target.recipe, target.engine.closure, options)
+        result = delivery.engine_image(image_wheels.build(target.engine, build_request), request, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
         wheels = delivery.read_closure(closure)
         request = delivery.prepare(image.request(), target.recipe, wheels, options)
-        result = delivery.flashinfer_image(flashinfer.build(target, build_request), wheels, request, options)
+        result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, build_request), wheels, request, options)
     if result.image is None:
         show_context(result.context)
         return

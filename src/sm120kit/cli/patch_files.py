@@ -61,7 +61,7 @@ def new(
     from sm120kit import patches, recipes
 
     loaded = recipes.load(recipe)
-    packages = {each.pin.project for each in loaded.patched} if isinstance(loaded, recipes.EngineRecipe) else set()
+    packages = {each.pin.project for each in loaded.patched}
     project = patch.partition("/")[0]
     projects = patches.projects_in_tree(*recipes.pinned_source(loaded, project if project in packages else ""))
     console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))

@@ -24,13 +24,7 @@ def list_(json: Json = False) -> None:
         return
     rows = []
     for recipe in listed:
-        inputs = (
-            f"{recipe.flashinfer} ({recipe.kernels})"
-            if isinstance(recipe, recipes.EngineRecipe)
-            else ", ".join(f"{project} {source.version}" for project, source in recipe.sources.items())
-        )
-        groups = "" if isinstance(recipe, recipes.EngineRecipe) else " ".join(recipe.groups)
-        rows.append((recipe.name, inputs, " ".join(recipe.archs), groups, recipe.summary))
+        rows.append((recipe.name, recipe.made_from, " ".join(recipe.archs), " ".join(recipe.groups), recipe.summary))
     console.table(("recipe", "made from", "archs", "kernel groups", "summary"), rows)
 
 
@@ -49,10 +43,10 @@ def show(name: RecipeName, json: Json = False) -> None:
     console.data(f"{recipe.name}: {recipe.summary}")
     path = recipes.lock_path(file)
     console.data(f"build id {lockfile.build_id(lockfile.read(path))}\n" if path.is_file() else "not locked\n")
-    if isinstance(recipe, recipes.EngineRecipe):
-        _show_engine(recipe)
+    if recipe.delivers_image:
+        _show_engine(recipe.require_engine())
     else:
-        _show_kernels(recipe)
+        _show_kernels(recipe.require_kernels())
     if recipe.environment:
         console.table(("environment", "value"), (("Python", recipe.environment.python), *_environment(recipe.environment)))
 

@@ -74,7 +74,6 @@ def new(
     as well if there is none. Files appear when the recipes are locked and planned, and the probes of patches compiled where
     sm12x-lab is installed. What a person has to decide is printed.
     """
-    from sm120kit.recipes.target import FlashInferTarget
     from sm120kit.wheels import new_recipe
 
     engine, version = new_recipe.parse_release(release)
@@ -91,8 +90,8 @@ def new(
         staged = new_recipe.RecipeMaker(request, options, directory).make()
         if not results.draft:
             new_recipe.plan(staged)
-            if isinstance(staged[0].target, FlashInferTarget) and (series_effects := plugins.function("series_effects")):
-                effects, errors = series_effects(staged[0].target, options)
+            if not staged[0].target.engine and (series_effects := plugins.function("series_effects")):
+                effects, errors = series_effects(staged[0].target.flashinfer, options)
         if results.arguments:
             new_recipe.record_arguments(staged[-1])
         files = new_recipe.publish(staged)

@@ -55,16 +55,16 @@ def tiles_(
     from sm120kit.core import console
     from sm120kit.kernels import tables
     from sm120kit.kernels.tiles import compare
-    from sm120kit.recipes.target import EngineTarget, resolve
+    from sm120kit.recipes.target import resolve
 
     if emulate and _tile_numbers() is None:
         raise plugins.required("--emulate")
     target = resolve(engine, sources.run_options())
-    if isinstance(target, EngineTarget) and target.recipe.b12x:
+    if target.engine and target.recipe.b12x:
         from sm120kit.images import b12x
 
-        before = b12x.tiles(target, patched=False)
-        after = b12x.tiles(target, patched=True) if patched else before
+        before = b12x.tiles(target.engine, patched=False)
+        after = b12x.tiles(target.engine, patched=True) if patched else before
     else:
         target = tables.require_tiles(target)
         before = _with_numbers(target, tables.tiles(target, patched=False), patched=False, emulated=emulate)

@@ -14,7 +14,7 @@ from sm120kit.core.errors import BadRecipe
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import data_root, file_sha256
 from sm120kit.engines import Node
-from sm120kit.recipes import EngineRecipe, arguments
+from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration
 
 GPUS: dict[str, dict[str, Any]] = {
@@ -46,28 +46,28 @@ def load(recipe: str) -> dict[str, dict[str, Any]]:
         raise BadRecipe(f"{path} is not a record of back-ends: {error!r}", "restore it") from error
 
 
-def expected(engine: EngineRecipe, of_engine: Iterable[Configuration]) -> dict[str, dict[str, Any]]:
-    """What an image of an engine must select: ``refusal`` and ``selected`` by configuration, and the ``case`` of the program.
+def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str, Any]]:
+    """What the image of a recipe must select: ``refusal`` and ``selected`` by configuration, and the ``case`` of the program.
 
     ``case`` is None for a configuration that was not recorded, or differently: its answer is not established.
 
     Raises:
         BadRecipe: the record is damaged.
     """
-    recorded = load(engine.name)
+    recorded = load(recipe)
     requirements = {}
-    for configuration in of_engine:
+    for configuration in served:
         entry = recorded.get(configuration.name, {})
         same = all(entry.get(key) == value for key, value in inputs(configuration).items())
         requirements[configuration.name] = {
             "refusal": entry.get("refusal", ""),
             "selected": entry.get("selected", {}),
-            "case": case(configuration, engine) if same else None,
+            "case": case(configuration) if same else None,
         }
     return requirements
 
 
-def case(configuration: Configuration, engine: EngineRecipe) -> dict[str, Any] | None:
+def case(configuration: Configuration) -> dict[str, Any] | None:
     """The input of the program for a configuration; None if the ``config.json`` of its checkpoint is not established."""
     path = model_path(configuration)
     if not path.is_file():

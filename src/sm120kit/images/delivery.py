@@ -28,7 +28,7 @@ from sm120kit.recipes.records import Closure
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
-from sm120kit.wheels.engines import EngineBuild
+from sm120kit.wheels.image_wheels import EngineBuild
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.plan import PLAN_FORMAT
 from sm120kit.wheels.records import BuildRequest, WheelBuild
@@ -114,9 +114,7 @@ def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
         NoSuchImage: neither the recipe nor the request names a base, or it is a tag.
         ToolchainUnsuitable: the builder does not compile the kernels of the recipe.
     """
-    base, engine = request.base, recipe if isinstance(recipe, recipes.EngineRecipe) else None
-    if engine:
-        base = base or engine.base_image or engine.base or ""
+    base = request.base or recipe.base_image or recipe.base or ""
     if not base:
         raise NoSuchImage(
             f"no base: neither {recipe.name} nor --base names one",
@@ -128,7 +126,7 @@ def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
     is_local = base.startswith("sha256:")  # an id that only the daemon has
     of_docker = is_local or request.context_only or request.network != ImageRequest.network
     builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
-    if builder is Builder.DOCKER and engine and engine.b12x:
+    if builder is Builder.DOCKER and recipe.b12x:
         raise ToolchainUnsuitable(
             f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
             "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
@@ -161,7 +159,7 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
             f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
         )
-    if foreign and isinstance(recipe, recipes.EngineRecipe) and recipe.b12x:
+    if foreign and recipe.b12x:
         raise ToolchainUnsuitable(
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
@@ -174,8 +172,7 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
 
 
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
-    engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
-    labels = {f"{contexts.LABEL}recipe": recipe.name, **(_exceptions(engine) if engine else {})}
+    labels = {f"{contexts.LABEL}recipe": recipe.name, **_exceptions(recipe)}
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
     if base in bases.names():
         # Programs of an image for another machine do not run here; its checks run with this machine's base.
@@ -185,7 +182,7 @@ def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recip
         from sm120kit.images import existing_base
 
         programs = existing_base.inspect(existing_base.fetch(base, store.layout), store)
-        existing_base.require_suitable(base, programs, closure, compiles=engine is not None)
+        existing_base.require_suitable(base, programs, closure, compiles=recipe.delivers_image)
     missing = sources.unfetched(wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
@@ -331,7 +328,7 @@ def share(key: str, report: checks.CheckReport, options: Options) -> None:
         shared_images.push(key, report.verified, options.remote, options.workspace)
 
 
-def _exceptions(recipe: recipes.EngineRecipe) -> dict[str, str]:
+def _exceptions(recipe: recipes.Recipe) -> dict[str, str]:
     """Labels of the files of wheels that are not installed as they are, or not compared with RECORD."""
     tables = ((contexts.LEFT_OUT, recipe.leave_out), (contexts.WRONG_RECORD, recipe.wrong_record))
     return {
@@ -445,14 +442,12 @@ def expected(image: Image) -> checks.ExpectedImage:
             "its labels were edited; build it again",
         )
     recipe = recipes.load(labels["recipe"])
-    engine = recipe if isinstance(recipe, recipes.EngineRecipe) else None
-    flashinfer = recipes.load_flashinfer(recipe.flashinfer) if isinstance(recipe, recipes.EngineRecipe) else recipe
+    flashinfer = recipes.load_flashinfer(recipe.flashinfer) if recipe.delivers_image else recipe.require_kernels()
     modules = tuple(filter(None, labels["modules"].split(",")))
     built = [name for name in modules if name in flashinfer.modules]
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
-    of_engine = _configurations(engine) if engine else []
-    recorded = backends.load(engine.name) if engine else {}
-    exceptions = _exceptions(engine) if engine else {}  # not the labels: an image does not exempt its own files
+    served, recorded = _configurations(recipe), backends.load(recipe.name)
+    exceptions = _exceptions(recipe)  # not the labels: an image does not exempt its own files
     architecture = image.platform.split("/")[1]
     machine = next((key for key, value in ARCHITECTURES.items() if value == architecture), architecture)
     return checks.ExpectedImage(
@@ -469,17 +464,17 @@ def expected(image: Image) -> checks.ExpectedImage:
         generators=tuple(flashinfer.modules[name].call for name in built),
         kernels={name: flashinfer.modules[name].expect_kernels for name in built},
         complete={"all", "serve"} <= {*flashinfer.groups} and {*built} >= {*flashinfer.groups["all"].modules},
-        left_out=() if engine else tuple(sorted({*LEFT_OUT} - {*wheels})),
-        overridden=tuple(sorted(engine.environment.overrides)) if engine else (),
+        left_out=() if recipe.delivers_image else tuple(sorted({*LEFT_OUT} - {*wheels})),
+        overridden=tuple(sorted(recipe.environment.overrides)) if recipe.delivers_image and recipe.environment else (),
         leave_out=contexts.patterns(exceptions, contexts.LEFT_OUT),
         wrong_record=contexts.patterns(exceptions, contexts.WRONG_RECORD),
-        imports=tuple(module for entry in engine.leave_out for module in entry.imports) if engine else (),
-        env=dict(engine.env) if engine else {},
-        serve=engine.serve if engine else (),
-        arguments={configuration.name: arguments.serve_arguments(configuration) for configuration in of_engine if engine},
-        served={configuration.name: _served(configuration, recorded) for configuration in of_engine},
-        backends=backends.expected(engine, of_engine) if engine else {},
-        b12x=engine.b12x.model_dump(mode="json") if engine and engine.b12x else {},
+        imports=tuple(module for entry in recipe.leave_out for module in entry.imports),
+        env=dict(recipe.env),
+        serve=recipe.serve,
+        arguments={configuration.name: arguments.serve_arguments(configuration) for configuration in served},
+        served={configuration.name: _served(configuration, recorded) for configuration in served},
+        backends=backends.expected(recipe.name, served),
+        b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
         foreign="" if machine == platform.machine() else image.platform,
         machine=machine,
     )
@@ -496,10 +491,10 @@ def _served(configuration: configurations.Configuration, recorded: Mapping[str, 
     }
 
 
-def _configurations(engine: recipes.EngineRecipe) -> list[configurations.Configuration]:
-    """The configurations for an engine's recipe."""
+def _configurations(recipe: recipes.Recipe) -> list[configurations.Configuration]:
+    """The configurations that the image of a recipe serves."""
     every = map(configurations.load, configurations.names())
-    return [configuration for configuration in every if configuration.engine == engine.name]
+    return [configuration for configuration in every if configuration.engine == recipe.name]
 
 
 def publish(

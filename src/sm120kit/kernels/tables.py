@@ -12,7 +12,7 @@ from sm120kit.core.state import Workspace, mark_used
 from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.records import TileFacts
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target
+from sm120kit.recipes.target import EngineTarget, Target
 from sm120kit.recipes.toolchain import compilers
 
 
@@ -23,10 +23,10 @@ def tiles(target: Target, *, patched: bool) -> tuple[TileFacts, ...]:
     """
     flashinfer, workspace = target.flashinfer, target.options.workspace
     tools = compilers(flashinfer)
-    if isinstance(target, EngineTarget):
-        return _engine_table(target, patched, cutlass(target, patched=patched), tools)
+    if target.engine:
+        return _engine_table(target.engine, patched, cutlass(target, patched=patched), tools)
     tree = flashinfer.tree if patched else flashinfer.unpatched_tree
-    return tile_table(target.recipe, tree, tools, workspace)
+    return tile_table(flashinfer.recipe, tree, tools, workspace)
 
 
 def cutlass(target: Target, *, patched: bool) -> Path:
@@ -55,9 +55,9 @@ def require_tiles(target: Target) -> Target:
         UnknownName: it is the recipe of another engine.
         BadRecipe: the engine requires another CUTLASS than its FlashInfer carries.
     """
-    if isinstance(target, FlashInferTarget):
+    if target.engine is None:
         return target
-    recipe, carried = target.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
+    recipe, carried = target.engine.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
     if recipe.cutlass is None:
         raise UnknownName(
             f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its official binaries",

@@ -56,7 +56,6 @@ __all__ = [
     "parse_arch",
     "pinned_source",
     "read",
-    "require_flashinfer",
 ]
 
 DEFAULT_RECIPES = {"flashinfer": "flashinfer-0.6.6"}
@@ -135,7 +134,7 @@ def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
     for name in (name for name in reversed(of_engine) if not _split_name(name)[2]):
         path = directory() / f"{name}.toml"
         recipe = read(path)
-        if not isinstance(recipe, EngineRecipe) or recipe.state == "verified":
+        if recipe.state == "verified":
             return path, recipe
     choices = ", ".join(name.replace("-", "@", 1) for name in of_engine)
     raise UnknownName(
@@ -169,24 +168,9 @@ def load_flashinfer(name: str) -> FlashInferRecipe:
     """Load a FlashInfer recipe. See :func:`load_with_path` for errors.
 
     Raises:
-        UnknownName: also for the recipe of an engine; see :func:`require_flashinfer`.
+        UnknownName: also for the recipe of an engine; the hint names the FlashInfer recipe that it uses.
     """
-    return require_flashinfer(load(name))
-
-
-def require_flashinfer(recipe: Recipe) -> FlashInferRecipe:
-    """Return ``recipe`` if it is a FlashInfer recipe.
-
-    Raises:
-        UnknownName: it is the recipe of an engine; the hint names the FlashInfer recipe that it uses.
-    """
-    if isinstance(recipe, EngineRecipe):
-        raise UnknownName(
-            f"{recipe.name} is a recipe of {recipe.engine} and lists no kernels",
-            f"the kernels of its FlashInfer are those of {recipe.flashinfer}; "
-            f"kernels that {recipe.engine} has besides are not listed",
-        )
-    return recipe
+    return load(name).require_kernels()
 
 
 def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[VendoredProject, ...]]:
@@ -196,17 +180,13 @@ def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[Vendore
         UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses. Or none of its
             sources contains the project.
     """
-    found: list[tuple[Pin, tuple[VendoredProject, ...]]] = [(recipe.pin, recipe.inside)] if recipe.pin else []
-    if isinstance(recipe, EngineRecipe):
-        found += [(patched.pin, ()) for patched in recipe.patched]
-    projects = {pin: [*(part.project for part in inside), pin.project] for pin, inside in found}
-    for pin, inside in found:
+    projects = {pin: [*(part.project for part in inside), pin.project] for pin, inside in recipe.pins}
+    for pin, inside in recipe.pins:
         if not project or project in projects[pin]:
             return pin, inside
-    if found:
+    if projects:
         every = ", ".join(name for listed in projects.values() for name in listed)
         raise UnknownName(f"{recipe.name} has no source of {project}", f"it has sources of {every}")
-    assert isinstance(recipe, EngineRecipe), "a FlashInfer recipe has a source"
     of_engine = [name for name in names(EngineRecipe) if name.startswith(f"{recipe.engine}-") and load(name).pin]
     others = f"; recipes of {recipe.engine} with a source: {', '.join(of_engine)}" if of_engine else ""
     raise UnknownName(
@@ -216,17 +196,12 @@ def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[Vendore
 
 
 def load_engine(name: str) -> EngineRecipe:
-    """Load a recipe of vLLM or SGLang. See :func:`load` for errors.
+    """Load a recipe of an engine. See :func:`load` for errors.
 
     Raises:
         UnknownName: also for a FlashInfer recipe.
     """
-    recipe = load(name)
-    if isinstance(recipe, FlashInferRecipe):
-        raise UnknownName(
-            f"{recipe.name} is a FlashInfer recipe, not a recipe of an engine", f"engines: {', '.join(names(EngineRecipe))}"
-        )
-    return recipe
+    return load(name).require_engine()
 
 
 NO_KERNELS = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from sm120kit.core.errors import UnknownName
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
 from sm120kit.engines import Engine, all_engines, find, of_recipe
@@ -352,6 +353,48 @@ class FlashInferRecipe(Strict):
     default_group: str
     environment: EnvironmentTable | None = None
 
+    # What only the recipe of an engine has.
+    delivers_image: ClassVar[bool] = False
+    state: ClassVar[str] = "kernels"
+    base: ClassVar[None] = None
+    base_image: ClassVar[str] = ""
+    env: ClassVar[dict[str, str]] = {}
+    serve: ClassVar[Strings] = ()
+    patched: ClassVar[tuple[PatchedWheel, ...]] = ()
+    known_bad: ClassVar[tuple[KnownBad, ...]] = ()
+    leave_out: ClassVar[tuple[FilesLeftOut, ...]] = ()
+    wrong_record: ClassVar[tuple[WrongRecord, ...]] = ()
+    b12x: ClassVar[None] = None
+
+    @property
+    def flashinfer(self) -> str:
+        """The recipe of the kernels: this one."""
+        return self.name
+
+    @property
+    def made_from(self) -> str:
+        """The sources, in prose."""
+        return ", ".join(f"{project} {source.version}" for project, source in self.sources.items())
+
+    @property
+    def pins(self) -> tuple[tuple[Pin, tuple[VendoredProject, ...]], ...]:
+        """The sources with patch series that are fetched, each with the projects inside it."""
+        return ((self.pin, self.inside),)
+
+    def require_kernels(self) -> FlashInferRecipe:
+        """This recipe, as :meth:`EngineRecipe.require_kernels` has none."""
+        return self
+
+    def require_engine(self) -> EngineRecipe:
+        """Require the recipe of an engine.
+
+        Raises:
+            UnknownName: always.
+        """
+        raise UnknownName(
+            f"{self.name} is a FlashInfer recipe, not a recipe of an engine", "`sm120kit recipe list` shows those of engines"
+        )
+
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose and estimates, as in a lockfile."""
         prose: dict[str, Any] = {
@@ -455,6 +498,10 @@ class EngineRecipe(Strict):
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
     wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
 
+    delivers_image: ClassVar[bool] = True
+    groups: ClassVar[dict[str, GroupTable]] = {}
+    """Of kernels: those of its FlashInfer recipe."""
+
     @field_validator("patched")
     @classmethod
     def _patched_once(cls, patched: tuple[PatchedWheel, ...], info: ValidationInfo) -> tuple[PatchedWheel, ...]:
@@ -475,6 +522,33 @@ class EngineRecipe(Strict):
         optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record")
         absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)
         return self.model_dump(mode="json", exclude=prose | absent)
+
+    @property
+    def made_from(self) -> str:
+        """The FlashInfer recipe and its kernel group, in prose."""
+        return f"{self.flashinfer} ({self.kernels})"
+
+    @property
+    def pins(self) -> tuple[tuple[Pin, tuple[VendoredProject, ...]], ...]:
+        """The sources with patch series that are fetched, the engine's own first, each with the projects inside it."""
+        own = ((self.pin, self.inside),) if self.pin else ()
+        return (*own, *((patched.pin, ()) for patched in self.patched))
+
+    def require_kernels(self) -> FlashInferRecipe:
+        """Require a FlashInfer recipe.
+
+        Raises:
+            UnknownName: always; the hint names the FlashInfer recipe that it uses.
+        """
+        raise UnknownName(
+            f"{self.name} is a recipe of {self.engine} and lists no kernels",
+            f"the kernels of its FlashInfer are those of {self.flashinfer}; "
+            f"kernels that {self.engine} has besides are not listed",
+        )
+
+    def require_engine(self) -> EngineRecipe:
+        """This recipe, as :meth:`FlashInferRecipe.require_engine` has none."""
+        return self
 
     @property
     def served_by(self) -> Engine:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120kit import recipes, sources
 from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
@@ -13,7 +14,7 @@ from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure, Lock, LockedFile
-from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe
+from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import Checkout, Pin, VendoredProject
 
@@ -58,10 +59,35 @@ class PatchSource:
         return PatchedTree(self.checkout, self.inside, self.checkout.commit, self.checkout.tree, ())
 
 
-class _LockedRecipe:
-    """A recipe's file and the lockfile beside it."""
+class Target:
+    """A recipe of either kind, as a command uses it, with the lockfile beside it."""
 
+    recipe: Recipe
     path: Path
+    if TYPE_CHECKING:  # a field of one class, a property of the other
+
+        @property
+        def options(self) -> Options:
+            """The options of the command."""
+
+        @property
+        def flashinfer(self) -> FlashInferTarget:
+            """The target of the kernels."""
+
+    @property
+    def engine(self) -> EngineTarget | None:
+        """This target, if it is that of an engine."""
+        return None
+
+    @property
+    def sources(self) -> tuple[PatchSource, ...]:
+        """The sources of the recipe to which patch series are applied, an engine's own first."""
+        raise NotImplementedError
+
+    @property
+    def python_trees(self) -> tuple[PatchedTree, ...]:
+        """The patched sources of an engine and of other Python packages: a FlashInfer recipe has none."""
+        return ()
 
     @property
     def argument(self) -> str:
@@ -89,12 +115,11 @@ class _LockedRecipe:
 
     @cached_property
     def _verified(self) -> tuple[Lock, str]:
-        assert isinstance(self, FlashInferTarget | EngineTarget)
         return lockfile.verify(self)
 
 
 @dataclass(frozen=True)
-class FlashInferTarget(_LockedRecipe):
+class FlashInferTarget(Target):
     """A FlashInfer recipe with its lockfile and its source tree, unpatched and patched.
 
     A command resolves its argument to a target once and passes that on. The lockfile is read when it is first used, because not
@@ -139,11 +164,6 @@ class FlashInferTarget(_LockedRecipe):
         return (self.source,)
 
     @property
-    def python_trees(self) -> tuple[PatchedTree, ...]:
-        """The patched sources of an engine and of other Python packages: a FlashInfer recipe has none."""
-        return ()
-
-    @property
     def overrides(self) -> tuple[LockedFile, ...]:
         """The files of the CUTLASS overrides, by path below their directory."""
         prefix = f"{OVERRIDES}/"
@@ -153,7 +173,7 @@ class FlashInferTarget(_LockedRecipe):
 
 
 @dataclass(frozen=True)
-class EngineTarget(_LockedRecipe):
+class EngineTarget(Target):
     """The recipe of an engine with its lockfile, its own source tree, and the target of the FlashInfer recipe that it uses.
 
     See :class:`FlashInferTarget`. To verify the lockfile means to verify that of the FlashInfer recipe as well.
@@ -162,6 +182,11 @@ class EngineTarget(_LockedRecipe):
     recipe: EngineRecipe
     path: Path
     flashinfer: FlashInferTarget
+
+    @property
+    def engine(self) -> EngineTarget:
+        """This target."""
+        return self
 
     @property
     def options(self) -> Options:
@@ -209,10 +234,6 @@ class EngineTarget(_LockedRecipe):
         return tuple(source.tree for source in self.sources)
 
 
-Target = FlashInferTarget | EngineTarget
-"""A recipe of either kind, as a command uses it."""
-
-
 def argument(recipe: Path) -> str:
     """A recipe's file as an argument of commands: the recipe's name, or the path if it is outside the recipe directory."""
     return recipe.stem if recipe.parent == recipes.directory() else str(recipe)
@@ -243,7 +264,7 @@ def resolve_flashinfer(name: str, options: Options) -> FlashInferTarget:
         UnknownName: also for the recipe of an engine.
     """
     path, recipe = recipes.load_with_path(name)
-    return FlashInferTarget(recipes.require_flashinfer(recipe), path, options, series_files())
+    return FlashInferTarget(recipe.require_kernels(), path, options, series_files())
 
 
 def resolve_source(name: str, options: Options, project: str = "") -> PatchSource:
@@ -277,10 +298,8 @@ def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:
     resolved: dict[Path, FlashInferTarget] = {}
     for name in names:
         path, recipe = recipes.load_with_path(name)
-        if isinstance(recipe, FlashInferRecipe):
-            yield resolved.setdefault(path, FlashInferTarget(recipe, path, options, files))
-            continue
-        used = recipes.locate(recipe.flashinfer)
+        used = recipes.locate(recipe.flashinfer) if recipe.delivers_image else path
         if used not in resolved:
-            resolved[used] = FlashInferTarget(recipes.require_flashinfer(recipes.read(used)), used, options, files)
-        yield EngineTarget(recipe, path, resolved[used])
+            kernels = (recipes.read(used) if recipe.delivers_image else recipe).require_kernels()
+            resolved[used] = FlashInferTarget(kernels, used, options, files)
+        yield EngineTarget(recipe.require_engine(), path, resolved[used]) if recipe.delivers_image else resolved[used]

@@ -234,14 +234,13 @@ class RecipeMaker:
             draft.decisions.append(
                 f"generators that {template.name} lacks: {', '.join(new)}; add a module for those to compile"
             )
-        target = self._write(draft)
-        assert isinstance(target, FlashInferTarget)
+        target = self._flashinfer_target(draft)
         states = patches.status(checkout, target.recipe.inside, data_root() / "patches")
         if not self.request.unfinished:
             require_fitting(target.recipe.name, states)
             lockfile.create(target)
             self._keep_modules(draft, target)
-            target = self._write(draft)
+            target = self._flashinfer_target(draft)
             lockfile.create(target)
         return StagedRecipe(draft, target, states)
 
@@ -320,8 +319,7 @@ class RecipeMaker:
         staged = self._flashinfer(pinned, of_flashinfer, requiring, drafts.exact(required.get(FFI)))
         draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), staged.draft, variant)
         drafts.add_overrides(draft, self.request.overrides, required)
-        assert isinstance(staged.target, FlashInferTarget)
-        return staged, self._locked_engine(draft, staged.target)
+        return staged, self._locked_engine(draft, staged.target.flashinfer)
 
     def _locked_engine(self, draft: Draft, flashinfer: FlashInferTarget) -> StagedRecipe:
         """Lock the recipe of an engine with the fewest overrides of its template with which it can be resolved."""
@@ -332,12 +330,12 @@ class RecipeMaker:
                 draft.decisions.append(
                     f"overrides of {names}: remove those without which `sm120kit recipe lock` resolves as well"
                 )
-            return StagedRecipe(draft, self._write(draft, flashinfer), ())
+            return StagedRecipe(draft, self._engine_target(draft, flashinfer), ())
         failure: ResolutionFailed | None = None
         for count in range(len(overrides) + 1):
             for kept in itertools.combinations(overrides, count):
                 tried = replace(draft, data=drafts.without_overrides(draft, kept))
-                target = self._write(tried, flashinfer)
+                target = self._engine_target(tried, flashinfer)
                 states: tuple[PatchStatus, ...] = ()
                 if target.source:
                     states = patches.status(target.source.checkout, (), data_root() / "patches")
@@ -359,15 +357,20 @@ class RecipeMaker:
             raise failure
         raise ResolutionFailed(failure.message, "replace a version that does not exist with --override NAME==VERSION")
 
-    def _write(self, draft: Draft, flashinfer: FlashInferTarget | None = None) -> Target:
+    def _flashinfer_target(self, draft: Draft) -> FlashInferTarget:
         """Write a draft to the temporary directory; returns its target there."""
+        path = self._write(draft)
+        return FlashInferTarget(recipes.read(path).require_kernels(), path, self.options, series_files())
+
+    def _engine_target(self, draft: Draft, flashinfer: FlashInferTarget) -> EngineTarget:
+        """As :meth:`_flashinfer_target`, for the draft of an engine."""
+        path = self._write(draft)
+        return EngineTarget(recipes.read(path).require_engine(), path, flashinfer)
+
+    def _write(self, draft: Draft) -> Path:
         path = self.directory / f"{draft.name}.toml"
         path.write_text(draft.toml(), encoding="utf-8")
-        recipe = recipes.read(path)
-        if isinstance(recipe, recipes.EngineRecipe):
-            assert flashinfer is not None
-            return EngineTarget(recipe, path, flashinfer)
-        return FlashInferTarget(recipe, path, self.options, series_files())
+        return path
 
 
 def require_fitting(name: str, states: Sequence[PatchStatus]) -> None:
@@ -392,7 +395,7 @@ def plan(staged: Sequence[StagedRecipe]) -> object:
         Sm120kitError: see :func:`sm120kit.wheels.pipeline.build`.
     """
     target = staged[-1].target
-    group = None if isinstance(target, EngineTarget) else next((g for g in ("all",) if g in target.recipe.groups), None)
+    group = "all" if "all" in target.recipe.groups else None
     return pipeline.build(target, BuildRequest(group=group, stage=Stage.PLAN))
 
 
@@ -404,8 +407,8 @@ def record_arguments(staged: StagedRecipe) -> None:
     Raises:
         Sm120kitError: see :func:`sm120kit.wheels.parser_options.record`.
     """
-    assert isinstance(staged.target, EngineTarget)
-    text, _ = parser_options.record(staged.target, {})
+    assert staged.target.engine, "FlashInfer has no parser"
+    text, _ = parser_options.record(staged.target.engine, {})
     if (former := record_path(staged.target.path.stem)).is_file():
         text = parser_options.with_answers(text, former.read_text(encoding="utf-8"))
     _arguments_path(staged).write_text(text, encoding="utf-8")

@@ -137,21 +137,21 @@ def _verify_build(
     from sm12x_lab.ptx import session
     from sm120kit.cli.build import watcher
     from sm120kit.core.errors import BadPtx
-    from sm120kit.recipes.target import EngineTarget, resolve
+    from sm120kit.recipes.target import resolve
     from sm120kit.wheels import flashinfer, from_source
 
     target = resolve(name, options)
-    if isinstance(target, EngineTarget):
+    if target.engine:
         if request.archs or request.group:
             raise typer.BadParameter("--arch and --kernels are for FlashInfer recipes", param_hint="RECIPE")
-        tree = from_source.require_source(target)
+        tree = from_source.require_source(target.engine)
     else:
-        tree = target.tree
+        tree = target.flashinfer.tree
     with watcher() as watch:
-        if isinstance(target, EngineTarget):
-            texts = from_source.unit_ptx(target, pattern, watch)
+        if target.engine:
+            texts = from_source.unit_ptx(target.engine, pattern, watch)
         else:
-            texts = flashinfer.unit_ptx(target, request, pattern, watch)
+            texts = flashinfer.unit_ptx(target.flashinfer, request, pattern, watch)
     units = session.rewrite_units(texts, capture)
     if as_json:
         console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": session.units_data(units)})

@@ -171,12 +171,13 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)
     title = patch.name if patch.project else patch.slug
-    if not (isinstance(target, FlashInferTarget) and has_cutlass(target)):
+    if target.engine or not has_cutlass(target):
         raise UnknownName(
             f"no probe of {title} can be compiled: the source of {target.recipe.name} contains no CUTLASS",
             f"leave out --write and the options of probes to list what it changes; its evidence: {_evidence(patch)}",
         )
-    recipe, arch, dtype = target.recipe, request.arch, request.dtype
+    target, arch, dtype = target.flashinfer, request.arch, request.dtype
+    recipe = target.recipe
     archs = ([arch] if arch else list(recipe.archs)) if request.code else []
     candidates = list(request.probes or patch.probes)
     if not candidates:

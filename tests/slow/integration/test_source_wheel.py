@@ -130,7 +130,7 @@ OVERLAY = """
 import sys
 from sm120kit.core import console, reporting
 from sm120kit.recipes.target import resolve
-from sm120kit.wheels import engines
+from sm120kit.wheels import image_wheels
 from sm120kit.wheels.overlay import build_overlay
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.wheels.records import BuildRequest, Stage
@@ -139,7 +139,7 @@ from sm120kit.sources.context import Options
 from sm120kit.core.state import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]))
 target = resolve("vllm-9.0", options)
-planned = engines.build(target, BuildRequest(stage=Stage.PATCH))
+planned = image_wheels.build(target, BuildRequest(stage=Stage.PATCH))
 assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm is replaced"
 (own,) = planned.repacked
 assert [*own.patched_members] == ["vllm/__init__.py"] and own.artifacts is None

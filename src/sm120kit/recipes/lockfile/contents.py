@@ -10,7 +10,7 @@ from packaging.version import Version
 from sm120kit.core.errors import BadRecipe
 from sm120kit.core.state import digest_of
 from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import EngineRecipe, FlashInferRecipe, Recipe
+from sm120kit.recipes import FlashInferRecipe, Recipe
 from sm120kit.recipes.records import Closure, Lock, LockedFile, LockedSource, Replaced
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import GitPin, LockedWheel
@@ -40,9 +40,8 @@ def assemble(
     Raises:
         BadRecipe: a closure contains a version in the recipe's ``known_bad``.
     """
-    engine = recipe if isinstance(recipe, EngineRecipe) else None
-    if engine:
-        _require_no_known_bad(engine, closures)
+    _require_no_known_bad(recipe, closures)
+    open_base = BASE_IMAGE_OPEN if recipe.delivers_image else ""
     return Lock(
         format=FORMAT,
         recipe=recipe.inputs(),
@@ -53,12 +52,12 @@ def assemble(
         overrides=tuple(overrides),
         closures=tuple(sorted(closures, key=lambda closure: closure.platform)),
         rests_on=rests_on,
-        replaced=(Replaced(FLASHINFER, flashinfer.version, flashinfer.name),) if engine else (),
-        base_image=(engine.base_image or BASE_IMAGE_OPEN) if engine else "",
+        replaced=(Replaced(FLASHINFER, flashinfer.version, flashinfer.name),) if recipe.delivers_image else (),
+        base_image=recipe.base_image or open_base,
     )
 
 
-def _require_no_known_bad(recipe: EngineRecipe, closures: Sequence[Closure]) -> None:
+def _require_no_known_bad(recipe: Recipe, closures: Sequence[Closure]) -> None:
     locked = {(wheel.name, Version(wheel.version)) for closure in closures for wheel in closure.wheels}
     for bad in recipe.known_bad:
         if (bad.distribution, Version(bad.version)) in locked:
@@ -68,7 +67,7 @@ def _require_no_known_bad(recipe: EngineRecipe, closures: Sequence[Closure]) -> 
             )
 
 
-def require_patched(recipe: EngineRecipe, closures: Sequence[Closure]) -> None:
+def require_patched(recipe: Recipe, closures: Sequence[Closure]) -> None:
     """Require that the wheels which are to be patched are among the locked ones.
 
     Raises:
@@ -110,12 +109,12 @@ def root_requirements(recipe: Recipe, flashinfer: FlashInferRecipe) -> tuple[str
     For an engine they include the FlashInfer version of the recipe it uses, so that another version is a conflict.
     """
     requires = recipe.environment.requires if recipe.environment else ()
-    return (*requires, f"{FLASHINFER}=={flashinfer.version}") if isinstance(recipe, EngineRecipe) else requires
+    return (*requires, f"{FLASHINFER}=={flashinfer.version}") if recipe.delivers_image else requires
 
 
 def constraints(recipe: Recipe, flashinfer: FlashInferRecipe) -> tuple[str, ...]:
     """Constraints for the resolver: no version in ``known_bad``, and tvm-ffi at least as new as the kernels are built with."""
-    if isinstance(recipe, FlashInferRecipe):
+    if not recipe.delivers_image:
         return ()
     built_with = flashinfer.environment.requires if flashinfer.environment else ()
     ffi = [line.replace("==", ">=") for line in built_with if line.startswith("apache-tvm-ffi==")]

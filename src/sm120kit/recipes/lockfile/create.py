@@ -15,7 +15,7 @@ from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_clo
 from sm120kit.recipes.lockfile.read import read, text
 from sm120kit.recipes.lockfile.verify import current_lock
 from sm120kit.recipes.records import Closure, Lock
-from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
+from sm120kit.recipes.schema import FlashInferRecipe, Recipe
 
 if TYPE_CHECKING:
     from sm120kit.recipes.target import Target
@@ -72,8 +72,6 @@ def _resolve(target: Target, platform: str, previous: Lock | None) -> Closure:
 
 def _with_missing_recipe(error: ResolutionFailed, recipe: Recipe, flashinfer: FlashInferRecipe) -> ResolutionFailed:
     """The error, with a hint at the FlashInfer recipe that the engine requires if that is not the one it names."""
-    if not isinstance(recipe, EngineRecipe):
-        return error
     text = re.sub(r"\s+", " ", error.message)
     depends = re.search(
         rf"\b{recipe.engine}(?:\[[^\]]*\])?[=<>]=?\S+ depends on {FLASHINFER}(?:\[[^\]]*\])?==([\w.+]*\w)", text

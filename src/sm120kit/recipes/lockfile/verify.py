@@ -12,7 +12,7 @@ from sm120kit.recipes import bases
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
 from sm120kit.recipes.lockfile.read import read_with_build_id
 from sm120kit.recipes.records import Closure, Lock
-from sm120kit.recipes.schema import EngineRecipe
+from sm120kit.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from sm120kit.recipes.target import Target
@@ -45,20 +45,17 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
         BadRecipe: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
     """
     flashinfer = target.flashinfer
-    if isinstance(target.recipe, EngineRecipe):
-        require_patched(target.recipe, closures)
+    require_patched(target.recipe, closures)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
     trees = flashinfer.tree, *target.python_trees
     lock = assemble(target.recipe, flashinfer.recipe, trees, flashinfer.overrides, closures, rests_on)
-    if isinstance(target.recipe, EngineRecipe) and target.recipe.base:
-        return replace(lock, base_image=_base(target.recipe, target.recipe.base))
-    return lock
+    return replace(lock, base_image=_base(target.recipe, target.recipe.base)) if target.recipe.base else lock
 
 
-def _base(recipe: EngineRecipe, name: str) -> str:
+def _base(recipe: Recipe, name: str) -> str:
     """Name and build id of the base of a recipe."""
     base = bases.load(name)
-    if base.python != recipe.environment.python:
+    if recipe.environment and base.python != recipe.environment.python:
         raise BadRecipe(
             f"{recipe.name}: its base {base.name} has Python {base.python}, its environment {recipe.environment.python}",
             "name another base, or change environment.python",
