@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sm120kit.cli.options import Json
-
-if TYPE_CHECKING:
-    from sm120kit.hosts.log_rules import Explanation, LogScan, RuleMatch
+from sm120kit.core import console, signals
+from sm120kit.hosts.log_rules import Explanation, LogScan, RuleMatch, inputs
+from sm120kit.hosts.log_rules.issue import issue_text, search_address
 
 
 def explain_(
@@ -32,18 +35,9 @@ def explain_(
     """Explain known errors in a log.
 
     Prints cause, fixes and sources of each known error, the first failure first, then its consequences. For an unknown failure:
-    the lines most likely to matter, and the text of an issue without tokens, home directories and host names. Of a message
-    whose cause is not known, the general meaning is printed. Exit code 0: at least one failure, or what slows the server, is
-    explained; 1: no cause is known.
+    the lines most likely to matter, a search in the engine's tracker, and the text of an issue without secrets, names of users
+    and hosts, and addresses. Exit code 0: a failure is explained, or the server started and answers; 1: no cause is known.
     """
-    import re
-    import signal
-    from dataclasses import asdict
-
-    from sm120kit.core import console, signals
-    from sm120kit.hosts.log_rules import LogScan, inputs
-    from sm120kit.hosts.log_rules.issue import issue_text
-
     names = [*map(str, logs or []), *([f"container {container}"] if container else []), *(["kernel"] if kernel else [])]
     if not names:
         raise typer.BadParameter("name a log, --container or --kernel", param_hint="LOG|-")
@@ -77,47 +71,38 @@ def explain_(
                 console.data(f"== {name}")
             _print(explanation, printed)
     if as_json:
-        tables = [
-            {
-                "log": name,
-                "known": result.known,
-                "determined": result.determined,
-                **asdict(result),
-                "issue": "" if result.determined else issue_text(result),
-            }
-            for name, result in zip(names, results, strict=True)
-        ]
-        console.json_data({"logs": tables})
-    raise typer.Exit(0 if any(result.determined for result in results) else 1)
+        console.json_data({"logs": [_table(name, result) for name, result in zip(names, results, strict=True)]})
+    raise typer.Exit(0 if any(result.known or result.healthy for result in results) else 1)
+
+
+def _table(name: str, result: Explanation) -> dict[str, Any]:
+    """An explanation as JSON has it; ``issue`` and ``search`` are for unknown failures."""
+    unknown = not (result.known or result.healthy)
+    table = {"log": name, "known": result.known, "healthy": result.healthy, **asdict(result)}
+    return table | {"issue": issue_text(result) if unknown else "", "search": search_address(result) if unknown else ""}
 
 
 def _print(explanation: Explanation, printed: set[str]) -> None:
-    from sm120kit.core import console
-    from sm120kit.hosts.log_rules import Kind
-    from sm120kit.hosts.log_rules.issue import issue_text
-
     for match in explanation.found:
         if match.rule.id not in printed:
             _print_match(match)
-    if not explanation.determined:
-        if not explanation.lines:
-            console.data("unknown: the log is empty")
-            return
-        if explanation.known:
-            console.data("cause not determined: of the messages above only the general meaning is known")
-        else:
-            console.data(f"unknown: no known failure in {explanation.lines} line{'s' * (explanation.lines != 1)}")
-        if reports := [match.rule.id for match in explanation.found if match.rule.kind is Kind.CONSEQUENCE]:
-            where = "among these lines" if explanation.errors else "not in this log"
-            console.data(f"  {', '.join(reports)}: reports a failure whose cause is above it, {where}")
-        if not explanation.errors:
-            console.data("  no other line looks like an error: give the log from its start, and those of the other ranks")
-        for error in explanation.errors:
-            console.data(f"  line {error.number}: {error.line}")
-        console.data("")
-        console.data("text for an issue (review it before you post it):")
-        console.data("")
-        console.data(issue_text(explanation))
+    if explanation.healthy:
+        console.data("no failure found: the server started and answered requests")
+    elif not explanation.lines:
+        console.data("unknown: the log is empty")
+    elif not explanation.known:
+        _print_unknown(explanation)
+
+
+def _print_unknown(explanation: Explanation) -> None:
+    console.data(f"unknown: no known failure in {explanation.lines} line{'s' * (explanation.lines != 1)}")
+    if not explanation.errors:
+        console.data("  no other line looks like an error: give the log from its start, and those of the other ranks")
+    for error in explanation.errors:
+        console.data(f"  line {error.number}: {error.line}")
+    if address := search_address(explanation):
+        console.data(f"search: {address}")
+    console.data(f"\ntext for an issue (review it before you post it):\n\n{issue_text(explanation)}")
 
 
 def _print_new(scan: LogScan, printed: set[str]) -> None:
@@ -129,14 +114,11 @@ def _print_new(scan: LogScan, printed: set[str]) -> None:
 
 
 def _print_match(match: RuleMatch) -> None:
-    from sm120kit.core import console
-
     rule = match.rule
-    console.data(f"{rule.id} ({rule.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
+    console.data(f"{rule.id} ({match.kind}): line {match.number}{f', {match.count} times' if match.count > 1 else ''}")
     console.data(f"  line:   {match.line}")
-    cause, fix = ("cause:", "fix:  ") if rule.names_cause else ("means:", "check:")
-    console.data(f"  {cause}  {match.cause}{f' ({rule.confidence})' if rule.names_cause else ''}")
+    console.data(f"  cause:  {match.cause}{f' ({rule.confidence})' if match.kind is rule.kind else ''}")
     for text in match.fixes:
-        console.data(f"  {fix}  {text}")
+        console.data(f"  fix:    {text}")
     console.data(f"  source: {', '.join(rule.sources)} (checked {rule.checked})")
     console.data("")

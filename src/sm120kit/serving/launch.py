@@ -437,7 +437,7 @@ def serve(
 def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:
     with log.open("rb") as stream:
         explained = log_rules.explain(stream, ended=outcome.ending is not Ending.NOT_HEALTHY)
-    known = [match for match in explained.found if match.rule.kind is not log_rules.Kind.HARMLESS]
+    known = [match for match in explained.found if match.kind is not log_rules.Kind.HARMLESS]
     lines = [f"  {match.rule.id} (line {match.number}): {match.line}\n    cause: {match.cause}" for match in known[:3]]
     lines = lines or [f"  {error.line}" for error in explained.errors] or ["  nothing in its log looks like an error"]
     fix = f"{' '.join(known[0].fixes)} " if known else ""

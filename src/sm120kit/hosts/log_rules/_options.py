@@ -1,0 +1,38 @@
+"""Options that a parser refuses: what replaces them. Spellings that an engine rewrites before it parses are left out."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_TABLE = Path(__file__).with_name("renamed_options.toml")
+_REFUSED = re.compile(r"(?:unrecognized arguments?|no such option):?(.*)", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*", re.IGNORECASE)
+_PLAIN = re.compile(r"--(?!no-)[a-z][a-z0-9-]+")
+"""Names that no engine rewrites: no negation, underscore, capital or dotted key."""
+
+
+@cache
+def renamed() -> Mapping[str, Mapping[str, str]]:
+    """By engine, what replaces an option."""
+    return tomllib.loads(_TABLE.read_text("utf-8"))
+
+
+def remedies(line: str, engine: str) -> tuple[str, ...]:
+    """A sentence for each option that a line refuses; none if its spelling may be one that the engine accepts."""
+    match = _REFUSED.search(line)
+    given = list(dict.fromkeys(_OPTION.findall(match[1]))) if match else []
+    names = [name for name in given if _PLAIN.fullmatch(name)]
+    known = renamed().get(_program(line) or engine, {})
+    replaced = [f"`{name}`: here `{known[name]}`." for name in names if name in known]
+    others = ", ".join(f"`{name}`" for name in names if name not in known)
+    rest = f"{others}: not in this version's parser; --help lists its options." if others else ""
+    return (*replaced, *([rest] if rest else []))
+
+
+def _program(line: str) -> str:
+    """The engine whose parser printed a line; "" if the line does not show it."""
+    return "sglang" if "launch_server" in line or "sglang" in line else "vllm" if "vllm" in line else ""
