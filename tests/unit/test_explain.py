@@ -118,7 +118,7 @@ def test_engines_accept_the_options_in_fixes(rule: Rule) -> None:
     ("engine", "text", "reason"),
     [
         ("vllm>=0.19", "`--moe-backend flashinfer_b12x`", "vllm-0.19.1: argument --moe-backend: invalid choice"),
-        ("vllm", "`--no-enable-flashinfer-autotune`", "vllm-0.33.0: unknown argument"),
+        ("vllm", "`--absent-option`", "vllm-0.33.0: unknown argument"),
         ("vllm<0.2", "`--moe-backend marlin`", "no record"),
         ("vllm", "use --moe-backend marlin", "not in backquotes"),
         (None, "`--moe-backend marlin`", "restrict the fix"),
