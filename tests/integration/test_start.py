@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sm120kit import serving
-from sm120kit.core.errors import GpusTaken, NoAnswer, PortTaken, ServerDied, Sm120kitError
+from sm120kit.core.errors import DaemonUnreachable, GpusTaken, NoAnswer, PortTaken, ServerDied, Sm120kitError
 from sm120kit.core.state import Workspace, host_exclusive, write_record
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
@@ -189,6 +189,14 @@ def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
     (failure,) = failures
     assert isinstance(failure, GpusTaken) and failure.message == "other serves c on GPU 0"
     assert {call[0] for call in docker.calls} == {"ps"}
+
+
+def test_gpus_are_not_given_away_if_docker_lists_no_servers(docker: Docker) -> None:
+    program = (docker.at / "docker").read_text()
+    (docker.at / "docker").write_text(program.replace('elif argv[0] == "ps":', 'elif argv[0] == "ps":\n    sys.exit(1)', 1))
+    with pytest.raises(DaemonUnreachable, match="which GPUs"):
+        launch.start(*docker.launch())
+    assert not (docker.workspace.root / "runs").exists()
 
 
 def test_another_gpu_is_used_if_there_is_one(docker: Docker) -> None:

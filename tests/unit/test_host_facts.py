@@ -83,6 +83,18 @@ def test_recording_keeps_chains_of_links(tmp_path: Path) -> None:
     assert (record / "usr/local/cuda/compat/libcuda.so").resolve().name == "libcuda.so.580.95.05"
 
 
+def test_program_of_a_user_is_found_here_and_in_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "home" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "docker").write_text("#!/bin/sh\n")
+    (programs / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    reader = HostReader(Path("/"), tmp_path / "record")
+    assert (reader.program("docker"), reader.program("nvidia-ctk")) == (True, False)
+    recorded = HostReader(tmp_path / "record")
+    assert (recorded.program("docker"), recorded.program("nvidia-ctk")) == (True, False)
+
+
 def test_environment_is_redacted(tmp_path: Path) -> None:
     host = probe(synthetic_hosts.build("neglected", tmp_path))
     assert host.names == ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "VLLM_API_KEY")

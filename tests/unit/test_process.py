@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,24 @@ import pytest
 
 from sm120kit.core import console, process, reporting
 from sm120kit.core.errors import CommandFailed, ToolchainMissing
+
+INSIDE = ("images/checks/suites/", "images/existing_base.py")
+"""Code that runs in an image."""
+
+
+def test_programs_are_found_by_one_function() -> None:
+    source = Path(process.__file__).parents[1]
+    names = re.compile(r"shutil\.which|\bPopen\(")
+    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if names.search(path.read_text())}
+    assert {name for name in found if not name.startswith(INSIDE)} == {"core/process.py"}
+
+
+def test_program_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some program").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert process.find_program("some program") is None, "it cannot be run"
+    (tmp_path / "some program").chmod(0o755)
+    assert process.find_program("some program") == tmp_path / "some program"
 
 
 def test_output_and_log_with_shell_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -54,6 +55,12 @@ def own_python_path() -> str:
     import sm120kit
 
     return os.pathsep.join(filter(None, [str(Path(sm120kit.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+
+def find_program(name: str) -> Path | None:
+    """The file of a program on ``PATH``, or of a path with a ``/``; None if there is none that can be run."""
+    found = shutil.which(name)
+    return Path(found) if found else None
 
 
 def shell_line(argv: Sequence[str | Path], env: Environment | None = None, cwd: Path | None = None) -> str:

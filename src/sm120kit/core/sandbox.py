@@ -9,7 +9,6 @@ writes there is foreign data: nothing else is written to these directories, and 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -191,4 +190,7 @@ def remedy() -> str:
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         options = (f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
         remedies.append(f"start the container with {' '.join(options)}")
-    return "; ".join([*([] if shutil.which(BUBBLEWRAP[0]) else ["install bubblewrap"]), *remedies]) or "permit user namespaces"
+    return (
+        "; ".join([*([] if process.find_program(BUBBLEWRAP[0]) else ["install bubblewrap"]), *remedies])
+        or "permit user namespaces"
+    )

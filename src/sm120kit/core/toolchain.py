@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -86,9 +85,9 @@ def host_compiler() -> tuple[str, str]:
         ToolchainMissing: none of them is a program.
     """
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++")):
-        path = shutil.which(name)
+        path = process.find_program(name)
         if path:
-            return path, _run_once(path, "--version").stdout.splitlines()[0]
+            return str(path), _run_once(path, "--version").stdout.splitlines()[0]
     raise ToolchainMissing("no C++ compiler: neither CXX nor c++ nor g++ names a program", "install one: apt-get install g++")
 
 
@@ -107,7 +106,7 @@ def _homes() -> Iterator[tuple[Path, str]]:
         if not (Path(named) / "bin" / "nvcc").is_file():
             raise ToolchainMissing(f"CUDA_HOME={named} has no bin/nvcc", "correct or unset CUDA_HOME")
         yield Path(named), "CUDA_HOME"
-    on_path = shutil.which("nvcc")
+    on_path = process.find_program("nvcc")
     if on_path:
         # nvcc on PATH may be a script or a link; its own output has the directory of the toolkit.
         dry = _run_once(on_path, "--dryrun", "-x", "cu", "-c", "/dev/null", check=False).stderr

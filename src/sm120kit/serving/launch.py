@@ -323,7 +323,9 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
     Raises:
         GpusTaken: servers have them.
         PortTaken: see :func:`require_port`.
+        DaemonUnreachable: see :func:`launched_here`.
     """
+    require_port(service.port, service.listen)
     running = launched_here()
     taken = {number: other.name for other in running for number in other.gpus}
     if set(service.gpus) & set(taken):
@@ -338,7 +340,6 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
             )
         chosen = serving.select_gpus(prepared.configuration, equal, taken)
         service = replace(service, gpus=tuple(device.number for device in chosen))
-    require_port(service.port, service.listen)
     return service
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from sm120kit.core.errors import (
     UnknownName,
 )
 from sm120kit.core.outside import file_problem
-from sm120kit.core.process import Completed, run
+from sm120kit.core.process import Completed, find_program, run
 from sm120kit.core.state import Workspace
 from sm120kit.core.urls import redacted
 from sm120kit.sources import download
@@ -65,7 +64,7 @@ def resolve(
     """
     if origin.offline:
         raise OfflineMiss("the versions of Debian packages are in the archive's index, and --offline is given", "leave it out")
-    if not shutil.which("apt-get"):
+    if not find_program("apt-get"):
         raise ToolchainMissing(
             "Debian packages are resolved by apt, and this machine has no apt-get",
             "lock bases on Debian or Ubuntu; to build from a lockfile, apt is not needed",
@@ -209,7 +208,7 @@ def _host_releases() -> list[tuple[str, str]]:
         NoPackageArchive: there is none.
     """
     system = _os_release()
-    if system.get("ID") != "debian" or not shutil.which("apt-get"):
+    if system.get("ID") != "debian" or not find_program("apt-get"):
         name = system.get("PRETTY_NAME", "this system")
         problem = "no apt" if system.get("ID") == "debian" else "no sources of Debian packages"
         raise NoPackageArchive(f"{name} has {problem}", _HINT)

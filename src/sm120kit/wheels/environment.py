@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ def find_python(version: str) -> tuple[Path, str]:
     """
     program = f"python{version}"
     own = version == f"{sys.version_info.major}.{sys.version_info.minor}"
-    path = sys.executable if own else shutil.which(program)
+    path = sys.executable if own else process.find_program(program)
     code = "import platform, sys; print(sys.executable, platform.python_version())"
     done = process.run([path, "-I", "-c", code], check=False) if path else None
     if done is None or done.returncode != 0:

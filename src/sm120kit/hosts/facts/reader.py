@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from sm120kit.core.errors import HostUnreadable, Sm120kitError
-from sm120kit.core.process import Stopped, deadline, run_until
+from sm120kit.core.process import Stopped, deadline, find_program, run_until
 from sm120kit.hosts.facts.redact import HOME, redacted
 
 COMMANDS = {
@@ -36,6 +36,8 @@ COMMANDS = {
 }
 COMMAND_SECONDS = 30
 """Time limit: nvidia-smi never returns when a GPU is wedged, docker does not when its daemon hangs."""
+DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/snap/bin")
+"""Directories of a recorded host that are searched for programs."""
 CHUNK_BYTES, MAX_BYTES = 16 << 10, 4 << 20
 
 
@@ -116,6 +118,15 @@ class HostReader:
         if exists:
             self._record(path)
         return exists
+
+    def program(self, name: str) -> bool:
+        """Whether a program is on PATH; of a recorded host, in one of ``DIRECTORIES``, where recordings have each of them."""
+        if self.root != Path("/"):
+            return any(self.exists(f"{directory}/{name}") for directory in DIRECTORIES)
+        found = find_program(name)
+        if found:
+            self._record(f"{found.parent if str(found.parent) in DIRECTORIES else DIRECTORIES[0]}/{name}")
+        return found is not None
 
     def target(self, path: str) -> str | None:
         """The file name that a symbolic link resolves to."""

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from sm120kit.core.errors import DaemonUnreachable
 from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts.reader import HostReader
 from sm120kit.hosts.facts.records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
@@ -101,8 +102,8 @@ def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
     limits = reader.text("/proc/self/limits") or ""
     return ContainerFacts(
         inside=reader.exists("/.dockerenv") or reader.exists("/run/.containerenv"),
-        toolkit=_program(reader, "nvidia-ctk"),
-        docker=_program(reader, "docker"),
+        toolkit=reader.program("nvidia-ctk"),
+        docker=reader.program("docker"),
         runtime="nvidia-container-runtime" in (text or ""),
         cdi=bool(reader.glob("/etc/cdi/*nvidia*") or reader.glob("/var/run/cdi/*nvidia*")),
         shm_bytes=_shm_bytes(reader, memory_total),
@@ -123,7 +124,7 @@ LAUNCHER_LABEL, DETACHED = "sm120kit.launcher", "detached"
 
 def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
     """Running containers that ``sm120kit serve`` started, identified by their labels."""
-    if not _program(reader, "docker"):
+    if not reader.program("docker"):
         return ()
     rows = re.findall(r"^(\S+)\t(\S*)\t([\d,]*)\t(\S+)$", reader.command_output("docker-ps.txt") or "", re.MULTILINE)
     return tuple(
@@ -138,8 +139,18 @@ def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
 
 
 def launched_here() -> tuple[LaunchedContainer, ...]:
-    """Running containers of this host at the time of the call; see :func:`launched`."""
-    return launched(HostReader(Path("/")))
+    """Running containers of this host at the time of the call; see :func:`launched`.
+
+    Raises:
+        DaemonUnreachable: there is a docker program, and its daemon does not list them.
+    """
+    reader = HostReader(Path("/"))
+    found = launched(reader)
+    if reason := reader.unread.get("docker-ps.txt"):
+        raise DaemonUnreachable(
+            f"which GPUs servers use is unknown: {reason}", "start docker, or set DOCKER_HOST to its socket"
+        )
+    return found
 
 
 def launcher_label() -> str:
@@ -155,10 +166,6 @@ def _process_id(reader: HostReader, pid: str) -> str:
     path = f"/proc/{pid}/stat"
     fields = (reader.text(path) or "").rpartition(")")[2].split() if reader.exists(path) else []
     return f"{pid}.{fields[19]}" if fields else ""
-
-
-def _program(reader: HostReader, name: str) -> bool:
-    return any(reader.exists(f"{directory}/{name}") for directory in ("/usr/bin", "/usr/local/bin", "/snap/bin"))
 
 
 def _shm_bytes(reader: HostReader, memory_total: int | None) -> int | None:

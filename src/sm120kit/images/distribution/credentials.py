@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def _from_file(stored: Any, path: Path) -> Credentials | None:
 def _from_helper(helper: str, key: str) -> Credentials | None:
     """Run ``docker-credential-HELPER get``; None if it has no credentials for the registry."""
     program = f"docker-credential-{helper}"
-    path = shutil.which(program)
+    path = process.find_program(program)
     if path is None:
         raise RegistryFailed(f"docker login stored its credentials with {program}, which is not on PATH", _HINT)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -99,7 +98,7 @@ def _with_buildkit(program: list[str], client: Any, context: ImageContext, netwo
 
 def _buildkit() -> list[str] | None:
     """The command of a build with BuildKit: ``docker buildx build``, or ``docker build`` of a version before 23."""
-    if shutil.which("docker") is None:
+    if process.find_program("docker") is None:
         return None
     if process.run(["docker", "buildx", "version"], check=False).returncode == 0:
         return ["docker", "buildx", "build"]
