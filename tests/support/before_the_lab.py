@@ -7,7 +7,12 @@ names of modules in docstrings, which :func:`moved_only` shows against the commi
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parents[2]
 COMMIT = "7eb1c7a136449a0ebb625a7fb8a725ab606c74d4"
 """The last commit before the move, whose sources the receipts' digests are of."""
 
@@ -43,3 +48,16 @@ def moved_only(before: str, after: str) -> bool:
     """Whether two versions of a module differ in import statements and the name of its package only."""
     before = re.sub(r"\bsm120kit\.kernels\.(emulation|gpu_tests|ptx)\b", r"sm12x_lab.\1", before)
     return _IMPORT.sub("", before) == _IMPORT.sub("", after)
+
+
+def shown(path: str) -> str:
+    """A file of that commit; the test is skipped in a copy whose history lacks it."""
+    done = subprocess.run(["git", "show", f"{COMMIT}:{path}"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("the history of this copy lacks the commit before the move")
+    return done.stdout
+
+
+def operators_before(name: str) -> str:
+    """A program that made receipts of operators; since then the programs have become one library."""
+    return shown(f"src/sm120kit/kernels/gpu_tests/operators/{name}")

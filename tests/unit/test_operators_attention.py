@@ -6,28 +6,18 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from before_the_lab import of_present_sources
+from before_the_lab import of_present_sources, operators_before
+from operator_programs import OPERATORS, program, runner
 
 from sm12x_lab import RECEIPTS
-from sm12x_lab.ptx import interposed, library
-
-OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
+from sm12x_lab.ptx import library
 
 
 @pytest.fixture
 def operators(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(OPERATORS)
-    for name in ("nvfp4", "attention"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import attention
-
-    monkeypatch.setattr(attention.nvfp4, "DEVICE", "cpu")
-    torch.manual_seed(0)
-    return attention
+    return program("attention", monkeypatch)
 
 
 # ---- a paged cache
@@ -214,42 +204,43 @@ def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, t
     monkeypatch.setitem(sys.modules, "flashinfer", torch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    monkeypatch.setattr(sys, "argv", ["attention.py", "--receipt", str(tmp_path / "receipt.json")])
-    assert operators.main() == 0
+    arguments = ["attention", "--receipt", str(tmp_path / "receipt.json")]
+    assert runner()(arguments) == 0
     record = json.loads((tmp_path / "receipt.json").read_text())
     assert (record["kind"], record["faults"]) == ("attention-operators", {"planted": "detected"})
-    assert record["program"] == programs()
+    names = ("__main__.py", "attention.py", "reference.py", "report.py")
+    assert record["program"] == {name: hashlib.sha256((OPERATORS / name).read_bytes()).hexdigest() for name in names}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     with pytest.raises(SystemExit) as ended:
-        operators.main()
+        runner()(arguments)
     assert ended.value.code == 2
 
 
-def programs() -> dict[str, str]:
-    return {name: hashlib.sha256((OPERATORS / name).read_bytes()).hexdigest() for name in ("attention.py", "nvfp4.py")}
+BEFORE = {
+    "attention": "attention.py of the last commit before the library, in which the class Reference64 was named Reference",
+    "attention-sparse": "the same",
+    "attention-nvfp4": "the same, and powers of 2 were computed by torch.exp2 instead of torch.pow(2.0, ...)",
+}
+"""The sources that made each receipt, whose digests it has. The functions that compute are the same, see test_operators.py."""
 
-
-def as_run(powers: str) -> dict[str, str]:
-    """The digests that the runs recorded: a class had another name, and powers of 2 were computed by ``powers``.
-
-    PyTorch compiles ``exp2`` for the GPU when it is called, without PTX. Only the reference of sparse latent attention has it.
-    """
-    text = (OPERATORS / "attention.py").read_text()
-    text = text.replace("Reference64", "Reference").replace("torch.pow(2.0, ", powers)
-    return {"attention.py": hashlib.sha256(text.encode()).hexdigest(), "nvfp4.py": BEFORE_UNDECIDED_SCALES}
-
-
-BEFORE_UNDECIDED_SCALES = "71f900917307c2aac128782f7e1fabd36860fea2b7c774798d4bbabf9ced8304"
+NVFP4_OF_THE_RUNS = "71f900917307c2aac128782f7e1fabd36860fea2b7c774798d4bbabf9ced8304"
 """``nvfp4.py`` of the runs. Since then, ``quantized_interval``, which attention does not use, has more block scales."""
 
 
-@pytest.mark.parametrize("name", ["attention", "attention-nvfp4", "attention-sparse"])
-def test_receipt_is_of_this_program_and_all_is_right(name: str) -> None:
-    """`sm120kit verify run --receipt RUN -- python attention.py --receipt FILE` on a Hopper GPU writes both again."""
+def as_run(name: str) -> dict[str, str]:
+    """The digests of the sources that made a receipt, from those of the last commit before the library."""
+    text = operators_before("attention.py").replace("Reference64", "Reference")
+    if name == "attention-nvfp4":
+        text = text.replace("torch.pow(2.0, ", "torch.exp2(")
+    return {"attention.py": hashlib.sha256(text.encode()).hexdigest(), "nvfp4.py": NVFP4_OF_THE_RUNS}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_receipt_is_of_these_functions_and_all_is_right(name: str) -> None:
+    """``operators attention`` under `sm12x-lab run --receipt` on a Hopper GPU writes both again, of the present sources."""
     receipts = RECEIPTS / "flashinfer-0.7.2.post1"
     record = json.loads((receipts / f"{name}-nvidia-h100.json").read_text())
-    powers = "torch.exp2(" if name == "attention-nvfp4" else "torch.pow(2.0, "
-    assert record["program"] == as_run(powers), "the program has changed"
+    assert record["program"] == as_run(name), BEFORE[name]
     assert "quantized_interval" not in (OPERATORS / "attention.py").read_text()
     assert record["versions"]["flashinfer"] == "0.7.2.post1" and record["capability"] == "12.0"
     assert {row["verdict"] for row in record["rows"]} == {"right"} and set(record["faults"].values()) == {"detected"}

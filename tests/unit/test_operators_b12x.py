@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import types
@@ -11,24 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operator_programs import program, runner
 
 from sm12x_lab import RECEIPTS
-from sm12x_lab.ptx import interposed
 from sm120kit.core.state import data_root
-
-OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
-
-
-def program(name: str, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """A program of that directory, as a module."""
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(OPERATORS)
-    for module in ("nvfp4", "b12x_nvfp4", name):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    module = importlib.import_module(name)
-    monkeypatch.setattr(module.nvfp4, "DEVICE", "cpu")
-    torch.manual_seed(0)
-    return module
 
 
 @pytest.fixture
@@ -43,7 +28,7 @@ def test_scales_are_interleaved_as_they_are_read(operators) -> None:  # type: ig
     stored = operators.interleaved(linear)
     assert stored.shape == (2, 384, 12)
     for one, other in zip(linear, stored, strict=True):
-        assert (operators.nvfp4.unswizzled(other, 300, 10) == one).all()
+        assert (operators.reference.unswizzled(other, 300, 10) == one).all()
 
 
 def test_reference_of_the_gemm(operators) -> None:  # type: ignore[no-untyped-def]
@@ -54,19 +39,19 @@ def test_reference_of_the_gemm(operators) -> None:  # type: ignore[no-untyped-de
 
     def product(wrong) -> torch.Tensor:  # type: ignore[no-untyped-def]
         a, b = (
-            operators.dequantized(codes, operators.nvfp4.unswizzled(scales, 128, 8))
+            operators.dequantized(codes, operators.reference.unswizzled(scales, 128, 8))
             for codes, scales in ((wrong.a, wrong.scales_a), (wrong.b, wrong.scales_b))
         )
         return ((a[:, None] * b[None]).sum(-1) * wrong.alpha.double()).bfloat16()
 
-    assert operators.nvfp4.compare(product(call), expected, "", "").verdict == "right"
+    assert operators.reference.compare(product(call), expected, "", "").verdict == "right"
     for fault, wrong in operators.gemm_faults(call).items():
-        assert operators.nvfp4.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
+        assert operators.reference.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
 
 
-def layer_of(call, shape, torch, nvfp4, random):  # type: ignore[no-untyped-def]
+def layer_of(call, shape, torch, reference, random):  # type: ignore[no-untyped-def]
     """The fused MoE as b12x does it: slices of 128 columns in random order, each part and each sum rounded to bf16."""
-    quantize = nvfp4.quantized_interval
+    quantize = reference.quantized_interval
     output = torch.zeros(len(call.x), shape.hidden).bfloat16()
     parts = [
         (token, slot, first)
@@ -77,8 +62,8 @@ def layer_of(call, shape, torch, nvfp4, random):  # type: ignore[no-untyped-def]
     for index in torch.randperm(len(parts), generator=random).tolist():
         token, slot, first = parts[index]
         expert = int(call.experts[token, slot])
-        w1 = nvfp4.dequantized(call.w1[expert], nvfp4.unswizzled(call.s1[expert], 2 * shape.width, shape.hidden // 16))
-        w2 = nvfp4.dequantized(call.w2[expert], nvfp4.unswizzled(call.s2[expert], shape.hidden, shape.width // 16))
+        w1 = reference.dequantized(call.w1[expert], reference.unswizzled(call.s1[expert], 2 * shape.width, shape.hidden // 16))
+        w2 = reference.dequantized(call.w2[expert], reference.unswizzled(call.s2[expert], shape.hidden, shape.width // 16))
         scale1, scale2 = (each[expert].double() for each in (call.scale1, call.scale2))
         low, high = quantize(call.x[token].double(), call.x[token].double(), scale1)
         sums = w1 @ (low if first else high) * scale1 * call.alpha1[expert].double()
@@ -93,16 +78,19 @@ def layer_of(call, shape, torch, nvfp4, random):  # type: ignore[no-untyped-def]
 def test_reference_of_fused_moe(operators) -> None:  # type: ignore[no-untyped-def]
     import torch
 
-    nvfp4 = operators.nvfp4
-    shape = nvfp4.MoeShape("small", 4, 64, 256, 2)
-    layer, x = nvfp4.MoeLayer.random(shape), torch.randn(5, 64).bfloat16()
-    scale1, route = 448.0 * (0.75 + 0.5 * torch.rand(4)), nvfp4.routed(nvfp4.router_logits(5, shape, False), shape.active)
+    reference = operators.reference
+    shape = reference.MoeShape("small", 4, 64, 256, 2)
+    layer, x = reference.MoeLayer.random(shape), torch.randn(5, 64).bfloat16()
+    scale1, route = (
+        448.0 * (0.75 + 0.5 * torch.rand(4)),
+        reference.routed(reference.router_logits(5, shape, False), shape.active),
+    )
     call, expected = operators.moe_call(layer, scale1, x, route), operators.moe_expected(layer, scale1, x, route)
     random = torch.Generator().manual_seed(1)
-    right = nvfp4.compare(layer_of(call, shape, torch, nvfp4, random), expected, "", "")
+    right = reference.compare(layer_of(call, shape, torch, reference, random), expected, "", "")
     assert right.verdict == "right" and right.error_over_bound > 0.05 and right.cosine > 0.97
     for fault, wrong in operators.moe_faults(call, layer).items():
-        assert nvfp4.compare(layer_of(wrong, shape, torch, nvfp4, random), expected, "", "").verdict == "WRONG", fault
+        assert reference.compare(layer_of(wrong, shape, torch, reference, random), expected, "", "").verdict == "WRONG", fault
 
 
 def test_tokens_that_choose_the_same_experts(operators, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -113,7 +101,7 @@ def test_tokens_that_choose_the_same_experts(operators, monkeypatch) -> None:  #
     layer = operators.MoeLayer.random(shape := operators.MoeShape("small", 4, 256, 128, 2))
     call, expected = operators.moe_case(layer, torch.full((4,), 448.0), operators.HOT_TOKENS, True)
     assert (call.experts == call.experts[0]).all() and len(call.experts) > 64
-    output = layer_of(call, shape, torch, operators.nvfp4, torch.Generator().manual_seed(1))
+    output = layer_of(call, shape, torch, operators.reference, torch.Generator().manual_seed(1))
     assert operators.attempt_moe(expected, lambda: output).verdict == "right"
     rows = operators.attempt_moe(expected, lambda: torch.where(torch.arange(72)[:, None] < 64, output, 0))
     assert rows.verdict == "WRONG" and "in 8 of 72 tokens and 16 of 144 tiles of 128 columns" in rows.why
@@ -130,7 +118,7 @@ def test_cases_are_selected_by_name(operators, monkeypatch) -> None:  # type: ig
     calls = operators.Calls(moes=[(operators.MoeShape("small", 4, 64, 128, 2), operators.MOE_TOKENS)])
     monkeypatch.setattr(operators, "FAULTY_TOKENS", ())
     monkeypatch.setattr(operators, "last_kernel", lambda: "static")
-    monkeypatch.setattr(operators, "attempt_moe", lambda *_: operators.nvfp4.OperatorRow("b12x_moe_fp4", "", "right"))
+    monkeypatch.setattr(operators, "attempt_moe", lambda *_: operators.reference.OperatorRow("b12x_moe_fp4", "", "right"))
 
     def case(layer, scale1, tokens, hot):  # type: ignore[no-untyped-def]
         asked.append((tokens, hot))
@@ -186,12 +174,13 @@ def test_calls_of_a_recipe_have_the_workspace_that_its_kernels_were_compiled_for
 def test_unusable_recipe_is_named(  # type: ignore[no-untyped-def]
     operators, monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, problem: str
 ) -> None:
+    monkeypatch.setitem(sys.modules, "b12x", types.SimpleNamespace())
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (12, 0))
     path = tmp_path / "recipe.toml"
     if content is not None:
         path.write_text(content)
-    monkeypatch.setattr(sys, "argv", ["b12x_nvfp4.py", "--recipe", str(path)])
     with pytest.raises(SystemExit) as ended:
-        operators.main()
+        runner()(["b12x_nvfp4", "--recipe", str(path)])
     assert ended.value.code == 2
     assert f"--recipe {path}: " in (printed := capsys.readouterr().err) and problem in printed
 
@@ -239,13 +228,13 @@ def test_scales_of_b12x_are_given_to_flashinfer_as_it_expects_them(monkeypatch) 
 def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     import torch
 
-    row = operators.nvfp4.OperatorRow("dense_gemm", "8x16x64", "right")
+    row = operators.reference.OperatorRow("dense_gemm", "8x16x64", "right")
     monkeypatch.setattr(operators, "check_gemm", lambda report, *_: report.add(row))
     monkeypatch.setattr(operators, "check_moe", lambda report, *_: report.fault("planted", replace(row, verdict="WRONG")))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    monkeypatch.setattr(sys, "argv", ["b12x_nvfp4.py", "--receipt", str(tmp_path / "receipt.json")])
-    assert operators.main() == 0
+    monkeypatch.setitem(sys.modules, "b12x", types.SimpleNamespace(__version__="0.8.3"))
+    assert runner()(["b12x_nvfp4", "--receipt", str(tmp_path / "receipt.json")]) == 0
     record = json.loads((tmp_path / "receipt.json").read_text())
     assert (record["kind"], record["capability"], record["faults"]) == ("b12x-operators", "12.0", {"planted": "detected"})
     assert [each["operator"] for each in record["rows"]] == ["dense_gemm"]
@@ -281,11 +270,11 @@ def test_reference_of_attention(name: str, mode: str, monkeypatch: pytest.Monkey
     call = attention.attention_call((4, 2, 64), attention.TYPES[name], (1, 63, 64, 65, 130, 320), new)
     call = replace(call, turbo=name.endswith("turbo"))
     expected = attention.attention_expected(call)
-    right = attention.nvfp4.compare(result(call), expected, "", "")
+    right = attention.reference.compare(result(call), expected, "", "")
     assert right.verdict == "right" and right.error_over_bound > 0.1
     for fault, wrong in attention.attention_faults(call).items():
         if fault != "one token of the cache less":  # a query of that many new tokens has none to see
-            assert attention.nvfp4.compare(result(wrong), expected, "", "").verdict == "WRONG", fault
+            assert attention.reference.compare(result(wrong), expected, "", "").verdict == "WRONG", fault
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "mxfp8", "w6a8_e2m3", "w6a8_e3m2", "mxfp6_e2m3", "mxfp6_e3m2"])
@@ -317,9 +306,9 @@ def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> N
     def product(wrong) -> torch.Tensor:  # type: ignore[no-untyped-def]
         return ((read(wrong.a, False) @ read(wrong.b, form.b in formats.FP6).T) * wrong.alpha.double()).bfloat16()
 
-    assert formats.nvfp4.compare(product(call), expected, "", "").verdict == "right"
+    assert formats.reference.compare(product(call), expected, "", "").verdict == "right"
     for fault, wrong in formats.gemm_faults(call).items():
-        assert formats.nvfp4.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
+        assert formats.reference.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import types
-from pathlib import Path
 
 import pytest
+from operator_programs import program, runner
 
 from sm12x_lab import RECEIPTS
-from sm12x_lab.ptx import interposed
-
-OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
 
 @pytest.fixture
 def groupwise(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(OPERATORS)
-    for name in ("nvfp4", "groupwise"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import groupwise
-
-    monkeypatch.setattr(groupwise.nvfp4, "DEVICE", "cpu")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    torch.manual_seed(0)
-    return groupwise
+    module = program("groupwise", monkeypatch)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    return module
 
 
 def interleaved_at(stored, row: int, column: int) -> int:  # type: ignore[no-untyped-def]
@@ -65,7 +55,7 @@ def kernels(groupwise, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unty
         for group, (first, last) in enumerate(zip(offsets.tolist(), offsets.tolist()[1:], strict=False)):
             begin = (first + group * 127) // 128 * 128
             left = a[first:last].double() * powers_at(scales_a, range(begin, begin + last - first), count, 32, torch)
-            elements = groupwise.nvfp4.decode(b[group])
+            elements = groupwise.reference.decode(b[group])
             right = elements * powers_at(scales_b[group], range(b.shape[1]), count, 32, torch)
             out[first:last] = left @ right.T
 
@@ -82,7 +72,7 @@ def kernels(groupwise, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unty
     def mm_fp4(a, b, scales_a, scales_b, alpha, dtype, out, **options) -> None:  # type: ignore[no-untyped-def]
         count = a.shape[1] * 2 // options["block_size"]
         left, right = (
-            groupwise.nvfp4.decode(codes) * powers_at(scales, range(len(codes)), count, options["block_size"], torch)
+            groupwise.reference.decode(codes) * powers_at(scales, range(len(codes)), count, options["block_size"], torch)
             for codes, scales in ((a, scales_a), (b.T, scales_b.T))
         )
         out.copy_(left @ right.T * alpha)
@@ -100,7 +90,7 @@ def test_interleaved_scales_are_where_the_layout_has_them(groupwise) -> None:  #
     linear = torch.randint(0, 256, (150, 6), dtype=torch.uint8)
     stored = groupwise.interleaved(linear)
     assert stored.shape == (256, 8)
-    assert (groupwise.nvfp4.unswizzled(stored, 150, 6) == linear).all()
+    assert (groupwise.reference.unswizzled(stored, 150, 6) == linear).all()
     assert all(interleaved_at(stored, row, column) == linear[row, column] for row in range(150) for column in range(6))
 
 
@@ -198,10 +188,10 @@ def test_groups_of_nvfp4_have_an_alpha_each(groupwise) -> None:  # type: ignore[
     call, expected = groupwise.grouped((4, 0, 8), (16, 128), "nvfp4", torch.float16)
     assert call.alpha.shape == (3,) and call.offsets.tolist() == [0, 4, 4, 12] and expected.values.shape == (12, 16)
     left = groupwise.decode(call.a[4:]) * groupwise.scale_values(
-        groupwise.nvfp4.unswizzled(call.scales_a[256:384], 8, 8)
+        groupwise.reference.unswizzled(call.scales_a[256:384], 8, 8)
     ).repeat_interleave(16, -1)
     right = groupwise.decode(call.b[2]) * groupwise.scale_values(
-        groupwise.nvfp4.unswizzled(call.scales_b[2], 16, 8)
+        groupwise.reference.unswizzled(call.scales_b[2], 16, 8)
     ).repeat_interleave(16, -1)
     torch.testing.assert_close(expected.values[4:], left @ right.T * call.alpha[2].double())
 
@@ -212,13 +202,12 @@ def test_program_writes_the_record_of_what_it_compared(groupwise, monkeypatch, t
     checks = [name for name in vars(groupwise) if name.startswith("check_")]
     assert len(checks) == 7
     for name in checks:
-        row = groupwise.nvfp4.OperatorRow(name, "", "right")
+        row = groupwise.reference.OperatorRow(name, "", "right")
         monkeypatch.setattr(groupwise, name, lambda report, names, row=row: names("mm-mxfp8-f16") and report.add(row))
     monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(__version__="0.7.2"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    monkeypatch.setattr(sys, "argv", ["groupwise.py", "--only", "dense-*", "--only", "mm-*", "--receipt", str(tmp_path / "r")])
-    assert groupwise.main() == 0
+    assert runner()(["groupwise", "--only", "dense-*", "--only", "mm-*", "--receipt", str(tmp_path / "r")]) == 0
     record = json.loads((tmp_path / "r").read_text())
     assert (record["kind"], record["versions"]["flashinfer"]) == ("groupwise-operators", "0.7.2")
     assert sorted(row["operator"] for row in record["rows"]) == sorted(checks)

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from operator_programs import program
 
 from sm12x_lab import RECEIPTS
-from sm12x_lab.ptx import interposed
-
-OPERATORS = Path(interposed.__file__).parents[1] / "gpu_tests" / "operators"
 
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(OPERATORS)
-    for name in ("nvfp4", "vllm_layers", "vllm_triton"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import nvfp4
-    import vllm_triton
-
-    monkeypatch.setattr(nvfp4, "DEVICE", "cpu")
-    torch.manual_seed(0)
-    return vllm_triton
+    return program("vllm_triton", monkeypatch)
 
 
 def test_interval_of_fp8_has_every_quantized_value(triton) -> None:  # type: ignore[no-untyped-def]
@@ -70,13 +57,13 @@ def kernels_of_experts(experts, x, route):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("kind", ["fp8", "bf16", "int4", "int4-zeros"])
 def test_reference_of_experts(triton, kind: str) -> None:  # type: ignore[no-untyped-def]
     """Against plain loops over tokens; each fault that the program plants exceeds the bound."""
-    import nvfp4
+    import reference
     import torch
 
-    shape = nvfp4.MoeShape("small", 4, 256, 128, 2)
+    shape = reference.MoeShape("small", 4, 256, 128, 2)
     experts = triton.TritonExperts.random(kind, shape)
     x = torch.randn(9, 256).bfloat16()
-    route = nvfp4.routed(nvfp4.router_logits(9, shape, False), shape.active)
+    route = reference.routed(reference.router_logits(9, shape, False), shape.active)
     expected = triton.experts_expected(experts, x, route)
     plain = torch.zeros(9, 256, dtype=torch.float64)
     for token in range(9):
@@ -84,12 +71,12 @@ def test_reference_of_experts(triton, kind: str) -> None:  # type: ignore[no-unt
             gate, up = (experts.values(0, expert) @ x[token].double()).chunk(2)
             plain[token] += weight * (experts.values(1, expert) @ (torch.nn.functional.silu(gate) * up))
     torch.testing.assert_close(expected.plain, plain, rtol=1e-5, atol=1e-6)
-    compared = nvfp4.compare(kernels_of_experts(experts, x, route), expected, "", "")
+    compared = reference.compare(kernels_of_experts(experts, x, route), expected, "", "")
     assert compared.verdict == "right" and compared.cosine > 0.999
     faults = list(triton.moe_faults(experts, route))
     assert len(faults) == {"fp8": 5, "bf16": 3, "int4": 5, "int4-zeros": 7}[kind]
     for name, wrong, wrong_route in faults:
-        assert nvfp4.compare(kernels_of_experts(wrong, x, wrong_route), expected, "", "").verdict == "WRONG", name
+        assert reference.compare(kernels_of_experts(wrong, x, wrong_route), expected, "", "").verdict == "WRONG", name
 
 
 def test_values_of_int4_weights(triton) -> None:  # type: ignore[no-untyped-def]
@@ -106,7 +93,7 @@ def test_values_of_int4_weights(triton) -> None:  # type: ignore[no-untyped-def]
 
 def test_reference_of_attention(triton) -> None:  # type: ignore[no-untyped-def]
     """Against a loop over tokens, with keys and values in pages; faults exceed the bound."""
-    import nvfp4
+    import reference
     import torch
 
     shape = triton.AttentionShape("small", 4, 2, 32, 5, True)
@@ -128,16 +115,14 @@ def test_reference_of_attention(triton) -> None:  # type: ignore[no-untyped-def]
                 rows.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
         start += new
     torch.testing.assert_close(expected.plain.flatten(0, 1), torch.stack(rows), rtol=1e-6, atol=1e-6)
-    assert nvfp4.compare(torch.stack(rows).view(expected.values.shape).bfloat16(), expected, "", "").verdict == "right"
+    assert reference.compare(torch.stack(rows).view(expected.values.shape).bfloat16(), expected, "", "").verdict == "right"
     for name, changed in triton.attention_faults(call):
         if "left out" not in name:  # the length of the sequences is that of the reference
-            assert nvfp4.compare(changed.expected().values.bfloat16(), expected, "", "").verdict == "WRONG", name
+            assert reference.compare(changed.expected().values.bfloat16(), expected, "", "").verdict == "WRONG", name
 
 
 @pytest.fixture
 def sglang_triton(triton, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    for name in ("b12x_nvfp4", "sglang_layers", "sglang_triton"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     import sglang_triton
 
     return sglang_triton
@@ -183,7 +168,7 @@ def attention_of_sglang(call):  # type: ignore[no-untyped-def]
 def test_reference_of_sglangs_attention(  # type: ignore[no-untyped-def]
     sglang_triton, decode: bool, window: int, sinks: bool, fp8: bool
 ) -> None:
-    import nvfp4
+    import reference
     import torch
 
     shape = sglang_triton.AttentionShape("small", 4, 2, 64, window, sinks)
@@ -191,12 +176,12 @@ def test_reference_of_sglangs_attention(  # type: ignore[no-untyped-def]
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     call = sglang_triton.TritonAttentionCall.random(shape, lengths, decode, dtype)
     expected = call.expected()
-    row = nvfp4.compare(attention_of_sglang(call), expected, "", "")
+    row = reference.compare(attention_of_sglang(call), expected, "", "")
     assert row.verdict == "right", row
     faults = dict(sglang_triton.attention_faults(call))
     assert len(faults) == 2 + 2 * fp8 + sinks + bool(window)
     for fault, changed in faults.items():
-        assert nvfp4.compare(attention_of_sglang(changed), expected, "", "").verdict == "WRONG", fault
+        assert reference.compare(attention_of_sglang(changed), expected, "", "").verdict == "WRONG", fault
 
 
 def test_receipt_of_sglangs_triton_kernels() -> None:

@@ -6,14 +6,13 @@ import itertools
 import json
 import os
 import re
-import subprocess
 from fractions import Fraction
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from before_the_lab import COMMIT, FILES, moved_only, of_present_sources
+from before_the_lab import FILES, ROOT, moved_only, of_present_sources, shown
 from typer.testing import CliRunner
 
 from sm12x_lab import RECEIPTS
@@ -677,12 +676,8 @@ def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_receipts_are_of_sources_that_have_only_moved() -> None:
-    root = Path(__file__).parents[2]
-    if subprocess.run(["git", "cat-file", "-e", COMMIT], cwd=root, capture_output=True).returncode:
-        pytest.skip("the history of this copy lacks the commit before the move")
     for after, before in FILES.items():
-        shown = subprocess.run(["git", "show", f"{COMMIT}:src/sm120kit/{before}"], cwd=root, capture_output=True, check=True)
-        assert moved_only(shown.stdout.decode(), (root / "src" / "sm12x_lab" / after).read_text()), after
+        assert moved_only(shown(f"src/sm120kit/{before}"), (ROOT / "src" / "sm12x_lab" / after).read_text()), after
 
 
 def test_receipt_is_of_this_rewriter_and_complete() -> None:

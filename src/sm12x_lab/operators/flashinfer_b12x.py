@@ -1,29 +1,21 @@
 """Compare FlashInfer 0.7's fused MoE of CuTe DSL kernels for SM12x, ``b12x_fused_moe``, with float64.
 
-A program for a Python that has torch, FlashInfer and its CuTe DSL; beside it lie b12x_nvfp4.py, whose reference and faults it
-uses, as the kernels descend from those of b12x, and nvfp4.py:
-
-    sm120kit verify run -- python flashinfer_b12x.py    a Hopper GPU
-    python flashinfer_b12x.py                           an SM12x GPU
-
-Every call is made several times, and the worst result counts: a race need not show each time. With the variable
-FLASHINFER_CUTE_DSL_DISABLE_CACHE=1, FlashInfer compiles the kernels in the process, where `verify run` finds their PTX.
-
-Exit codes: 0, every call is right; 1, one is wrong; 54, a planted fault was not detected.
+Needs torch, FlashInfer and its CuTe DSL.
 """
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import importlib
-import sys
 from dataclasses import dataclass, fields, replace
 
 import b12x_nvfp4
-import nvfp4
+import reference
 import torch
 from b12x_nvfp4 import KEPT, B12xMoeCall, attempt_moe, moe_faults
-from nvfp4 import MoeLayer, MoeShape, OperatorReport
+from reference import MoeLayer, MoeShape
+from report import OperatorReport
 
 Tensor = torch.Tensor
 
@@ -70,7 +62,7 @@ def check(report: OperatorReport, pattern: str) -> None:
         if not selected:
             continue
         layer = MoeLayer.random(shape)
-        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
+        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=reference.DEVICE))
         for tokens in selected:
             b12x_call, expected = b12x_nvfp4.moe_case(layer, scale1, tokens, hot=False)
             call = FlashInferMoeCall(**{field.name: getattr(b12x_call, field.name) for field in fields(b12x_call)})
@@ -80,19 +72,8 @@ def check(report: OperatorReport, pattern: str) -> None:
             case = f"{shape.name}, {tokens} tokens, {len(rows) - len(wrong)} of {len(rows)} right"
             report.add(replace(worst, operator="b12x_fused_moe", case=case))
             for fault, changed in moe_faults(call, layer).items() if tokens in FAULTY_TOKENS else ():
-                report.fault(f"b12x_fused_moe, {tokens} tokens: {fault}", nvfp4.attempt("", "", expected, changed.run))
+                report.fault(f"b12x_fused_moe, {tokens} tokens: {fault}", reference.attempt("", "", expected, changed.run))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser(
-        "Compare FlashInfer's b12x_fused_moe with float64.", only="LAYER-TOKENS: qwen3.5-122b-tp2-33"
-    )
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report = OperatorReport("flashinfer-b12x", ("flashinfer", "cutlass", "torch"))
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
     check(report, options.only)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

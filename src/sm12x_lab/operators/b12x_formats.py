@@ -1,29 +1,22 @@
 """Compare the block-scaled GEMM of b12x 1.5 with each of its formats, and its fused NVFP4 MoE, with float64 of the operands.
 
-A program for a Python that has torch, b12x 1.5.1 and its CuTe DSL; beside it lie nvfp4.py and b12x_nvfp4.py:
-
-    sm120kit verify run -- python b12x_formats.py       a Hopper GPU
-    python b12x_formats.py                              an SM12x GPU
-
-Formats: NVFP4, MXFP4, MXFP8, MXFP6 of both types, and FP6 weights with FP8 activations (w6a8). Each kernel is the one that
-b12x selects without measuring. Faults are planted in the arguments, and each must be detected.
-
-Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
+Needs torch, b12x 1.5.1 and its CuTe DSL.
 """
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import importlib
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 
 import b12x_nvfp4
-import nvfp4
+import reference
 import torch
 from b12x_nvfp4 import B12xMoeCall, interleaved
-from nvfp4 import ACCUMULATION, HALF_ULP, Expected, OperatorReport, attempt, decode, scale_values
+from reference import ACCUMULATION, HALF_ULP, Expected, attempt, decode, scale_values
+from report import OperatorReport
 
 Tensor = torch.Tensor
 
@@ -67,7 +60,7 @@ class Operand:
     @classmethod
     def random(cls, kind: str, rows: int, depth: int, form: Format) -> Operand:
         """Elements of any code, but of e4m3 neither NaN nor the largest; scales of several binades."""
-        device = nvfp4.DEVICE
+        device = reference.DEVICE
         columns = depth // 2 if kind == "e2m1" else depth
         codes = torch.randint(0, 64 if kind in FP6 else 256, (rows, columns), dtype=torch.uint8, device=device)
         if kind == "e4m3":
@@ -134,7 +127,7 @@ class FormatCall:
             out_features=columns,
             output_mode="provided",
         )
-        out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device=nvfp4.DEVICE)
+        out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device=reference.DEVICE)
         gemm.mm(self.a.stored(form, False), self.b.stored(form, packed), _stack(out), plan=gemm.plan(query), alpha=self.alpha)
         return out
 
@@ -143,7 +136,7 @@ def gemm_case(recipe: str, rows: int, columns: int, depth: int) -> tuple[FormatC
     """Random operands, and what the GEMM must return."""
     form = FORMATS[recipe]
     a, b = Operand.random(form.a, rows, depth, form), Operand.random(form.b, columns, depth, form)
-    alpha = torch.rand(1, device=nvfp4.DEVICE) / depth
+    alpha = torch.rand(1, device=reference.DEVICE) / depth
     exact_a, exact_b = a.exact(form), b.exact(form)
     values = exact_a @ exact_b.T * alpha.double()
     magnitudes = exact_a.abs() @ exact_b.abs().T * alpha.double()
@@ -211,11 +204,11 @@ def run_experts(call: B12xMoeCall) -> Tensor:
 
 def check_moe(report: OperatorReport, pattern: str) -> None:
     for shape in b12x_nvfp4.MOE_SHAPES if fnmatch.fnmatch("moe", pattern) else ():
-        layer = nvfp4.MoeLayer.random(shape)
-        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
+        layer = reference.MoeLayer.random(shape)
+        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=reference.DEVICE))
         for tokens in MOE_TOKENS:
-            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
-            route = nvfp4.routed(nvfp4.router_logits(tokens, shape, False), shape.active)
+            x = torch.randn(tokens, shape.hidden, device=reference.DEVICE).bfloat16()
+            route = reference.routed(reference.router_logits(tokens, shape, False), shape.active)
             call = b12x_nvfp4.moe_call(layer, scale1, x, route)
             expected = b12x_nvfp4.moe_expected(layer, scale1, x, route)
             report.add(attempt("moe.fused_moe", f"{shape.name}, {tokens} tokens", expected, partial(run_experts, call)))
@@ -237,15 +230,6 @@ def check(report: OperatorReport, pattern: str) -> None:
                 report.fault(f"gemm.mm, {recipe}: {fault}", attempt("", "", expected, wrong.run))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare the block-scaled GEMM of b12x 1.5 with float64.", only=", ".join((*FORMATS, "moe")))
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report = OperatorReport("b12x-formats", ("b12x", "cutlass", "torch"))
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
     check(report, options.only)
     check_moe(report, options.only)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,11 @@
 """Compare every module of a small NVFP4 model that vLLM serves with float64 of its dequantized weights.
 
-A program for a Python that has torch, safetensors and vLLM 0.20; it needs nothing else of sm120kit than the files beside it:
-
-    sm120kit verify run -- python vllm_model.py --moe-backend flashinfer_cutlass
+Needs torch, safetensors and vLLM 0.20.
 
 It writes a Qwen3-MoE checkpoint of two layers with random weights as ModelOpt does: attention and experts in NVFP4. vLLM's own
 ``LLM`` loads it and generates tokens greedily. What each module gets and returns is recorded, and its output compared with
 float64 of that input: so bounds stay tight, where those of a whole model with 4-bit activations would permit anything. Tokens
-must be the most probable ones of the last hidden state. Faults are planted in the weights that vLLM has loaded. Exit codes are
-those of nvfp4.py; 2: no vLLM, or no SM12x.
+must be the most probable ones of the last hidden state. Faults are planted in the weights that vLLM has loaded.
 """
 
 from __future__ import annotations
@@ -18,28 +15,27 @@ import contextlib
 import importlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import (
+from reference import (
     ACCUMULATION,
     HALF_ULP,
     Expected,
     MoeLayer,
     MoeShape,
-    OperatorReport,
     OperatorRow,
     compare,
     moe_expected,
     quantized_interval,
     routed,
 )
+from report import OperatorReport
 from vllm_layers import LinearWeights, linear_expected, require_vllm
 
 Tensor = torch.Tensor
@@ -244,7 +240,7 @@ class ModuleRows:
     recorded: Recorded
 
     def tensor(self, name: str) -> Tensor:
-        return self.model.tensors[name].to(nvfp4.DEVICE)
+        return self.model.tensors[name].to(reference.DEVICE)
 
     def results(self) -> Iterator[tuple[str, Tensor, Expected]]:
         """Module, output and what is expected, for every call."""
@@ -323,7 +319,7 @@ class ModuleRows:
             MoeShape("", EXPERTS, HIDDEN, WIDTH, ACTIVE),
             *(stacked(both, "weight"), stacked(both, "weight_scale"), tensor_scales("gate")),
             *(stacked(down, "weight"), stacked(down, "weight_scale"), tensor_scales("down")),
-            *(torch.full(size, 1 / INPUT_SCALE, device=nvfp4.DEVICE) for size in ((), (EXPERTS,))),
+            *(torch.full(size, 1 / INPUT_SCALE, device=reference.DEVICE) for size in ((), (EXPERTS,))),
         )
         calls = zip(self.recorded.tensors(f"{name}.gate"), self.recorded.tensors(f"{name}.experts"), strict=True)
         for (_, routing), (given, returned) in calls:
@@ -410,7 +406,7 @@ def rows_of(model: SmallModel, llm: Any, prompts: Sequence[Sequence[int]]) -> li
 
 def token_row(model: SmallModel, recorded: Recorded, generated: Sequence[int]) -> OperatorRow:
     """Tokens must be the most probable ones; logits that bf16 cannot tell apart are equal."""
-    head = model.tensors["lm_head.weight"].to(nvfp4.DEVICE).double()
+    head = model.tensors["lm_head.weight"].to(reference.DEVICE).double()
     probable = first = 0
     for token, (_, returned) in zip(generated, recorded.tensors("model.norm"), strict=True):
         logits = returned[0][-1].double() @ head.T
@@ -447,17 +443,11 @@ def served_model(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.get_model()
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare a small NVFP4 model that vLLM serves with float64.")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--moe-backend", default="auto", help="as of vllm serve")
     parser.add_argument("--attention-backend", default="TRITON_ATTN", help="as of vllm serve")
-    options = parser.parse_args()
-    require_vllm(parser)
-    torch.manual_seed(options.seed)
-    report = OperatorReport("vllm-model", ("vllm", "flashinfer", "torch"))
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_vllm()
     check(report, options)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

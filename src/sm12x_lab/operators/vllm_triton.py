@@ -1,22 +1,17 @@
 """Compare the Triton kernels that vLLM runs on SM12x with float64 of the dequantized operands.
 
-A program for a Python that has torch, Triton and vLLM 0.20; it needs nothing else of sm120kit than the files beside it:
-
-    sm120kit verify run -- python vllm_triton.py        a Hopper GPU
-    python vllm_triton.py                               an SM12x GPU
+Needs torch, Triton and vLLM 0.20.
 
 vLLM's own functions launch the kernels, and choose tiles by the name of the GPU: ``--gpu``. Hopper has the mma of these
 kernels, so their PTX runs as it is; its tensor cores keep fewer bits of a sum than fp32, which the bounds permit. Between the
 GEMMs of a MoE, vLLM runs its activation kernel, which needs PTX for SM12x: the code for Hopper in official wheels is not for
-the 256-bit accesses that vLLM chooses for capability 10 and more than 128 rows. Exit codes are those of nvfp4.py; 2: no vLLM,
-or no SM12x.
+the 256-bit accesses that vLLM chooses for capability 10 and more than 128 rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,20 +19,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import (
-    FUNCTIONS,
-    HALF_ULP,
-    Expected,
-    MoeShape,
-    OperatorReport,
-    attempt,
-    nearest_e4m3,
-    rounded,
-    routed,
-    router_logits,
-)
+from reference import FUNCTIONS, HALF_ULP, Expected, MoeShape, attempt, nearest_e4m3, rounded, routed, router_logits
+from report import OperatorReport
 from vllm_layers import called, configured, created, is_chosen, processed, refused, require_vllm, vllm
 
 Tensor = torch.Tensor
@@ -99,9 +84,9 @@ def fp8_interval(low: Tensor, high: Tensor) -> Interval:
 
 def random_fp8(rows: int, columns: int, *leading: int) -> tuple[Tensor, Tensor]:
     """Elements of e4m3, and their scales by blocks."""
-    elements = torch.randn(*leading, rows, columns, device=nvfp4.DEVICE).to(torch.float8_e4m3fn)
+    elements = torch.randn(*leading, rows, columns, device=reference.DEVICE).to(torch.float8_e4m3fn)
     blocks = (*leading, -(-rows // BLOCK), -(-columns // BLOCK))
-    return elements, (0.5 + torch.rand(blocks, device=nvfp4.DEVICE)) / columns**0.5
+    return elements, (0.5 + torch.rand(blocks, device=reference.DEVICE)) / columns**0.5
 
 
 def fp8_values(elements: Tensor, scales: Tensor) -> Tensor:
@@ -158,7 +143,7 @@ def without(kernels: str) -> Iterator[None]:
 def check_linear_fp8(report: OperatorReport) -> None:
     for columns, rows in LINEAR_SHAPES:
         elements, scales = random_fp8(rows, columns)
-        inputs = [torch.randn(tokens, columns, device=nvfp4.DEVICE).bfloat16() for tokens in (1, 33, 300)]
+        inputs = [torch.randn(tokens, columns, device=reference.DEVICE).bfloat16() for tokens in (1, 33, 300)]
         expectations = [linear_expected(elements, scales, x) for x in inputs]
         for backend, disabled in FP8_BACKENDS:
             with without(disabled), configured():
@@ -191,10 +176,12 @@ def check_linear_int8(report: OperatorReport) -> None:
     scaled_mm = vllm("model_executor.layers.quantization.compressed_tensors.triton_scaled_mm", "triton_scaled_mm")
     for columns, rows in LINEAR_SHAPES[:3]:
         for tokens in (1, 33, 100, 300):
-            a, b = (torch.randint(-127, 128, (size, columns), dtype=torch.int8, device=nvfp4.DEVICE) for size in (tokens, rows))
-            scale_a, scale_b = ((0.5 + torch.rand(size, 1, device=nvfp4.DEVICE)) / 4096 for size in (tokens, rows))
+            a, b = (
+                torch.randint(-127, 128, (size, columns), dtype=torch.int8, device=reference.DEVICE) for size in (tokens, rows)
+            )
+            scale_a, scale_b = ((0.5 + torch.rand(size, 1, device=reference.DEVICE)) / 4096 for size in (tokens, rows))
             for with_bias in (False, True):
-                bias = torch.randn(rows, device=nvfp4.DEVICE).bfloat16() if with_bias else None
+                bias = torch.randn(rows, device=reference.DEVICE).bfloat16() if with_bias else None
                 values = a.double() @ b.double().T * scale_a.double() * scale_b.double().T
                 bound = gemm_bound(values, values.abs() * SCALING)
                 if bias is not None:
@@ -241,16 +228,16 @@ class TritonExperts:
             return cls(kind, w1, w2, (s1, s2))
         if kind == "bf16":
             w1, w2 = (
-                (torch.randn(shape.experts, *size, dtype=torch.bfloat16, device=nvfp4.DEVICE) / size[1] ** 0.5)
+                (torch.randn(shape.experts, *size, dtype=torch.bfloat16, device=reference.DEVICE) / size[1] ** 0.5)
                 for size in sizes
             )
             return cls(kind, w1, w2)
 
         def codes(rows: int, columns: int) -> Tensor:
-            return torch.randint(0, 256, (shape.experts, rows, columns), dtype=torch.uint8, device=nvfp4.DEVICE)
+            return torch.randint(0, 256, (shape.experts, rows, columns), dtype=torch.uint8, device=reference.DEVICE)
 
         def int4_scales(rows: int, columns: int) -> Tensor:
-            random = torch.rand(shape.experts, rows, columns // BLOCK, device=nvfp4.DEVICE)
+            random = torch.rand(shape.experts, rows, columns // BLOCK, device=reference.DEVICE)
             scales: Tensor = ((0.5 + random) / (5 * columns**0.5)).bfloat16()
             return scales
 
@@ -351,7 +338,7 @@ def check_moe(report: OperatorReport, kind: str) -> None:
         for tokens in (1, 33, 300):
             if kind.startswith("int4") and tokens * shape.active <= 6 * shape.experts:
                 continue
-            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+            x = torch.randn(tokens, shape.hidden, device=reference.DEVICE).bfloat16()
             route = routed(router_logits(tokens, shape, tokens == 300), shape.active)
             expected = experts_expected(experts, x, route)
             with configured():
@@ -428,14 +415,14 @@ class UnifiedAttentionCall:
     ) -> UnifiedAttentionCall:
         """Scales of an FP8 cache are powers of two: then bf16 has every dequantized value."""
         pages_each = -(-max(total for _, total in lengths) // PAGE)
-        pages = torch.randperm(len(lengths) * pages_each, device=nvfp4.DEVICE).int().view(len(lengths), pages_each)
+        pages = torch.randperm(len(lengths) * pages_each, device=reference.DEVICE).int().view(len(lengths), pages_each)
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
         size = (pages.numel(), PAGE, shape.kv_heads, shape.head_dim)
-        keys, values = (torch.zeros(size, device=nvfp4.DEVICE).to(dtype) for _ in range(2))
-        q = torch.randn(sum(new for new, _ in lengths), shape.heads, shape.head_dim, device=nvfp4.DEVICE).bfloat16()
-        scales = tuple(torch.tensor(scale if fp8 else 1.0, device=nvfp4.DEVICE) for scale in (2.0**-5, 2.0**-4))
-        totals = torch.tensor([total for _, total in lengths], dtype=torch.int32, device=nvfp4.DEVICE)
-        sinks = torch.randn(shape.heads, device=nvfp4.DEVICE).bfloat16() + 3 if shape.sinks else None
+        keys, values = (torch.zeros(size, device=reference.DEVICE).to(dtype) for _ in range(2))
+        q = torch.randn(sum(new for new, _ in lengths), shape.heads, shape.head_dim, device=reference.DEVICE).bfloat16()
+        scales = tuple(torch.tensor(scale if fp8 else 1.0, device=reference.DEVICE) for scale in (2.0**-5, 2.0**-4))
+        totals = torch.tensor([total for _, total in lengths], dtype=torch.int32, device=reference.DEVICE)
+        sinks = torch.randn(shape.heads, device=reference.DEVICE).bfloat16() + 3 if shape.sinks else None
         return cls(shape, lengths, segments, q, keys, values, scales, pages, totals, sinks)  # type: ignore[arg-type]
 
     @property
@@ -465,16 +452,16 @@ class UnifiedAttentionCall:
 
     def run(self) -> Tensor:
         shape, out = self.shape, torch.full_like(self.q, float("nan"))
-        starts = torch.tensor([0, *(new for new, _ in self.lengths)], device=nvfp4.DEVICE).cumsum(0).int()
+        starts = torch.tensor([0, *(new for new, _ in self.lengths)], device=reference.DEVICE).cumsum(0).int()
         expanded = [scale.expand(len(self.lengths), shape.kv_heads) for scale in self.scales]
         segmented: Any = {}
         if self.segments:
             size = (len(self.lengths), shape.heads, SEGMENTS)
-            maxima, sums = (torch.empty(size, device=nvfp4.DEVICE) for _ in range(2))
+            maxima, sums = (torch.empty(size, device=reference.DEVICE) for _ in range(2))
             segmented = {
                 "seq_threshold_3D": len(self.lengths),
                 "num_par_softmax_segments": SEGMENTS,
-                "softmax_segm_output": torch.empty(*size, shape.head_dim, device=nvfp4.DEVICE),
+                "softmax_segm_output": torch.empty(*size, shape.head_dim, device=reference.DEVICE),
                 "softmax_segm_max": maxima,
                 "softmax_segm_expsum": sums,
             }
@@ -539,7 +526,9 @@ def check_attention(report: OperatorReport) -> None:
                 call = UnifiedAttentionCall.random(shape, lengths, batch == "decode in segments", fp8)
                 case = f"{shape.name}, {'FP8' if fp8 else 'bf16'} cache"
                 slots = call.slots()
-                tokens = [torch.randn(len(slots), shape.kv_heads, shape.head_dim, device=nvfp4.DEVICE).bfloat16() for _ in "kv"]
+                tokens = [
+                    torch.randn(len(slots), shape.kv_heads, shape.head_dim, device=reference.DEVICE).bfloat16() for _ in "kv"
+                ]
                 stored = [
                     nearest_e4m3((tensor.double() / scale).abs()) * tensor.double().sign() * scale if fp8 else tensor.double()
                     for tensor, scale in zip(tokens, call.scales, strict=True)
@@ -580,25 +569,20 @@ CHECKS: dict[str, Callable[[OperatorReport], None]] = {
 }
 
 
-def run_checks(checks: Mapping[str, Callable[[OperatorReport], None]], options: Namespace, report: OperatorReport) -> int:
-    """Run the checks that ``--only`` names, and return the exit code."""
+def run_checks(checks: Mapping[str, Callable[[OperatorReport], None]], report: OperatorReport, pattern: str) -> None:
+    """Run the checks that ``--only`` names."""
     for name, check in checks.items():
-        if is_chosen(name, options.only):
+        if is_chosen(name, pattern):
             check(report)
-    return int(report.finish(options.receipt))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare Triton kernels of vLLM with float64.", only=", ".join(CHECKS))
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", default="NVIDIA RTX PRO 6000 Blackwell Server Edition", help="the GPU whose tiles vLLM chooses"
     )
-    options = parser.parse_args()
-    require_vllm(parser)
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_vllm()
     named(options.gpu)
-    torch.manual_seed(options.seed)
-    return run_checks(CHECKS, options, OperatorReport("vllm-triton", ("vllm", "triton", "torch")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run_checks(CHECKS, report, options.only)

@@ -1,26 +1,24 @@
 """Compare the Triton kernels that SGLang runs on SM12x with float64 of the dequantized operands.
 
-A program for a Python that has torch, Triton and SGLang 0.5.11; it needs nothing else of sm120kit than the files beside it:
-
-    sm120kit verify run -- python sglang_triton.py      a Hopper GPU
-    python sglang_triton.py                             an SM12x GPU
+Needs torch, Triton and SGLang 0.5.11.
 
 SGLang's own functions launch the kernels: FP8 linear layers with scales of blocks, as its back-end `triton` runs them, and
 attention over a cache, as its back-end `triton` calls it. With an FP8 cache, the kernels round probabilities to e4m3, and in
 `extend` also queries for what is cached; tokens of the call itself are read in bf16. Hopper has the mma of these kernels, so
-their PTX runs as it is. Exit codes are those of nvfp4.py; 2: no SGLang, or no SM12x.
+their PTX runs as it is.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import FUNCTIONS, Expected, OperatorReport, attempt
+from reference import FUNCTIONS, Expected, attempt
+from report import OperatorReport
 from sglang_layers import require_sglang, sglang
 from vllm_triton import (
     BF16_SUMS,
@@ -57,7 +55,7 @@ HALF_STEP = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.bfloat16: (2.0**-8,
 
 def starts(lengths: list[int]) -> Tensor:
     """Where each sequence begins, and the end of the last."""
-    return torch.tensor([0, *lengths], device=nvfp4.DEVICE).cumsum(0).int()
+    return torch.tensor([0, *lengths], device=reference.DEVICE).cumsum(0).int()
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,12 @@ class TritonAttentionCall:
         scales = (2.0**-5, 2.0**-4) if dtype is torch.float8_e4m3fn else (1.0, 1.0)
 
         def normal(tokens: int, heads: int) -> Tensor:
-            return torch.randn(tokens, heads, shape.head_dim, device=nvfp4.DEVICE)
+            return torch.randn(tokens, heads, shape.head_dim, device=reference.DEVICE)
 
         q, k, v = (normal(new, heads).bfloat16() for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
         keys, values = ((normal(2 * total, shape.kv_heads) / scale).to(dtype) for scale in scales)
-        places = torch.randperm(2 * total, device=nvfp4.DEVICE)[:total]
-        sinks = torch.randn(shape.heads, device=nvfp4.DEVICE).bfloat16() + 3 if shape.sinks else None
+        places = torch.randperm(2 * total, device=reference.DEVICE)[:total]
+        sinks = torch.randn(shape.heads, device=reference.DEVICE).bfloat16() + 3 if shape.sinks else None
         return cls(shape, lengths, decode, q, k, v, keys, values, scales, places, sinks)
 
     def cached(self) -> list[Tensor]:
@@ -110,8 +108,8 @@ class TritonAttentionCall:
         common = {"sm_scale": self.shape.head_dim**-0.5, "sinks": self.sinks}
         if self.decode:
             size = (len(cached), self.shape.heads, SPLITS)
-            logits, sums = (torch.empty(*size, *rest, device=nvfp4.DEVICE) for rest in ((self.shape.head_dim,), ()))
-            splits = torch.full((len(cached),), SPLITS, dtype=torch.int32, device=nvfp4.DEVICE)
+            logits, sums = (torch.empty(*size, *rest, device=reference.DEVICE) for rest in ((self.shape.head_dim,), ()))
+            splits = torch.full((len(cached),), SPLITS, dtype=torch.int32, device=reference.DEVICE)
             run = sglang("layers.attention.triton_ops.decode_attention", "decode_attention_fwd")
             buffers = (self.q, self.keys, self.values, out, cache_starts, torch.cat(cached), logits, sums, splits, SPLITS)
             run(*buffers, k_scale=self.scales[0], v_scale=self.scales[1], **common)
@@ -208,7 +206,7 @@ def check_linear_fp8(report: OperatorReport) -> None:
     for columns, rows in LINEAR_SHAPES:
         elements, scales = random_fp8(rows, columns)
         for tokens in (1, 33, 300):
-            x = torch.randn(tokens, columns, device=nvfp4.DEVICE).bfloat16()
+            x = torch.randn(tokens, columns, device=reference.DEVICE).bfloat16()
             expected = linear_expected(elements, scales, x)
             run = partial(linear, x, elements, [BLOCK, BLOCK])
             report.add(attempt("triton_w8a8_block_fp8_linear", f"{tokens}x{rows}x{columns}", expected, partial(run, scales)))
@@ -223,14 +221,6 @@ def check_linear_fp8(report: OperatorReport) -> None:
 CHECKS: dict[str, Callable[[OperatorReport], None]] = {"linear-fp8": check_linear_fp8, "attention": check_attention}
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare Triton kernels of SGLang with float64.", only=", ".join(CHECKS))
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    require_sglang(parser)
-    code: int = run_checks(CHECKS, options, OperatorReport("sglang-triton", ("sglang", "triton", "torch")))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_sglang()
+    run_checks(CHECKS, report, options.only)

@@ -1,14 +1,10 @@
 """Compare SGLang's NVFP4 layers with float64 of the dequantized operands.
 
-A program for a Python that has torch and SGLang 0.5.11; it needs nothing else of sm120kit than the files beside it:
-
-    sm120kit verify run -- python sglang_layers.py      a Hopper GPU
-    python sglang_layers.py                             an SM12x GPU
+Needs torch and SGLang 0.5.11.
 
 Layers are SGLang's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models,
 on one GPU. Every back-end with NVFP4 for SM12x is selected in turn, also b12x of patches/sglang; what one refuses is listed.
-Bounds and exit codes are those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: no
-SGLang, or no SM12x.
+Faults are planted in weights, scales and processed layers.
 """
 
 from __future__ import annotations
@@ -25,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import b12x_nvfp4
-import nvfp4
+import reference
 import torch
-from nvfp4 import MOE_SHAPES, Expected, MoeLayer, MoeShape, OperatorReport, attempt, routed, router_logits
+from reference import MOE_SHAPES, Expected, MoeLayer, MoeShape, attempt, routed, router_logits
+from report import OperatorReport, Unusable
 from vllm_layers import (
     LINEAR_SHAPES,
     SMALL_MOE,
@@ -140,7 +137,7 @@ def check_linear(report: OperatorReport, pattern: str, backends: str) -> None:
         return
     for shape in LINEAR_SHAPES:
         weights = LinearWeights.random(shape)
-        inputs = [torch.randn(tokens, shape.inputs, device=nvfp4.DEVICE).bfloat16() for tokens in (1, 33, 300)]
+        inputs = [torch.randn(tokens, shape.inputs, device=reference.DEVICE).bfloat16() for tokens in (1, 33, 300)]
         for backend in (name for name in LINEAR_BACKENDS if is_chosen(name, backends)):
             case = f"{shape.name}, {backend}"
             try:
@@ -234,7 +231,10 @@ def check_moe(report: OperatorReport, pattern: str, backends: str) -> None:
             continue
         weights = MoeLayer.random(shape)
         inputs = {
-            case: (torch.randn(case[0], shape.hidden, device=nvfp4.DEVICE).bfloat16(), router_logits(case[0], shape, case[1]))
+            case: (
+                torch.randn(case[0], shape.hidden, device=reference.DEVICE).bfloat16(),
+                router_logits(case[0], shape, case[1]),
+            )
             for case in dict.fromkeys((*CASES, *B12X_CASES))
         }
         for backend in (name for name in MOE_BACKENDS if is_chosen(name, backends)):
@@ -264,32 +264,23 @@ def check_moe(report: OperatorReport, pattern: str, backends: str) -> None:
 # ---- the program
 
 
-def require_sglang(parser: argparse.ArgumentParser) -> None:
-    """End the program unless SGLang can be imported and the GPU is SM12x: on another GPU it selects other kernels."""
+def require_sglang() -> None:
+    """Fail unless SGLang can be imported and the GPU is SM12x: on another GPU it selects other kernels."""
     try:
         version = importlib.import_module("sglang").__version__
         is_sm120 = sglang("utils.common", "is_sm120_supported")()
     except ImportError as error:
-        parser.error(f"SGLang cannot be imported by {sys.executable}: {error}")
+        raise Unusable(f"SGLang cannot be imported by {sys.executable}: {error}") from error
     if not is_sm120:
-        parser.error("SGLang does not detect SM12x; on a Hopper GPU, use sm120kit verify run")
+        raise Unusable("SGLang does not detect SM12x; on a Hopper GPU, use sm12x-lab run")
     print(f"SGLang {version} detects compute capability {'.'.join(map(str, torch.cuda.get_device_capability()))}", flush=True)
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare SGLang's NVFP4 layers with float64.", only="linear, moe-NAME")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="*", metavar="GLOB", help="auto, flashinfer_cutlass, cutlass, b12x")
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    require_sglang(parser)
-    report = OperatorReport("sglang-layers", ("sglang", "sgl_kernel", "flashinfer", "b12x", "torch"))
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_sglang()
     check_linear(report, options.only, options.backend)
     check_moe(report, options.only, options.backend)
-    code = int(report.finish(options.receipt))
-    if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
-        print(f"what SGLang selects by default was refused: {', '.join(defaults)}")
-    return code or bool(defaults)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

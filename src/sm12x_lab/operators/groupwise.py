@@ -1,31 +1,23 @@
 """Compare FlashInfer's FP8, MXFP8, MXFP4 and grouped NVFP4 GEMMs for SM120 with float64 of the dequantized operands.
 
-A program for a Python that has torch and FlashInfer 0.7.2; beside it lies nvfp4.py, whose report it uses:
-
-    sm120kit verify run -- python groupwise.py          a Hopper GPU
-    python groupwise.py                                 an SM12x GPU
-
-The modules are ``gemm_sm120`` and ``mxfp8_gemm_cutlass_sm120``. Operands are random elements and scales; each output may differ
-by fp32 accumulation and one rounding. Outputs are NaN before a call. Faults are planted in the arguments of calls that are
-right without them, and each must be detected.
-
-Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
+Needs torch and FlashInfer 0.7.2.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fnmatch
 import importlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import ACCUMULATION, HALF_ULP, Expected, OperatorReport, OperatorRow, attempt, decode, scale_values
+from reference import ACCUMULATION, HALF_ULP, Expected, OperatorRow, attempt, decode, scale_values
+from report import OperatorReport
 
 Tensor = torch.Tensor
 
@@ -60,23 +52,23 @@ def gemm_module() -> Any:
 
 
 def unwritten(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, float("nan"), dtype=dtype, device=nvfp4.DEVICE)
+    return torch.full(shape, float("nan"), dtype=dtype, device=reference.DEVICE)
 
 
 # ---- operands
 
 
 def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    return torch.randn(*shape, device=nvfp4.DEVICE).to(dtype)
+    return torch.randn(*shape, device=reference.DEVICE).to(dtype)
 
 
 def fp32_scales(*shape: int) -> Tensor:
     """Scales of all mantissas in [0.125, 2)."""
-    return torch.ldexp(1 + torch.rand(shape, device=nvfp4.DEVICE), torch.randint(-3, 1, shape, device=nvfp4.DEVICE))
+    return torch.ldexp(1 + torch.rand(shape, device=reference.DEVICE), torch.randint(-3, 1, shape, device=reference.DEVICE))
 
 
 def byte_scales(low: int, high: int, *shape: int) -> Tensor:
-    return torch.randint(low, high, shape, dtype=torch.uint8, device=nvfp4.DEVICE)
+    return torch.randint(low, high, shape, dtype=torch.uint8, device=reference.DEVICE)
 
 
 def powers(scales: Tensor) -> Tensor:
@@ -288,7 +280,7 @@ class GroupedFp8Call:
 
 
 def offsets_of(sizes: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=nvfp4.DEVICE)
+    return torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=reference.DEVICE)
 
 
 def moved(offsets: Tensor, by_rows: int) -> Tensor:
@@ -366,7 +358,7 @@ def scales_of_groups(groups: Sequence[Tensor]) -> Tensor:
     """Interleaved scales of all groups; each begins at a multiple of 128 rows that leaves room for those before."""
     columns = -(-groups[0].shape[1] // 4) * 4
     total = sum(len(each) for each in groups)
-    stored = torch.zeros((total + len(groups) * 127) // 128 * 128, columns, dtype=torch.uint8, device=nvfp4.DEVICE)
+    stored = torch.zeros((total + len(groups) * 127) // 128 * 128, columns, dtype=torch.uint8, device=reference.DEVICE)
     rows = 0
     for number, scales in enumerate(groups):
         begin, block = (rows + number * 127) // 128 * 128, interleaved(scales)
@@ -385,7 +377,7 @@ def grouped(sizes: Sequence[int], shape: tuple[int, int], element: str, dtype: t
     a = byte_scales(0, 256, rows, depth // 2) if nv else fp8(rows, depth, dtype=FP8[element])
     b = byte_scales(0, 256, len(sizes), columns, depth // 2)
     scales_a, scales_b = (byte_scales(low, high, *each, depth // vector) for each in ((rows,), (len(sizes), columns)))
-    alpha = (0.5 + torch.rand(len(sizes), device=nvfp4.DEVICE)) / depth if nv else None
+    alpha = (0.5 + torch.rand(len(sizes), device=reference.DEVICE)) / depth if nv else None
     parts = []
     left_codes, left_scales = (torch.split(each, list(sizes)) for each in (a.view(torch.uint8), scales_a))
     for number, (codes, scales) in enumerate(zip(left_codes, left_scales, strict=True)):
@@ -492,7 +484,7 @@ def fp4(rows: int, columns: int, depth: int, nv: bool, dtype: torch.dtype) -> tu
     codes = [byte_scales(0, 256, size, depth // 2) for size in (rows, columns)]
     vector, low, high, values_of = (16, 0x20, 0x48, scale_values) if nv else (32, 123, 131, powers)
     scales = [byte_scales(low, high, size, depth // vector) for size in (rows, columns)]
-    alpha = (0.5 + torch.rand(1, device=nvfp4.DEVICE)) / depth
+    alpha = (0.5 + torch.rand(1, device=reference.DEVICE)) / depth
     exact = [scaled(decode(each), values_of(factor), 1, vector) for each, factor in zip(codes, scales, strict=True)]
     stored = [interleaved(each) for each in scales]
     call = Fp4Call(codes[0], codes[1], stored[0], stored[1], alpha, dtype, nv)
@@ -543,7 +535,9 @@ def mxfp8_faults(call: Mxfp8Call) -> dict[str, Mxfp8Call]:
     return {
         "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
         "a's scales are one byte late": replace(call, scales_a=call.scales_a.flatten().roll(1)),
-        "b's scales are row-major": replace(call, scales_b=nvfp4.unswizzled(call.scales_b, *call.scales_b.shape).contiguous()),
+        "b's scales are row-major": replace(
+            call, scales_b=reference.unswizzled(call.scales_b, *call.scales_b.shape).contiguous()
+        ),
     }
 
 
@@ -609,20 +603,7 @@ def by(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare FlashInfer's GEMMs of FP8, MXFP8, MXFP4 and NVFP4 with float64.")
-    parser.add_argument(
-        "--only", action="append", metavar="GLOB", help="such as dense-e4m3-bf16-K, bmm-fp8-bf16, grouped-nvfp4-*; repeatable"
-    )
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report, names = OperatorReport("groupwise-operators", ("flashinfer", "torch")), Names(options.only or ["*"])
-    importlib.import_module("flashinfer")
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    names = Names([options.only])
     for check in (check_dense, check_batches, check_limits, check_mxfp8, check_grouped, check_grouped_fp8, check_b12x):
         check(report, names)
-    code: int = report.finish(options.receipt)
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

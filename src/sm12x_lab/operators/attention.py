@@ -1,40 +1,32 @@
 """Compare FlashInfer's attention, called as engines call it, with float64 of the dequantized queries, keys and values.
 
-A program for a Python that has torch and FlashInfer 0.7.2; it needs nothing else of sm120kit than nvfp4.py beside it:
-
-    sm120kit verify run -- python attention.py          a Hopper GPU
-    python attention.py                                 an SM12x GPU
+Needs torch and FlashInfer 0.7.2.
 
 A paged cache has bf16, FP8 (e4m3) or NVFP4 keys and values; pages are in random order, and requests have lengths of their own.
 Attention of NVFP4 queries, keys, values and probabilities has no cache, the sparse latent attention of DeepSeek V4 has one of
 FP8 and bf16. Each output has a bound of its own: of a softmax in float64, the error of fp32 accumulation in its logits, and the
 roundings and quantizations of probabilities, partial results and outputs. Faults are planted in cache, page table, lengths and
-scales; each must be detected. Exit codes are those of nvfp4.py. Exit code 2: no FlashInfer, or no SM12x.
+scales; each must be detected.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import hashlib
 import importlib
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import (
+from reference import (
     ACCUMULATION,
     FUNCTIONS,
     HALF_ULP,
     MIDPOINTS,
     Expected,
-    OperatorReport,
     OperatorRow,
     attempt,
     compare,
@@ -43,6 +35,7 @@ from nvfp4 import (
     nearest_e4m3,
     scale_values,
 )
+from report import OperatorReport
 
 Tensor = torch.Tensor
 
@@ -248,8 +241,8 @@ class Call:
         starts = torch.tensor([0, *used], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         pages = [page for pages, count in zip(self.requests.pages, used, strict=True) for page in pages[:count]]
         last = [(length - 1) % self.heads.page + 1 for length in self.requests.lengths]
-        indices, lengths = (torch.tensor(numbers, dtype=torch.int32, device=nvfp4.DEVICE) for numbers in (pages, last))
-        return starts.to(nvfp4.DEVICE), indices, lengths
+        indices, lengths = (torch.tensor(numbers, dtype=torch.int32, device=reference.DEVICE) for numbers in (pages, last))
+        return starts.to(reference.DEVICE), indices, lengths
 
     def scales(self) -> dict[str, Any]:
         """Scales as vLLM and SGLang pass them; those of a cache in bf16 are left out."""
@@ -259,7 +252,7 @@ class Call:
 
 
 def workspace() -> Tensor:
-    return torch.zeros(256 * 2**20, dtype=torch.uint8, device=nvfp4.DEVICE)
+    return torch.zeros(256 * 2**20, dtype=torch.uint8, device=reference.DEVICE)
 
 
 @dataclass(frozen=True)
@@ -279,7 +272,7 @@ def prefill(call: Call, buffer: Tensor) -> Fa2Result:
     flashinfer = importlib.import_module("flashinfer")
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", backend="fa2")
     starts = torch.tensor([0, *call.requests.new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return planned(wrapper, call, (starts.to(nvfp4.DEVICE), *call.table()), causal=call.causal)
+    return planned(wrapper, call, (starts.to(reference.DEVICE), *call.table()), causal=call.causal)
 
 
 def decode_fa2(call: Call, buffer: Tensor, tensor_cores: bool = True) -> Fa2Result:
@@ -307,14 +300,14 @@ def decode_xqa(call: Call, buffer: Tensor) -> Tensor:
     mask = None
     if steps > 1:
         rows = [[(2 << row) - 1, 0] for row in range(steps)]
-        mask = torch.tensor([rows] * len(table), dtype=torch.uint16).to(nvfp4.DEVICE)
+        mask = torch.tensor([rows] * len(table), dtype=torch.uint16).to(reference.DEVICE)
     pools = [pool.transpose(1, 2).contiguous() for pool in (cache.keys, cache.values, *(cache.blocks or ()))]
     result: Tensor = flashinfer.decode.trtllm_batch_decode_with_kv_cache(
         call.queries,
         (pools[0], pools[1]),
         buffer,
-        torch.tensor(table, dtype=torch.int32, device=nvfp4.DEVICE),
-        torch.tensor(requests.lengths, dtype=torch.int32, device=nvfp4.DEVICE),
+        torch.tensor(table, dtype=torch.int32, device=reference.DEVICE),
+        torch.tensor(requests.lengths, dtype=torch.int32, device=reference.DEVICE),
         width * heads.page,
         bmm1_scale=cache.key_scale * heads.size**-0.5,
         bmm2_scale=cache.value_scale,
@@ -389,8 +382,8 @@ class Case:
     def random(cls, heads: Heads, kind: str, new: Sequence[int], lengths: Sequence[int], causal: bool = False) -> Case:
         requests = Requests.random(new, lengths, heads.page)
         shape = (requests.page_count, heads.page, heads.keys, heads.size)
-        keys, values = (torch.randn(shape, device=nvfp4.DEVICE) for _ in range(2))
-        queries = (2.5 * torch.randn(sum(new), heads.queries, heads.size, device=nvfp4.DEVICE)).bfloat16()
+        keys, values = (torch.randn(shape, device=reference.DEVICE) for _ in range(2))
+        queries = (2.5 * torch.randn(sum(new), heads.queries, heads.size, device=reference.DEVICE)).bfloat16()
         cache = Cache.of(kind, keys, values)
         exact = Reference64.of(heads, requests, queries, cache.dequantized(), causal)
         plain = Reference64.of(heads, requests, queries, (keys.double(), values.double()), causal)
@@ -614,7 +607,7 @@ def check_dense(report: OperatorReport, pattern: str) -> None:
     operator = "nvfp4_attention_sm120"
     for number, shape in enumerate(DENSE_SHAPES):
         q, k, v = (
-            (factor * torch.randn(shape.batch, heads, shape.tokens, shape.size, device=nvfp4.DEVICE)).bfloat16()
+            (factor * torch.randn(shape.batch, heads, shape.tokens, shape.size, device=reference.DEVICE)).bfloat16()
             for factor, heads in ((2.5, shape.queries), (1.0, shape.keys), (1.0, shape.keys))
         )
         wide_k, wide_v = (tensor.double().repeat_interleave(shape.queries // shape.keys, dim=1) for tensor in (k, v))
@@ -674,11 +667,11 @@ class Latents:
 
     @classmethod
     def random(cls, tokens: int, page: int) -> Latents:
-        spread = 2.0 ** torch.randint(-3, 2, (tokens, NOPE // GROUP, 1), device=nvfp4.DEVICE)
-        values = torch.randn(tokens, NOPE // GROUP, GROUP, device=nvfp4.DEVICE) * spread
+        spread = 2.0 ** torch.randint(-3, 2, (tokens, NOPE // GROUP, 1), device=reference.DEVICE)
+        values = torch.randn(tokens, NOPE // GROUP, GROUP, device=reference.DEVICE) * spread
         exponents = torch.ceil(torch.log2(values.abs().amax(-1) / 448))
         codes = (values / 2.0 ** exponents.unsqueeze(-1)).flatten(1).to(torch.float8_e4m3fn)
-        rope = torch.randn(tokens, ROPE, device=nvfp4.DEVICE).bfloat16()
+        rope = torch.randn(tokens, ROPE, device=reference.DEVICE).bfloat16()
         return cls(codes, (exponents + 127).to(torch.uint8), rope, page)
 
     def stored(self) -> Tensor:
@@ -706,26 +699,26 @@ class SparseCall:
 
     @classmethod
     def random(cls, shape: SparseShape) -> SparseCall:
-        q = (2 * torch.randn(shape.queries, shape.heads, NOPE + ROPE, device=nvfp4.DEVICE)).bfloat16()
+        q = (2 * torch.randn(shape.queries, shape.heads, NOPE + ROPE, device=reference.DEVICE)).bfloat16()
         widths = [width for width in (shape.topk, shape.extra) if width]
         caches = tuple(Latents.random(2048, page) for page, _ in zip((shape.page, 64), widths, strict=False))
         indices, counts = [], []
         for width in widths:
-            tokens = torch.rand(shape.queries, 2048, device=nvfp4.DEVICE).argsort(-1)[:, :width].int()
+            tokens = torch.rand(shape.queries, 2048, device=reference.DEVICE).argsort(-1)[:, :width].int()
             tokens[:, width // 3] = -1
             indices.append(tokens)
-            counts.append(torch.randint(width // 2, width + 1, (shape.queries,), dtype=torch.int32, device=nvfp4.DEVICE))
-        sink = 3 * torch.randn(shape.heads, device=nvfp4.DEVICE) if shape.sink else None
+            counts.append(torch.randint(width // 2, width + 1, (shape.queries,), dtype=torch.int32, device=reference.DEVICE))
+        sink = 3 * torch.randn(shape.heads, device=reference.DEVICE) if shape.sink else None
         return cls(shape, q, caches, tuple(indices), tuple(counts), sink)
 
     def run(self) -> Tensor:
         module = importlib.import_module("flashinfer.mla._sparse_mla_sm120")
         splits = sum(-(-part.shape[1] // CHUNK) for part in self.indices)
         scratch = 8 if self.shape.heads == 8 else -(-self.shape.heads // 16) * 16
-        partial_outputs = torch.empty(len(self.q), scratch, splits, NOPE + ROPE, dtype=torch.bfloat16, device=nvfp4.DEVICE)
-        partial_lse = torch.empty(len(self.q), scratch, splits, device=nvfp4.DEVICE)
+        partial_outputs = torch.empty(len(self.q), scratch, splits, NOPE + ROPE, dtype=torch.bfloat16, device=reference.DEVICE)
+        partial_lse = torch.empty(len(self.q), scratch, splits, device=reference.DEVICE)
         outputs = torch.full_like(self.q, float("nan"))
-        lse = torch.empty(self.q.shape[:2], device=nvfp4.DEVICE)
+        lse = torch.empty(self.q.shape[:2], device=reference.DEVICE)
         extra = {}
         if len(self.caches) > 1:
             extra = {
@@ -867,11 +860,6 @@ def chosen(operator: str, pattern: str) -> Iterator[tuple[Heads, str]]:
 # ---- the program
 
 
-def programs() -> dict[str, str]:
-    """The digests of the files that compare."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (Path(__file__), Path(nvfp4.__file__))}
-
-
 CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
     "prefill": check_prefill,
     "decode": check_decode,
@@ -882,27 +870,6 @@ CHECKS: Mapping[str, Callable[[OperatorReport, str], None]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare FlashInfer's attention with float64.")
-    names = "prefill-, decode-, cuda-cores- or xqa-TYPE-MODEL; dense-nvfp4; sparse-mla"
-    parser.add_argument("--only", default="*", metavar="GLOB", help=names)
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report = OperatorReport("attention-operators", ("flashinfer", "torch"))
-    try:
-        importlib.import_module("flashinfer")
-    except ImportError as error:
-        parser.error(f"FlashInfer cannot be imported by {sys.executable}: {error}")
-    if (capability := torch.cuda.get_device_capability())[0] != 12:
-        parser.error(f"compute capability {capability} is not 12.x; on a Hopper GPU, use sm120kit verify run")
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
     for check in CHECKS.values():
         check(report, options.only)
-    if options.receipt:
-        options.receipt.write_text(json.dumps(report.record() | {"program": programs()}, indent=1) + "\n")
-    return int(report.finish(None))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

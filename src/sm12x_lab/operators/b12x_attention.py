@@ -1,28 +1,20 @@
 """Compare b12x's paged attention, called from Python, with float64 softmax attention of what the pages contain.
 
-A program for a Python that has torch, b12x 0.8.3 and its CuTe DSL; beside it lies nvfp4.py:
-
-    sm120kit verify run -- python b12x_attention.py     a Hopper GPU
-    python b12x_attention.py                            an SM12x GPU
-
-Requests have caches of several lengths in pages of 64 tokens, in any order. `decode` is one new token for each request, whose
-cache is divided among CTAs and merged; `extend` are several new tokens. Faults are planted in the arguments, and each must be
-detected.
-
-Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
+Needs torch, b12x 0.8.3 and its CuTe DSL.
 """
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import importlib
 import itertools
-import sys
 from dataclasses import dataclass, replace
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import ACCUMULATION, FUNCTIONS, HALF_ULP, Expected, OperatorReport, attempt
+from reference import ACCUMULATION, FUNCTIONS, HALF_ULP, Expected, attempt
+from report import OperatorReport
 
 Tensor = torch.Tensor
 
@@ -71,7 +63,7 @@ def attention_call(
 ) -> AttentionCall:
     """Random queries, keys and values; the scales of FP8 are powers of two, so that they can be applied anywhere."""
     query_heads, cache_heads, size = heads
-    device, pages = nvfp4.DEVICE, [-(-tokens // PAGE) for tokens in cached]
+    device, pages = reference.DEVICE, [-(-tokens // PAGE) for tokens in cached]
     table = torch.zeros(len(cached), max(pages), dtype=torch.int32)
     order = torch.randperm(sum(pages) + 3).to(torch.int32)
     for number, count in enumerate(pages):
@@ -158,16 +150,5 @@ def check(report: OperatorReport, pattern: str) -> None:
                     report.fault(f"paged_attention, {mode}, {name}, {lengths}: {fault}", attempt("", "", expected, wrong.run))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser(
-        "Compare the paged attention of b12x with float64.", only="MODE-TYPE: decode-bf16, extend-fp8-turbo"
-    )
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report = OperatorReport("b12x-attention", ("b12x", "cutlass", "torch"))
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
     check(report, options.only)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,12 @@
 """Compare every module of a small NVFP4 model that SGLang's ModelRunner runs with float64 of its dequantized weights.
 
-A program for a Python that has torch, safetensors and SGLang 0.5.11; of sm120kit it needs only the files beside it:
-
-    sm120kit verify run -- python sglang_model.py --moe-runner-backend flashinfer_cutlass
+Needs torch, safetensors and SGLang 0.5.11.
 
 It writes the checkpoint of vllm_model.py, two layers of Qwen3-MoE in NVFP4. SGLang's ModelRunner loads it and runs prompts and
 generated tokens, in batches of one request that SGLang's ScheduleBatch makes. What each module gets and returns is recorded,
 and its output compared with float64 of that input. Tokens must be the most probable ones of the last hidden state. Faults are
 planted in the weights that SGLang has loaded. With --engine, sglang.Engine serves the same checkpoint, and must generate the
-same tokens. Exit codes are those of nvfp4.py; 2: no SGLang, or no SM12x.
+same tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import b12x_nvfp4
-import nvfp4
 import torch
-from nvfp4 import Expected, MoeLayer, OperatorReport, OperatorRow, compare, routed
+from reference import Expected, MoeLayer, OperatorRow, compare, routed
+from report import OperatorReport
 from sglang_layers import require_sglang, sglang
 from vllm_model import (
     HEAD_DIM,
@@ -227,21 +224,15 @@ def check(report: OperatorReport, options: argparse.Namespace) -> None:
             report.add(engine_row(Path(directory), options, prompts, generate(run, prompts)))
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare a small NVFP4 model that SGLang runs with float64.")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--moe-runner-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--fp4-gemm-backend", default="flashinfer_cutlass", help="as of sglang.launch_server")
     parser.add_argument("--attention-backend", default="triton", help="as of sglang.launch_server")
     parser.add_argument(
         "--engine", action="store_true", help="compare the tokens of sglang.Engine with those of its ModelRunner"
     )
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    require_sglang(parser)
-    report = OperatorReport("sglang-model", ("sglang", "sgl_kernel", "flashinfer", "b12x", "torch"))
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_sglang()
     check(report, options)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

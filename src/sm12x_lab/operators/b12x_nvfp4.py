@@ -1,39 +1,28 @@
 """Compare b12x's NVFP4 GEMM and its three fused MoE kernels, called from Python, with float64 of the dequantized operands.
 
-A program for a Python that has torch, b12x and its CuTe DSL; beside it lies nvfp4.py, whose references it uses:
-
-    sm120kit verify run -- python b12x_nvfp4.py         a Hopper GPU
-    python b12x_nvfp4.py                                an SM12x GPU
-
-b12x compiles a kernel for each shape. With ``--recipe``, the calls are those of a recipe's table ``[b12x]``, whose kernels are
-compiled with its image, with the workspaces that patches/sglang gives them. The MoE adds to the output, in bf16, a part for
-each expert and 128 columns of the intermediate activations, in any order: the bound of each output has the roundings of these
-sums. Faults are planted in the arguments, and each must be detected.
-
-Exit codes: 0, every operator that ran is right; 1, one is wrong; 54, a planted fault was not detected.
+Needs torch, b12x and its CuTe DSL.
 """
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import importlib
-import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import nvfp4
+import reference
 import torch
-from nvfp4 import (
+from reference import (
     ACCUMULATION,
     FUNCTIONS,
     HALF_ULP,
     Expected,
     MoeLayer,
     MoeShape,
-    OperatorReport,
     OperatorRow,
     attempt,
     dequantized,
@@ -42,6 +31,7 @@ from nvfp4 import (
     routed,
     router_logits,
 )
+from report import OperatorReport, Unusable
 
 Tensor = torch.Tensor
 
@@ -124,7 +114,7 @@ class GemmCall:
             (codes.unsqueeze(-1), fp4.as_grouped_scale_view(scales.unsqueeze(0), len(codes), depth))
             for codes, scales in ((self.a, self.scales_a), (self.b, self.scales_b))
         ]
-        out = torch.full((len(self.a), len(self.b), 1), float("nan"), dtype=torch.bfloat16, device=nvfp4.DEVICE)
+        out = torch.full((len(self.a), len(self.b), 1), float("nan"), dtype=torch.bfloat16, device=reference.DEVICE)
         types = {"ab_dtype": "float4_e2m1fn", "sf_dtype": "float8_e4m3fn", "c_dtype": "bfloat16", "sf_vec_size": 16}
         KEPT.append((self, operands, out))
         gemm.dense_gemm(*operands, out, alpha=self.alpha, **types)
@@ -133,7 +123,7 @@ class GemmCall:
 
 def gemm_case(rows: int, columns: int, depth: int) -> tuple[GemmCall, Expected]:
     """Elements of any code, block scales of all mantissas in [0.125, 4), and what the GEMM must return."""
-    device = nvfp4.DEVICE
+    device = reference.DEVICE
     codes = [torch.randint(0, 256, (size, depth // 2), dtype=torch.uint8, device=device) for size in (rows, columns)]
     scales = [torch.randint(0x20, 0x48, (size, depth // 16), dtype=torch.uint8, device=device) for size in (rows, columns)]
     alpha = torch.rand(1, device=device) / depth
@@ -146,7 +136,7 @@ def gemm_case(rows: int, columns: int, depth: int) -> tuple[GemmCall, Expected]:
 
 def gemm_faults(call: GemmCall) -> dict[str, GemmCall]:
     """Calls with a planted fault; the operands have the same shape."""
-    linear = nvfp4.unswizzled(call.scales_a, len(call.a), call.a.shape[1] // 8).contiguous().view_as(call.scales_a)
+    linear = reference.unswizzled(call.scales_a, len(call.a), call.a.shape[1] // 8).contiguous().view_as(call.scales_a)
     return {
         "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
         "the scales of A are row-major": replace(call, scales_a=linear),
@@ -230,7 +220,7 @@ def moe_expected(layer: MoeLayer, scale1: Tensor, x: Tensor, route: tuple[Tensor
     experts, weights = route[0].long(), route[1].double()
     width, half_ulp = layer.shape.width, HALF_ULP[torch.bfloat16]
     values, plain, slack, positive, negative = (
-        torch.zeros(len(x), layer.shape.hidden, dtype=torch.float64, device=nvfp4.DEVICE) for _ in range(5)
+        torch.zeros(len(x), layer.shape.hidden, dtype=torch.float64, device=reference.DEVICE) for _ in range(5)
     )
     for expert in sorted(set(experts.flatten().tolist())):
         token, slot = torch.where(experts == expert)
@@ -298,7 +288,7 @@ def last_kernel() -> str:
 def moe_case(layer: MoeLayer, scale1: Tensor, tokens: int, hot: bool) -> tuple[B12xMoeCall, Expected]:
     """A call with random tokens and experts, or with the same experts for all tokens, and what it must return."""
     shape = layer.shape
-    x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+    x = torch.randn(tokens, shape.hidden, device=reference.DEVICE).bfloat16()
     logits = router_logits(tokens, shape, False)
     route = routed(logits[:1].repeat(tokens, 1) if hot else logits, shape.active)
     return moe_call(layer, scale1, x, route), moe_expected(layer, scale1, x, route)
@@ -331,7 +321,7 @@ def check_moe(report: OperatorReport, pattern: str, calls: Calls) -> None:
         if not cases:
             continue
         layer = MoeLayer.random(shape)
-        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=nvfp4.DEVICE))
+        scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=reference.DEVICE))
         for tokens, hot in cases:
             call, expected = moe_case(layer, scale1, tokens, hot)
             call = replace(call, reserved=calls.reserved)
@@ -345,24 +335,18 @@ def check_moe(report: OperatorReport, pattern: str, calls: Calls) -> None:
 # ---- the program
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser("Compare the NVFP4 operators of b12x with float64.", only="gemm, moe-NAME, moe-hot")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="the calls of the table [b12x] of this recipe")
-    options = parser.parse_args()
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
     try:
         calls = Calls.of_recipe(options.recipe) if options.recipe else Calls()
     except (OSError, ValueError) as problem:
-        parser.error(f"--recipe {options.recipe}: {problem}")
+        raise Unusable(f"--recipe {options.recipe}: {problem}") from problem
     except KeyError as key:
-        parser.error(
+        raise Unusable(
             f"--recipe {options.recipe}: there is no {key}; name a recipe with a table [b12x], such as sglang-0.5.11-b12x.toml"
-        )
-    torch.manual_seed(options.seed)
-    report = OperatorReport("b12x-operators", ("b12x", "cutlass", "torch"))
+        ) from key
     check_gemm(report, options.only, calls)
     check_moe(report, options.only, calls)
-    return int(report.finish(options.receipt))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

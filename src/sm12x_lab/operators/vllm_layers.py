@@ -1,13 +1,10 @@
 """Compare vLLM's NVFP4 layers and its own GEMM and quantization operators with float64 of the dequantized operands.
 
-A program for a Python that has torch and vLLM 0.20; it needs nothing else of sm120kit than nvfp4.py beside it:
-
-    sm120kit verify run -- python vllm_layers.py        a Hopper GPU
-    python vllm_layers.py                               an SM12x GPU
+Needs torch and vLLM 0.20.
 
 Layers are vLLM's: created by its ModelOpt configuration, loaded by its weight loaders, processed and called as in its models,
-on one GPU. Every back-end with quantized activations is selected in turn; what one refuses is listed. Bounds and exit codes are
-those of nvfp4.py; faults are planted in weights, scales and processed layers. Exit code 2: no vLLM, or no SM12x.
+on one GPU. Every back-end with quantized activations is selected in turn; what one refuses is listed. Faults are planted in
+weights, scales and processed layers.
 """
 
 from __future__ import annotations
@@ -26,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import nvfp4
+import reference
 import torch
-from nvfp4 import (
+from reference import (
     ACCUMULATION,
     FUNCTIONS,
     HALF_ULP,
@@ -35,7 +33,6 @@ from nvfp4 import (
     Expected,
     MoeLayer,
     MoeShape,
-    OperatorReport,
     attempt,
     dequantized,
     moe_expected,
@@ -45,6 +42,7 @@ from nvfp4 import (
     router_logits,
     unswizzled,
 )
+from report import OperatorReport, Unusable
 
 Tensor = torch.Tensor
 
@@ -78,7 +76,7 @@ def configured(moe_backend: str = "auto") -> Iterator[Any]:
             rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
             parallel.init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
             parallel.initialize_model_parallel(1, 1)
-            vllm("v1.worker.workspace", "init_workspace_manager")(torch.device(nvfp4.DEVICE))
+            vllm("v1.worker.workspace", "init_workspace_manager")(torch.device(reference.DEVICE))
         with vllm("forward_context", "set_forward_context")(None, config):
             yield config
 
@@ -90,7 +88,7 @@ def modelopt() -> Any:
 
 def created(make: Callable[[], Any]) -> Any:
     """A layer with its weights uninitialized in the GPU's memory; NaN where the type has it."""
-    with torch.device(nvfp4.DEVICE):
+    with torch.device(reference.DEVICE):
         layer = make()
     for parameter in layer.parameters():
         parameter.data.view(torch.uint8).fill_(0xFF)
@@ -136,10 +134,10 @@ class LinearWeights:
     @classmethod
     def random(cls, shape: LinearShape) -> LinearWeights:
         rows, columns = sum(shape.outputs), shape.inputs
-        codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device=nvfp4.DEVICE)
-        scales = torch.randint(0x20, 0x48, (rows, columns // 16), dtype=torch.uint8, device=nvfp4.DEVICE)
-        tensor_scale = 0.4 / columns**0.5 * (0.5 + torch.rand((), device=nvfp4.DEVICE))
-        return cls(codes, scales, tensor_scale, torch.tensor(6.0 / (448 * 6), device=nvfp4.DEVICE))
+        codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device=reference.DEVICE)
+        scales = torch.randint(0x20, 0x48, (rows, columns // 16), dtype=torch.uint8, device=reference.DEVICE)
+        tensor_scale = 0.4 / columns**0.5 * (0.5 + torch.rand((), device=reference.DEVICE))
+        return cls(codes, scales, tensor_scale, torch.tensor(6.0 / (448 * 6), device=reference.DEVICE))
 
 
 def linear_layer(shape: LinearShape, weights: LinearWeights, order: tuple[int, ...] = ()) -> Any:
@@ -209,7 +207,7 @@ def check_linear(report: OperatorReport, pattern: str) -> None:
         return
     for shape in LINEAR_SHAPES:
         weights = LinearWeights.random(shape)
-        inputs = [torch.randn(tokens, shape.inputs, device=nvfp4.DEVICE).bfloat16() for tokens in (1, 33, 300)]
+        inputs = [torch.randn(tokens, shape.inputs, device=reference.DEVICE).bfloat16() for tokens in (1, 33, 300)]
         for backend in LINEAR_BACKENDS:
             with linear_backend(backend), configured():
                 case = f"{shape.name}, {backend or 'auto'}"
@@ -236,9 +234,9 @@ def called(layer: Any, x: Tensor) -> Tensor:
     return output
 
 
-def refused(operator: str, case: str, error: Exception) -> nvfp4.OperatorRow:
+def refused(operator: str, case: str, error: Exception) -> reference.OperatorRow:
     why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return nvfp4.OperatorRow(operator, case, "refused", why=why)
+    return reference.OperatorRow(operator, case, "refused", why=why)
 
 
 @contextlib.contextmanager
@@ -259,7 +257,7 @@ def linear_backend(name: str) -> Iterator[None]:
 
 def input_scales(layer: MoeLayer) -> tuple[Tensor, Tensor]:
     """``input_scale`` of both GEMMs for each expert, as calibration finds them."""
-    factors = torch.linspace(1.0, 0.8, layer.shape.experts, device=nvfp4.DEVICE)
+    factors = torch.linspace(1.0, 0.8, layer.shape.experts, device=reference.DEVICE)
     return factors / layer.scale1, 1 / layer.scale2
 
 
@@ -363,7 +361,7 @@ def check_moe(report: OperatorReport, pattern: str) -> None:
         weights = MoeLayer.random(shape)
         calls = []
         for tokens, skewed in ((1, False), (33, False), (300, True)):
-            x = torch.randn(tokens, shape.hidden, device=nvfp4.DEVICE).bfloat16()
+            x = torch.randn(tokens, shape.hidden, device=reference.DEVICE).bfloat16()
             calls.append((x, router_logits(tokens, shape, skewed)))
         expectations: dict[tuple[bool, int], Expected] = {}
         for backend in MOE_BACKENDS:
@@ -398,7 +396,7 @@ def check_quantization(report: OperatorReport, pattern: str) -> None:
         return
     ops = vllm("_custom_ops")
     for rows, columns, dtype in ((1, 3072, torch.bfloat16), (300, 4096, torch.bfloat16), (129, 512, torch.float16)):
-        x = torch.randn(rows, columns, device=nvfp4.DEVICE).to(dtype)
+        x = torch.randn(rows, columns, device=reference.DEVICE).to(dtype)
         scale = 448 * 6 / x.abs().amax().float()
         expected = interval_expected(x.double(), x.double(), scale)
         case = f"{rows}x{columns} {str(dtype).removeprefix('torch.')}"
@@ -448,7 +446,7 @@ def expert_offsets(counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     for count in counts:
         starts.append(starts[-1] + count)
         blocks.append(blocks[-1] + -(-count // 128) * 128)
-    first, second = (torch.tensor(values, dtype=torch.int32, device=nvfp4.DEVICE) for values in (starts, blocks))
+    first, second = (torch.tensor(values, dtype=torch.int32, device=reference.DEVICE) for values in (starts, blocks))
     return first, second
 
 
@@ -457,8 +455,8 @@ def experts_quantized(ops: Any, x: Tensor) -> tuple[Expected, Callable[[], Tenso
     rows = len(x)
     counts = (rows - rows // 2, 0, rows // 2 - rows // 3, rows // 3)
     starts, blocks = expert_offsets(counts)
-    scales = (448 * 6 / x.abs().amax().float()) * torch.tensor((1.0, 0.5, 0.7, 0.9), device=nvfp4.DEVICE)
-    each = scales.repeat_interleave(torch.tensor(counts, device=nvfp4.DEVICE)).double().unsqueeze(-1)
+    scales = (448 * 6 / x.abs().amax().float()) * torch.tensor((1.0, 0.5, 0.7, 0.9), device=reference.DEVICE)
+    each = scales.repeat_interleave(torch.tensor(counts, device=reference.DEVICE)).double().unsqueeze(-1)
     segments = zip(torch.split(x.double(), list(counts)), scales, strict=True)
     expected = joined([interval_expected(part, part, scale) for part, scale in segments if len(part)])
 
@@ -482,7 +480,7 @@ def check_fp4_mm(report: OperatorReport, pattern: str) -> None:
     ops = vllm("_custom_ops")
     for rows, columns, depth in ((1, 3072, 1024), (31, 1024, 3072), (300, 3072, 4096), (512, 512, 512)):
         for dtype in (torch.bfloat16, torch.float16):
-            a, b = (torch.randn(size, depth, device=nvfp4.DEVICE).to(dtype) for size in (rows, columns))
+            a, b = (torch.randn(size, depth, device=reference.DEVICE).to(dtype) for size in (rows, columns))
             scale_a, scale_b = (448 * 6 / tensor.abs().amax().float() for tensor in (a, b))
             (a4, sa), (b4, sb) = (ops.scaled_fp4_quant(t, s) for t, s in ((a, scale_a), (b, scale_b)))
             alpha = 1 / (scale_a * scale_b)
@@ -519,7 +517,7 @@ def gemm_expected(a: Tensor, b: Tensor, factor: Tensor | float, dtype: torch.dty
 def check_group_mm(report: OperatorReport, ops: Any) -> None:
     """Grouped GEMM: experts with 1, no, 33 and 300 rows."""
     counts, columns, depth = (1, 0, 33, 300), 512, 768
-    x = torch.randn(sum(counts), depth, device=nvfp4.DEVICE).bfloat16()
+    x = torch.randn(sum(counts), depth, device=reference.DEVICE).bfloat16()
     weights = LinearWeights.random(LinearShape("", depth, (columns,) * len(counts)))
     codes = weights.codes.view(len(counts), columns, -1)
     scales = weights.scales.view(len(counts), columns, -1)
@@ -527,8 +525,8 @@ def check_group_mm(report: OperatorReport, ops: Any) -> None:
     starts, blocks = expert_offsets(counts)
     scale = 448 * 6 / x.abs().amax().float()
     a4, sa = ops.scaled_fp4_experts_quant(x, scale.expand(len(counts)).contiguous(), starts, blocks, 1)
-    alphas = (0.5 + torch.rand(len(counts), device=nvfp4.DEVICE)) / scale
-    sizes = torch.tensor([(count, columns, depth) for count in counts], dtype=torch.int32, device=nvfp4.DEVICE)
+    alphas = (0.5 + torch.rand(len(counts), device=reference.DEVICE)) / scale
+    sizes = torch.tensor([(count, columns, depth) for count in counts], dtype=torch.int32, device=reference.DEVICE)
     parts = []
     for expert, count in enumerate(counts):
         if count:
@@ -538,7 +536,7 @@ def check_group_mm(report: OperatorReport, ops: Any) -> None:
     expected = joined(parts)
 
     def call(alphas: Tensor = alphas, offsets: Tensor = blocks[:-1]) -> Tensor:
-        out = torch.full((len(x), columns), float("nan"), dtype=torch.bfloat16, device=nvfp4.DEVICE)
+        out = torch.full((len(x), columns), float("nan"), dtype=torch.bfloat16, device=reference.DEVICE)
         b_scales = swizzle(scales.view(torch.float8_e4m3fn))
         ops.cutlass_fp4_moe_mm(out, a4, codes, sa, b_scales, alphas, sizes, starts[:-1], offsets)
         return out
@@ -558,7 +556,7 @@ def check_fp8_mm(report: OperatorReport, pattern: str) -> None:
     for rows, columns, depth in shapes:
         for dtype in (torch.bfloat16, torch.float16):
             case = f"{rows}x{columns}x{depth} {str(dtype).removeprefix('torch.')}"
-            a, b = (torch.randn(size, depth, device=nvfp4.DEVICE).to(torch.float8_e4m3fn) for size in (rows, columns))
+            a, b = (torch.randn(size, depth, device=reference.DEVICE).to(torch.float8_e4m3fn) for size in (rows, columns))
             kinds: dict[str, tuple[Tensor, Tensor]] = {
                 "tensor": (positive(1, 1), positive(1, 1)),
                 "token and channel": (positive(rows, 1), positive(columns, 1)),
@@ -572,7 +570,7 @@ def check_fp8_mm(report: OperatorReport, pattern: str) -> None:
                 else:
                     exact_a, exact_b = a.double() * sa.double(), b.double() * sb.double()
                 expected = gemm_expected(exact_a, exact_b, 1.0, dtype)
-                bias = torch.randn(columns, device=nvfp4.DEVICE).to(dtype) if kind == "token and channel" else None
+                bias = torch.randn(columns, device=reference.DEVICE).to(dtype) if kind == "token and channel" else None
                 if bias is not None:
                     values = expected.values + bias.double()
                     expected = Expected(values, expected.bound + values.abs() * HALF_ULP[dtype] * 1.01, values)
@@ -590,9 +588,11 @@ def check_fp8_mm(report: OperatorReport, pattern: str) -> None:
                     wrong = attempt("", "", expected, partial(mm, sb=sb.roll(1, 0)))
                     report.fault(f"cutlass_scaled_mm, scales by {kind}: b's scales are those before", wrong)
     for rows in (1, 17, 33, 300):
-        a, b = (torch.randint(-8, 9, (size, 512), device=nvfp4.DEVICE).float().to(torch.float8_e4m3fn) for size in (rows, 256))
+        a, b = (
+            torch.randint(-8, 9, (size, 512), device=reference.DEVICE).float().to(torch.float8_e4m3fn) for size in (rows, 256)
+        )
         values = rounded(a.double() @ b.double().T * 0.5, torch.bfloat16)
-        one, half = torch.ones(1, 1, device=nvfp4.DEVICE), torch.full((1, 1), 0.5, device=nvfp4.DEVICE)
+        one, half = torch.ones(1, 1, device=reference.DEVICE), torch.full((1, 1), 0.5, device=reference.DEVICE)
         exact = Expected(values, torch.full_like(values, 1e-30), values)
         row = attempt(
             "cutlass_scaled_mm",
@@ -604,7 +604,7 @@ def check_fp8_mm(report: OperatorReport, pattern: str) -> None:
 
 
 def positive(*size: int) -> Tensor:
-    return 0.01 * (0.5 + torch.rand(size, device=nvfp4.DEVICE))
+    return 0.01 * (0.5 + torch.rand(size, device=reference.DEVICE))
 
 
 def shifted(scales: Tensor) -> Tensor:
@@ -615,37 +615,26 @@ def shifted(scales: Tensor) -> Tensor:
 # ---- the program
 
 
-def require_vllm(parser: argparse.ArgumentParser) -> None:
-    """End the program unless vLLM can be imported and detects SM12x: on another GPU it selects other kernels."""
+def require_vllm() -> None:
+    """Fail unless vLLM can be imported and detects SM12x: on another GPU it selects other kernels."""
     try:
         capability = vllm("platforms", "current_platform").get_device_capability()
     except ImportError as error:
-        parser.error(f"vLLM cannot be imported by {sys.executable}: {error}")
+        raise Unusable(f"vLLM cannot be imported by {sys.executable}: {error}") from error
     if capability is None or capability.major != 12:
-        parser.error(f"vLLM detects {capability}, not 12.x; on a Hopper GPU, use sm120kit verify run")
+        raise Unusable(f"vLLM detects {capability}, not 12.x; on a Hopper GPU, use sm12x-lab run")
     print(f"vLLM {vllm('').__version__} detects compute capability {capability.major}.{capability.minor}", flush=True)
 
 
-def main() -> int:
-    parser = nvfp4.argument_parser(
-        "Compare vLLM's NVFP4 layers and operators with float64.", only="quantize, fp4-mm, fp8-mm, linear, moe-NAME"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--autotune", action="store_true", help="let FlashInfer's autotuner measure and choose tactics")
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    report = OperatorReport("vllm-layers", ("vllm", "flashinfer", "torch"))
-    require_vllm(parser)
+
+
+def run(report: OperatorReport, options: argparse.Namespace) -> None:
+    require_vllm()
     with configured():
         for check in (check_quantization, check_fp4_mm, check_fp8_mm):
             check(report, options.only)
-    with nvfp4.autotuned(parser, tune=options.autotune):
+    with nvfp4.autotuned(tune=options.autotune):
         check_linear(report, options.only)
         check_moe(report, options.only)
-    code = int(report.finish(options.receipt))
-    if defaults := [row.case for row in report.rows if row.verdict == "refused" and ", auto" in row.case]:
-        print(f"what vLLM selects by default was refused: {', '.join(defaults)}")
-    return code or bool(defaults)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
