@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PARSER_PROBE = Path(__file__).parents[2] / "src" / "sm120kit" / "wheels" / "parser_probe.py"  # sm120kit is not installed here
-sys.meta_path.append(runpy.run_path(str(PARSER_PROBE))["StandIn"]())
+runpy.run_path(str(PARSER_PROBE))["stand_in"]("torchvision", "sgl_kernel", "flashinfer")
 import torch  # noqa: E402
 
 torch.manual_seed(12)

@@ -19,13 +19,10 @@ from sm120kit.bench.workload import Cell, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
 from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
+from sm120kit.engines import find
 
 RequestEnded = Callable[[], None]
 """Called after each request."""
-
-COUNTING = ("vllm", "sglang")
-"""Owners of models, by the server's list, whose servers accept ``continuous_usage_stats``: vLLM 0.20.0 (entrypoints/openai/
-engine/protocol.py) and SGLang 0.5.11 (srt/entrypoints/openai/protocol.py). Others may refuse options that they do not know."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,8 @@ def _measure(
         request_ended()
 
     def counted(users: Iterable[Iterable[client.StreamRequest]]) -> list[Iterable[client.StreamRequest]]:
-        return [map(client.counted, user) for user in users] if about.reported.get("owned_by") in COUNTING else list(users)
+        engine = find(about.reported.get("owned_by", ""))  # others may refuse options that they do not know
+        return [map(client.counted, user) for user in users] if engine and engine.counts_tokens else list(users)
 
     warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
     warm = client.stream_all(

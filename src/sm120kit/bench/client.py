@@ -19,6 +19,7 @@ from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.core.errors import ServerUnreachable
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint, redacted
+from sm120kit.engines import all_engines
 
 if TYPE_CHECKING:
     import httpx2
@@ -111,7 +112,7 @@ def models(server: Endpoint) -> tuple[str, ...]:
 def server_info(server: Endpoint, model: str) -> dict[str, str]:
     """The server's entry for a model, such as its folder and longest context, and the server's version.
 
-    The version comes from ``/version`` (vLLM) or ``/get_server_info`` (SGLang); it is absent for other servers.
+    The version is that at the ``info_path`` of an engine; it is absent for other servers.
     """
     import httpx2
 
@@ -121,7 +122,7 @@ def server_info(server: Endpoint, model: str) -> dict[str, str]:
         for name, value in entry.items()
         if name != "created" and isinstance(value, str | int | float | bool)
     }
-    for path in ("/version", "/get_server_info"):
+    for path in dict.fromkeys(engine.info_path for engine in all_engines()):
         try:
             info["version"] = str(parse_json(get(server, path).content)["version"])
             break

@@ -1,4 +1,4 @@
-"""A server's Prometheus metrics under the same names for vLLM and SGLang: load, draft tokens, hits of the prefix cache."""
+"""A server's Prometheus metrics under the same names for every engine: load, draft tokens, hits of the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,30 +12,11 @@ from statistics import mean
 
 from sm120kit.bench import client
 from sm120kit.core.urls import Endpoint
+from sm120kit.engines import Metrics, all_engines
 
-DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-"""vLLM's counters (docs/usage/metrics)."""
-CACHE = (
-    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
-    ("sglang:prompt_tokens_total", "sglang:cached_tokens_total"),
-)
-"""Counters of prompt tokens, and of those in the prefix cache: vLLM 0.19.1 and 0.33.0 (vllm/v1/metrics/loggers.py), SGLang
-0.5.11 and 0.5.23 (srt/observability/metrics_collector.py), whose second counter is absent before the first hit. SGLang's gauge
-``sglang:cache_hit_rate`` is that of the latest batch, and 0 in each that decodes."""
-RATE, LENGTH = "sglang:spec_accept_rate", "sglang:spec_accept_length"
-"""SGLang's gauges: accepted drafts over proposed ones, and tokens per step, of the latest 40 steps or
-``--decode-log-interval`` (SGLang 0.5.11, srt/observability/scheduler_metrics_mixin.py). 0 before the first."""
 GAUGE_SECONDS = 1.0
 MOST = 2.0**53
 """Largest value of a metric, from which on a float cannot count by one."""
-RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-KV_CACHE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""Gauges: requests, and the used share of the KV cache; a value for each engine of a server with data parallelism."""
-GENERATED, THROUGHPUT = "vllm:generation_tokens_total", "sglang:gen_throughput"
-"""vLLM's counter of tokens, and SGLang's gauge of tokens per second of the latest decoding, which stays when no request runs.
-Sources of these as of ``CACHE``."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +79,14 @@ class ServerMetrics:
 
 @dataclass
 class _Gauges:
-    """Samples of SGLang's gauges while the server decodes."""
+    """Samples of gauges while the server decodes, for an engine without counters of drafts."""
 
+    names: Metrics
     rates: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
 
     def look(self, metrics: str) -> None:
-        for values, name in ((self.rates, RATE), (self.lengths, LENGTH)):
+        for values, name in ((self.rates, self.names.accept_rate), (self.lengths, self.names.accept_length)):
             known = [value for value in metric(metrics, name) if value > 0]
             values += [mean(known)] if known else []
 
@@ -117,14 +99,15 @@ def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
     """
     before = metrics_of(server)
     result = CellMetrics()
-    gauges, over = _Gauges(), threading.Event()
+    names, over = names_in(before), threading.Event()
+    gauges = _Gauges(names)
 
     def watch() -> None:
         while not over.wait(GAUGE_SECONDS):
             gauges.look(metrics_of(server))
 
     thread = threading.Thread(target=watch, daemon=True)
-    has_gauges = bool(metric(before, RATE) or metric(before, LENGTH))
+    has_gauges = bool(metric(before, names.accept_rate) or metric(before, names.accept_length))
     if has_gauges:
         thread.start()
     try:
@@ -136,7 +119,7 @@ def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
     after = metrics_of(server)
     if has_gauges:
         gauges.look(after)
-    result = CellMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after))
+    result = CellMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after, names))
 
 
 def observe(server: Endpoint, seconds: float) -> ServerMetrics:
@@ -144,11 +127,12 @@ def observe(server: Endpoint, seconds: float) -> ServerMetrics:
     before, started = metrics_of(server), time.monotonic()
     time.sleep(seconds)
     after, passed = metrics_of(server), time.monotonic() - started
-    gauges = _Gauges()
+    names = names_in(after)
+    gauges = _Gauges(names)
     gauges.look(after)
     accepted = _acceptance(before, after, gauges)
-    running, usage = _total(after, RUNNING), [value for name in KV_CACHE for value in metric(after, name)]
-    generated, rates = _change(GENERATED, before, after), metric(after, THROUGHPUT)
+    running, usage = _total(after, names.running), metric(after, names.kv_cache)
+    generated, rates = _change(names.generated, before, after), metric(after, names.throughput)
     if generated is not None:
         rate: float | None = generated / passed
     else:
@@ -156,16 +140,23 @@ def observe(server: Endpoint, seconds: float) -> ServerMetrics:
     return ServerMetrics(
         _is_healthy(server),
         running,
-        _total(after, WAITING),
+        _total(after, names.waiting),
         mean(usage) if usage else None,
         rate,
         accepted.share if accepted else None,
     )
 
 
-def _total(metrics: str, names: tuple[str, ...]) -> int | None:
-    """The sum of the first of these metrics that a server has."""
-    return next((int(sum(values)) for name in names if (values := metric(metrics, name))), None)
+def names_in(metrics: str) -> Metrics:
+    """The names of the engine whose metrics these are; none if they are of no known engine."""
+    known = (engine.metrics for engine in all_engines())
+    return next((names for names in known if any(metric(metrics, name) for name in vars(names).values())), Metrics())
+
+
+def _total(metrics: str, name: str) -> int | None:
+    """The sum of a metric, if the server has it."""
+    values = metric(metrics, name)
+    return int(sum(values)) if values else None
 
 
 def _is_healthy(server: Endpoint) -> bool:
@@ -178,7 +169,8 @@ def _is_healthy(server: Endpoint) -> bool:
 
 
 def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:
-    drafted, accepted = _change(DRAFTED, before, after), _change(ACCEPTED, before, after)
+    names = gauges.names
+    drafted, accepted = (_change(name, before, after) for name in (names.drafted, names.accepted))
     if drafted is not None and accepted is not None:
         return Acceptance(drafted, accepted)
     if gauges.rates or gauges.lengths:
@@ -187,13 +179,10 @@ def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:
     return None
 
 
-def _prefix_cache(before: str, after: str) -> PrefixCache | None:
-    for tokens, hits in CACHE:
-        queried = _change(tokens, before, after)
-        cached = _change(hits, before, after) if metric(before, hits) else _whole(sum(metric(after, hits)))
-        if queried is not None and cached is not None and cached <= queried:
-            return PrefixCache(queried, cached)
-    return None
+def _prefix_cache(before: str, after: str, names: Metrics) -> PrefixCache | None:
+    queried, hits = _change(names.prompt_tokens, before, after), names.cached_tokens
+    cached = _change(hits, before, after) if metric(before, hits) else _whole(sum(metric(after, hits)))
+    return PrefixCache(queried, cached) if queried is not None and cached is not None and cached <= queried else None
 
 
 def _change(name: str, before: str, after: str) -> int | None:
@@ -218,8 +207,8 @@ def metrics_of(server: Endpoint) -> str:
 
 def metric(metrics: str, name: str) -> list[float]:
     """The values of a metric, one for each set of labels, without those beyond ``MOST``, whose sum would be infinite."""
-    values = []
-    for text in re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})?[ \t]+(\S+)", metrics, re.MULTILINE):
+    values: list[float] = []
+    for text in re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})?[ \t]+(\S+)", metrics, re.MULTILINE) if name else ():
         try:
             value = float(text)
         except ValueError:

@@ -6,14 +6,13 @@ Those of other distributions are entry points of the group ``sm120kit.engines``:
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 
 from sm120kit.core.errors import UnknownName
-from sm120kit.engines.engine import ApiKey, Engine, Node
+from sm120kit.engines.engine import ApiKey, Engine, Metrics, Node
 from sm120kit.engines.sglang import SGLANG
 from sm120kit.engines.vllm import VLLM
 
-__all__ = ["ApiKey", "Engine", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
+__all__ = ["ApiKey", "Engine", "Metrics", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
 
 GROUP = "sm120kit.engines"
 
@@ -21,6 +20,8 @@ GROUP = "sm120kit.engines"
 @cache
 def all_engines() -> tuple[Engine, ...]:
     """Every engine, those of other distributions last."""
+    from importlib.metadata import entry_points
+
     return (VLLM, SGLANG, *(entry.load() for entry in entry_points(group=GROUP)))
 
 

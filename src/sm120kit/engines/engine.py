@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sm120kit.core.outside import integer
 
 MASTER_PORT = 29501
 """Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
+
+Parse = Callable[[list[str]], object]
+"""Reads a command line, and raises or exits if it is wrong."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Names of a server's Prometheus metrics by meaning; empty for one that it does not have.
+
+    Gauges, with a value for each engine of a server with data parallelism: requests that are ``running`` and ``waiting``, the
+    used share of the ``kv_cache``. Counters of tokens: ``prompt_tokens`` and those of them in the prefix cache, ``drafted`` and
+    ``accepted``, ``generated``. Gauges instead of such counters: ``accept_rate`` (accepted drafts over all), ``accept_length``
+    (tokens per step), both 0 before the first, and ``throughput`` (tokens per second of the latest decoding).
+    """
+
+    running: str = ""
+    waiting: str = ""
+    kv_cache: str = ""
+    prompt_tokens: str = ""
+    cached_tokens: str = ""
+    drafted: str = ""
+    accepted: str = ""
+    generated: str = ""
+    accept_rate: str = ""
+    accept_length: str = ""
+    throughput: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,10 +74,16 @@ class Engine:
     default port of its server. ``api_key`` and ``host_variable`` are how it takes its key, and the address of its machine for
     others.
 
+    ``parser(stand_in)`` returns the parser of its server; None: its options cannot be recorded. The function runs in a Python
+    that has the engine and not sm120kit, so it imports all that it uses. ``stand_in(*names)`` replaces absent modules.
+
     ``options`` has the names of its options by meaning: ``tensor_parallel``, ``pipeline_parallel``, ``memory_share`` (of a
     GPU), ``context`` (tokens), ``draft_steps``. ``types`` are types of its parser by the names in its record, beside those of
     Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a
     value of an option.
+
+    ``metrics`` are the names of its metrics. Its server has JSON with its ``version`` at ``info_path``. With ``counts_tokens``
+    it accepts ``continuous_usage_stats``, a count of tokens with each chunk.
 
     An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
     ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
@@ -61,9 +95,13 @@ class Engine:
     api_key: ApiKey
     host_variable: str
     options: Mapping[str, tuple[str, ...]]
+    parser: Callable[[Callable[..., None]], tuple[ArgumentParser, Parse]] | None = None
     parse_integer: Callable[[str], int] = integer
     types: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
     optional: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    info_path: str = "/version"
+    counts_tokens: bool = False
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
     in_head: tuple[str, ...] = ()
@@ -87,6 +125,10 @@ class Engine:
         except ValueError:
             return None
         return value if value > 0 else None
+
+    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
+        """The settings that a server publishes, by what it has at ``info_path`` and its ``metrics``; empty if it has none."""
+        return {}
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The arguments that name the model, a directory."""

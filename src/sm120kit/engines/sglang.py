@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Node
+from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Metrics, Node
 
 
 class Sglang(Engine):
     """SGLang, which takes its API key only as an argument."""
+
+    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
+        """The server's arguments, beside which the answer has state."""
+        return {name: value for name, value in info.items() if not _NOT_SETTINGS.fullmatch(name)}
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is the value of an option."""
@@ -24,10 +31,32 @@ class Sglang(Engine):
         return (*super().node_arguments(node), "--dist-init-addr", f"{f'[{head}]' if ':' in head else head}:{MASTER_PORT}")
 
 
+_NOT_SETTINGS = re.compile(
+    r"status|internal_states|startup_time|max_total_num_tokens|max_req_input_len|hicache_object_layout|kv_event_sources"
+    r"|kv_events|launch_command|random_seed|.*port|.*(?:api_key|password|watermark_key).*"
+)
+"""Keys of ``/get_server_info`` that are state, drawn or measured at each start, or secret (0.5.11 and 0.5.23,
+srt/entrypoints/http_server.py ``server_info``, srt/managers/scheduler.py ``get_init_info``)."""
+
+
+def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Callable[[list[str]], object]]:
+    """The parser of ``sglang.launch_server``."""
+    import argparse
+
+    # Imported with the parser but not used by it: code for GPUs, or built for a torch with CUDA.
+    stand_in("torchvision", "sgl_kernel", "flashinfer")
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(prog="sglang.launch_server")
+    ServerArgs.add_cli_args(parser)
+    return parser, parser.parse_args
+
+
 SGLANG = Sglang(
     name="sglang",
     title="SGLang",
     port=30000,  # ServerArgs
+    parser=parser,
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
     options={
@@ -37,6 +66,21 @@ SGLANG = Sglang(
         "context": ("--context-length",),
         "draft_steps": ("--speculative-num-steps",),
     },
+    # 0.5.11 and 0.5.23, srt/observability/metrics_collector.py. cached_tokens is absent before the first hit; the gauge
+    # sglang:cache_hit_rate is that of the latest batch, and 0 in each that decodes. Acceptance is of the latest 40 steps or
+    # --decode-log-interval (0.5.11, srt/observability/scheduler_metrics_mixin.py). gen_throughput stays when no request runs.
+    metrics=Metrics(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        kv_cache="sglang:token_usage",
+        prompt_tokens="sglang:prompt_tokens_total",
+        cached_tokens="sglang:cached_tokens_total",
+        accept_rate="sglang:spec_accept_rate",
+        accept_length="sglang:spec_accept_length",
+        throughput="sglang:gen_throughput",
+    ),
+    info_path="/get_server_info",
+    counts_tokens=True,  # 0.5.11, srt/entrypoints/openai/protocol.py
     optional={
         ("--moe-runner-backend", "b12x"): "b12x",
         ("--fp4-gemm-backend", "b12x"): "b12x",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
 
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Node
+from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Metrics, Node
 
 
 class Vllm(Engine):
@@ -42,6 +43,15 @@ class Vllm(Engine):
             declared.append(name)
         return ()
 
+    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
+        """The labels of a gauge, and the number of draft tokens, for each of which a counter has a label."""
+        engines = {
+            tuple(sorted((name, value) for name, value in labels if name not in _MEASURED))
+            for labels in _labels(metrics, _CACHE_CONFIG)
+        }
+        positions = {value for labels in _labels(metrics, _DRAFT_POSITIONS) for name, value in labels if name == "position"}
+        return {"cache": sorted(engines), "draft_tokens": len(positions)} if engines else {}
+
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is a positional argument."""
         return (model,)
@@ -50,6 +60,49 @@ class Vllm(Engine):
         """Source: docs/serving/parallelism_scaling.md, "Running vLLM with MultiProcessing"."""
         master = ("--master-addr", node.addresses[0], "--master-port", str(MASTER_PORT))
         return (*super().node_arguments(node), *master, *["--headless"] * (node.rank > 0))
+
+
+_CACHE_CONFIG = "vllm:cache_config_info"
+_DRAFT_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+"""Gauge whose labels are all fields of ``CacheConfig`` (vllm/config/cache.py ``metrics_info``, vllm/v1/metrics/loggers.py
+``log_metrics_info``), and counter with a label for each draft token (vllm/v1/spec_decode/metrics.py)."""
+_MEASURED = frozenset(("engine", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"))
+"""Labels that are measured at the start, and differ between starts with the same flags."""
+
+
+def _labels(metrics: str, name: str) -> list[list[tuple[str, str]]]:
+    """The labels of each line of a metric."""
+    lines = re.findall(rf"^{re.escape(name)}\{{([^\n]*)\}}", metrics, re.MULTILINE)
+    return [re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line) for line in lines]
+
+
+def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Callable[[list[str]], object]]:
+    """The parser of ``vllm serve``, with the validation of its values that follows."""
+    import contextlib
+    import importlib
+
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    platforms._current_platform = CpuPlatform()  # no platform is detected without a GPU, and defaults need a platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    for package in ("common", "launchers", "openai"):  # of 0.33, of 0.32, before
+        with contextlib.suppress(ModuleNotFoundError):
+            cli_args = importlib.import_module(f"vllm.entrypoints.{package}.cli_args")
+            break
+    last = getattr(cli_args, "validate_api_server_args", None)
+    if last is None:  # before 0.33
+        last = importlib.import_module("vllm.entrypoints.openai.api_server").validate_api_server_args
+    parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+
+    def parse(argv: list[str]) -> object:
+        parsed = parser.parse_args(argv)
+        cli_args.validate_parsed_serve_args(parsed)
+        last(parsed)
+        return parsed
+
+    return parser, parse
 
 
 def _inverse(name: str) -> str:
@@ -115,11 +168,23 @@ VLLM = Vllm(
         "memory_share": ("--gpu-memory-utilization",),
         "context": ("--max-model-len",),
     },
+    parser=parser,
     parse_integer=_integer,
     types={
         "human_readable_int": _integer,
         "human_readable_int_or_auto": lambda text: -1 if text.strip().lower() == "auto" else _integer(text),
     },
+    metrics=Metrics(  # docs/usage/metrics; 0.19.1 and 0.33.0, vllm/v1/metrics/loggers.py
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        kv_cache="vllm:kv_cache_usage_perc",
+        prompt_tokens="vllm:prefix_cache_queries_total",
+        cached_tokens="vllm:prefix_cache_hits_total",
+        drafted="vllm:spec_decode_num_draft_tokens_total",
+        accepted="vllm:spec_decode_num_accepted_tokens_total",
+        generated="vllm:generation_tokens_total",
+    ),
+    counts_tokens=True,  # 0.20.0, entrypoints/openai/engine/protocol.py
     optional={  # extras in its METADATA
         ("--load-format", "fastsafetensors"): "fastsafetensors",
         ("--load-format", "instanttensor"): "instanttensor",

@@ -6,6 +6,7 @@ the locked versions of the Python packages that its parser imports, and a torch 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -13,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sm120kit import engines
 from sm120kit.core import archives, process, reporting
-from sm120kit.core.errors import CommandFailed, ExpectationFailed
+from sm120kit.core.errors import CommandFailed, ExpectationFailed, UnknownName
 from sm120kit.core.state import Workspace, require_disk
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin, resolver, wheelhouse
@@ -29,10 +31,15 @@ TORCH = "torch==2.13.0"
 DISK_BYTES = 8 * 10**9
 """For the engine's wheel, uv's cache and the environment: torch of the package index requires NVIDIA's libraries."""
 HEAVY = re.compile(
-    r"nvidia-|cuda-|torch|flash|b12x|quack|tilelang|tokenspeed|sglang-kernel|vllm$|sglang$|numba|llvmlite|opencv|scipy|pyarrow"
+    r"nvidia-|cuda-|torch|flash|b12x|quack|tilelang|tokenspeed|sglang-kernel|numba|llvmlite|opencv|scipy|pyarrow"
     r"|datasets|pandas|soundfile|timm|modelscope|decord|av$|supervisor|py-spy|kernels|networkx|airportsdata"
 )
 """Distributions that are left out: with code for GPUs, large and not imported by a parser, or dependencies of torch."""
+
+
+def is_light(distribution: str) -> bool:
+    """Whether a distribution is installed for a parser: the engine itself is unpacked instead."""
+    return not HEAVY.match(distribution) and engines.find(distribution) is None
 
 
 def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
@@ -42,19 +49,23 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
         NotEnoughDisk: the environment does not fit.
         FetchFailed, OfflineMiss: the engine's wheel cannot be fetched.
         CommandFailed: uv cannot create the environment, or the parser cannot be imported in it.
+        UnknownName: the engine has no parser.
         ExpectationFailed: the parser accepts an option that no engine has.
     """
-    workspace, engine = target.options.workspace, target.recipe.engine
+    workspace, engine = target.options.workspace, target.recipe.served_by
+    if engine.parser is None:
+        raise UnknownName(f"{engine.title} has no parser whose options can be recorded", "leave out --arguments")
     require_disk(workspace.root, DISK_BYTES, f"an environment for the argument parser of {target.recipe.name}")
-    control = [*(["--model-path"] if engine == "sglang" else []), "/model", "--no-such-option"]
+    control = [*engine.model_arguments("/model"), "--no-such-option"]
+    given = {"parser": inspect.getsource(engine.parser), "lines": {**lines, CONTROL: control}}
     with workspace.scratch() as scratch:
         wheels = unpack_engine(target, scratch / "engine")
-        light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if not HEAVY.match(wheel.name)]
+        light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if is_light(wheel.name)]
         with reporting.step(f"installing what the argument parser of {target.recipe.name} imports"):
             python = environment(scratch, light, workspace, target.options.origin)
         done = process.run(
-            [python, Path(__file__).with_name("parser_probe.py"), engine],
-            stdin=json.dumps({**lines, CONTROL: control}).encode(),
+            [python, Path(__file__).with_name("parser_probe.py")],
+            stdin=json.dumps(given).encode(),
             env={"PYTHONPATH": str(scratch / "engine"), "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""},
         )
     try:
@@ -64,9 +75,9 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
     if "--no-such-option" not in parsed["answers"].pop(CONTROL):
         raise ExpectationFailed(
             f"the argument parser of {target.recipe.name} accepts --no-such-option: its answers are void",
-            "the engine has another parser than src/sm120kit/wheels/parser_probe.py imports",
+            f"the engine has another parser than that of sm120kit.engines.{engine.name}",
         )
-    wheel = wheels[engine]
+    wheel = wheels[engine.name]
     text = record_text(target.recipe.name, {"filename": wheel.filename, "sha256": wheel.sha256}, parsed)
     return text, parsed["answers"]
 

@@ -62,9 +62,7 @@ class Engine:
         assert isinstance(target, targets.EngineTarget)
         wheels = parser_options.unpack_engine(target, scratch / "patched")
         parser_options.unpack_engine(target, scratch / "official", patched=False)
-        names = [
-            wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or not parser_options.HEAVY.match(wheel.name)
-        ]
+        names = [wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or parser_options.is_light(wheel.name)]
         self.scratch = scratch
         locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
         self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
