@@ -26,6 +26,7 @@ OTHER_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
     "patches/README.md": "patches.md",
+    "src/sm12x_lab/README.md": "lab/index.md",
     "tests/bench/README.md": "measurements/benchmarks.md",
 }
 """Pages outside docs/, and their paths on the site. Links to the README lead to docs/index.md."""
@@ -37,6 +38,8 @@ def main() -> None:
     """Write the source; exit with a message that lists broken links, and differences between pages and navigation."""
     shutil.rmtree(SITE, ignore_errors=True)
     pages = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    laboratory = ROOT / "src" / "sm12x_lab" / "docs"
+    pages |= {path: Path("lab") / path.relative_to(laboratory) for path in sorted(laboratory.rglob("*.md"))}
     pages |= {ROOT / source: Path(target) for source, target in OTHER_PAGES.items() if (ROOT / source).is_file()}
     broken: list[str] = []
     for source, target in pages.items():

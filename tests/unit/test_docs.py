@@ -67,7 +67,8 @@ def test_links_lead_to_every_page_from_the_readme_and_the_home_page() -> None:
         page = todo.pop()
         reached.add(page)
         todo |= {target for path, _ in links(page) if (target := (page.parent / path).resolve()) in PAGES} - reached
-    assert sorted(page.name for page in PAGES if (ROOT / "docs") in page.parents and page not in reached) == []
+    within = (ROOT / "docs", ROOT / "src" / "sm12x_lab")
+    assert sorted(page.name for page in PAGES if {*within} & {*page.parents} and page not in reached) == []
 
 
 def misplaced(page: Path) -> Iterator[str]:
@@ -206,7 +207,7 @@ class TestSite:
 
 @pytest.mark.parametrize("name", ["vllm-expert-scales", "b12x-moe-race", "flashinfer-b12x-micro-race"])
 def test_program_of_a_finding_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "findings" / f"{name}.md").read_text()
+    text = (ROOT / "src" / "sm12x_lab" / "docs" / "findings" / f"{name}.md").read_text()
     ((program, output),) = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", text, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == output

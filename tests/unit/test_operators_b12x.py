@@ -348,6 +348,6 @@ def test_receipt_without_the_patches_has_the_wrong_calls_that_the_finding_states
         "512 tokens, kernel dynamic",
         "72 tokens with the same experts, kernel static",
     ]
-    page = (data_root() / "docs" / "findings" / "b12x-moe-race.md").read_text()
+    page = (RECEIPTS.parent / "docs" / "findings" / "b12x-moe-race.md").read_text()
     assert all(f"**{error:.1f}**" in page for error in wrong.values())
     assert set(stock["faults"].values()) == {"detected"}

@@ -289,7 +289,7 @@ def test_receipt_of_the_groupwise_gemms(groupwise) -> None:  # type: ignore[no-u
         "group_gemm_fp8_nt_groupwise: one group x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN",
         "bmm_mxfp8: 3x60x256x512 bf16, cutlass",
         *(f"gemm_fp8_nt_groupwise: {limit}, which CUTLASS does not implement" for limit in limits),
-    }, "docs/findings/flashinfer-groupwise.md states these"
+    }, "src/sm12x_lab/docs/findings/flashinfer-groupwise.md states these"
     others = [name for name in rows["refused"] if not name.startswith("mm_mxfp8")]
     assert len(others) == 8 and all("groups x" in name for name in others)
     backends = [name.rsplit(", ")[-1] for name in rows["refused"] if name not in others]

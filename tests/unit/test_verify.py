@@ -578,11 +578,15 @@ def test_printed_table_lists_limitations(bench: Bench, capsys: pytest.CaptureFix
     assert "unverified" not in capsys.readouterr().out
 
 
-# ---- the table of seeded faults in docs/verify.md
+# ---- the table of seeded faults in src/sm12x_lab/docs/kernels.md
 
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|").split("|"))
-    for line in (data_root() / "docs" / "verify.md").read_text().split("| class | fault |")[1].split("\n\n")[0].splitlines()[2:]
+    for line in (RECEIPTS.parent / "docs" / "kernels.md")
+    .read_text()
+    .split("| class | fault |")[1]
+    .split("\n\n")[0]
+    .splitlines()[2:]
 ]
 
 

@@ -1,7 +1,7 @@
 """The emulation on FlashInfer's CUTLASS: correct tiles pass, known wrong tiles fail, seeded faults are detected.
 
-docs/seeded-faults.md has a row for each seeded fault; the results of these tests must equal its table. Each tile takes most of
-a minute to compile.
+src/sm12x_lab/docs/seeded-faults.md has a row for each seeded fault; the results of these tests must equal its table. Each tile
+takes most of a minute to compile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sm120kit.kernels.records import Tile
 from sm120kit.sources import fetch
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "seeded-faults.md"
+PAGE = RECEIPTS.parent / "docs" / "seeded-faults.md"
 PUBLISHED = RECEIPTS / "negative" / "cutlass-published-effective-block-sf.patch"
 INCLUDE = "3rdparty/cutlass/include"
 MAINLOOP = "cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
