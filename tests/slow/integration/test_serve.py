@@ -42,7 +42,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[3]
 TOKEN = "hf_hunter2hunter2"
 SERVE = f"""cache="$HF_HOME/hub/models--{MODEL.replace("/", "--")}" # with the branch, which is not mounted
-mkdir -p "$cache/refs" && ln -sfn /model/snapshots "$cache/snapshots" && ls /model/snapshots | tr -d '\\n' > "$cache/refs/main"
+commit=$(ls /model/snapshots) && mkdir -p "$cache/refs" "$cache/snapshots" && printf %s "$commit" > "$cache/refs/main"
+cp -rL /model/snapshots/. "$cache/snapshots"
 exec {sys.executable} -m transformers.cli.transformers serve {MODEL} --host 127.0.0.1 --port "$PORT" --device cpu"""
 DOCKER = """#!{python}
 import os, sys
