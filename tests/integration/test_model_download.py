@@ -143,6 +143,10 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
     with pytest.raises(NotEnoughDisk, match="GiB free"):
         download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
+    hub.files["config.json"] = _Huge()
+    with pytest.raises(NoModel, match=r"config.json cannot be read: it has more than 64 MiB"):
+        download.preview(download.plan(configurations.load(NAME), "", offline=False))
+    assert not hub.sent
 
 
 LAST = "model-00002-of-00002.safetensors"

@@ -9,6 +9,7 @@ the library are shown, as they could quote it.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 
 from sm120kit.core import errors, process, reporting
 from sm120kit.core.errors import CommandFailed, FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import MAX_FOUND_BYTES, parse_json, read_found
 from sm120kit.core.state import disk_errors, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 from sm120kit.serving import checkpoint
@@ -120,10 +121,12 @@ class _HubFiles:
     def content(self, name: str) -> bytes:
         if name not in self.sizes:
             raise FileNotFoundError(name)
+        if self.sizes[name] > MAX_FOUND_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_FOUND_BYTES >> 20} MiB", name)
         import huggingface_hub
 
         with disk_errors(_cache()), _hub_errors(self.repository, self.commit):
-            return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=self.commit)).read_bytes()
+            return read_found(Path(huggingface_hub.hf_hub_download(self.repository, name, revision=self.commit)))
 
     def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
         headers: dict[str, Future[dict[str, Tensor]]] = {name: Future() for name in names}
