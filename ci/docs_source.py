@@ -27,6 +27,7 @@ OTHER_PAGES = {
     "README.md": "index.md",
     "patches/README.md": "patches.md",
     "src/sm12x_lab/README.md": "lab/index.md",
+    "src/sm12x_lab/receipts/README.md": "lab/receipts.md",
     "tests/bench/README.md": "measurements/benchmarks.md",
 }
 """Pages outside docs/, and their paths on the site. Links to the README lead to docs/index.md."""
