@@ -390,8 +390,7 @@ def verify(
     """Run the checks of a local image against the properties that its labels and its recipe require.
 
     The image is in the state directory, or else in the container daemon. Without ``read_all``, hashes of files are those of
-    when their layers were unpacked, if that was in this state directory, and checks that pass without kernels are not run again
-    if they passed in an image that differs in kernels only.
+    when their layers were unpacked, if that was in this state directory.
     """
     store = EveryStore(workspace)
     image = store.find(reference)

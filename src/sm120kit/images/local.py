@@ -24,12 +24,11 @@ from typing import Any
 
 from sm120kit.core import process, sandbox
 from sm120kit.core.errors import BadArtifact, NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
-from sm120kit.core.state import Workspace, digest_of, disk_errors
-from sm120kit.images import kernel_free, namespaces, rootfs
+from sm120kit.core.state import Workspace, disk_errors
+from sm120kit.images import namespaces, rootfs
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.records import ContainerResult, Image, KernelFreeImage, start_settings
+from sm120kit.images.records import ContainerResult, Image, start_settings
 from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
-from sm120kit.images.wheels import VENV
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """``PATH`` of a container whose image sets none, as Docker has it."""
@@ -113,27 +112,7 @@ class LocalImages:
             NamespacesMissing: this system does not permit namespaces.
             BadArtifact: the image has no such user as it names.
         """
-        return self._run(image, self._layers(image), argv, files)
-
-    @contextmanager
-    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> Iterator[KernelFreeImage | None]:
-        """See :meth:`ImageStore.kernel_free`; its files exist while the block runs."""
-        layers, python = self._layers(image), self.find(image).labels.get("sm120kit.python", "")
-        with self._workspace.scratch() as directory, disk_errors(directory):
-            view = kernel_free.view(layers, f"{VENV}/lib/python{python}/site-packages", directory, keeps)
-            if view is None:
-                yield None
-                return
-            settings = {key: value for key, value in self.settings(image).items() if key != "Labels"}
-            yield KernelFreeImage(
-                digest_of([view.digest, settings]), lambda argv, files: self._run(image, view.layers, argv, files)
-            )
-
-    def _run(
-        self, image: str, layers: Sequence[UnpackedLayer], argv: Sequence[str], files: Mapping[str, bytes]
-    ) -> ContainerResult:
-        """Run a program as by :meth:`run` in the files of ``layers``."""
-        with self._container(image, files, layers) as container:
+        with self._container(image, files) as container:
             runtime, command = _isolated(container, argv)
             variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
             done = process.run(command, env=variables, check=False, tied=True)
@@ -244,14 +223,9 @@ class LocalImages:
         return rootfs.layers(self.layout, self._manifest(image).digest, self._workspace)
 
     @contextmanager
-    def _container(
-        self, image: str, files: Mapping[str, bytes], layers: Sequence[UnpackedLayer] | None = None
-    ) -> Iterator[_Container]:
-        """A container of an image with its own ``/tmp`` and home directory, which are removed with the block.
-
-        ``layers`` are in place of the image's.
-        """
-        layers, settings = layers or self._layers(image), self.settings(image)
+    def _container(self, image: str, files: Mapping[str, bytes]) -> Iterator[_Container]:
+        """A container of an image with its own ``/tmp`` and home directory, which are removed with the block."""
+        layers, settings = self._layers(image), self.settings(image)
         user = rootfs.user_of(layers, settings.get("User", ""))
         env = dict(variable.partition("=")[::2] for variable in settings.get("Env") or ())
         env = {"PATH": DEFAULT_PATH, "HOSTNAME": "sm120kit", "HOME": user["home"]} | env

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -169,21 +169,6 @@ class ContainerResult:
     runtime: str = "docker"
 
 
-@dataclass(frozen=True)
-class KernelFreeImage:
-    """A view of an image without its kernels, see :mod:`sm120kit.images.kernel_free`.
-
-    ``digest`` covers all that a program in it can read, and ``run`` runs one as by :meth:`ImageStore.run`.
-    """
-
-    digest: str
-    run: Callable[[Sequence[str], Mapping[str, bytes]], ContainerResult]
-
-    def python(self, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
-        """Run a Python program; ``argv`` are the arguments of Python."""
-        return self.run(["python3", *argv], files)
-
-
 class ImageFiles(Protocol):
     """The files of an image as an archive, which can be read once, front to back."""
 
@@ -229,10 +214,6 @@ class ImageStore(Protocol):
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``."""
-        ...
-
-    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> AbstractContextManager[KernelFreeImage | None]:
-        """A view of an image, see :mod:`sm120kit.images.kernel_free`; None if the store or the image has none."""
         ...
 
     def owners(self, image: str) -> dict[str, str] | None:

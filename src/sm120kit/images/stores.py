@@ -12,7 +12,7 @@ from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissin
 from sm120kit.core.state import Workspace
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
-from sm120kit.images.records import ContainerResult, Image, ImageFiles, ImageStore, KernelFreeImage
+from sm120kit.images.records import ContainerResult, Image, ImageFiles, ImageStore
 
 
 class EveryStore:
@@ -78,10 +78,6 @@ class EveryStore:
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, by the store that has it."""
         return self._of(image).run(image, argv, files)
-
-    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> AbstractContextManager[KernelFreeImage | None]:
-        """See :meth:`ImageStore.kernel_free`."""
-        return self._of(image).kernel_free(image, keeps)
 
     def owners(self, image: str) -> dict[str, str] | None:
         """See :meth:`ImageStore.owners`."""

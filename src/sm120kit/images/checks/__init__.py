@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.state import Workspace, digest_of, file_sha256, read_record, write_record
 from sm120kit.images import b12x
 from sm120kit.images.context import built_locally, context_of
-from sm120kit.images.kernel_free import VIEWS
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheels import VENV
 from sm120kit.kernels.cubin import matching, read
@@ -45,9 +44,6 @@ NEEDS_GPU = {
 MODULES_REQUESTED, REQUESTED = "modules_requested", "modules requested"
 """The check of an engine that looks up FlashInfer's modules, and its fact that lists them: ``name (use, use); name (use)``."""
 
-OTHER_IMAGES = "results of images with the same files but for kernels"
-"""The fact that names checks which were not run again, and the image that passed them."""
-
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
 
@@ -68,8 +64,6 @@ class ExpectedImage:
     the kernels of b12x that are compiled into the image.
 
     ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
-
-    ``part`` is the view of the image in which the checks run, empty for the whole image; see ``suites/run.py``.
 
     ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
     code; ``machine`` is the image's, as in markers of requirements.
@@ -100,17 +94,8 @@ class ExpectedImage:
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict, repr=False)
-    part: str = ""
     foreign: str = ""
     machine: str = ""
-
-
-@dataclass(frozen=True)
-class KernelFreeResults:
-    """Results of the checks that passed in a kernel-free view, those of one image: lines of ``suites/run.py``."""
-
-    image: str
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -164,15 +149,12 @@ def verify(
 ) -> CheckReport:
     """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
 
-    If hashes of files are in ``expected``, checks that pass without kernels do not run again for an image whose kernel-free
-    view is that of an image that passed them. ``native`` runs those of an image for another machine; such an image gets
-    neither record nor tag.
+    ``native`` runs those of an image for another machine; such an image gets neither record nor tag.
     """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
     checks: list[Check] = []
     facts: dict[str, str] = {}
-    kept = workspace.cache / "checks" if expected.digests else None
-    inside = [*_inside(image, names, expected, store, kept, native)]
+    inside = [*_inside(image, names, expected, store, native)]
     for check, reported in [*inside, *_modules_ahead(inside, expected), *_outside(image, expected, store, workspace)]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
@@ -215,55 +197,24 @@ def _inside(
     names: tuple[str, ...],
     expected: ExpectedImage,
     store: ImageStore,
-    kept: Path | None,
     native: RunChecks | None,
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks inside a container. Yields each with the facts that it reported.
-
-    With a directory ``kept``, checks that pass in a view of the image without its kernels run in that view, and their results
-    are kept there; those of an image with the same view are used instead. Without one, all run in the whole image.
-    """
-
-    def run(runner: RunChecks, expected: ExpectedImage, **others: object) -> ContainerResult:
-        files = {f"checks/{name}": path.read_bytes() for name, path in _files(expected.kind).items()}
-        files["checks/expected.json"] = json.dumps({**expected.__dict__, **others}).encode()
-        return runner(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+    """Run the checks inside a container. Yields each with the facts that it reported."""
 
     def whole(argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         return store.run(image.id, ["python3", *argv], files)
 
-    earlier: list[KernelFreeResults] = []
     with reporting.step(f"checking {image.canonical_name or image.id}"):
-        owners, results = store.owners(image.id), []
-        covered: list[str] = []
-        for part, keeps in VIEWS.items():
-            if kept is None or native is not None or "engine" not in names:
-                break
-            with store.kernel_free(image.id, keeps) as view:
-                if view is None:
-                    continue
-                covered.append(part)
-                properties = kernel_free(expected, part)
-                record = kept / f"{digest_of([view.digest, suite_digest(expected.kind), properties])}.json"
-                if (known := _earlier_results(record)) is not None:
-                    earlier.append(known)
-                    continue
-                results.append(run(view.python, properties))
-                _keep_results(record, image, results[-1])
-        results.insert(0, run(native or whole, expected, owners=owners, elsewhere=covered))
-    for text in [line for result in results for line in result.stdout.splitlines()]:
+        files = {f"checks/{name}": path.read_bytes() for name, path in _files(expected.kind).items()}
+        files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
+        result = (native or whole)(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+    for text in result.stdout.splitlines():
         yield _parsed(text)
-    messages = [line for result in results for line in result.stderr.strip().splitlines()]
-    for result in results:
-        if result.code != 0:
-            last = (result.stderr.strip().splitlines() or ["no message"])[-1]
-            yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
-    facts = {"runtime": results[0].runtime}
-    for known in earlier:
-        parsed = [_parsed(text) for text in known.lines]
-        yield from parsed
-        reused = f"{', '.join(f'{check.suite}/{check.name}' for check, _ in parsed)}: those of {known.image}"
-        facts[OTHER_IMAGES] = "; ".join(filter(None, (facts.get(OTHER_IMAGES), reused)))
+    messages = result.stderr.strip().splitlines()
+    if result.code != 0:
+        last = (messages or ["no message"])[-1]
+        yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
+    facts = {"runtime": result.runtime}
     yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
 
 
@@ -274,49 +225,6 @@ def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
         return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
     except (ValueError, KeyError, TypeError):
         return _failed("output", f"unexpected output: {text}"), {}
-
-
-def kernel_free(expected: ExpectedImage, part: str) -> ExpectedImage:
-    """What checks in a view require: nothing of the kernels, and the public version of FlashInfer."""
-
-    def public(version: str) -> str:
-        return version.partition("+sm120kit.")[0]
-
-    distributions = {
-        name: public(version) if name == "flashinfer-python" else version for name, version in expected.distributions.items()
-    }
-    return replace(
-        expected,
-        version=public(expected.version),
-        commit="",
-        tree="",
-        plan="",
-        patches=(),
-        modules=(),
-        generators=(),
-        kernels={},
-        b12x={},
-        digests={},
-        distributions=distributions,
-        complete=False,
-        part=part,
-    )
-
-
-def _earlier_results(record: Path) -> KernelFreeResults | None:
-    """The results of another image in a record; None if there is none that can be read."""
-    try:
-        return read_record(KernelFreeResults, record)
-    except (OSError, BadRecord):
-        return None
-
-
-def _keep_results(record: Path, image: Image, result: ContainerResult) -> None:
-    """Write the results of checks in a kernel-free view, if none of them failed."""
-    lines = tuple(result.stdout.splitlines())
-    passed = all(_parsed(line)[0].verdict is not CheckResult.FAILED for line in lines)
-    if lines and passed and result.code == 0 and not result.stderr.strip():
-        write_record(record, KernelFreeResults(image.id, lines))
 
 
 def _outside(

@@ -147,10 +147,6 @@ class Daemon:
                 unpack(packed, into, image)
         return True
 
-    def kernel_free(self, image: str, keeps: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
-        """The daemon runs programs in whole images only."""
-        return contextlib.nullcontext()
-
     def owners(self, image: str) -> None:
         """Programs in a container detect the owners of files."""
 

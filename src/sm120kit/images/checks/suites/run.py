@@ -8,10 +8,6 @@ reported as a fact.
 Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
 
-Checks in ``WITHOUT_KERNELS`` and ``WITH_SOURCES`` of their suite pass in views of an image, see sm120kit.images.kernel_free.
-``part`` in expected.json is the name of a view, in which only its checks run; ``elsewhere`` are the views whose checks do not
-run in the whole image.
-
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
 which run no code of the image.
@@ -106,13 +102,6 @@ def require_native(name, suite, expected):
         raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
 
 
-def belongs(name, module, expected):
-    """Whether a check is to be run: those of a view in it, or in the whole image if the view is not ``elsewhere``."""
-    parts = {"without kernels": "WITHOUT_KERNELS", "with sources": "WITH_SOURCES"}
-    part = next((part for part, names in parts.items() if name in getattr(module, names, ())), "")
-    return part == expected["part"] if expected.get("part") else part not in expected.get("elsewhere", ())
-
-
 def run(suite, check, expected):
     """Run a check. Returns its JSON line and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
@@ -186,9 +175,8 @@ def main():
     for directory in directories:
         module, suite = load_suite(directory / "checks.py"), directory.name
         for name in [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]:
-            if belongs(name, module, expected):
-                beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
-                (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
+            beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
+            (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
     for suite, check in in_beside[only] if only else checks:
         line, unexpected = run(suite, check, expected)

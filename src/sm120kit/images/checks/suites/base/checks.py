@@ -41,9 +41,6 @@ STATIC = (
 BESIDE = ("imports_without_left_out",)
 """Checks that run in a process of their own beside the others."""
 
-WITHOUT_KERNELS = ("imports_without_left_out",)
-"""Checks that pass in the view of an image without FlashInfer's kernels."""
-
 
 def normal(name):
     """The normalized name of a distribution, as in locks (PEP 503)."""

@@ -22,9 +22,6 @@ STATIC = ("environment", "serve_command")
 BESIDE = ("compiles_at_run_time",)
 """Checks that run in a process of their own beside the others."""
 
-WITHOUT_KERNELS = ("backends",)
-"""Checks that pass in the view of an image without FlashInfer's kernels."""
-
 PROBE = """
 #include <cuda_runtime.h>
 #include <tvm/ffi/function.h>

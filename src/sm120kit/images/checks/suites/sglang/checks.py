@@ -29,12 +29,6 @@ from checks_engine import (
 BESIDE = ("command", "modules_requested")
 """Checks that run in a process of their own beside the others."""
 
-WITHOUT_KERNELS = ("extensions", "uses_our_flashinfer", "command", "arguments")
-"""Checks that pass in the view of an image without FlashInfer's kernels."""
-
-WITH_SOURCES = ("modules_requested",)
-"""Checks that read the sources of FlashInfer's modules, and none of their headers."""
-
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
 """Suffixes of extensions for this Python. A library that is not an extension has no tag."""
 

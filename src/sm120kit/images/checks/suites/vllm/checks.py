@@ -30,12 +30,6 @@ from checks_engine import (
 BESIDE = ("command", "modules_requested")
 """Checks that run in a process of their own beside the others."""
 
-WITHOUT_KERNELS = ("extensions", "fp4_support", "uses_our_flashinfer", "command", "arguments")
-"""Checks that pass in the view of an image without FlashInfer's kernels."""
-
-WITH_SOURCES = ("modules_requested",)
-"""Checks that read the sources of FlashInfer's modules, and none of their headers."""
-
 TUNED = ("fp4_gemm_cutlass_sm120", "fused_moe_120", "gemm", "gemm_sm120")
 """Modules of FlashInfer whose tactics its autotuner measures. vLLM runs it when a server starts."""
 
