@@ -16,8 +16,10 @@ COPY --from=locked /overlay/ /
 COPY --from=toolkit /toolkit/ /
 COPY --from=ours /overlay/ /
 # Our modules need libcudart.so.13 where torch brings that of CUDA 12: /opt/cuda/lib has libraries of CUDA 13 only by names that
-# those of CUDA 12 do not have. All caches lie in the user's home.
+# those of CUDA 12 do not have. All caches lie in the user's home, also where a container runs as a user whom the image does not name.
 ENV PATH=/opt/venv/bin:${PATH} \
+    HOME=/home/sm120kit \
+    USER=sm120kit \
     CUDA_HOME=/opt/cuda \
     LD_LIBRARY_PATH=/opt/cuda/lib \
     NVIDIA_VISIBLE_DEVICES=all

@@ -7,6 +7,8 @@ COPY --from=ours /overlay/ /
 # The patched version is X+sm120kit.N, and flashinfer-cubin, where an engine brings it, insists on X. There is no compiler here,
 # so a module that was not compiled ahead fails at once and by name.
 ENV PATH=/opt/venv/bin:${PATH} \
+    HOME=/home/sm120kit \
+    USER=sm120kit \
     FLASHINFER_DISABLE_JIT=1 \
     FLASHINFER_DISABLE_VERSION_CHECK=1 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

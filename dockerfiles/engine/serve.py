@@ -5,10 +5,14 @@ Without an NVIDIA driver the engines end in a traceback when they are imported, 
 
 Kernels of b12x that were compiled with the image are added to b12x's cache, which is a volume or memory: what the image has in
 its place is hidden.
+
+The pages of the engines mount caches below ``/root``, such as ``-v ~/.cache/huggingface:/root/.cache/huggingface``. The home directory
+of this image's user gets links to such mounts, or the container ends with the mount that works.
 """
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 from importlib import metadata
@@ -17,6 +21,7 @@ from pathlib import Path
 ENGINES = ("vllm", "sglang")
 HELP = Path(__file__).with_name("help.txt")
 B12X_ENTRIES = Path(__file__).parent / "b12x" / "entries"
+MOUNTS, ROOT_HOME = Path("/proc/self/mountinfo"), Path("/root")
 
 
 def has_driver():
@@ -55,6 +60,31 @@ def add_b12x_entries():
         print(f"warning: {directory}: {error.strerror}: b12x compiles its kernels at first use", file=sys.stderr)
 
 
+def mounts(below):
+    """The mount points below a directory, outermost first."""
+    points = [line.split()[4] for line in MOUNTS.read_text().splitlines()]
+    points = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point) for point in points]
+    return sorted(Path(point) for point in points if Path(point).is_relative_to(below))
+
+
+def link_mounts():
+    """Link what is mounted below ``/root`` into the home directory. Ends with the reason if that is not possible."""
+    home = Path.home()
+    for source in mounts(ROOT_HOME) if home != ROOT_HOME else ():
+        target = home / source.relative_to(ROOT_HOME)
+        try:
+            os.listdir(source)
+            if not (target.exists() and target.samefile(source)):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if target.is_dir():
+                    target.rmdir()  # only if it is empty
+                target.symlink_to(source)
+        except OSError as error:
+            print(f"error: {source} is mounted, and this container cannot use it: {error.strerror}", file=sys.stderr)
+            print(f"hint: docker run -v DIRECTORY:{target}; and --user $(id -u):0 if it is not readable for all", file=sys.stderr)
+            sys.exit(1)
+
+
 def answer(argv):
     """Print help, version, or why nothing is served; returns the exit code."""
     if any(argument == "-h" or argument.partition("=")[0] == "--help" for argument in argv):
@@ -71,5 +101,6 @@ def answer(argv):
 if __name__ == "__main__":
     if not has_driver():
         sys.exit(answer(sys.argv[1:]))
+    link_mounts()
     add_b12x_entries()
     os.execvp(sys.argv[1], sys.argv[1:])  # the server is this process, with its signals and its exit code

@@ -69,6 +69,8 @@ def test_image_has_the_files_and_settings_of_the_dockerfile(small: SmallImage) -
     settings = config["config"]
     assert settings["Env"] == [
         "PATH=/opt/venv/bin:/usr/bin:/bin",
+        "HOME=/home/sm120kit",
+        "USER=sm120kit",
         "CUDA_HOME=/opt/cuda",
         "LD_LIBRARY_PATH=/opt/cuda/lib",
         "NVIDIA_VISIBLE_DEVICES=all",
@@ -84,7 +86,9 @@ def test_image_has_the_files_and_settings_of_the_dockerfile(small: SmallImage) -
     assert entries["opt/venv/bin/python3"].linkname == "/usr/bin/python3" and entries["opt/venv/lib64"].linkname == "lib"
     assert "home = /usr/bin\n" in content(small.layout, image.layers, "opt/venv/pyvenv.cfg").decode()
     assert small.directory.name not in content(small.layout, image.layers, "opt/venv/bin/activate").decode()
-    assert (entries["home/sm120kit"].uid, entries["home/sm120kit"].gid) == (1000, 1000)
+    home = entries["home/sm120kit"]
+    assert (home.uid, home.gid, home.mode) == (1000, 0, 0o775)
+    assert entries["root"].mode == 0o711
     assert b"sm120kit:x:1000:1000:" in content(small.layout, image.layers, "etc/passwd")
     assert content(small.layout, image.layers, "opt/venv/bin/serve").decode() == (
         "#!/opt/venv/bin/python\nimport sys\nfrom engine.cli import main\nif __name__ == '__main__':\n"
@@ -445,10 +449,28 @@ def test_pattern_of_a_file_left_out_must_match(small: SmallImage) -> None:
             small.assemble()
 
 
+def test_large_file_that_a_wheel_has_twice_is_written_once(small: SmallImage) -> None:
+    library = bytes(range(256)) * (wheels.LINKED_BYTES // 256)
+    small.files["other"] |= {f"other/libx.so{end}": library for end in ("", ".1", ".1.2")} | {
+        "other/small.so": b"1",
+        "other/same.so": b"1",
+    }
+    image, _ = small.assemble()
+    entries = {name.rpartition("/")[2]: entry for name, entry in tree(small.layout, image.layers).items() if "/other/" in name}
+    assert sorted(name for name, entry in entries.items() if entry.islnk()) == ["libx.so.1", "libx.so.1.2"]
+    assert content(small.layout, image.layers, entries["libx.so.1.2"].name) == library
+
+
 def test_settings_of_a_dockerfile() -> None:
     text = (data_root() / "dockerfiles" / "flashinfer.Dockerfile").read_text()
     config = image_settings(text, {"Env": ["PATH=/bin", "B=1"], "Cmd": ["bash"], "Labels": {"of": "base"}})
-    assert config["Env"][:3] == ["PATH=/opt/venv/bin:/bin", "B=1", "FLASHINFER_DISABLE_JIT=1"]
+    assert config["Env"][:5] == [
+        "PATH=/opt/venv/bin:/bin",
+        "B=1",
+        "HOME=/home/sm120kit",
+        "USER=sm120kit",
+        "FLASHINFER_DISABLE_JIT=1",
+    ]
     assert config["Cmd"] == ["python"] and config["Labels"] == {"of": "base"}
     assert image_settings('ENTRYPOINT ["a"]\nENV A="x \\$B ${B}" C=$B', {"Env": ["B=2"], "Cmd": ["b"]}) == {
         "Env": ["B=2", "A=x $B 2", "C=2"],

@@ -21,6 +21,8 @@ from sm120kit.core.errors import BadKey, NotAttested, NotSigned
 from sm120kit.core.state import file_sha256
 from sm120kit.images import attestation
 from sm120kit.images.attestation import signature
+from sm120kit.images.attestation.base_packages import BasePackage
+from sm120kit.images.attestation.origins import UNKNOWN, Origin, of_debian_package, of_wheel
 from sm120kit.images.diff.labels import label_changes
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.sources.records import LockedWheel
@@ -142,6 +144,53 @@ def test_sbom_wheel_has_a_purl_with_file_name(tmp_path: Path) -> None:
     torch = component(sbom(tmp_path), "torch")
     assert torch["purl"] == f"pkg:pypi/torch@2.13.0?file_name={TORCH.filename}"
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}] and "pedigree" not in torch
+
+
+METADATA = "Metadata-Version: 2.4\nName: x\nVersion: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "origin"),
+    [
+        ("License-Expression: MIT OR Apache-2.0\nAuthor: A", Origin("MIT OR Apache-2.0", (), "A")),
+        ("License: Apache 2.0\nAuthor-email: Team X <x@example.org>", Origin("", ("Apache 2.0",), "Team X")),
+        (f"License: {'long ' * 30}\nMaintainer: M\nAuthor: A", Origin("", (), "M")),
+        (
+            "License: BSD\nClassifier: License :: OSI Approved :: BSD License\nClassifier: License :: OSI Approved",
+            Origin("", ("BSD License",), ""),
+        ),
+        ("License: UNKNOWN\nAuthor: UNKNOWN\nAuthor-email: x@example.org", Origin("", (), "x@example.org")),
+        ("Summary: s", UNKNOWN),
+    ],
+)
+def test_origin_of_a_wheel_is_what_its_metadata_states(fields: str, origin: Origin) -> None:
+    assert of_wheel(f"{METADATA}{fields}\n\nLicense: in the description") == origin
+
+
+def test_origin_of_a_debian_package_is_in_its_copyright_file() -> None:
+    readable = "Format: https://x\n\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: a\nLicense: MIT\n\nLicense: MIT\n text\n"
+    assert of_debian_package("D", readable) == Origin("", ("GPL-2+", "MIT"), "D")
+    prose = "It is under the GPL, see `/usr/share/common-licenses/GPL-3', and /usr/share/common-licenses/LGPL-2.1."
+    assert of_debian_package("", prose) == Origin("", ("GPL-3", "LGPL-2.1"), "")
+    assert of_debian_package("", "") == UNKNOWN
+
+
+def test_sbom_has_licences_and_suppliers(tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    wheels = [*CONTEXT.locked, *(built.wheel for built in CONTEXT.ours)]
+    package = BasePackage("dash", "1", "amd64", "debian-12", "", Origin("", ("GPL-2+", "MIT"), "Debian"))
+    stated = {wheels[0].filename: Origin("MIT OR Apache-2.0", (), "A"), wheels[-1].filename: Origin("no SPDX", (), "")}
+    attestation.write(ENTRY, CONTEXT, tmp_path, None, [package], stated)
+    (path,) = tmp_path.glob("*.cdx.json")
+    bill = json.loads(path.read_text())
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(path.read_text()) is None
+    first = component(bill, wheels[0].name)
+    assert first["licenses"] == [{"expression": "MIT OR Apache-2.0"}] and first["supplier"] == {"name": "A"}
+    assert component(bill, wheels[-1].name)["licenses"] == [{"license": {"name": "no SPDX"}}]
+    (dash,) = next(part for part in bill["components"] if part["bom-ref"] == "base")["components"]
+    assert sorted(str(each["license"]) for each in dash["licenses"]) == ["{'id': 'MIT'}", "{'name': 'GPL-2+'}"]
 
 
 def test_sbom_wheel_of_ours_has_pedigree_with_source_and_patches(tmp_path: Path) -> None:

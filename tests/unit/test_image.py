@@ -24,6 +24,7 @@ from sm120kit.core.errors import (
     BadIndex,
     HashMismatch,
     NoSuchImage,
+    NotEnoughDisk,
     NotVerified,
     ToolchainUnsuitable,
     UnknownName,
@@ -36,6 +37,7 @@ from sm120kit.images.index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
+from sm120kit.sources.origin import Origin
 from sm120kit.sources.records import LockedWheel
 
 BASE = f"debian@sha256:{'a' * 64}"
@@ -404,6 +406,22 @@ def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.M
     assert [image["digest"] for image in json.loads(listed.stdout)] == [entry.digest]
     absent = CliRunner().invoke(app, ["image", "list", "--remote", "--index", str(tmp_path / "absent")])
     assert isinstance(absent.exception, BadIndex)
+
+
+def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp_path: Path) -> None:
+    workspace = Workspace.open(tmp_path)
+    free = shutil.disk_usage(tmp_path).free
+    wheel = LockedWheel("a", "1", "a-1-py3-none-any.whl", "a" * 64)
+    closure = Closure("manylinux_2_35_x86_64", "3.11", (wheel,), "")
+    workspace.cache.mkdir(parents=True, exist_ok=True)
+    (workspace.cache / "wheel-sizes.json").write_text(json.dumps({"bytes": {wheel.sha256: free // 2}}))
+    options = Options(workspace, origin=Origin(offline=True))
+    with pytest.raises(NotEnoughDisk, match=r"the image of vllm-0\.33\.0 needs"):  # the wheel alone would fit
+        delivery.prepare(ImageRequest(), recipes.load_engine("vllm-0.33.0"), closure, options)
+    assert not workspace.downloads.exists() and not (tmp_path / "bases").exists()
+    (workspace.downloads / wheel.sha256).mkdir(parents=True)
+    (workspace.downloads / wheel.sha256 / wheel.filename).touch()
+    assert delivery.missing_bytes("debian@sha256:" + "5" * 64, closure, options) == 0, "nothing is to be fetched"
 
 
 def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,6 +376,23 @@ def test_base_file_of_which_the_wheels_record_is_wrong_is_reported(tree: tuple[A
         base.check_files({"wrong_record": {"one": ["one.*"]}})
 
 
+def test_large_file_that_a_wheel_has_twice_must_be_hard_links(tree: tuple[Any, Path]) -> None:
+    base, site = tree
+    content = bytes(base.LARGE)
+    (info,) = site.glob("*.dist-info")
+    for name in ("libx.so", "libx.so.1"):
+        (site / name).write_bytes(content)
+    with (info / "RECORD").open("a") as record:
+        record.writelines(
+            f"\n{name},sha256={hash_of(content)},{len(content)}" for name in ("libx.so", "libx.so.1", "absent.so")
+        )
+    with pytest.raises(AssertionError, match=r"libx\.so and .*libx\.so\.1"):
+        base.check_duplicates({"linked": True})
+    (site / "libx.so").unlink()
+    (site / "libx.so").hardlink_to(site / "libx.so.1")
+    assert base.check_duplicates({"linked": True}) == {"large files": "1"}
+
+
 def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
     """Such a name is not importable, but compileall compiles the file."""
     base, site = tree

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,50 @@ def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> N
     child = start(image, sys.executable, "-c", "print('serving')", driver=driver)
     out, err = child.communicate()
     assert out == "serving\n" and err.startswith("warning: ") and "b12x compiles its kernels at first use" in err
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+    """The entrypoint in a container with a mount below the home directory of root, and that mount."""
+    spec = importlib.util.spec_from_file_location("serve", ROOT / "dockerfiles" / "engine" / "serve.py")
+    assert spec and spec.loader
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    source = tmp_path / "root" / ".cache" / "hugging face"
+    source.mkdir(parents=True)
+    (source / "model").touch()
+    points = [tmp_path / "proc", source, tmp_path / "rooted" / "x"]
+    lines = [f"22 1 0:1 / {str(point).replace(' ', chr(92) + '040')} rw - ext4 /dev/sda rw\n" for point in points]
+    (tmp_path / "mountinfo").write_text("".join(lines))
+    monkeypatch.setattr(serve, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(serve, "ROOT_HOME", tmp_path / "root")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return serve, source
+
+
+def test_mount_below_the_home_of_root_is_that_of_the_user(mounted: tuple[Any, Path], tmp_path: Path) -> None:
+    serve, source = mounted
+    (tmp_path / "home" / ".cache" / source.name).mkdir(parents=True)
+    for _ in range(2):  # a container that is started again has the link
+        serve.link_mounts()
+        assert (tmp_path / "home" / ".cache" / source.name / "model").samefile(source / "model")
+
+
+@pytest.mark.parametrize("problem", ["file in the way", "no directory"])
+def test_mount_that_the_user_cannot_use_is_refused(
+    mounted: tuple[Any, Path], tmp_path: Path, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve, source = mounted
+    target = tmp_path / "home" / ".cache" / source.name
+    if problem == "file in the way":
+        target.mkdir(parents=True)
+        (target / "kept").touch()
+    else:
+        shutil.rmtree(source)
+    with pytest.raises(SystemExit) as ended:
+        serve.link_mounts()
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and str(source) in error and f":{target}" in error and target.is_dir() == target.exists()
 
 
 def test_help_of_a_recipe_without_recorded_options() -> None:

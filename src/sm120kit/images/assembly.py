@@ -29,7 +29,7 @@ from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.images.wheels import VENV, Exceptions, WheelContents
 from sm120kit.sources.records import LockedWheel
 
-FORMAT = 2
+FORMAT = 3
 """Version of what this module writes; part of the inputs of each layer."""
 
 MAX_ALONE = 30
@@ -449,7 +449,9 @@ def _write_user(layer: LayerWriter, files: Mapping[str, str]) -> None:
     for path, text in sorted(files.items()):
         content = text.encode()
         layer.file(path, [content], len(content))
-    layer.directory("home/sm120kit", uid=1000, gid=1000)
+    for path in ("home/sm120kit", "home/sm120kit/.cache"):
+        layer.directory(path, uid=1000, gid=0, mode=0o775)  # any user of group 0 may write there
+    layer.directory("root", mode=0o711)  # the pages of the engines mount caches below it
 
 
 def _write(

@@ -27,6 +27,7 @@ from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH, UNFIT, max_unpacked_bytes
 from sm120kit.core.errors import BadRecord, UnsafeArchive
 from sm120kit.core.state import (
+    Workspace,
     digest_of,
     disk_errors,
     mark_used,
@@ -117,6 +118,15 @@ def image_base(base: bases.Base, machine: str, layout: Layout, options: Options)
     return made.image_base(python((runs_here or made).root))
 
 
+BYTES_PER_PACKED = 8
+"""Disk space for each byte of a base's packages: packages, files, layer."""
+
+
+def is_assembled(base: bases.Base, machine: str, workspace: Workspace) -> bool:
+    """Whether the files of a base are in the state directory."""
+    return (workspace.root / "bases" / directory_name(base, machine)).is_dir()
+
+
 def base_layer(base: bases.Base, machine: str, layout: Layout, options: Options) -> BaseLayer:
     """The layer of a base for a machine (``x86_64``, ``aarch64``) and its unpacked files, created if they do not exist.
 
@@ -139,7 +149,7 @@ def base_layer(base: bases.Base, machine: str, layout: Layout, options: Options)
     with workspace.exclusive(target.name), reporting.step(f"assembling the base {base.name} for {machine}"):
         if (made := _read(target, layout)) is not None:
             return made
-        require_disk(workspace.root, 8 * sum(package.size for package in packages), f"the base {base.name}")
+        require_disk(workspace.root, BYTES_PER_PACKED * sum(package.size for package in packages), f"the base {base.name}")
         shutil.rmtree(target, ignore_errors=True)  # its layer was removed
         with publish_directory(target) as directory, disk_errors(directory):
             root = directory / "root"

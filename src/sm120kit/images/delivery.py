@@ -44,6 +44,11 @@ LEFT_OUT = {
 }
 """Requirements of FlashInfer that an image of kind ``flashinfer`` may lack, with the reason."""
 
+_UNPACKED_RATIO = 2.3
+"""Bytes of layers for each byte of a wheel; 9.6 GB of 4.2 GB for vLLM 0.33.0. Layers are stored twice: packed, and as files."""
+_COMPILER_BYTES = 3 * 2**30
+"""For the compiler's wheels, packed and unpacked, and for source and wheel of FlashInfer."""
+
 CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patches", "wheels", "ours", "context", "reference")
 """Labels of every image that sm120kit builds."""
 
@@ -174,6 +179,7 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
     labels = {f"{contexts.LABEL}recipe": recipe.name, **_exceptions(recipe)}
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
+    require_disk(workspace.root, missing_bytes(base, closure, options), f"everything that the image of {recipe.name} needs")
     if base in bases.names():
         # Programs of an image for another machine do not run here; its checks run with this machine's base.
         _debian_base(base, _machine(closure), options)
@@ -195,6 +201,20 @@ def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recip
             context, image_base, lambda wheel: workspace.downloads / wheel.sha256 / wheel.filename, store.layout, workspace
         )
     require_disk(workspace.root, needed, "the layers of the image and its checks")
+
+
+def missing_bytes(base: str, closure: Closure, options: Options) -> int:
+    """The disk space that all steps of an image's build need for what is not fetched yet, before the first is fetched.
+
+    The sizes of wheels are those that their index states. Layers of wheels that are fetched are counted exactly, later.
+    """
+    workspace = options.workspace
+    machines = {_machine(closure), platform.machine()} if base in bases.names() else ()
+    absent = [machine for machine in machines if not base_layers.is_assembled(bases.load(base), machine, workspace)]
+    packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
+    wheels = sum(sources.sizes(sources.unfetched(closure.wheels, workspace), workspace, options.origin).values())
+    compiler = 0 if (workspace.cache / "toolchains").is_dir() else _COMPILER_BYTES
+    return int(base_layers.BYTES_PER_PACKED * packages + (1 + 2 * _UNPACKED_RATIO) * wheels) + (compiler if wheels else 0)
 
 
 def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
@@ -278,7 +298,7 @@ def _engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure)
         kind=recipe.engine,
         recipe=recipe.name,
         version=recipe.version,
-        labels={"sm120kit.build-id": build_id, "sm120kit.python": closure.python, **_exceptions(recipe)},
+        labels={"sm120kit.build-id": build_id, "sm120kit.python": closure.python, **_exceptions(recipe), **_overridden(recipe)},
         env={**recipe.env, "SM120KIT_PORT": str(recipe.served_by.port)},
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
@@ -336,6 +356,13 @@ def _exceptions(recipe: recipes.Recipe) -> dict[str, str]:
         for label, entries in tables
         if entries
     }
+
+
+def _overridden(recipe: recipes.EngineRecipe) -> dict[str, str]:
+    """The label that explains the conflicts that ``pip check`` reports in an image."""
+    overrides = recipe.environment.overrides
+    text = "; ".join(f"{name}=={override.version}: {override.reason}" for name, override in sorted(overrides.items()))
+    return {f"{contexts.LABEL}overridden": text} if text else {}
 
 
 def _build(
@@ -467,6 +494,7 @@ def expected(image: Image) -> checks.ExpectedImage:
         overridden=tuple(sorted(recipe.environment.overrides)) if recipe.delivers_image and recipe.environment else (),
         leave_out=contexts.patterns(exceptions, contexts.LEFT_OUT),
         wrong_record=contexts.patterns(exceptions, contexts.WRONG_RECORD),
+        linked=labels.get("builder") == "layers",
         imports=tuple(module for entry in recipe.leave_out for module in entry.imports),
         env=dict(recipe.env),
         serve=recipe.serve,
@@ -510,7 +538,7 @@ def publish(
     a statement keeps it unless it is to be signed.
     """
     from sm120kit.images import attestation, registry, transports
-    from sm120kit.images.attestation import base_packages
+    from sm120kit.images.attestation import base_packages, origins
 
     layout = Layout(workspace.root / "oci")
     transport = transports.transport_of(reference, layout, options.compression, report)
@@ -522,6 +550,7 @@ def publish(
         if entry.attested and not options.sign:
             return entry.attested
         packages = base_packages.installed(verified.image, store, workspace)
-        return attestation.write(entry, context, index.parent, options.sign, packages)
+        wheels = origins.of_wheels(verified.image, context, base_packages.reader(verified.image, store, workspace))
+        return attestation.write(entry, context, index.parent, options.sign, packages, wheels)
 
     return registry.publish(verified, repository, index, transport, attest)

@@ -53,6 +53,9 @@ if __name__ == '__main__':
 _WRITTEN_BY_PIP = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json")
 _RESERVED = re.compile(rf"{VENV}/(bin/(python[0-9.]*|activate.*|Activate.*)|pyvenv\.cfg|lib64(/.*)?)")
 _CHUNK = 2**20
+
+LINKED_BYTES = 2**16
+"""Size from which equal files of a wheel are hard links."""
 _DAMAGE = (
     OSError,
     EOFError,
@@ -151,7 +154,7 @@ class _Member(io.RawIOBase):
     """A file of a wheel, opened when it is first read, and if ``compared``, compared with RECORD at its end."""
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, record: tuple[str, str, str], compared: bool) -> None:
-        self._archive, self.info, self._compared = archive, info, compared
+        self._archive, self.info, self.compared = archive, info, compared
         self.path, self.recorded = record[0], record[1]
 
     def chunks(self) -> Iterator[bytes]:
@@ -161,7 +164,7 @@ class _Member(io.RawIOBase):
             BadArtifact: they do not have the hash of RECORD.
         """
         algorithm, _, expected = self.recorded.partition("=")
-        digest = hashlib.new(algorithm) if expected and self._compared else None
+        digest = hashlib.new(algorithm) if expected and self.compared else None
         with self._archive.open(self.info) as file:
             while chunk := file.read(_CHUNK):
                 if digest is not None:
@@ -258,7 +261,8 @@ class _Environment(WheelDestination):
                 digest, size = _recorded(content), str(len(content))
             self.write(target, [content], len(content), 0o755 if is_executable else 0o644, digest)
         else:
-            self.write(target, stream.chunks(), stream.info.file_size, 0o755 if is_executable else 0o644, digest)
+            stated = digest if stream.compared else ""
+            self.write(target, stream.chunks(), stream.info.file_size, 0o755 if is_executable else 0o644, stated)
         self._installed[stream.path] = (self._relative(target), digest, size)
         return RecordEntry(stream.path, None, None)
 
@@ -309,13 +313,17 @@ class _Listing(_Environment):
 
 
 class _LayerDestination(_Environment):
-    """Writes files into a layer, with the bytecode of Python files in ``lib``."""
+    """Writes files into a layer, with the bytecode of Python files in ``lib``.
+
+    A large file that the wheel has under several names, as libraries by their versions, is written once, with hard links.
+    """
 
     def __init__(self, wheel: LockedWheel, layer: LayerWriter, compiler: BytecodeCompiler, without: frozenset[str]) -> None:
         super().__init__(wheel, compiler.python)
         self._wheel = wheel
         self._layer, self._compiler, self._without = layer, compiler, without
         self._bytecode: dict[str, Future[bytes]] = {}
+        self._large: dict[tuple[str, int], str] = {}
 
     def write(self, path: str, chunks: Iterable[bytes], size: int, mode: int, digest: str) -> None:
         if _RESERVED.fullmatch(path):
@@ -326,6 +334,11 @@ class _LayerDestination(_Environment):
             source = b"".join(chunks)
             chunks = [source]
             self._bytecode[self._compiler.python.cached_path(path)] = self._compiler.compile(f"/{path}", source)
+        if digest and size >= LINKED_BYTES and path != (first := self._large.setdefault((digest, mode), path)):
+            for _ in chunks:  # compared with RECORD
+                pass
+            self._layer.hardlink(path, first, mode=mode)
+            return
         self._layer.file(path, chunks, size, mode=mode)
 
     def write_bytecode(self) -> None:

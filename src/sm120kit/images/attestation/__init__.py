@@ -9,15 +9,17 @@ single signature covers the entire entry of the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import read_input
 from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
 from sm120kit.images.attestation.base_packages import BasePackage
+from sm120kit.images.attestation.origins import Origin
 from sm120kit.images.records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.records import Artifact
 
@@ -48,17 +50,18 @@ def write(
     directory: Path,
     signer: Signer | None,
     packages: Sequence[BasePackage] = (),
+    wheels: Mapping[str, Origin] = MappingProxyType({}),
 ) -> Attestation:
     """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
 
-    ``packages`` are those of the base.
+    ``packages`` are those of the base, ``wheels`` what the wheels state by the names of their files.
 
     Raises:
         ToolchainMissing: the SBOM library is not installed.
         NotEnoughDisk, StateUnwritable: the files cannot be written.
     """
     name = entry.digest.replace(":", "-")
-    bill = sbom.document(context, entry.verified.image, entry.digest, packages)
+    bill = sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
     record = _artifact(f"{name}.cdx.json", bill)
     statement = provenance.statement(context, entry, record.sha256)
     if signer:

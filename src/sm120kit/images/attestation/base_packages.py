@@ -1,11 +1,14 @@
-"""Debian packages of the base of an image, read from dpkg's list in it."""
+"""Debian packages of the base of an image, read from dpkg's list and the copyright files in it."""
 
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 
+from sm120kit.core.errors import UnsafeArchive
 from sm120kit.core.state import Workspace
+from sm120kit.images.attestation.origins import UNKNOWN, Origin, Read, of_debian_package
 from sm120kit.images.records import Image, ImageStore
 from sm120kit.recipes import bases
 
@@ -22,6 +25,7 @@ class BasePackage:
     architecture: str
     system: str
     sha256: str = ""
+    origin: Origin = UNKNOWN
 
 
 def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[BasePackage, ...]:
@@ -32,7 +36,8 @@ def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[Ba
     base = store.base_of(image)
     if base is None:
         return ()
-    status, described = (_read(base, path, store, workspace) for path in (_STATUS, _SYSTEM))
+    read = reader(base, store, workspace)
+    status, described = map(read, (_STATUS, _SYSTEM))
     settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
     system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
     name = image.labels.get("org.opencontainers.image.base.name", "")
@@ -43,12 +48,18 @@ def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[Ba
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if line[:1].isalpha() and ": " in line)
         key = fields.get("Package", ""), fields.get("Version", ""), fields.get("Architecture", "")
         if fields.get("Status", "").endswith(" installed"):
-            packages.append(BasePackage(*key, system, files.get(key, "")))
+            origin = of_debian_package(fields.get("Maintainer", ""), read(f"/usr/share/doc/{key[0]}/copyright"))
+            packages.append(BasePackage(*key, system, files.get(key, ""), origin))
     return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
 
-def _read(image: Image, path: str, store: ImageStore, workspace: Workspace) -> str:
-    with workspace.scratch() as directory:
-        if not store.fetch(image.id, path, directory):
-            return ""
-        return (directory / path.rpartition("/")[2]).read_text(errors="replace")
+def reader(image: Image, store: ImageStore, workspace: Workspace) -> Read:
+    """Reads texts of an image. A link is not followed: what it leads to may be outside."""
+
+    def read(path: str) -> str:
+        with workspace.scratch() as directory, suppress(UnsafeArchive):
+            if store.fetch(image.id, path, directory):
+                return (directory / path.rpartition("/")[2]).read_text(errors="replace")
+        return ""
+
+    return read

@@ -7,12 +7,14 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit import __version__
 from sm120kit.core.state import data_root, digest_of, record_json
 from sm120kit.images.attestation import purls
 from sm120kit.images.attestation.base_packages import BasePackage
+from sm120kit.images.attestation.origins import UNKNOWN, Origin
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.records import LockedWheel
 
@@ -24,11 +26,18 @@ _NAMESPACE = uuid.UUID("6f1c2a0e-3b5d-5c1e-9a57-5d1b8c0f1204")
 """Namespace of serial numbers that follow from the content (RFC 9562, version 5)."""
 
 
-def document(context: ImageContext, image: Image, digest: str, packages: Sequence[BasePackage] = ()) -> bytes:
+def document(
+    context: ImageContext,
+    image: Image,
+    digest: str,
+    packages: Sequence[BasePackage] = (),
+    wheels: Mapping[str, Origin] = MappingProxyType({}),
+) -> bytes:
     """The SBOM of the image with manifest ``digest``, as JSON.
 
     It lists each installed wheel with its sha256; each wheel of ours with the pinned source as ancestor and the patches on it,
-    and the projects inside that source with their patches; and the base by digest, with its Debian packages.
+    and the projects inside that source with their patches; and the base by digest, with its Debian packages. Each
+    has the licences and the supplier that it states; ``wheels`` are those of wheels, by the names of their files.
 
     Raises:
         ToolchainMissing: the SBOM library is not installed.
@@ -49,6 +58,9 @@ def document(context: ImageContext, image: Image, digest: str, packages: Sequenc
         properties=_properties({"content": image.content, "platform": image.platform, "context": context.digest}),
     )
     parts = [_base(context, packages), *map(_wheel, context.locked), *map(_ours, context.ours)]
+    installed = (*context.locked, *(built.wheel for built in context.ours))
+    for part, wheel in zip(parts[1:], installed, strict=True):
+        _state_origin(part, wheels.get(wheel.filename, UNKNOWN))
     bom = Bom(components=parts, metadata=BomMetaData(component=root, tools=ToolRepository(components=[tool])))
     bom.register_dependency(root, parts)
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
@@ -73,7 +85,26 @@ def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
 
 
 def _package(package: BasePackage) -> Component:
-    return _library(package.name, package.version, purls.package_purl(package), package.sha256)
+    part = _library(package.name, package.version, purls.package_purl(package), package.sha256)
+    _state_origin(part, package.origin)
+    return part
+
+
+def _state_origin(part: Component, origin: Origin) -> None:
+    """Give a component its licences and its supplier."""
+    from cyclonedx.model.contact import OrganizationalEntity
+    from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
+    from cyclonedx.spdx import is_expression, is_supported_id
+
+    if origin.expression and is_expression(origin.expression):
+        part.licenses.add(LicenseExpression(origin.expression))
+    else:
+        names = filter(None, (origin.expression, *origin.licenses))
+        part.licenses.update(
+            DisjunctiveLicense(id=name) if is_supported_id(name) else DisjunctiveLicense(name=name) for name in names
+        )
+    if origin.supplier:
+        part.supplier = OrganizationalEntity(name=origin.supplier)
 
 
 def _wheel(wheel: LockedWheel) -> Component:
