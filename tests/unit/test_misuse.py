@@ -47,7 +47,6 @@ BASE = {
     "bench import": ["log.txt"],
     "config show": [CONFIG],
     "image build": ["flashinfer", "--base", f"x@sha256:{'0' * 64}", "--offline"],
-    "image diff": ["image", "image"],
     "image export": ["image", "out.tar"],
     "image load": ["image"],
     "image rm": ["image"],

@@ -50,11 +50,10 @@ COMMANDS = Branch(
             },
         ),
         "image": Branch(
-            "Build, list, compare, load, export and remove images",
+            "Build, list, load, export and remove images",
             {
                 "build": Leaf("image:image_", "Build an image of an engine"),
                 "list": Leaf("image_list:list_", "List images with their size, digest and checks"),
-                "diff": Leaf("image_diff:diff_", "Show the differences between two images and their causes"),
                 "load": Leaf("image_load:load", "Load an image into the container daemon"),
                 "export": Leaf("image_export:export", "Write an image as an OCI archive or directory"),
                 "rm": Leaf("image_rm:rm", "Remove images from the state directory"),

@@ -192,11 +192,6 @@ class LocalImages:
                 rootfs.link_or_copy(entry.source, target)
         return True
 
-    @contextmanager
-    def filesystem(self, image: str) -> Iterator[rootfs.LayeredFiles]:
-        """All files of an image."""
-        yield rootfs.LayeredFiles(self._layers(image))
-
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""
         self.layout.tag(self._manifest(image).digest, reference)

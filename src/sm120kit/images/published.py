@@ -9,9 +9,9 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import DaemonUnreachable, NotAttested, RolledBack, ToolchainMissing
 from sm120kit.core.state import Workspace, digest_of, read_record, write_record
 from sm120kit.images import attestation, checks, loading, registry
-from sm120kit.images.diff.labels import label_changes
 from sm120kit.images.docker import Daemon
 from sm120kit.images.index import find_image, read_index
+from sm120kit.images.label_changes import label_changes
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.stores import EveryStore

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import tarfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from sm120kit.core.state import digest_of
 from sm120kit.sources.records import LockedWheel
@@ -155,10 +153,6 @@ class VerifiedImage:
     facts: dict[str, str]
 
 
-DAEMON_PATHS = (".dockerenv", "dev", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "proc", "sys")
-"""Paths that a daemon adds to each container in place of the image's, with everything below them."""
-
-
 @dataclass(frozen=True)
 class ContainerResult:
     """Exit code and output of a program in a container, and what ran it: docker, unshare, bubblewrap or chroot."""
@@ -167,18 +161,6 @@ class ContainerResult:
     stdout: str
     stderr: str
     runtime: str = "docker"
-
-
-class ImageFiles(Protocol):
-    """The files of an image as an archive, which can be read once, front to back."""
-
-    def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Every path with its type, mode, owner and time."""
-        ...
-
-    def extractfile(self, member: tarfile.TarInfo) -> IO[bytes] | None:
-        """The content of a file; None for anything else."""
-        ...
 
 
 class ImageStore(Protocol):
@@ -230,10 +212,6 @@ class ImageStore(Protocol):
         Raises:
             UnsafeArchive: it contains a link or a special file.
         """
-        ...
-
-    def filesystem(self, image: str) -> AbstractContextManager[ImageFiles]:
-        """All files of an image, perhaps with :data:`DAEMON_PATHS`."""
         ...
 
     def tag(self, image: str, reference: str) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tarfile
 import threading
 import zlib
@@ -486,36 +485,6 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-class LayeredFiles:
-    """The files of combined layers as members of an archive; hard links are separate files."""
-
-    def __init__(self, sources: Sequence[UnpackedLayer]) -> None:
-        self._sources = sources
-        self._entries: dict[int, VisibleEntry] = {}
-
-    def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Every path with its type, mode, owner and time."""
-        for entry in walk(self._sources):
-            status = entry.source.lstat()
-            member = tarfile.TarInfo(entry.path)
-            member.mode = entry.layer.record.modes.get(entry.path, stat.S_IMODE(status.st_mode))
-            uid, _, gid = entry.layer.record.owners.get(entry.path, "0:0").partition(":")
-            member.uid, member.gid, member.mtime = int(uid), int(gid), int(status.st_mtime)
-            if entry.below:
-                member.type = tarfile.DIRTYPE
-            elif stat.S_ISLNK(status.st_mode):
-                member.type, member.linkname = tarfile.SYMTYPE, str(entry.source.readlink())
-                member.mode = 0o777
-            else:
-                member.size = status.st_size
-            self._entries = {id(member): entry}
-            yield member
-
-    def extractfile(self, member: tarfile.TarInfo) -> IO[bytes]:
-        """The content of the file that the iteration has reached."""
-        return self._entries[id(member)].source.open("rb")
 
 
 def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissin
 from sm120kit.core.state import Workspace
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
-from sm120kit.images.records import ContainerResult, Image, ImageFiles, ImageStore
+from sm120kit.images.records import ContainerResult, Image, ImageStore
 
 
 class EveryStore:
@@ -90,10 +89,6 @@ class EveryStore:
     def fetch(self, image: str, path: str, into: Path) -> bool:
         """Copy a file or directory of an image below ``into``; false if the image does not have it."""
         return self._of(image).fetch(image, path, into)
-
-    def filesystem(self, image: str) -> AbstractContextManager[ImageFiles]:
-        """All files of an image."""
-        return self._of(image).filesystem(image)
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image in its store."""

@@ -203,5 +203,4 @@ def test_daemon_is_used_for_what_the_state_directory_lacks(host: ImageHost, imag
     assert "not built by sm120kit" in both.run("verify", "image", "base:test", code=63).stderr
     done = without_daemon(host, state).run("verify", "image", "base:test", code=60)
     assert "state directory has no image base:test" in done.stderr
-    assert both.run("image", "diff", image, copied).stdout.strip() == "no difference"
     assert not [*(state / "scratch").iterdir()]

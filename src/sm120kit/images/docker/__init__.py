@@ -155,25 +155,6 @@ class Daemon:
         return {}
 
     @contextlib.contextmanager
-    def filesystem(self, image: str) -> Iterator[tarfile.TarFile]:
-        """All files of an image as a tar stream that can be read once, front to back; nothing is written to disk.
-
-        It includes the paths that the daemon adds, see :data:`sm120kit.images.records.DAEMON_PATHS`.
-
-        Raises:
-            DaemonUnreachable: the stream is truncated.
-        """
-        with self._container(image, ["true"], "none") as container, daemon_call(f"reading {image}"):
-            try:
-                stream = io.BufferedReader(ChunkReader(container.export()), 2**20)
-                with tarfile.open(fileobj=stream, mode="r|", bufsize=2**20) as archive:
-                    yield archive
-            except tarfile.ReadError as error:
-                raise DaemonUnreachable(
-                    f"reading {image}: the daemon's stream is truncated: {error}", "run the same command again"
-                ) from error
-
-    @contextlib.contextmanager
     def _container(self, image: str, argv: Sequence[str], network: str) -> Iterator[Any]:
         with daemon_call(f"starting {image}"):
             container = self._client.containers.create(
