@@ -81,7 +81,7 @@ def link_mounts():
                 target.symlink_to(source)
         except OSError as error:
             print(f"error: {source} is mounted, and this container cannot use it: {error.strerror}", file=sys.stderr)
-            print(f"hint: docker run -v DIRECTORY:{target}; and --user $(id -u):0 if it is not readable for all", file=sys.stderr)
+            print(f"hint: docker run -v DIRECTORY:{target}; if only you may read it, --user $(id -u):0", file=sys.stderr)
             sys.exit(1)
 
 
