@@ -6,8 +6,8 @@ Without an NVIDIA driver the engines end in a traceback when they are imported, 
 Kernels of b12x that were compiled with the image are added to b12x's cache, which is a volume or memory: what the image has in
 its place is hidden.
 
-The pages of the engines mount caches below ``/root``, such as ``-v ~/.cache/huggingface:/root/.cache/huggingface``. The home directory
-of this image's user gets links to such mounts, or the container ends with the mount that works.
+The pages of the engines mount caches below ``/root``, such as ``-v ~/.cache/huggingface:/root/.cache/huggingface``. The home
+directory of this image's user gets links to such mounts, or the container ends with the mount that works.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ def link_mounts():
     for source in mounts(ROOT_HOME) if home != ROOT_HOME else ():
         target = home / source.relative_to(ROOT_HOME)
         try:
-            os.listdir(source)
+            next(source.iterdir(), None) if source.is_dir() else source.open("rb").close()
             if not (target.exists() and target.samefile(source)):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if target.is_dir():

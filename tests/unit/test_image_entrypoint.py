@@ -138,6 +138,14 @@ def test_mount_below_the_home_of_root_is_that_of_the_user(mounted: tuple[Any, Pa
         assert (tmp_path / "home" / ".cache" / source.name / "model").samefile(source / "model")
 
 
+def test_mounted_file_is_linked_too(mounted: tuple[Any, Path], tmp_path: Path) -> None:
+    serve, source = mounted
+    shutil.rmtree(source)
+    source.write_text("token")
+    serve.link_mounts()
+    assert (tmp_path / "home" / ".cache" / source.name).read_text() == "token"
+
+
 @pytest.mark.parametrize("problem", ["file in the way", "no directory"])
 def test_mount_that_the_user_cannot_use_is_refused(
     mounted: tuple[Any, Path], tmp_path: Path, problem: str, capsys: pytest.CaptureFixture[str]
