@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,12 @@ VERIFIED = VerifiedImage(
     (Check("base", "python", CheckResult.PASSED),),
     {},
 )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -540,7 +547,7 @@ def test_plan_on_a_host_without_the_gpus(options: list[str], tmp_path: Path, mon
     assert isinstance(CliRunner().invoke(app, ["serve", *planned]).exception, DoesNotFit)
     for refused in (
         ["--gpus", "4", "--print"],
-        [],
+        ["--port", str(free_port())],
         ["--print", "--root", str(synthetic_hosts.build("no-gpu", tmp_path / "b"))],
     ):
         result = CliRunner().invoke(app, ["serve", FOUR, *words, *refused])
