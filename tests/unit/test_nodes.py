@@ -169,9 +169,11 @@ def test_each_machine_needs_all_that_is_mounted(options: list[str], tmp_path: Pa
         file.rename(shared / file.name)
         (hub / "models--a--b" / "blobs" / file.name).symlink_to(f"../../blobs/ab/{file.name}")
         (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    (hub / "blobs" / ".huggingface-shared-blobs").write_text("1\n")
     result = serve(SPARKS, "--model", str(snapshot), *options[2:], "--nodes", ",".join(ADDRESSES), "--print")
     assert result.exit_code == 0 and f"source={hub / 'blobs'},target=/blobs" in result.stdout, result.output
-    assert f" in {snapshot}, and the files that it links to in {hub / 'blobs'}\n" in result.stderr
+    blobs = f"{hub / 'models--a--b' / 'blobs'} and {hub / 'blobs'}"
+    assert f" in {snapshot}, and the files that it links to in {blobs}\n" in result.stderr
     assert "replace IMAGE" in result.stderr and "needs the image" not in result.stderr
 
 

@@ -389,8 +389,8 @@ def serve_(
         if hint := launch.missing_image(prepared, workspace):
             console.info(hint)
         if len(nodes) > 1:
-            _, *others = (mount.source for mount in prepared.service.mounts if mount.read_only)
-            blobs = "".join(f", and the files that it links to in {source}" for source in others)
+            _, *others = (str(mount.source) for mount in prepared.service.mounts if mount.read_only)
+            blobs = f", and the files that it links to in {' and '.join(others)}" if others else ""
             console.info(f"each machine needs {configuration.model.repository} in {folder.resolve()}{blobs}")
             if prepared.image:
                 console.info(f"each machine needs the image {prepared.service.image}")
