@@ -12,6 +12,9 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout, GitPin, VendoredProject
 
 RECIPE = "flashinfer-0.6.6"
+KEY = b"k" * 32
+"""Seals the records of directories in which a series is edited."""
+
 CUTLASS = "3rdparty/cutlass"
 VERSION_H = f"{CUTLASS}/include/cutlass/version.h"
 
@@ -99,7 +102,7 @@ class PatchDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.root = path / "patches"
-        self.overrides = path / "overrides"
+        self.overrides = path / "cutlass_overrides"
         self.count = 0
 
     def put(self, slug: str, content: bytes, project: str = "cutlass", *, listed: bool = True) -> Path:
@@ -170,4 +173,4 @@ def export_edits(
 ) -> list[Path]:
     """Export a directory of ``patches.edit`` as the recipe of a checkout; ``version`` is CUTLASS's."""
     recipe = f"flashinfer-{checkout.pin.version}"
-    return patches.export_edits(clone, recipe, checkout.pin, inside(version), root, overwrite, root.parent / "overrides")
+    return patches.export_edits(clone, recipe, checkout.pin, inside(version), root, KEY, overwrite)

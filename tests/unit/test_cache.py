@@ -19,8 +19,16 @@ from typer.testing import CliRunner
 from sm120kit import recipes, sources
 from sm120kit.cli import app
 from sm120kit.cli.cache import size
-from sm120kit.core.errors import ArtifactChanged, LockDiffers, NoSuchImage, Sm120kitError, UnknownName
-from sm120kit.core.state import Workspace, data_root, mark_tree_used, owned_directory, publish_directory, write_record
+from sm120kit.core.errors import ArtifactChanged, LockDiffers, NoSuchImage, Sm120kitError, StateUnsafe, UnknownName
+from sm120kit.core.state import (
+    TEMPORARY,
+    Workspace,
+    data_root,
+    mark_tree_used,
+    owned_directory,
+    publish_directory,
+    write_record,
+)
 from sm120kit.images import cache
 from sm120kit.images.oci import LAYER, Layout
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
@@ -229,7 +237,7 @@ def test_hidden_names_are_temporary(workspace: Workspace) -> None:
     (workspace.downloads / ".wheel-torch.y").parent.mkdir()
     (workspace.downloads / ".wheel-torch.y").touch()
     fill(workspace.build("flashinfer", ".digest.z"))
-    fill(workspace.root / "scratch" / "abc")
+    (fill(workspace.root / "scratch" / "abc") / TEMPORARY).touch()
     assert {entry.kind for entry in cache.entries(workspace.root)} == {"temporary"}
     assert len(unreferenced(workspace)) == 4
     with owned_directory(workspace.root / "scratch", ""), publish_directory(workspace.build("flashinfer", ABSENT)) as temporary:
@@ -431,8 +439,19 @@ def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
 def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     directory = fill(tmp_path / "home" / "downloads" / ABSENT)
     result = run(*arguments, "--state", str(tmp_path / "home"))
-    assert isinstance(result.exception, Sm120kitError) and "is not a state directory" in str(result.exception)
+    assert isinstance(result.exception, StateUnsafe)
+    assert isinstance(run(*arguments, "--dry-run", "--state", str(tmp_path / "home")).exception, StateUnsafe)
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
+
+
+@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--all")])
+def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
+    mine = fill(tmp_path / "mine" / ABSENT)
+    emulated = fill(tmp_path / "data" / "emulate" / ABSENT)
+    workspace.downloads.symlink_to(mine.parent)
+    workspace.cache.symlink_to(tmp_path / "data")
+    assert run(*arguments).exit_code == 0
+    assert (mine / "file").is_file() and (emulated / "file").is_file()
 
 
 @pytest.mark.parametrize("arguments", [("gc",), ("clean", "--older", "30d")])
@@ -483,7 +502,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
         waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "gc"], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None
         message = waiting.stderr.readline()
-        assert message == f"waiting for other commands that use {workspace.root} (process {holder.pid})\n"
+        assert message.startswith(f"waiting for other commands that use {workspace.root} (process {holder.pid} of user ")
         assert remaining(workspace) == {ABSENT}
         holder.kill()
         assert waiting.wait(timeout=20) == 0

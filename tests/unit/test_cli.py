@@ -231,7 +231,7 @@ def test_base_and_daemon_are_required_before_the_build(
 
     monkeypatch.setattr("sm120kit.wheels.pipeline.build", compile_nothing)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path))
+    monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SM120KIT_MEMORY", "64")
     result = run("build", "vllm@0.19.1", *options)
     assert type(result.exception) is error

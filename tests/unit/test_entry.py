@@ -109,7 +109,11 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
     [
         (PermissionError(errno.EACCES, "Permission denied", "/a/file"), SystemRefused, "/a/file: Permission denied"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), SystemRefused, "File name too long"),
-        (OSError(errno.ENOSPC, "No space left on device", "/a/file"), NotEnoughDisk, "/a/file: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a/file"),
+            NotEnoughDisk,
+            "no space left on the file system of /a/file",
+        ),
         (OSError(errno.EXDEV, "Invalid cross-device link", "/a", None, "/b"), SystemRefused, "/a, /b: Invalid cross-device"),
         (ConnectionResetError(), SystemRefused, "ConnectionResetError"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Unreadable, "byte 0xff"),
@@ -123,12 +127,12 @@ def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], me
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "de_DE"}])
 @pytest.mark.parametrize("command", [["recipe", "list"], ["patch", "show", "gdc-flags"], ["recipe", "show", "ä"]])
-def test_locale_without_utf8(locale: dict[str, str], command: list[str]) -> None:
+def test_locale_without_utf8(locale: dict[str, str], command: list[str], tmp_path: Path) -> None:
     """Tables have characters that ASCII lacks. Python's own remedies for such locales are off."""
     program = [sys.executable, "-m", "sm120kit", *command]
     off = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     usual, odd = (
-        subprocess.run(program, capture_output=True, env={**os.environ, **more})
+        subprocess.run(program, capture_output=True, env={**os.environ, "SM120KIT_STATE": str(tmp_path), **more})
         for more in ({"LC_ALL": "C.UTF-8"}, locale | off)
     )
     assert (odd.returncode, odd.stdout, odd.stderr) == (usual.returncode, usual.stdout, usual.stderr)

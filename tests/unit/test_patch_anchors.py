@@ -8,6 +8,7 @@ import pytest
 from patch_series import (
     BASE,
     BUILDER,
+    KEY,
     RECIPE,
     PatchDirectory,
     checkout_of,
@@ -148,7 +149,7 @@ def test_export_refuses_a_line_that_puts_a_hunk_elsewhere(patch_dir: PatchDirect
     put(patch_dir, "second", trailers=SECOND)
     clone = tmp_path / "clone"
     tree = applied(patch_dir, tmp_path / "r", file_of())
-    patches.edit(tree, clone, RECIPE)
+    patches.edit(tree, clone, RECIPE, KEY)
     assert export_edits(clone, tree.checkout, patch_dir.root) == []
     (clone / BUILDER).write_text(file_of("first"))
     git_in(clone, "commit", "-qa", "--amend", "--no-edit")

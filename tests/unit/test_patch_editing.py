@@ -11,6 +11,7 @@ from patch_series import (
     BUILDER,
     CUTLASS,
     KERNEL,
+    KEY,
     LAUNCHER,
     RECIPE,
     TRAILERS,
@@ -29,7 +30,7 @@ from patch_series import (
 )
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, EditMismatch, PatchOverwritten, UnknownName
+from sm120kit.core.errors import BadPatch, EditMismatch, PatchConflict, PatchOverwritten, UnknownName
 from sm120kit.patches.records import PatchedTree
 
 HEADER = f"{CUTLASS}/include/cutlass/arch.h"
@@ -85,7 +86,7 @@ def edited(patch_dir: PatchDirectory, clone: Path, files: dict[str, str] = BASE,
     """A directory of ``patches.edit`` with the present series on some files."""
     checkout = checkout_of(clone.with_name(f"{clone.name}-repository"), files, "0.6.6" if files is BASE else "0.7.2")
     tree = patches.apply(checkout, inside(version), patch_dir.root, patch_dir.overrides)
-    patches.edit(tree, clone, f"flashinfer-{checkout.pin.version}")
+    patches.edit(tree, clone, f"flashinfer-{checkout.pin.version}", KEY)
     return tree
 
 
@@ -143,9 +144,9 @@ def test_recipe_file_with_special_characters_is_recorded(patch_dir: PatchDirecto
     checkout = checkout_of(tmp_path / "r", BASE)
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     recipe = 'a "b"\\n\tc\nd;#.toml'
-    patches.edit(tree, tmp_path / "clone", recipe)
+    patches.edit(tree, tmp_path / "clone", recipe, KEY)
     with pytest.raises(EditMismatch) as error:
-        patches.export_edits(tmp_path / "clone", RECIPE, checkout.pin, inside("4.2.2"), patch_dir.root)
+        patches.export_edits(tmp_path / "clone", RECIPE, checkout.pin, inside("4.2.2"), patch_dir.root, KEY)
     assert f"made from recipe {recipe}, not" in error.value.message
 
 
@@ -485,7 +486,7 @@ def test_change_moved_to_an_identical_block_is_exported(patch_dir: PatchDirector
     clone = tmp_path / "clone"
     checkout = checkout_of(tmp_path / "r", files)
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
-    patches.edit(tree, clone, RECIPE)
+    patches.edit(tree, clone, RECIPE, KEY)
     (clone / BUILDER).write_text(third)
     git_in(clone, "commit", "-qa", "--amend", "--no-edit")
     assert [path.name for path in export_edits(clone, checkout, patch_dir.root)] == ["first.patch"]
@@ -592,3 +593,27 @@ def test_headers_and_patches_are_written_together(
         with pytest.raises(OSError, match="Input/output error"):
             export_edits(clone, tree.checkout, patch_dir.root)
     assert contents(patch_dir.root) | contents(patch_dir.overrides) == before
+
+
+def test_commit_that_another_patch_requires_is_not_dropped(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    file = patch_dir.root / "flashinfer/third.patch"
+    file.write_bytes(file.read_bytes().replace(b"\nUpstream-Status", b"\nRequires: cutlass/second\nUpstream-Status"))
+    tree, clone, before = edited(patch_dir, tmp_path / "clone"), tmp_path / "clone", contents(patch_dir.root)
+    git_in(clone, "rebase", "-q", "--onto", "HEAD~2", "HEAD~1", "series")
+    with pytest.raises(PatchConflict, match="flashinfer/third requires cutlass/second"):
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert contents(patch_dir.root) == before
+
+
+@pytest.mark.parametrize("key", ["pin", "series", "commit"])
+def test_record_that_edit_did_not_write_is_not_followed(patch_dir: PatchDirectory, tmp_path: Path, key: str) -> None:
+    """Of a directory of somebody else, an export would drop patches that it lacks."""
+    two_projects(patch_dir)
+    tree, clone = edited(patch_dir, tmp_path / "clone"), tmp_path / "clone"
+    git_in(clone, "reset", "-q", "--hard", "HEAD^")
+    before = contents(patch_dir.root)
+    git_in(clone, "config", "--replace-all", f"sm120kit.{key}", "0" * 64)
+    with pytest.raises(EditMismatch, match="was not made by"):
+        export_edits(clone, tree.checkout, patch_dir.root)
+    assert contents(patch_dir.root) == before

@@ -11,6 +11,7 @@ from patch_series import (
     BASE,
     BUILDER,
     KERNEL,
+    KEY,
     LAUNCHER,
     RECIPE,
     PatchDirectory,
@@ -29,7 +30,7 @@ from typer.testing import CliRunner
 from sm120kit import patches
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
 from sm120kit.patches import ImportTarget, evidence
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
 
 CHANGED = changed(KERNEL, 20, "twenty\n")
@@ -412,7 +413,7 @@ def test_new_message_is_a_commit_that_exports(patch_dir: PatchDirectory, tree: P
     """The message of ``patch new`` in a directory of ``patch edit`` becomes the patch of its name."""
     projects = patches.projects_in_tree(tree.checkout.pin, tree.inside)
     clone = tmp_path / "clone"
-    patches.edit(tree, clone, RECIPE)
+    patches.edit(tree, clone, RECIPE, KEY)
     (clone / LAUNCHER).write_text(changed(text_at(tree, LAUNCHER), 20, "mine\n"))
     git_in(clone, "commit", "-q", "-a", "-m", patches.new_message("flashinfer/mine", projects, patch_dir.root))
     assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"mine.patch", "series"}
@@ -432,7 +433,10 @@ def proof_of(patch_dir: PatchDirectory, name: str, hunks: str = "") -> Path:
     patch = patches.find(patch_dir.root, name)
     proof = evidence.path_of(patch_dir.root, name)
     proof.parent.mkdir(parents=True, exist_ok=True)
-    record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "results": []}
+    side = {"error": "", "numbers": "proven"}
+    probe = {"text": "collective", "code": True, "numbers": True}
+    results = [{"probe": probe, "below": side, "above": side, "effects": ["changes code"]}]
+    record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "results": results}
     proof.write_text(json.dumps(record, indent=2) + "\n")
     file = patch_dir.root / f"{name}.patch"
     file.write_bytes(patch.content.replace(b"Evidence: ", f"Evidence: {evidence.PROOFS}/{name}.json, ".encode(), 1))
@@ -460,6 +464,14 @@ def test_check_reports_a_proof_of_other_hunks(patch_dir: PatchDirectory) -> None
     for wrong, text in (
         (content.replace('"hunks_sha256": "', '"hunks_sha256": "0'), "is a proof of other hunks than those of the patch"),
         (content.replace("cutlass/second", "cutlass/first"), "is a proof of cutlass/first"),
+        (content.replace('"changes code"', '"no effect"'), "shows no effect of the patch"),
+        (json.dumps(json.loads(content) | {"results": []}), "shows no effect of the patch"),
+        (
+            content.replace('"changes code"', '"changes code", "no effect seen, code not compared"'),
+            "does not compare the machine code of probe 'collective', which is compiled with --code",
+        ),
+        (content.replace("proven", "not checked", 1), "does not compare the numbers of probe 'collective'"),
+        (content.replace('"results"', '"result"'), "is not a proof"),
         ("[]", "is not a proof"),
         ("{", "is not a proof"),
     ):
@@ -492,11 +504,72 @@ def test_drop_refuses_what_others_need(patch_dir: PatchDirectory, tree: PatchedT
     required_by = {RECIPE: patches.dependents(first, unpatched, patch_dir.root, patch_dir.overrides)}
     assert required_by == {RECIPE: ["cutlass/second"]}
     before = contents(patch_dir.root)
-    with pytest.raises(PatchConflict, match=r"without cutlass/first:\n  cutlass/second in flashinfer-0\.6\.6"):
+    with pytest.raises(PatchConflict, match=r"need cutlass/first:\n  cutlass/second in flashinfer-0\.6\.6"):
         patches.drop(first, patch_dir.root, required_by)
     assert contents(patch_dir.root) == before
-    patches.drop(first, patch_dir.root, {})
-    assert not (patch_dir.root / "cutlass/first.patch").exists()
+    patches.drop(first, patch_dir.root, required_by, dependants=True)
+    assert patches.load(patch_dir.root, "cutlass") == ()
+
+
+def requiring(patch_dir: PatchDirectory, trailer: bytes = b"Requires: cutlass/first") -> None:
+    """A patch of FlashInfer that applies without ``cutlass/first`` and is wrong without it, and one that needs that."""
+    for slug, path, relation in (("tiles", "tiles.py", trailer), ("tests", "tests.py", b"Requires: flashinfer/tiles")):
+        change = (
+            patch_dir.edit(LAUNCHER, 3, "three\n", below="") if path == LAUNCHER else patch_dir.diff(BASE, {path: "n\n"}, "")
+        )
+        content = patch_text(change, "flashinfer", ">=0.6.1", f"launcher: {slug}")
+        patch_dir.put(slug, content.replace(b"\nUpstream-Status", b"\n" + relation + b"\nUpstream-Status"), "flashinfer")
+
+
+def test_drop_refuses_what_others_name_as_required(patch_dir: PatchDirectory) -> None:
+    """Tiles of K = 64 apply without the mainloop that computes them right."""
+    requiring(patch_dir)
+    first, before = patches.find(patch_dir.root, "first"), contents(patch_dir.root)
+    with pytest.raises(PatchConflict) as error:
+        patches.drop(first, patch_dir.root, {})
+    assert {"  flashinfer/tiles requires it", "  flashinfer/tests requires it"} <= {*error.value.message.splitlines()}
+    assert contents(patch_dir.root) == before
+    patches.drop(first, patch_dir.root, {}, dependants=True)
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["second"]
+    assert [patch.slug for patch in patches.load(patch_dir.root, "flashinfer")] == ["third"] and patches.lint(
+        patch_dir.root
+    ) == []
+
+
+def test_series_without_a_required_patch_is_not_applied(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
+    requiring(patch_dir)
+    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert [patch.slug for patch in again.patches] == ["first", "second", "third", "tiles", "tests"]
+    for slug in ("first", "second"):
+        (patch_dir.root / f"cutlass/{slug}.patch").unlink()
+    (patch_dir.root / "cutlass/series").unlink()
+    problems = [problem.text for problem in patches.lint(patch_dir.root)]
+    assert "there is no patch cutlass/first" in problems
+    patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n"), versions=">=4.9"))
+    with pytest.raises(PatchConflict, match="it requires cutlass/first, which is not applied"):
+        patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+
+
+def test_series_with_an_excluded_patch_is_not_applied(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
+    requiring(patch_dir, b"Conflicts: cutlass/nothing, cutlass/first")
+    assert "there is no patch cutlass/nothing" in [problem.text for problem in patches.lint(patch_dir.root)]
+    with pytest.raises(PatchConflict, match="it excludes cutlass/first, which is applied"):
+        patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    states = patches.status(tree.checkout, inside(), patch_dir.root)
+    assert {state.slug for state in states if state.state is PatchState.CONFLICTS} == {"tiles"}
+
+
+def test_required_patch_comes_first_in_a_series(patch_dir: PatchDirectory) -> None:
+    file = patch_dir.root / "cutlass/first.patch"
+    file.write_bytes(file.read_bytes().replace(b"\nUpstream-Status", b"\nRequires: cutlass/second\nUpstream-Status"))
+    assert [p.text for p in patches.lint(patch_dir.root)] == ["it requires cutlass/second, which comes later in the series"]
+
+
+def test_rename_changes_trailers_that_name_the_patch(patch_dir: PatchDirectory) -> None:
+    requiring(patch_dir, b"Requires: cutlass/first, cutlass/second")
+    patches.rename(patches.find(patch_dir.root, "first"), "count", patch_dir.root)
+    assert patches.find(patch_dir.root, "tiles").requires == ("cutlass/count", "cutlass/second")
+    assert patches.lint(patch_dir.root) == []
 
 
 def test_drop_keeps_a_proof_that_another_patch_names(patch_dir: PatchDirectory) -> None:
@@ -544,7 +617,7 @@ def test_rename_takes_variants_along(patch_dir: PatchDirectory) -> None:
 
 def test_refused_names_change_nothing(patch_dir: PatchDirectory) -> None:
     proof = proof_of(patch_dir, "cutlass/second")
-    (proof.with_name("cutlass-free.json")).write_text("{}")
+    proof.with_name("free.json").write_text("{}")
     before = contents(patch_dir.root)
     second = patches.find(patch_dir.root, "second")
     for slug, error in {
@@ -573,11 +646,12 @@ def test_commands(patch_dir: PatchDirectory, monkeypatch: pytest.MonkeyPatch) ->
 
     repository_around(patch_dir)
     monkeypatch.setenv("SM120KIT_DATA", str(patch_dir.path))
+    monkeypatch.setenv("SM120KIT_STATE", str(patch_dir.path / "state"))
     (patch_dir.path / "recipes/engines").mkdir(parents=True)
     runner = CliRunner()
     result = runner.invoke(app, ["patch", "rename", "second", "more", "--json"])
     assert json.loads(result.stdout)["mentions"][0]["count"] == 2
-    result = runner.invoke(app, ["patch", "drop", "first", "--force"])
+    result = runner.invoke(app, ["patch", "drop", "first"])
     assert "removed " in result.stdout and "wrote " in result.stdout
     assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["more"]
     record = json.loads(runner.invoke(app, ["patch", "show", "more", "--json", "--diff"]).stdout)

@@ -349,9 +349,15 @@ def patched(tmp_path: Path, diff: bytes, content: bytes) -> bytes:
     return Repository(tmp_path / "r").read(tree.tree, "cutlass/x")
 
 
-def test_line_number_decides_where_a_hunk_fits_twice(tmp_path: Path) -> None:
-    content = BLOCK * 3
-    assert patched(tmp_path / "exact", changes_at(7), content) == BLOCK + BLOCK.replace(b"b", b"B") + BLOCK
+def test_line_number_decides_where_a_hunk_fits_twice_in_its_own_version(tmp_path: Path) -> None:
+    """In another version, which the blob id tells, the line may be that of another block."""
+    content, after = BLOCK * 3, BLOCK + BLOCK.replace(b"b", b"B") + BLOCK
+    before, changed = (blob_id(each).encode() for each in (content, after))
+    diff = changes_at(7)
+    own = diff.replace(b"1" * 40, before).replace(b"2" * 40, changed)
+    assert patched(tmp_path / "own", own, content) == after
+    with pytest.raises(PatchConflict, match=r"x:7: hunk 1 .* another version of the file .* it fits at lines 2, 7, 12"):
+        applied(tmp_path / "other", diff, content)
 
 
 def test_hunk_that_fits_at_other_lines_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from patch_series import (
     BUILDER,
     CUTLASS,
     KERNEL,
+    KEY,
     LAUNCHER,
     VERSION_H,
     PatchDirectory,
@@ -54,7 +56,7 @@ def move_of(patch_dir: PatchDirectory, files: dict[str, str] = NEW, path: str = 
     onto = checkout_of(patch_dir.path / "new-repository", files, "0.7.2")
     tree = patches.apply(old, inside(), patch_dir.root, patch_dir.overrides)
     unpatched = PatchedTree(onto, (VendoredProject("cutlass", path, "4.5.0"),), onto.commit, onto.tree, ())
-    return SeriesMove(tree, unpatched, NAMES, patch_dir.root, patch_dir.overrides, pinned)
+    return SeriesMove(tree, unpatched, NAMES, patch_dir.root, patch_dir.overrides, KEY, pinned)
 
 
 def states(moves: Sequence[object]) -> dict[str, str]:
@@ -211,7 +213,7 @@ def test_conflict_is_resolved_and_staged(patch_dir: PatchDirectory, tmp_path: Pa
     text = (work / BUILDER).read_text()
     assert "<<<<<<< cutlass-4.5.0\nline 11\ntwelve upstream\n" in text
     assert "eleven\nline 12\n>>>>>>> cutlass/second\n" in text
-    assert recipes_of(work) == NAMES
+    assert recipes_of(work, KEY) == NAMES
     with pytest.raises(PatchConflict, match="second has conflicts") as error:
         resume(move, work)
     assert error.value.hint.endswith(f"sm120kit patch rebase --continue {work}")
@@ -244,17 +246,17 @@ def test_finished_directory_is_that_of_edit(patch_dir: PatchDirectory, tmp_path:
     resume(move, work)
     onto = move.onto
     tree = patches.apply(onto.checkout, onto.inside, patch_dir.root, patch_dir.overrides)
-    patches.edit(tree, tmp_path / "edit", NAMES[1])
+    patches.edit(tree, tmp_path / "edit", NAMES[1], KEY)
     records = []
     for directory in (work, tmp_path / "edit"):
-        records.append(EditRecord.read(Repository(tmp_path / "new-repository"), directory / ".git/config"))
+        records.append(EditRecord.read(Repository(tmp_path / "new-repository"), directory / ".git/config", KEY))
         git_in(directory, "diff", "--quiet", "HEAD")
     assert records[0] == records[1] is not None
     with pytest.raises(EditMismatch, match="no rebase is in progress"):
         resume(move, work)
     with pytest.raises(EditMismatch, match="no rebase is in progress"):
-        abort(work, patch_dir.root)
-    assert patches.export_edits(work, NAMES[1], onto.checkout.pin, onto.inside, patch_dir.root) == []
+        abort(work, patch_dir.root, KEY)
+    assert patches.export_edits(work, NAMES[1], onto.checkout.pin, onto.inside, patch_dir.root, KEY) == []
 
 
 def test_conflict_is_resolved_by_a_commit_and_by_leaving_out(patch_dir: PatchDirectory, tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_abort_leaves_nothing_behind(patch_dir: PatchDirectory, tmp_path: Path) 
     move, work = conflicting(patch_dir), tmp_path / "area/work"
     before = contents(patch_dir.root)
     begin(move, work)
-    abort(work, patch_dir.root)
+    abort(work, patch_dir.root, KEY)
     assert list(work.parent.iterdir()) == []
     assert contents(patch_dir.root) == before
 
@@ -296,13 +298,13 @@ def test_abort_refuses_to_remove_other_work(patch_dir: PatchDirectory, tmp_path:
     (work / "setup.py").write_text("mine\n")
     git_in(work, "branch", "mine")
     with pytest.raises(BadPatch) as error:
-        abort(work, patch_dir.root)
+        abort(work, patch_dir.root, KEY)
     assert error.value.message.splitlines()[1:] == ["  refs/heads/mine", "  notes.txt", "  setup.py"]
     assert (work / "notes.txt").read_text() == "mine\n"
     git_in(work, "branch", "-D", "-q", "mine")
     (work / "notes.txt").unlink()
     git_in(work, "checkout", "-q", "HEAD", "--", "setup.py")
-    abort(work, patch_dir.root)
+    abort(work, patch_dir.root, KEY)
     assert not work.exists()
 
 
@@ -329,11 +331,11 @@ def test_wrong_directories_and_recipes(patch_dir: PatchDirectory, tmp_path: Path
         begin(move, tmp_path / "full")
     for directory in (tmp_path / "full", tmp_path / "nowhere"):
         with pytest.raises(EditMismatch, match="no rebase is in progress"):
-            abort(directory, patch_dir.root)
+            abort(directory, patch_dir.root, KEY)
     tree = patches.apply(move.onto.checkout, (), patch_dir.root / "none", patch_dir.overrides)
-    patches.edit(tree, tmp_path / "edit", NAMES[1])
+    patches.edit(tree, tmp_path / "edit", NAMES[1], KEY)
     with pytest.raises(EditMismatch, match="no rebase is in progress"):
-        recipes_of(tmp_path / "edit")
+        recipes_of(tmp_path / "edit", KEY)
     with pytest.raises(BadRecipe, match=r"flashinfer-0\.7\.2 has no source cutlass"):
         begin(replace(move, onto=replace(move.onto, inside=())), work)
     begin(move, work)
@@ -361,7 +363,7 @@ def test_directory_runs_no_program(patch_dir: PatchDirectory, tmp_path: Path, ho
     (work / ".git/info/attributes").write_text("* filter=x\n")
     with pytest.raises(PatchConflict):
         resume(move, work)
-    abort(work, patch_dir.root)
+    abort(work, patch_dir.root, KEY)
     assert not trap.exists()
 
 
@@ -395,7 +397,7 @@ def existing_move(patch_dir: PatchDirectory) -> SeriesMove:
         sides.append(Checkout(pin, patch_dir.path / name, commit, tree))
     tree = patches.apply(sides[0], inside(), patch_dir.root, patch_dir.overrides)
     onto = PatchedTree(sides[1], inside("4.5.0"), sides[1].commit, sides[1].tree, ())
-    return SeriesMove(tree, onto, NAMES, patch_dir.root, patch_dir.overrides)
+    return SeriesMove(tree, onto, NAMES, patch_dir.root, patch_dir.overrides, KEY)
 
 
 POINTS = [
@@ -424,7 +426,7 @@ def test_killed_in_the_middle(patch_dir: PatchDirectory, point: str, when: str, 
     )
     assert ended.returncode in (-kind, 1), ended.stderr
     if end == "abort":
-        abort(work, patch_dir.root)
+        abort(work, patch_dir.root, KEY)
         assert not work.exists()
         assert contents(patch_dir.root) == before
         return
@@ -480,3 +482,41 @@ def test_split_of_a_range(versions: str, keep: str, at: str, pinned: tuple[str, 
 def test_wider_range(versions: str, version: str, expected: str) -> None:
     assert ranges.widen(versions, version) == expected
     assert ranges.contains(expected, version)
+
+
+def record_in(directory: Path) -> dict[str, object]:
+    return dict(json.loads(output(directory, "config", "sm120kit.rebase.state")))
+
+
+def test_record_that_was_not_written_with_this_state_directory_is_not_followed(
+    patch_dir: PatchDirectory, tmp_path: Path
+) -> None:
+    """A directory of somebody else, whose record orders files of the series to be replaced."""
+    move, work = conflicting(patch_dir), tmp_path / "work"
+    begin(move, work)
+    (tmp_path / "precious").write_text("mine\n")
+    (work / ".git/sm120kit.lock").unlink(missing_ok=True)
+    (work / ".git/sm120kit.lock").symlink_to(tmp_path / "precious")
+    before = contents(patch_dir.root)
+    present = output(work, "hash-object", "-w", str(patch_dir.root / "cutlass/series"))
+    theirs = output(work, "hash-object", "-w", str(patch_dir.root / "flashinfer/series"))
+    record = record_in(work)
+    orders = [{"path": "cutlass/series", "before": theirs, "after": present}]
+    for changes in ({"writes": orders}, {"todo": []}, {"recipes": list(reversed(NAMES))}):
+        git_in(work, "config", "sm120kit.rebase.state", json.dumps(record | changes))
+        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+            abort(work, patch_dir.root, KEY)
+        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+            resume(move, work)
+        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+            recipes_of(work, KEY)
+    assert contents(patch_dir.root) == before and (tmp_path / "precious").read_text() == "mine\n"
+
+
+def test_rebase_of_another_state_directory_is_not_aborted(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    move, work = conflicting(patch_dir), tmp_path / "work"
+    begin(move, work)
+    with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+        abort(work, patch_dir.root, b"another")
+    abort(work, patch_dir.root, KEY)
+    assert not work.exists()

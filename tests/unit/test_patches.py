@@ -16,6 +16,7 @@ from patch_series import (
     BUILDER,
     CUTLASS,
     KERNEL,
+    KEY,
     LAUNCHER,
     RECIPE,
     TRAILERS,
@@ -478,7 +479,7 @@ def test_edit_and_export_edits(patch_dir: PatchDirectory, tmp_path: Path) -> Non
     checkout = checkout_of(tmp_path / "r", BASE)
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     clone = tmp_path / "clone"
-    patches.edit(tree, clone, RECIPE)
+    patches.edit(tree, clone, RECIPE, KEY)
     assert export_edits(clone, checkout, patch_dir.root) == []
     (clone / LAUNCHER).write_text(changed(changed(KERNEL, 3, "three\n"), 4, "four\n"))
     with pytest.raises(BadPatch, match=r"uncommitted changes:\n M csrc/launcher\.cu"):
@@ -506,7 +507,7 @@ def test_edit_and_export_edits(patch_dir: PatchDirectory, tmp_path: Path) -> Non
     with pytest.raises(EditMismatch, match="not made by"):
         export_edits(tmp_path, checkout, patch_dir.root)
     with pytest.raises(StateUnwritable, match="not empty"):
-        patches.edit(tree, clone, RECIPE)
+        patches.edit(tree, clone, RECIPE, KEY)
 
 
 def test_export_edits_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tmp_path: Path) -> None:
@@ -515,7 +516,7 @@ def test_export_edits_runs_no_program_of_the_repository(patch_dir: PatchDirector
     checkout = checkout_of(tmp_path / "r", BASE)
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     clone, mark = tmp_path / "clone", tmp_path / "program-ran"
-    patches.edit(tree, clone, RECIPE)
+    patches.edit(tree, clone, RECIPE, KEY)
     evil = tmp_path / "evil"
     evil.write_text(f"#!/bin/sh\ntouch {mark}\nexit 1\n")
     evil.chmod(0o755)

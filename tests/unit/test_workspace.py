@@ -10,17 +10,23 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sm120kit.core import console, reporting
 from sm120kit.core.errors import BadRecord, StateUnsafe, StateUnwritable
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import LeftOut
 from sm120kit.core.state import (
+    MARKER,
+    TEMPORARY,
     Workspace,
     digest_of,
+    full,
+    host_exclusive,
     owned_directory,
     publish_directory,
     read_record,
@@ -48,11 +54,54 @@ def test_publish_directory_after_failure(tmp_path: Path) -> None:
 
 
 def test_publish_directory_removes_leftovers_of_killed_run(tmp_path: Path) -> None:
-    (tmp_path / ".result.abcd").mkdir()
-    (tmp_path / ".other.abcd").mkdir()
+    for name in (".result.abcd", ".other.abcd", ".result.of-the-user", ".result.link"):
+        (tmp_path / name).mkdir()
+    for name in (".result.abcd", ".other.abcd"):
+        (tmp_path / name / TEMPORARY).touch()
+    (tmp_path / ".result.link" / TEMPORARY).symlink_to(tmp_path / ".other.abcd" / TEMPORARY)
     with publish_directory(tmp_path / "result"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.abcd", "result"]
+    assert {path.name for path in tmp_path.iterdir()} == {".other.abcd", ".result.of-the-user", ".result.link", "result"}
+
+
+@pytest.mark.parametrize("entry", ["scratch/thesis/file", "cache/tiles/.work-mine/file", "locks/in-use.lock", "oci/index.json"])
+def test_directory_of_somebody_else_is_no_state_directory(tmp_path: Path, entry: str) -> None:
+    file = tmp_path / entry
+    file.parent.mkdir(parents=True)
+    file.write_text("precious")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for root in (tmp_path, tmp_path / "link"):
+        with pytest.raises(StateUnsafe, match="was not made by sm120kit") as error:
+            Workspace.open(root)
+        assert f"touch {tmp_path / MARKER}" in error.value.hint
+        with pytest.raises(StateUnsafe), Workspace.at(root).maintenance():
+            pass
+    assert file.read_text() == "precious" and not (tmp_path / MARKER).exists()
+
+
+def test_marker_that_is_a_link_counts_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "marked").touch()
+    (tmp_path / MARKER).symlink_to(tmp_path / "marked")
+    with pytest.raises(StateUnsafe, match="was not made by sm120kit"):
+        Workspace.open(tmp_path)
+
+
+def test_leftovers_are_not_removed_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "thesis").mkdir(parents=True)
+    root = Workspace.open(tmp_path / "state").root
+    (root / "scratch").symlink_to(tmp_path / "mine")
+    Workspace.open(root)
+    assert (tmp_path / "mine" / "thesis").is_dir()
+
+
+def test_new_state_directory_is_opened_by_several_processes_at_once(tmp_path: Path) -> None:
+    def use(_: int) -> None:
+        with Workspace.open(tmp_path / "state").scratch() as directory:
+            (directory / "file").touch()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(100)))
 
 
 def test_destination_below_an_unreadable_directory_is_unwritable(tmp_path: Path) -> None:
@@ -121,6 +170,7 @@ def test_state_directory_writable_by_others_is_rejected(tmp_path: Path, mode: in
 
 
 def test_subdirectory_writable_by_others_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / MARKER).touch()
     (tmp_path / "checkouts").mkdir()
     (tmp_path / "checkouts").chmod(0o777)
     tmp_path.chmod(0o755)
@@ -148,6 +198,7 @@ def test_group_writable_is_rejected_unless_private_group(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("entry", ["", "checkouts", "costs.json"])
 def test_state_directory_of_another_user_is_rejected(tmp_path: Path, entry: str) -> None:
     """Such as a volume in a container that runs as root, or a directory that an attacker prepared."""
+    (tmp_path / MARKER).touch()
     (tmp_path / "checkouts").mkdir()
     (tmp_path / "costs.json").touch()
     os.chown(tmp_path / entry, 12345, 12345)
@@ -157,6 +208,7 @@ def test_state_directory_of_another_user_is_rejected(tmp_path: Path, entry: str)
 
 
 def test_files_of_root_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / MARKER).touch()
     (tmp_path / "checkouts").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid)
     assert Workspace.open(tmp_path)
@@ -223,6 +275,83 @@ def test_other_entries_are_not_removed(tmp_path: Path) -> None:
     with owned_directory(tmp_path, ".work-"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".work-file", ".work-link", "elsewhere"]
+
+
+def test_file_larger_than_the_limit_of_the_shell(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"before")
+    program = (
+        "import resource, sys; from pathlib import Path; from sm120kit.core.state import write_atomic, write_together;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20));"
+        "path = Path(sys.argv[1]); content = bytes(2**21);"
+        "write_atomic(path, content) if sys.argv[2] == 'one' else write_together({path: content})"
+    )
+    for way in ("one", "together"):
+        done = subprocess.run([sys.executable, "-c", program, tmp_path / "file", way], capture_output=True, text=True)
+        assert "NotEnoughDisk" in done.stderr and "1.0 MiB" in done.stderr
+    assert (tmp_path / "file").read_bytes() == b"before" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("inodes", "lacks"), [((1000, 0, 0), "inodes"), ((1000, 5, 0), "inodes"), ((1000, 9, 9), "space"), ((0, 0, 0), "space")]
+)
+def test_full_file_system(inodes: tuple[int, int, int], lacks: str) -> None:
+    """Some, such as btrfs, have no fixed number of inodes: they state zero of all."""
+    status = os.statvfs_result((4096, 4096, 10**6, 10**5, 256, *inodes, 0, 255))
+    assert full(Path("file"), status).startswith(f"no {lacks} left on the file system of file")
+
+
+HOLDS = """
+import fcntl, os, sys, time
+lock = os.open("/run", os.O_RDONLY | os.O_DIRECTORY)
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_nobody_can_keep_others_from_starting_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+        with reporting.use(console), host_exclusive("work", patience_seconds=0.1):
+            pass
+        holder.kill()
+    assert f"process {holder.pid} of user" in capsys.readouterr().err
+
+
+def test_host_lock_excludes_others_until_it_is_released() -> None:
+    order = []
+
+    def wait() -> None:
+        with host_exclusive("work"):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with host_exclusive("work"):
+            waiting = pool.submit(wait)
+            time.sleep(0.3)
+            order.append("first")
+        waiting.result()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0, 0o022), (0o002, 0o002), (0o027, 0o027)])
+def test_first_run_creates_nothing_that_everybody_can_write(tmp_path: Path, umask: int, expected: int) -> None:
+    command = [sys.executable, "-m", "sm120kit", "image", "list"]
+    environment = {**os.environ, "HOME": str(tmp_path / "home"), "XDG_STATE_HOME": str(tmp_path / "home/share/state")}
+    environment.pop("SM120KIT_STATE", None)
+    subprocess.run(command, env=environment, umask=umask, check=True, capture_output=True)
+    created = list((tmp_path / "home").rglob("*"))
+    assert (tmp_path / "home/share/state/sm120kit" / MARKER) in created
+    assert {path for path in created if path.stat().st_mode & expected} == set()
+
+
+def test_key_of_a_state_directory(tmp_path: Path) -> None:
+    workspace = Workspace.open(tmp_path / "state")
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: workspace.key(), range(50)))
+    assert len(keys) == 1 and len(keys.pop()) == 32
+    assert stat.S_IMODE((workspace.root / "key").stat().st_mode) == 0o600
+    assert Workspace.open(tmp_path / "other").key() != workspace.key()
 
 
 def test_write_atomic_to_pipe(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def clean(
         listed = [entry for entry in cache.entries(workspace.root) if entry.kind in chosen]
         return _unused(cache.older_than(cache.removable(workspace.root, listed), seconds))
 
-    if dry_run or not workspace.root.exists():  # a new user's: nothing to lock
+    if workspace.is_new() or dry_run:  # nothing to lock
         _show(find(), dry_run=dry_run, json=json)
         return
     with workspace.maintenance():
@@ -137,7 +137,7 @@ def gc(
         referred = cache.references(workspace, _targets(workspace, recipes or ()))
         return [entry for entry in cache.entries(workspace.root, referred) if entry.unreferenced]
 
-    if dry_run or not workspace.root.exists():  # a new user's: nothing to lock
+    if workspace.is_new() or dry_run:  # nothing to lock
         _show(find(), dry_run=dry_run, json=json)
         return
     with workspace.maintenance():

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from sm120kit.core import console, signals
-from sm120kit.core.errors import NotEnoughDisk, OutputLost, Sm120kitError, SystemRefused, Unreadable
+from sm120kit.core.errors import OutputLost, Sm120kitError, SystemRefused, Unreadable
 from sm120kit.core.secrets import register_environment
 
 TRACEBACK = "SM120KIT_TRACEBACK"
@@ -56,6 +56,7 @@ def run(command: Callable[[], object]) -> int:
     """
     signals.handle()
     register_environment(os.environ)
+    _close_to_others()
     with _streams():
         try:
             with console.heartbeat():
@@ -78,6 +79,12 @@ def run(command: Callable[[], object]) -> int:
             return 128 + stop.signal
         console.error(error.message, error.hint)
         return error.exit_code
+
+
+def _close_to_others() -> None:
+    """Create no file or directory that everybody can write, whatever the umask: such files are run and delivered."""
+    mask = os.umask(0o022)
+    os.umask(mask if mask & 0o002 else mask | 0o022)
 
 
 def _exit_code(command: Callable[[], object]) -> int:
@@ -104,8 +111,11 @@ def explained(failure: OSError | UnicodeError | RecursionError) -> Sm120kitError
     reason = failure.strerror or str(failure) or type(failure).__name__
     files = ", ".join(_name(path) for path in (failure.filename, failure.filename2) if path is not None)
     message = f"{files}: {reason}" if files else reason
-    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotEnoughDisk(message, "free some space")
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        from sm120kit.core.state import disk_error
+
+        if full := disk_error(failure, Path(files or ".")):
+            return full
     if isinstance(failure, FileNotFoundError) and not files and not _has_current_directory():
         return SystemRefused("the current directory no longer exists", "change to another directory")
     if isinstance(failure, PermissionError):

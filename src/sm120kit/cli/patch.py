@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, patches_root, recipe_names
+from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, State, patches_root, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -89,12 +89,15 @@ def check(
     from dataclasses import asdict
 
     from sm120kit import patches
+    from sm120kit.core.state import writable_data_root
+    from sm120kit.patches.checkout import PATCHES
     from sm120kit.patches.records import PatchState
     from sm120kit.recipes.target import resolve_source
 
+    root = writable_data_root() / PATCHES if fix else patches_root()
     source = resolve_source(recipe, sources.run_options()) if recipe else None
-    wrote = patches.fix(patches_root()) if fix else []
-    problems = patches.lint(patches_root())
+    wrote = patches.fix(root) if fix else []
+    problems = patches.lint(root)
     states = _status(source) if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:
@@ -116,23 +119,18 @@ def check(
 
 def apply(
     recipe: SourceRecipeName,
-    into: Annotated[
-        Path, typer.Option("--into", metavar="DIR", help="New or empty directory, or one that this command wrote.")
-    ],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
     project: PatchedProject = "",
     *,
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Write a recipe's patched source tree to a directory.
-
-    A second run rewrites the files that differ: edits in the directory are lost.
-    """
+    """Write a recipe's patched source tree to a directory."""
     from sm120kit import patches
     from sm120kit.recipes.target import resolve_source
 
     tree = resolve_source(recipe, sources.run_options(), project).tree
-    patches.materialise(tree, into)
+    patches.write(tree, into)
     if json:
         from dataclasses import asdict
 
@@ -157,8 +155,9 @@ def edit(
     from sm120kit import patches
     from sm120kit.recipes.target import resolve_source
 
-    source = resolve_source(recipe, sources.run_options(), project)
-    patches.edit(source.tree, into, source.recipe)
+    options = sources.run_options()
+    source = resolve_source(recipe, options, project)
+    patches.edit(source.tree, into, source.recipe, options.workspace.key())
     console.data(f"{into}: {len(source.tree.patches)} patches on branch series")
     console.info(f"when done: sm120kit patch export {recipe} --from {into}{f' --project {project}' * bool(project)}")
 
@@ -174,6 +173,7 @@ def export(
     ] = None,
     project: PatchedProject = "",
     *,
+    state: State = None,
     json: Json = False,
 ) -> None:
     """Write the commits of a `patch edit` repository to the patch files.
@@ -183,11 +183,14 @@ def export(
     same patch, or if the directory was made from another recipe.
     """
     from sm120kit import patches, recipes
+    from sm120kit.core.state import Workspace, writable_data_root
+    from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import argument
 
     path, loaded = recipes.load_with_path(recipe)
     pin, inside = recipes.pinned_source(loaded, project)
-    changed = patches.export_edits(from_, argument(path), pin, inside, patches_root(), overwrite or ())
+    root, key = writable_data_root() / PATCHES, Workspace.open(state).key()
+    changed = patches.export_edits(from_, argument(path), pin, inside, root, key, overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

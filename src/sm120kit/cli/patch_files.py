@@ -83,12 +83,15 @@ def import_(
     from dataclasses import asdict
 
     from sm120kit import patches
+    from sm120kit.core.state import writable_data_root
+    from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import resolve_source
 
+    root = writable_data_root() / PATCHES
     foreign = [patches.read_commit(target.repository, source)] if target.repository else patches.read_diffs(Path(source))
     tree = resolve_source(target.recipe, sources.run_options(), target.project).tree
     place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
-    imported = patches.import_patches(foreign, tree, place, patches_root())
+    imported = patches.import_patches(foreign, tree, place, root)
     if json:
         console.json_data([asdict(each) for each in imported])
         return
@@ -150,25 +153,30 @@ def show(
 
 def drop(
     patch: PatchName,
-    force: Annotated[bool, typer.Option("--force", help="Also if other patches no longer apply.")] = False,
+    with_dependants: Annotated[
+        bool, typer.Option("--with-dependants", help="Also remove the patches that require it or do not apply without it.")
+    ] = False,
     *,
     sources: Sources,
     json: Json = False,
 ) -> None:
     """Remove a patch from its series.
 
-    Its file and its proof are removed as well. Refused if a later patch no longer applies without it to the version of a
-    recipe, whose source is fetched if it is not cached.
+    Its file and its proof are removed as well. Refused if another patch names it in Requires, or no longer applies without it
+    to the version of a recipe, whose source is fetched if it is not cached.
     """
     from sm120kit import patches
-    from sm120kit.core.state import data_root
+    from sm120kit.core.state import writable_data_root
+    from sm120kit.patches.checkout import OVERRIDES, PATCHES
 
-    dropped = patches.find(patches_root(), patch)
-    overrides = data_root() / "cutlass_overrides"
-    required_by: dict[str, list[str]] = {}
-    for source in [] if force else _sources_for(dropped, sources.run_options()):
-        required_by[source.recipe] = patches.dependents(dropped, source.unpatched_tree, patches_root(), overrides)
-    _print_changed(patches.drop(dropped, patches_root(), required_by), json)
+    data = writable_data_root()
+    root = data / PATCHES
+    dropped = patches.find(root, patch)
+    required_by = {
+        source.recipe: patches.dependents(dropped, source.unpatched_tree, root, data / OVERRIDES)
+        for source in _sources_for(dropped, sources.run_options())
+    }
+    _print_changed(patches.drop(dropped, root, required_by, dependants=with_dependants), json)
 
 
 def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
@@ -179,10 +187,13 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
     from dataclasses import asdict
 
     from sm120kit import patches
+    from sm120kit.core.state import writable_data_root
+    from sm120kit.patches.checkout import PATCHES
 
-    renamed = patches.find(patches_root(), patch)
-    changed = patches.rename(renamed, slug, patches_root())
-    others = list(patches.mentions(renamed, patches_root().parent))
+    data = writable_data_root()
+    renamed = patches.find(data / PATCHES, patch)
+    changed = patches.rename(renamed, slug, data / PATCHES)
+    others = list(patches.mentions(renamed, data))
     if json:
         console.json_data({"changed": changed, "mentions": [asdict(mention) for mention in others]})
         return

@@ -51,22 +51,24 @@ def rebase(
     files, and go on with --continue. When all patches are moved, those that changed are written as variants for the new
     version; those of the old version stay.
     """
-    from sm120kit.core.state import data_root
+    from sm120kit.core.state import writable_data_root
     from sm120kit.patches import rebase as rebasing
+    from sm120kit.patches.checkout import PATCHES
 
     starts = recipe is not None and step.onto is not None and step.into is not None
     given = [value is not None for value in (recipe, step.onto, step.into)]
     forms = [all(given), step.continue_ is not None, step.abort is not None]
     if forms.count(True) != 1 or (any(given) and not starts):
         raise typer.BadParameter("expected RECIPE --onto RECIPE --into DIR, or --continue DIR, or --abort DIR")
+    options = sources.run_options()
+    root = writable_data_root()
     if step.abort:
-        rebasing.abort(step.abort, data_root() / "patches")
+        rebasing.abort(step.abort, root / PATCHES, options.workspace.key())
         console.info(f"removed {step.abort}")
         return
-    options = sources.run_options()
     directory = step.into or step.continue_
     assert directory is not None
-    names = (recipe, step.onto) if recipe and step.onto else rebasing.recipes_of(directory)
+    names = (recipe, step.onto) if recipe and step.onto else rebasing.recipes_of(directory, options.workspace.key())
     move = _move(names, options)
     progress = (rebasing.resume if step.continue_ else rebasing.begin)(move, directory)
     _report(progress, move, directory, json=json)
@@ -81,7 +83,8 @@ def _move(names: tuple[str, str], options: Options) -> SeriesMove:
     old, onto = (resolve_source(name, options) for name in names)
     root = data_root()
     recipes = (old.recipe, onto.recipe)
-    return SeriesMove(old.tree, onto.unpatched_tree, recipes, root / PATCHES, root / OVERRIDES, pinned_versions(options))
+    key, pinned = options.workspace.key(), pinned_versions(options)
+    return SeriesMove(old.tree, onto.unpatched_tree, recipes, root / PATCHES, root / OVERRIDES, key, pinned)
 
 
 def _report(progress: RebaseProgress, move: SeriesMove, directory: Path, *, json: bool) -> None:
@@ -108,6 +111,6 @@ def _report(progress: RebaseProgress, move: SeriesMove, directory: Path, *, json
         console.data(f"{'wrote' if file.exists() else 'removed'} {file}")
     console.info(f"{directory}: the series of {move.recipes[1]} as commits, as `sm120kit patch edit` creates it")
     for name in progress.provable:
-        console.info(f"next: sm120kit patch prove {name} --recipe {move.recipes[1]} --write")
+        console.info(f"next: sm120kit patch prove {name} --recipe {move.recipes[1]} --code --write")
     if progress.changed:
         console.info("then: sm120kit patch check; sm120kit recipe lock")

@@ -283,6 +283,10 @@ def _completed(argv: Sequence[str | Path], child: subprocess.Popen[bytes], out: 
 
 
 def _require_success(completed: Completed, hint: str) -> None:
+    if completed.returncode == -signal.SIGXFSZ:
+        from sm120kit.core.state import too_large
+
+        raise too_large(f"a file that {completed.argv[0]} writes")
     if completed.returncode != 0:
         tail = "\n".join((completed.stderr or completed.stdout).strip().splitlines()[-8:])
         raise CommandFailed(f"{completed.argv[0]} failed with exit code {completed.returncode}\n{tail}", hint)

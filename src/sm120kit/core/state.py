@@ -11,25 +11,36 @@ import json
 import os
 import pwd
 import re
+import resource
+import secrets
+import shlex
 import shutil
-import socket
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused, UnknownName
+from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused
 from sm120kit.core.outside import read_input
 from sm120kit.core.records import json_default, json_text
 from sm120kit.core.secrets import masked_json
 
 T = TypeVar("T")
+
+MARKER = "sm120kit-state.lock"
+"""The file that marks a state directory. A directory without it is somebody else's, and nothing in it is removed."""
+
+TEMPORARY = "sm120kit-temporary"
+"""The file that marks a directory of :func:`owned_directory`."""
+
+_HOST_LOCK = Path("/run")
+"""A directory of root on every Linux (FHS 3.0, 3.15)."""
 
 UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
 
@@ -54,6 +65,36 @@ def data_root() -> Path:
     return installed if (installed / "recipes").is_dir() else package.parents[1]
 
 
+def writable_data_root() -> Path:
+    """The data directory, for a command that writes recipes, patches, proofs or locks to it.
+
+    Raises:
+        StateUnwritable: it is part of an installation.
+    """
+    root = data_root()
+    require_not_installed(root)
+    return root
+
+
+def require_not_installed(path: Path) -> None:
+    """Require that a file to be written is not in the data of an installation, whose next version deletes it.
+
+    Raises:
+        StateUnwritable: it is.
+    """
+    with suppress(DataMissing):
+        root = data_root()
+        if _is_installed(root) and Path(os.path.realpath(path)).is_relative_to(root):
+            raise StateUnwritable(
+                f"{root} is part of an installation of sm120kit, and the next installation deletes what is written there",
+                "work in a git clone of sm120kit (pip install -e CLONE), or name a copy of this directory with SM120KIT_DATA",
+            )
+
+
+def _is_installed(root: Path) -> bool:
+    return root.is_relative_to(Path(__file__).resolve().parents[1]) or bool({"site-packages", "dist-packages"} & {*root.parts})
+
+
 @dataclass(frozen=True)
 class Workspace:
     """A state directory: ``downloads/``, ``checkouts/``, ``work/``, ``cache/`` and finished results in ``build/``."""
@@ -65,23 +106,25 @@ class Workspace:
     def open(cls, root: Path | None = None) -> Workspace:
         """Open the state directory: ``root``, else ``SM120KIT_STATE``, else the user's default; created if it does not exist.
 
-        A new directory is private to its owner, because files in it are run and delivered. While the returned object exists,
-        :meth:`maintenance` of other processes waits.
+        A new directory is private to its owner, because files in it are run and delivered, and is marked: a directory with
+        files of somebody else is never taken for a state directory. While the returned object exists, :meth:`maintenance` of
+        other processes waits.
 
         Raises:
             StateUnwritable: it cannot be created or written.
-            StateUnsafe: it belongs to another user, or others can write it.
+            StateUnsafe: it has files and no marker, belongs to another user, or others can write it.
         """
-        root = cls.at(root).root
+        workspace = cls.at(root)
+        root = workspace.root
         try:
             with disk_errors(root):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=root):
-                    pass
+                if any(root.iterdir()):
+                    workspace.require_marked()
+                _require_own(root)
+                use = UseLock(root)  # creates the marker, before any other file, for commands that start at the same time
         except OSError as error:  # file systems such as /proc have other error codes
             raise StateUnwritable(f"cannot write below {root}: {error.strerror}", UNWRITABLE_HINT) from error
-        _require_own(root)
-        use = UseLock(root)
         use.shared()
         for parent, prefix in ((root / "scratch", ""), (root / "cache" / "tiles", ".work-")):
             remove_abandoned(parent, prefix)
@@ -108,16 +151,40 @@ class Workspace:
                     raise StateUnwritable(message, UNWRITABLE_HINT) from error
         return cls(Path(os.path.realpath(root)))  # Path.resolve raises no OSError for circular links
 
+    def is_new(self) -> bool:
+        """Whether it does not exist yet.
+
+        Raises:
+            StateUnsafe: sm120kit did not make it.
+        """
+        if os.path.lexists(self.root):
+            self.require_marked()
+            return False
+        return True
+
+    def require_marked(self) -> None:
+        """Require that sm120kit made the directory.
+
+        Raises:
+            StateUnsafe: it has no marker.
+        """
+        marker = self.root / MARKER
+        if marker.is_symlink() or not marker.is_file():
+            raise StateUnsafe(
+                f"{self.root} was not made by sm120kit: it has no file {MARKER}",
+                f"choose a new or empty directory with --state or SM120KIT_STATE; if all of it is an earlier sm120kit's, whose"
+                f" directories had no such file: touch {shlex.quote(str(marker))}",
+            )
+
     @contextmanager
     def maintenance(self) -> Iterator[None]:
         """Exclude all other commands while the block runs. Waits for commands that use the directory, and reports them.
 
         Raises:
-            UnknownName: it is not a state directory.
+            StateUnsafe: sm120kit did not make it.
             SystemRefused: its file system has no locks, so that its users cannot be detected.
         """
-        if not (self.root / "locks").is_dir():
-            raise UnknownName(f"{self.root} is not a state directory", "name one with --state or SM120KIT_STATE")
+        self.require_marked()
         use = UseLock(self.root)
         use.exclusive()
         try:
@@ -148,6 +215,18 @@ class Workspace:
         """The directory of the finished result of a plan."""
         return self.root / "build" / engine / digest
 
+    def key(self) -> bytes:
+        """The secret of this state directory, for :mod:`sm120kit.core.seal`; made when it is first used."""
+        path = self.root / "key"
+        with disk_errors(path):
+            if not path.is_file():
+                with tempfile.NamedTemporaryFile(dir=self.root, prefix=".key.") as new:  # with mode 0600
+                    new.write(secrets.token_bytes(32))
+                    new.flush()
+                    with suppress(FileExistsError):  # of another process
+                        path.hardlink_to(new.name)
+            return path.read_bytes()
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A temporary directory, removed with the block; if this process is killed, by the next command."""
@@ -165,7 +244,7 @@ class Workspace:
 
 
 class UseLock:
-    """The flock(2) on ``locks/in-use.lock`` of a state directory: shared by commands that use it, exclusive for removals.
+    """The flock(2) on the marker of a state directory: shared by commands that use it, exclusive for removals.
 
     The kernel releases it when the process ends; :meth:`close` and deletion of the object release it too.
     """
@@ -173,8 +252,7 @@ class UseLock:
     def __init__(self, root: Path) -> None:
         self.root = root
         with disk_errors(root):
-            (root / "locks").mkdir(exist_ok=True)
-            self.file: int | None = os.open(root / "locks" / "in-use.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self.file: int | None = os.open(root / MARKER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
     def shared(self) -> None:
         """Wait until no removal runs. Does nothing on a file system without locks."""
@@ -198,24 +276,12 @@ class UseLock:
                 return
             except BlockingIOError:
                 if not reported:
-                    holders = ", ".join(map(str, self._holders()))
-                    reporting.info(waiting + f" (process {holders})" * bool(holders))
+                    reporting.info(f"{waiting} ({_shown(_holders(self.file))})")
                     reported = True
                 time.sleep(0.2)
             except OSError as error:
                 message = f"the file system of {self.root} cannot lock: {error.strerror}"
                 raise SystemRefused(message, "make sure that no command uses it, and remove files by hand") from error
-
-    def _holders(self) -> list[int]:
-        """Ids of the other processes that have the lock, from /proc/locks."""
-        assert self.file is not None
-        inode = str(os.fstat(self.file).st_ino)
-        try:
-            lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        except OSError:
-            return []
-        holders = {int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode}
-        return sorted(holders - {os.getpid()})
 
     def close(self) -> None:
         """Release the lock."""
@@ -306,25 +372,59 @@ def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Ite
 
 
 @contextmanager
-def host_exclusive(name: str) -> Iterator[None]:
+def host_exclusive(name: str, patience_seconds: float = 120) -> Iterator[None]:
     """Exclude other processes of this host, of any user and state directory, from work on ``name``.
 
-    The lock is an abstract Unix socket (unix(7)): it needs no file, and the kernel releases it when the process ends.
+    The lock is a flock(2) on a directory of root that every user can read: nobody can remove or replace it, and the kernel
+    releases it when the process ends. Every user can hold it, so it is not waited for without end: after
+    ``patience_seconds`` its holder is reported, and the block runs.
     """
-    with socket.socket(socket.AF_UNIX) as lock:
-        waiting = False
-        while True:
-            try:
-                lock.bind(f"\0sm120kit-{name}")
+    lock = os.open(_HOST_LOCK, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline, reported = time.monotonic() + patience_seconds, False
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                held = f"{_shown(_holders(lock))} has kept others from {name} for {patience_seconds:.0f} s"
+                reporting.warn(f"{held}: going on without exclusion; if it hangs, end it")
                 break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            if not waiting:
-                reporting.info(f"waiting for another sm120kit that works on {name}")
-            waiting = True
+            if not reported:
+                reporting.info(f"waiting for another sm120kit that works on {name}: {_shown(_holders(lock))}")
+            reported = True
             time.sleep(0.2)
         yield
+    finally:
+        os.close(lock)
+
+
+def _locked(file: int) -> bool:
+    """Try to lock a file for this process alone. A file system without locks excludes nobody."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _holders(file: int) -> list[int]:
+    """Ids of the other processes that have a flock on a file, from /proc/locks."""
+    status = os.fstat(file)
+    node = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return []
+    return sorted({int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == node} - {os.getpid()})
+
+
+def _shown(processes: Sequence[int]) -> str:
+    """Processes with the users that they belong to."""
+    shown = []
+    for process in processes:
+        with suppress(OSError):
+            shown.append(f"process {process} of {_user(Path(f'/proc/{process}').stat().st_uid)}")
+    return ", ".join(shown) or "another process"
 
 
 @contextmanager
@@ -333,18 +433,42 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing(path)).free
-            raise NotEnoughDisk(
-                f"no space left on the file system of {path} ({free // 2**20} MiB free)",
-                "free some space or name another directory with --state or SM120KIT_STATE",
-            ) from error
-        if isinstance(error, PermissionError | NotADirectoryError) or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StateUnwritable(
-                f"cannot write below {path}: {error.strerror}",
-                UNWRITABLE_HINT,
-            ) from error
+        if explained := disk_error(error, path):
+            raise explained from error
         raise
+
+
+def disk_error(error: OSError, path: Path) -> NotEnoughDisk | StateUnwritable | None:
+    """The error for a write below ``path`` that failed for lack of space or permission; None if it failed otherwise."""
+    if error.errno == errno.ENOSPC:
+        return NotEnoughDisk(
+            full(path, os.statvfs(_existing(path))), "free some space or name another directory with --state or SM120KIT_STATE"
+        )
+    if error.errno == errno.EDQUOT:
+        message = f"the disk quota of {_user(os.geteuid())} on the file system of {path} is used up"
+        return NotEnoughDisk(message, "remove files, or name another directory with --state or SM120KIT_STATE")
+    if error.errno == errno.EFBIG and error.strerror == os.strerror(errno.EFBIG):  # others are the readers' of core.outside
+        return too_large(f"a file of {path}")
+    if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
+        return StateUnwritable(f"cannot write below {path}: {error.strerror}", UNWRITABLE_HINT)
+    return None
+
+
+def too_large(file: str) -> NotEnoughDisk:
+    """The error for a file that exceeds the limit of this process for files (``ulimit -f``), or that of its file system."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY:
+        message = f"{file} would have more than {limit / 2**20:.1f} MiB, the limit for files in this shell"
+        return NotEnoughDisk(message, "raise it: ulimit -f unlimited")
+    message = f"{file} would be larger than its file system permits"
+    return NotEnoughDisk(message, "name a directory on another file system with --state or SM120KIT_STATE")
+
+
+def full(path: Path, status: os.statvfs_result) -> str:
+    """What the file system of ``path`` lacks when it refuses a write: bytes, or inodes."""
+    if status.f_files and not status.f_favail:
+        return f"no inodes left on the file system of {path}: it cannot contain more than {status.f_files} files"
+    return f"no space left on the file system of {path} ({status.f_bavail * status.f_frsize // 2**20} MiB free)"
 
 
 def require_disk(path: Path, needed_bytes: int, work: str) -> None:
@@ -481,6 +605,7 @@ def mark_tree_used(directory: Path, tree: str) -> None:
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
+    require_not_installed(path)
     with disk_errors(path):
         if path.is_dir():
             raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
@@ -507,6 +632,8 @@ def write_together(files: Mapping[Path, bytes | None]) -> None:
     All contents are on disk before the first rename. Each file is complete at any time; a process that is killed between
     two renames leaves some files old and some new.
     """
+    for path in files:
+        require_not_installed(path)
     staged: dict[Path, tuple[Path | None, Path | None]] = {}
     replaced: list[Path] = []
     temporary: list[Path] = []
@@ -562,30 +689,38 @@ def publish_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def owned_directory(parent: Path, prefix: str) -> Iterator[Path]:
-    """A temporary directory in ``parent``, removed with the block unless it was renamed.
+    """A temporary directory below ``parent``, removed with the block unless it was renamed.
 
-    Its owner has a flock(2) on it, which the kernel releases when the process ends. Directories whose owner was killed are
-    removed first; on a file system without locks they remain.
+    It lies in a directory ``<prefix>…`` with a marker, on which its owner has a flock(2) that the kernel releases when the
+    process ends. Directories whose owner was killed are removed first; on a file system without locks they remain.
     """
     remove_abandoned(parent, prefix)
-    directory, lock = _create_owned(parent, prefix)
+    around = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    lock = os.open(around, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (around / TEMPORARY).touch()  # after the lock: others remove what is marked and not locked
+        directory = around / "new"
+        directory.mkdir(mode=0o700)
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(around, ignore_errors=True)
         os.close(lock)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove directories of :func:`owned_directory` whose process has ended."""
+    """Remove directories of :func:`owned_directory` whose process has ended. Those without its marker are others'."""
     if not parent.is_dir():
         return
     for directory in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-        with suppress(OSError):  # removed meanwhile, another user's, not a directory, or its owner runs
+        with suppress(OSError):  # removed meanwhile, another user's, not a directory, not marked, or its owner runs
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory, ignore_errors=True)
+                marker = os.stat(TEMPORARY, dir_fd=lock, follow_symlinks=False)
+                if stat.S_ISREG(marker.st_mode) and marker.st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)
 
@@ -605,23 +740,3 @@ def is_owned(directory: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _create_owned(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Create and lock a directory. Repeated if another process removes it as abandoned before it is locked."""
-    while True:
-        directory = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
-        try:
-            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        except OSError:  # the file system has no locks
-            return directory, lock
-        if directory.is_dir():
-            return directory, lock
-        os.close(lock)

@@ -1,7 +1,8 @@
 """Entries of the state directory (``sm120kit cache``): disk usage, references to them, removal.
 
-Only names that sm120kit creates are considered, so that files of other programs are never removed. An entry is renamed before
-it is removed: it never exists in part, and the next `gc` completes an interrupted removal.
+Only a directory with the marker of a state directory is cleaned, only names that sm120kit creates are considered, and no link
+is followed, so that files of others are never removed. An entry is renamed before it is removed: it never exists in part, and
+the next `gc` completes an interrupted removal.
 """
 
 from __future__ import annotations
@@ -230,7 +231,8 @@ def entries(root: Path, referenced: References | None = None) -> list[StateEntry
 
 
 def _directories(root: Path, pattern: str) -> list[Path]:
-    return [path for path in sorted(root.glob(pattern)) if path.is_dir()]
+    """The directories of a state directory that match a pattern. Those behind a link are not its own."""
+    return [path for path in sorted(root.glob(pattern)) if path.is_dir() and path.resolve() == path]
 
 
 def _tree_of(index: Path) -> Path:

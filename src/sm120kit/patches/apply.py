@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict
-from sm120kit.patches.drift import Step, steps
+from sm120kit.patches.drift import Step, complete_steps, steps
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
 from sm120kit.patches.series import load_for_tree
@@ -38,7 +38,7 @@ def apply(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path, o
     """
     repository = Repository(checkout.repository)
     commit, tree = base_commit(repository, checkout, inside, overrides)
-    tried = list(steps(checkout, inside, load_for_tree(checkout.pin, inside, root), tree))
+    tried = list(complete_steps(steps(checkout, inside, load_for_tree(checkout.pin, inside, root), tree)))
     _require_all_apply(tried)
     applied = []
     for step in tried:

@@ -7,8 +7,9 @@ status reports the offset.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) 
         BadPatch: a series is not well-formed.
     """
     patches = load_for_tree(checkout.pin, inside, root)
-    return tuple(step.status for step in steps(checkout, inside, patches, checkout.tree))
+    return tuple(step.status for step in complete_steps(steps(checkout, inside, patches, checkout.tree)))
 
 
 def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequence[Patch], tree: str) -> Iterator[Step]:
@@ -86,6 +87,27 @@ def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequ
                 before, tree = tree, index.write_tree()
                 _require_own_files(repository, (before, tree), patch, project, projects)
             yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail, conflicts), tree)
+
+
+def complete_steps(tried: Iterable[Step]) -> Iterator[Step]:
+    """Steps, where a patch conflicts that applies without one that it requires, or with one that it excludes.
+
+    What it requires in a project that is not in the tree is not known, and not required.
+    """
+    steps = list(tried)
+    applied = [step.patch for step in steps if step.status.state is PatchState.APPLIES]
+    projects = {step.patch.project for step in steps}
+    for step in steps:
+        problems = [
+            f"  it requires {name}, which is not applied"
+            for name in step.patch.requires
+            if name.partition("/")[0] in projects and not any(other.is_named((name,)) for other in applied)
+        ]
+        excluded = [other.name for other in applied if other.is_named(step.patch.excludes)]
+        problems += [f"  it excludes {name}, which is applied" for name in excluded]
+        if problems and step.patch in applied:
+            step = replace(step, status=replace(step.status, state=PatchState.CONFLICTS, detail="\n".join(problems)))
+        yield step
 
 
 def _try_patch(
@@ -119,7 +141,8 @@ def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> DiffFit:
     placed, unplaced = _at_anchors(index, patch, project)
     check = git_apply(index, patch, project, "--check")
     offsets = _offsets(check.stderr, project)
-    ambiguous = list(_ambiguous(index, placed, project, offsets)) if check.returncode == 0 else []
+    searched = _searched(index, placed, project, offsets) if check.returncode == 0 else {}
+    ambiguous = list(_ambiguous(index, placed, project, searched))
     applies = check.returncode == 0 and not unplaced
     # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
     if (not applies or offsets) and _is_upstream(index, patch, project):
@@ -219,16 +242,38 @@ def _describe(offsets: dict[str, dict[int, int]]) -> Iterator[str]:
             )
 
 
-def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, offsets: dict[str, dict[int, int]]) -> Iterator[str]:
-    """A line per hunk that git would apply at another line than its own although it fits elsewhere too."""
-    for path, by_number in offsets.items():
+def _searched(
+    index: GitIndex, patch: Patch, project: TreeProject, offsets: dict[str, dict[int, int]]
+) -> dict[str, dict[int, int]]:
+    """The hunks whose line number does not decide where they belong, as in :func:`_offsets`.
+
+    Those are hunks that git applies at another line, and in a file of which the ``index`` line names another version, all that
+    no anchor places: lines may lie above them that the patch was not made for.
+    """
+    searched = {path: dict(by_number) for path, by_number in offsets.items()}
+    placed = {(anchor.path, anchor.number) for anchor in patch.anchors}
+    for file in patch.files:
+        hunks = [hunk.number for hunk in patch.hunks if hunk.path == file.path and (hunk.path, hunk.number) not in placed]
+        if not hunks or not file.old.strip("0"):
+            continue
+        content = index.git("cat-file", "blob", f":0:{project.prefix}{file.path}").raw
+        blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+        if not blob.startswith(file.old):
+            searched[file.path] = dict.fromkeys(hunks, 0) | searched.get(file.path, {})
+    return searched
+
+
+def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, searched: dict[str, dict[int, int]]) -> Iterator[str]:
+    """A line per hunk that fits at several lines and whose own line does not decide."""
+    for path, by_number in searched.items():
         content = index.git("cat-file", "blob", f":0:{project.prefix}{path}").raw
         hunks = [hunk for hunk in patch.hunks if hunk.path == path]
         for hunk, starts in ambiguities(hunks, by_number, content):
             places = ", ".join(map(str, starts[:MAX_PLACES])) + (", ..." if len(starts) > MAX_PLACES else "")
             applied = hunk.start + by_number[hunk.number]
+            reason = "does not fit there" if applied != hunk.start else "was made for another version of the file"
             yield (
-                f"  {path}:{hunk.start}: {_hunk_name(hunk, patch)} does not fit there and is ambiguous: git would apply it"
+                f"  {path}:{hunk.start}: {_hunk_name(hunk, patch)} {reason} and is ambiguous: git would apply it"
                 f" at line {applied}; it fits at {f'lines {places}' if starts else 'no line in the order of the hunks'}."
                 f" Lines of the file decide: Hunk-Below: {path}#{hunk.number} LINE, Hunk-Above: {path}#{hunk.number} LINE"
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadPatch, EditMismatch, PatchConflict, StateUnwritable
+from sm120kit.core.seal import is_sealed, seal
 from sm120kit.core.state import digest_of, disk_errors, write_atomic
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.checkout import OVERRIDES
@@ -60,33 +61,35 @@ class EditRecord:
         """The record of a recipe with these patches."""
         return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits))
 
-    def section(self) -> str:
-        """The record as a section of git's configuration."""
+    def section(self, key: bytes) -> str:
+        """The record as a section of git's configuration, sealed with a key."""
         values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
         values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
         values += [("commit", commit) for commit in self.commits]
+        values.append(("seal", seal(key, _SECTION, digest_of(self))))
         return config_section(_SECTION, values)
 
     @classmethod
-    def read(cls, repository: Repository, config: Path) -> EditRecord | None:
-        """Read the record in a configuration file, or None if there is none.
+    def read(cls, repository: Repository, config: Path, key: bytes) -> EditRecord | None:
+        """Read the record in a configuration file, or None if there is none that was sealed with the key.
 
         git, which works on ``repository``, parses the file; it includes no other file and applies no setting of it.
         """
         if config.is_symlink() or not config.is_file():
             return None
-        keys = rf"^{_SECTION}\.(recipe|pin|series|patch|commit)$"
-        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", keys, check=False)
+        names = rf"^{_SECTION}\.(recipe|pin|series|patch|commit|seal)$"
+        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", names, check=False)
         values: dict[str, list[str]] = {}
         for entry in listed.raw.decode(errors="replace").split("\0"):
-            key, _, value = entry.partition("\n")
-            values.setdefault(key.removeprefix(f"{_SECTION}."), []).append(value)
-        single = [values.get(key, []) for key in ("recipe", "pin", "series")]
+            name, _, value = entry.partition("\n")
+            values.setdefault(name.removeprefix(f"{_SECTION}."), []).append(value)
+        single = [values.get(name, []) for name in ("recipe", "pin", "series", "seal")]
         if any(len(value) != 1 for value in single):
             return None
         patches = {name: sha256 for name, _, sha256 in (value.partition(" ") for value in values.get("patch", []))}
-        recipe, pin, series = (value[0] for value in single)
-        return cls(recipe, pin, series, patches, tuple(values.get("commit", [])))
+        recipe, pin, series, found = (value[0] for value in single)
+        record = cls(recipe, pin, series, patches, tuple(values.get("commit", [])))
+        return record if is_sealed(key, _SECTION, digest_of(record), found) else None
 
 
 def config_section(name: str, values: Sequence[tuple[str, str]]) -> str:
@@ -95,10 +98,10 @@ def config_section(name: str, values: Sequence[tuple[str, str]]) -> str:
     return "".join([f"[{name}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
 
 
-def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
+def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
     """Create a git repository in ``directory`` with the series as commits on branch ``series``, for a developer to edit.
 
-    ``recipe`` is the recipe of the tree as an argument of commands.
+    ``recipe`` is the recipe of the tree as an argument of commands; ``key`` seals the record of the directory.
 
     Raises:
         StateUnwritable: the directory is not empty.
@@ -118,7 +121,7 @@ def edit(tree: PatchedTree, directory: Path, recipe: str) -> None:
     commits = [patch.commit for patch in tree.patches]
     record = EditRecord.of(recipe, tree.checkout.pin, tree.inside, patches, commits)
     config = directory / ".git/config"
-    write_atomic(config, config.read_bytes() + record.section().encode())
+    write_atomic(config, config.read_bytes() + record.section(key).encode())
 
 
 def export_edits(
@@ -127,18 +130,18 @@ def export_edits(
     pin: Pin,
     inside: tuple[VendoredProject, ...],
     root: Path,
+    key: bytes,
     overwrite: Collection[str] = (),
-    overrides: Path | None = None,
 ) -> list[Path]:
     """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
 
     If the series changed since, the two are merged patch by patch; the directory stays as it is.
-    Commits of our headers are written to ``overrides``, which is ``cutlass_overrides/`` beside ``root`` if it is not given.
-    ``pin`` and ``inside`` are those of ``recipe``; for ``overwrite`` see :func:`write_back`.
+    Commits of our headers are written to ``cutlass_overrides/`` beside ``root``. ``pin`` and ``inside`` are those of
+    ``recipe``; ``key`` is that with which the directory was made, and for ``overwrite`` see :func:`write_back`.
 
     Raises:
-        EditMismatch: ``edit`` did not make the directory, or made it from other pins, or the series changed since and cannot be
-            merged.
+        EditMismatch: ``edit`` did not make the directory with this key, or made it from other pins, or the series changed since
+            and cannot be merged.
         BadPatch: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
         PatchOverwritten: see :func:`write_back`.
     """
@@ -146,13 +149,14 @@ def export_edits(
     with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
         # The configuration of the edited repository may name programs to run, so git works on a copy.
         repository = Repository.init(Path(scratch) / "repository")
-        record = EditRecord.read(repository, edited / "config")
+        record = EditRecord.read(repository, edited / "config", key)
         result = repository.fetch(edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
             raise EditMismatch(
-                f"{directory} was not made by `sm120kit patch edit`{reason}",
-                "start with `sm120kit patch edit RECIPE --into DIR`",
+                f"{directory} was not made by `sm120kit patch edit` with this state directory{reason}",
+                "start with `sm120kit patch edit RECIPE --into DIR`, or name the state directory it was made with: --state;"
+                " from somebody else's repository: sm120kit patch import COMMIT --repository DIR",
             )
         repository.git("symbolic-ref", "HEAD", SERIES)
         commits = repository.git("rev-list", "--reverse", f"{BASE}..{SERIES}").stdout.split()
@@ -171,7 +175,7 @@ def export_edits(
         headers = OwnHeaders.of(repository, BASE, projects)
         exported = export(repository, BASE, SERIES, projects, headers)
         recorded = _recorded_tip(repository, edited, record)
-        own_files = headers.edited(repository, (recorded, SERIES), overrides or root.parent / OVERRIDES)
+        own_files = headers.edited(repository, (recorded, SERIES), root.parent / OVERRIDES)
         merge = record.series != present.series
         meanwhile: list[str] = []
         if merge:
@@ -201,7 +205,7 @@ def export_edits(
             config = Path(scratch) / "config"
             config.write_bytes((edited / "config").read_bytes())
             repository.git("config", "--file", config, "--remove-section", _SECTION)
-            write_atomic(edited / "config", config.read_bytes() + after.section().encode())
+            write_atomic(edited / "config", config.read_bytes() + after.section(key).encode())
         return changed
 
 

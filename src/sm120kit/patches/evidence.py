@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import PLACEHOLDER, Patch
 
 PROOFS = "src/sm12x_lab/receipts/patches"
 """The directory of proofs in a checkout."""
+
+NOT_COMPARED = "no effect seen, code not compared"
+NO_EFFECTS = (NOT_COMPARED, "no effect")
+"""The effects of a probe on which the patch has none, as a proof names them."""
+
+NOT_CHECKED = "not checked"
 
 _NAMED = re.compile(r"\b(?:docs|src|tests)/[\w./-]*\w")
 
@@ -47,4 +54,22 @@ def _stale(path: Path, patch: Patch) -> str:
         return "is not a proof"
     if proved != patch.name:
         return f"is a proof of {proved}"
-    return "is a proof of other hunks than those of the patch" if hunks != patch.hunks_sha256 else ""
+    if hunks != patch.hunks_sha256:
+        return "is a proof of other hunks than those of the patch"
+    return next(gaps(proof), "")
+
+
+def gaps(proof: Mapping[str, Any]) -> Iterator[str]:
+    """What a proof, as its document, leaves open: that nothing differs, or what a probe requests and was not compared."""
+    try:
+        results = [(result["probe"], result["below"], result["above"], {*result["effects"]}) for result in proof["results"]]
+        if not any(effects - set(NO_EFFECTS) for *_, effects in results):
+            yield "shows no effect of the patch"
+        for probe, below, above, effects in results:
+            if probe["code"] and NOT_COMPARED in effects:
+                yield f"does not compare the machine code of probe {probe['text']!r}, which is compiled with --code"
+            compiles = not (below["error"] or above["error"])
+            if probe["numbers"] and compiles and NOT_CHECKED in (below["numbers"], above["numbers"]):
+                yield f"does not compare the numbers of probe {probe['text']!r}"
+    except (TypeError, KeyError):
+        yield "is not a proof"

@@ -12,14 +12,15 @@ from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
-from sm120kit.core.errors import BadPatch, PatchOverwritten, UnknownName
+from sm120kit.core.errors import BadPatch, PatchConflict, PatchOverwritten, UnknownName
 from sm120kit.core.outside import mail_date
 from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
 from sm120kit.patches.records import TreeProject, owner_of
-from sm120kit.patches.series import load, read, require_no_problems, series_content, slug_lines, slug_problem
+from sm120kit.patches.series import load, needs, read, require_no_problems, series_content, slug_lines, slug_problem
+from sm120kit.patches.series import projects as all_projects
 from sm120kit.sources.git import Repository
 
 _PATCH = re.compile(r"\nPatch: ([\w.-]+)/([\w.-]+)$", re.MULTILINE)
@@ -187,9 +188,12 @@ def write_back(
     Raises:
         UnknownName: ``overwrite`` has a name that is no patch.
         PatchOverwritten: the file of a patch for other versions would be replaced.
+        PatchConflict: a patch would be removed that another one names as required.
         BadPatch: the series would not be well-formed, or a patch is not for the version of its project.
     """
     files: dict[Path, bytes | None] = {}
+    kept: dict[str, Patch] = {patch.name: patch for each in all_projects(root) for patch in load(root, each)}
+    removed: list[Patch] = []
     names = {patch.name for project in projects for patch in load(root, project.project)}
     if unknown := sorted({*overwrite} - names):
         raise UnknownName(
@@ -206,6 +210,7 @@ def write_back(
             if patch.slug in contents:
                 raise BadPatch(f"{commit.title}: two commits are for {patch.name}", "squash them or change a subject")
             contents[patch.slug] = normal_form(patch)
+            kept[patch.name] = patch
         slugs = list(contents)
         before = ""
         for patch in existing.values():
@@ -217,11 +222,28 @@ def write_back(
                 files[directory / f"{slug}.patch"] = content
         if [slug for _, slug in slug_lines(directory / "series")] != slugs:
             files[directory / "series"] = series_content(directory / "series", slugs)
+        removed += [kept.pop(patch.name) for patch in existing.values() if patch.slug not in slugs]
         files |= {directory / f"{slug}.patch": None for slug in existing if slug not in slugs}
+    _require_no_dependants(removed, kept.values())
     require_no_problems([problem for project in projects for problem in problems_after(files, root, project.project)])
     files |= others
     write_together(files)
     return list(files)
+
+
+def _require_no_dependants(removed: Sequence[Patch], kept: Collection[Patch]) -> None:
+    """Require that no patch names one that is removed as required, unless another variant of that is left for it.
+
+    Raises:
+        PatchConflict: patches do.
+    """
+    lost = [(patch, gone) for gone in removed for patch in kept if needs(patch, gone)]
+    lines = [f"  {patch.name} requires {gone.name}" for patch, gone in lost if not any(needs(patch, other) for other in kept)]
+    if lines:
+        raise PatchConflict(
+            "\n".join(["patches need others that would be removed:", *lines]),
+            "keep the commits of these, or remove the trailer Requires of the patches that need them",
+        )
 
 
 def _file_of(

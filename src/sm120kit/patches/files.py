@@ -13,7 +13,7 @@ from sm120kit.patches import evidence
 from sm120kit.patches.apply import compose
 from sm120kit.patches.export import problems_after
 from sm120kit.patches.foreign import require_free
-from sm120kit.patches.format import Patch, normal_form
+from sm120kit.patches.format import RELATIONS, Patch, normal_form
 from sm120kit.patches.message import skeleton
 from sm120kit.patches.records import PatchedTree, PatchState, TreeProject
 from sm120kit.patches.series import (
@@ -23,6 +23,7 @@ from sm120kit.patches.series import (
     projects,
     renamed_series,
     require_no_problems,
+    requiring,
     series_content,
     slug_lines,
     slug_problem,
@@ -106,31 +107,34 @@ def dependents(patch: Patch, tree: PatchedTree, root: Path, overrides: Path) -> 
     return [s.patch.name for s in after if s.patch.name in applied and s.status.state is not PatchState.APPLIES]
 
 
-def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]]) -> list[Path]:
+def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]], *, dependants: bool = False) -> list[Path]:
     """Remove a patch: its file, its line in the series and its proof; returns the files that changed.
 
-    ``required_by`` has by recipe the patches that do not apply without it. A proof that another patch names as its evidence
-    stays.
+    ``required_by`` has by recipe the patches that do not apply without it. With ``dependants``, those and the patches that name
+    it as required are removed with it. A proof that another patch names as its evidence stays.
 
     Raises:
-        PatchConflict: there are such patches.
+        PatchConflict: there are such patches, and they are not to be removed.
     """
-    lines = [f"  {name} in {recipe}" for recipe, names in required_by.items() for name in names]
-    if lines:
+    lines = [f"  {name} in {recipe} does not apply without it" for recipe, names in required_by.items() for name in names]
+    named = requiring(patch, root)
+    lines += [f"  {name} requires it" for name in named]
+    if lines and not dependants:
         raise PatchConflict(
-            "\n".join([f"patches that do not apply without {patch.name}:", *lines]),
-            "drop or change them first, or pass --force",
+            "\n".join([f"other patches need {patch.name}:", *lines]),
+            "drop or change them first, or remove them with it: --with-dependants",
         )
-    directory = root / patch.project
-    slugs = [slug for _, slug in slug_lines(directory / "series") if slug != patch.slug]
-    files: dict[Path, bytes | None] = {
-        directory / f"{patch.slug}.patch": None,
-        directory / "series": series_content(directory / "series", slugs),
-    }
-    proof = evidence.path_of(root, patch.name)
-    others = [other for project in projects(root) for other in load(root, project) if other.name != patch.name]
-    if proof.is_file() and not any(f"{patch.name}.json" in other.trailer("Evidence") for other in others):
-        files[proof] = None
+    gone = {patch.name, *named, *(name for names in required_by.values() for name in names)}
+    kept = [other for project in projects(root) for other in load(root, project) if other.name not in gone]
+    files: dict[Path, bytes | None] = {}
+    for name in sorted(gone):
+        directory, slug = (root / name).parent, name.partition("/")[2]
+        files[directory / f"{slug}.patch"] = None
+        slugs = [each for _, each in slug_lines(directory / "series") if f"{directory.name}/{each}" not in gone]
+        files[directory / "series"] = series_content(directory / "series", slugs)
+        proof = evidence.path_of(root, name)
+        if proof.is_file() and not any(f"{name}.json" in other.trailer("Evidence") for other in kept):
+            files[proof] = None
     write_together(files)
     return list(files)
 
@@ -152,6 +156,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
     if family != patch.family:
         variants = [other.slug for other in load(root, patch.project) if other.family == patch.family and other != patch]
         slugs |= {old: family + old.removeprefix(patch.family) for old in variants}
+    names = {f"{patch.project}/{old}": f"{patch.project}/{new}" for old, new in ({patch.family: family} | slugs).items()}
     files: dict[Path, bytes | None] = {}
     for old, new in slugs.items():
         require_free(root, patch.project, new)
@@ -166,6 +171,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
         for other in load(root, project):
             new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug
             body = other.body
+            body = renamed_relations(body, names)
             for renaming in slugs.items():
                 proofs = [f"{evidence.PROOFS}/{patch.project}/{name}.json" for name in renaming]
                 body = re.sub(rf"(?<![\w./-]){re.escape(proofs[0])}(?![\w-])", proofs[1], body)
@@ -176,6 +182,15 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
     require_no_problems([problem for project in projects(root) for problem in problems_after(files, root, project)])
     write_together(files)
     return list(files)
+
+
+def renamed_relations(body: str, names: Mapping[str, str]) -> str:
+    """The message of a patch with other names of patches in its trailers ``Requires`` and ``Conflicts``."""
+
+    def renamed(match: re.Match[str]) -> str:
+        return re.sub(r"[\w.-]+/[\w.-]+", lambda name: names.get(name[0], name[0]), match[0])
+
+    return re.sub(rf"^(?:{'|'.join(RELATIONS)}):.*(?:\n[ \t].*)*", renamed, body, flags=re.MULTILINE)
 
 
 def mentions(patch: Patch, directory: Path) -> Iterator[Mention]:

@@ -10,7 +10,7 @@ import difflib
 import email.utils
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,10 @@ FIRST_LINE = f"From {'0' * 40} Mon Sep 17 00:00:00 2001"
 """git's first line of a patch, with zeros for the commit id, which would differ after each export."""
 
 REQUIRED = ("Applies-To", "Upstream-Status", "Origin", "Matters-For", "No-Effect-For", "Evidence", "Drop-When")
-OPTIONAL = ("Fixed-In", "Signed-off-by", "Probe", *anchors.TRAILERS)
+RELATIONS = ("Requires", "Conflicts")
+"""Trailers with names of patches, ``project/slug``, separated by commas; that of a family names every variant of it."""
+
+OPTIONAL = ("Fixed-In", *RELATIONS, "Signed-off-by", "Probe", *anchors.TRAILERS)
 REPEATABLE = ("Signed-off-by", "Probe", *anchors.TRAILERS)
 
 PLACEHOLDER = "TODO"
@@ -49,6 +52,7 @@ _PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\] *", re.IGNORECASE)
 _NAME_EDGES = "".join(map(chr, range(33))) + ".,:;<>\"\\'"
 """Characters that git removes from both ends of names and addresses."""
 
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _NUMBER = re.compile(r"\d{10}")
 _SPECIALS = re.compile(r'[()<>\[\]:;@,.\\"]')
 _MIME = {"MIME-Version": "1.0", "Content-Type": "text/plain; charset=UTF-8", "Content-Transfer-Encoding": "8bit"}
@@ -108,6 +112,20 @@ class Patch:
         parsed = (anchors.parse(key, value) for key, value in self.trailers if key in anchors.TRAILERS)
         return tuple(anchor for anchor in parsed if anchor)
 
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """The names of the patches without which this one is wrong, even where it applies."""
+        return names_in(self.trailer("Requires"))
+
+    @property
+    def excludes(self) -> tuple[str, ...]:
+        """The names of the patches with which this one is wrong, even where it applies."""
+        return names_in(self.trailer("Conflicts"))
+
+    def is_named(self, names: Container[str]) -> bool:
+        """Whether a trailer with these names means this patch: they have it or its family."""
+        return self.name in names or f"{self.project}/{self.family}" in names
+
     def trailer(self, name: str) -> str:
         """The value of a trailer; empty if there is none of this name."""
         return next((value for key, value in self.trailers if key == name), "")
@@ -115,6 +133,11 @@ class Patch:
     def is_for(self, version: str) -> bool:
         """Whether ``Applies-To`` holds for a version of the project."""
         return self.versions.contains(version, prereleases=True)
+
+
+def names_in(value: str) -> tuple[str, ...]:
+    """The names in the value of a trailer of :data:`RELATIONS`."""
+    return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 def render(author: str, date: datetime, subject: str, body: str, diff: bytes) -> bytes:
@@ -313,6 +336,10 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
             )
         elif name == "Probe":
             _check_probe(value, line, report)
+        elif name in RELATIONS:
+            for each in names_in(value):
+                if not _NAME.fullmatch(each):
+                    report(line, f"{name} has {each!r}, which is no name like cutlass/stage-count")
         elif name == "Applies-To":
             versions = _applies_to(project, value, line, report)
         seen.add(name)

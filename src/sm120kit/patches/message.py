@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm120kit.patches import anchors
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.format import OPTIONAL, PLACEHOLDER, REQUIRED, TRAILER, Patch
+from sm120kit.patches.format import OPTIONAL, PLACEHOLDER, RELATIONS, REQUIRED, TRAILER, Patch
 
 SUBJECT = f"{PLACEHOLDER}: area and change, such as builder: count scale factors per tile"
 BODY = f"{PLACEHOLDER}: the defect, who is affected, what changes"
@@ -26,7 +26,7 @@ _VALUES = {
     "Evidence": "the proof that `sm120kit patch prove {name} --write` writes, or tests",
     "Drop-When": "the condition for removing the patch",
 }
-_ORDER = (*REQUIRED[:2], "Fixed-In", *REQUIRED[2:5], "Probe", *anchors.TRAILERS, *REQUIRED[5:], "Signed-off-by")
+_ORDER = (*REQUIRED[:2], "Fixed-In", *RELATIONS, *REQUIRED[2:5], "Probe", *anchors.TRAILERS, *REQUIRED[5:], "Signed-off-by")
 _TO_FILL_IN = re.compile(rf"(?:([A-Z][A-Za-z-]*): )?{PLACEHOLDER}\b:? ?(.*)")
 
 

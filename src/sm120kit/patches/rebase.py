@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,8 +68,8 @@ _UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")
 class SeriesMove:
     """The two trees of a rebase and the files of the series.
 
-    ``recipes`` are the recipes of ``old`` and ``onto`` as arguments of commands; ``onto`` is not patched. ``pinned`` has, for
-    each project, the versions that recipes pin.
+    ``recipes`` are the recipes of ``old`` and ``onto`` as arguments of commands; ``onto`` is not patched. ``key``
+    seals the record of the directory. ``pinned`` has, for each project, the versions that recipes pin.
     """
 
     old: PatchedTree
@@ -76,6 +77,7 @@ class SeriesMove:
     recipes: tuple[str, str]
     root: Path
     overrides: Path
+    key: bytes
     pinned: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
@@ -155,19 +157,19 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
             write_atomic(gitdir / "HEAD", f"ref: {SERIES}\n".encode())
             set_files(repository, new, record)
         Repository(gitdir).make_worktree()
-        write_state(gitdir, record)
+        write_state(gitdir, record, move.key)
     with opened(directory) as repository:
         return _progress(repository, move, directory, record)
 
 
-def recipes_of(directory: Path) -> tuple[str, str]:
+def recipes_of(directory: Path, key: bytes) -> tuple[str, str]:
     """The old and the new recipe of a rebase, as arguments of commands.
 
     Raises:
         EditMismatch: no rebase is in progress in the directory.
     """
     with opened(directory.absolute()) as repository:
-        return read_record(repository, directory).recipes
+        return read_record(repository, directory, key).recipes
 
 
 def resume(move: SeriesMove, directory: Path) -> RebaseProgress:
@@ -182,27 +184,26 @@ def resume(move: SeriesMove, directory: Path) -> RebaseProgress:
             :func:`begin`.
     """
     directory = directory.absolute()
-    with opened(directory) as repository, exclusive(directory / ".git/sm120kit.lock", str(directory)):
-        record = read_record(repository, directory)
+    with _locked(directory, move.key) as (repository, record):
         _require_unchanged(move, directory, record)
         head = head_of(repository, directory)
         if record.before:
             require_known_files(repository, directory, (record.before, record.tree))
             (directory / ".git/index.lock").unlink(missing_ok=True)
             set_files(repository, directory, record)
-            record = switched(directory, record)
+            record = switched(directory, record, move.key)
             head = head_of(repository, directory)
         if not record.writes or head not in (record.head, record.rewritten):
             record = _collect(repository, directory, replace(record, writes=()), head)
             before = record.tree
             record = replace(_advance(repository, move, record), before=before)
-            write_state(directory / ".git", record)
+            write_state(directory / ".git", record, move.key)
             set_files(repository, directory, record)
-            record = switched(directory, record)
+            record = switched(directory, record, move.key)
         return _progress(repository, move, directory, record)
 
 
-def abort(directory: Path, root: Path) -> None:
+def abort(directory: Path, root: Path, key: bytes) -> None:
     """Remove the directory of a rebase with the patches moved so far. The series below ``root`` is as before.
 
     Raises:
@@ -212,8 +213,7 @@ def abort(directory: Path, root: Path) -> None:
     """
     directory = directory.absolute()
     remove_abandoned(directory.parent, f".{directory.name}.")
-    with opened(directory) as repository, exclusive(directory / ".git/sm120kit.lock", str(directory)):
-        record = read_record(repository, directory)
+    with _locked(directory, key) as (repository, record):
         listed = repository.git("ls-remote", "--quiet", "--", directory / ".git").stdout.splitlines()
         refs = {line.partition("\t")[2]: line.partition("\t")[0] for line in listed}
         own = [f"  {ref}" for ref in refs if ref not in ("HEAD", SERIES) and not ref.startswith("refs/sm120kit/")]
@@ -227,6 +227,15 @@ def abort(directory: Path, root: Path) -> None:
         _write_files(repository, root, directory, [replace(w, before=w.after, after=w.before) for w in record.writes])
         with owned_directory(directory.parent, f".{directory.name}.") as trash:
             directory.rename(trash / "aborted")
+
+
+@contextmanager
+def _locked(directory: Path, key: bytes) -> Iterator[tuple[Repository, RebaseRecord]]:
+    """The repository and the record of a directory, which nobody else works on. Of others' directories no lock is opened."""
+    with opened(directory) as repository:
+        read_record(repository, directory, key)
+        with exclusive(directory / ".git/sm120kit.lock", str(directory)):
+            yield repository, read_record(repository, directory, key)
 
 
 def _require_projects(move: SeriesMove) -> None:
@@ -371,7 +380,7 @@ def _progress(repository: Repository, move: SeriesMove, directory: Path, record:
         return RebaseProgress(record.moves, tuple(record.conflicts))
     if not record.writes:
         record = _plan_writes(repository, move, record)
-        write_state(directory / ".git", record)
+        write_state(directory / ".git", record, move.key)
     write_atomic(directory / ".git" / SERIES, f"{record.head}\n".encode())
     _write_files(repository, move.root, directory, record.writes)
     patches = move.load()
@@ -379,9 +388,8 @@ def _progress(repository: Repository, move: SeriesMove, directory: Path, record:
     present = {patch.name: patch.sha256 for patch in patches if patch.is_for(versions[patch.project])}
     commits = repository.git("rev-list", "--reverse", f"{record.base}..{record.head}").stdout.split()
     onto = move.onto
-    write_state(
-        directory / ".git", None, EditRecord.of(move.recipes[1], onto.checkout.pin, onto.inside, present, commits).section()
-    )
+    edited = EditRecord.of(move.recipes[1], onto.checkout.pin, onto.inside, present, commits)
+    write_state(directory / ".git", None, move.key, edited.section(move.key))
     changed = tuple(move.root / write.path for write in record.writes)
     provable = [
         patch.name

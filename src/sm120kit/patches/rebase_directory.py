@@ -17,12 +17,16 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadPatch, EditMismatch
 from sm120kit.core.records import json_default
+from sm120kit.core.seal import is_sealed, seal
 from sm120kit.core.state import owned_directory, write_atomic
 from sm120kit.patches.edits import SERIES, config_section
 from sm120kit.sources.git import GitIndex, Repository
 
 _STATE = "sm120kit.rebase.state"
 """Key of the git configuration with a :class:`RebaseRecord` as JSON."""
+
+_SEAL = "sm120kit.rebase.seal"
+"""Key of the git configuration with the seal of that."""
 
 _START = "start with `sm120kit patch rebase RECIPE --onto RECIPE --into DIR`"
 ANEW = "rebase into a new directory; there, `git fetch` this one and `git cherry-pick` the commits of its resolutions"
@@ -115,10 +119,10 @@ def set_files(repository: Repository, directory: Path, record: RebaseRecord) -> 
     write_atomic(gitdir / SERIES, f"{record.head}\n".encode())
 
 
-def switched(directory: Path, record: RebaseRecord) -> RebaseRecord:
+def switched(directory: Path, record: RebaseRecord, key: bytes) -> RebaseRecord:
     """Record that the files of a directory are those of the record."""
     record = replace(record, before="")
-    write_state(directory / ".git", record)
+    write_state(directory / ".git", record, key)
     return record
 
 
@@ -187,27 +191,38 @@ def opened(directory: Path) -> Iterator[Repository]:
         yield repository
 
 
-def read_record(repository: Repository, directory: Path) -> RebaseRecord:
-    """The record in the configuration of a directory, of which git reads nothing else."""
+def read_record(repository: Repository, directory: Path, key: bytes) -> RebaseRecord:
+    """The record in the configuration of a directory, of which git reads nothing else.
+
+    Raises:
+        EditMismatch: there is none that was sealed with the key.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     config = directory / ".git/config"
     if config.is_file() and not config.is_symlink():
-        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get", _STATE, check=False)
+        arguments = ("config", "--file", config, "--no-includes", "-z", "--get")
+        listed = [repository.git(*arguments, name, check=False).raw.rstrip(b"\0") for name in (_STATE, _SEAL)]
+        state, found = (value.decode(errors="replace") for value in listed)
+        if state and not is_sealed(key, _STATE, state, found):
+            raise EditMismatch(
+                f"the rebase in {directory} was not begun with this state directory, so its record is not followed",
+                f"name the state directory with --state; if it is somebody else's, {_START} of your own",
+            )
         try:
-            return TypeAdapter(RebaseRecord).validate_json(listed.raw.rstrip(b"\0"))
+            return TypeAdapter(RebaseRecord).validate_json(state)
         except ValidationError:
             pass
     raise EditMismatch(f"no rebase is in progress in {directory}", _START)
 
 
-def write_state(gitdir: Path, record: RebaseRecord | None, more: str = "") -> None:
-    """Replace the record in the configuration of a repository; ``more`` is added to the configuration."""
+def write_state(gitdir: Path, record: RebaseRecord | None, key: bytes, more: str = "") -> None:
+    """Replace the record in the configuration of a repository, sealed; ``more`` is added to the configuration."""
     with tempfile.TemporaryDirectory(prefix="sm120kit-config-") as scratch:
         repository = Repository.init(Path(scratch) / "repository")
         config = Path(scratch) / "config"
         config.write_bytes((gitdir / "config").read_bytes())
         repository.git("config", "--file", config, "--remove-section", _STATE.rpartition(".")[0], check=False)
         state = json.dumps(record, sort_keys=True, separators=(",", ":"), default=json_default)
-        section = config_section('sm120kit "rebase"', [("state", state)]) if record else ""
+        section = config_section('sm120kit "rebase"', [("state", state), ("seal", seal(key, _STATE, state))]) if record else ""
         write_atomic(gitdir / "config", config.read_bytes() + section.encode() + more.encode())

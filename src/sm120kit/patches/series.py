@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -47,13 +47,44 @@ def load_for_tree(pin: Pin, inside: tuple[VendoredProject, ...], root: Path) -> 
 def lint(root: Path) -> list[Problem]:
     """Every problem in every series below ``root``, placeholders, and evidence that is missing or for other hunks."""
     problems = []
+    every = [patch for project in projects(root) for patch in read(root, project)[0]]
     for project in projects(root):
         patches, problems_of_project = read(root, project)
         problems += problems_of_project
+        problems += _relation_problems(root, patches, every)
         for patch in patches:
             problems += to_fill_in(patch, root / project / f"{patch.slug}.patch")
             problems += evidence.problems(root, patch)
     return problems
+
+
+def _relation_problems(root: Path, patches: Sequence[Patch], every: Sequence[Patch]) -> Iterator[Problem]:
+    """Names in trailers of a project's patches that no patch has, or that a patch later in the series has."""
+    for position, patch in enumerate(patches):
+        file = root / patch.project / f"{patch.slug}.patch"
+        for name in (*patch.requires, *patch.excludes):
+            line = next(n for n, text in enumerate(patch.content.split(b"\n"), 1) if name.encode() in text)
+            named = [other for other in every if other.is_named((name,))]
+            if not named:
+                yield Problem(file, line, f"there is no patch {name}")
+            elif name in patch.requires and all(other in patches[position:] for other in named):
+                yield Problem(file, line, f"it requires {name}, which comes later in the series")
+
+
+def requiring(patch: Patch, root: Path) -> list[str]:
+    """The names of the patches that name a patch as required, and of those that require these in turn."""
+    every = [other for project in projects(root) for other in load(root, project)]
+    found, last = [patch], [patch]
+    while last:
+        last = [other for other in every if other not in found and any(needs(other, needed) for needed in last)]
+        found += last
+    return [other.name for other in every if other in found and other != patch]
+
+
+def needs(patch: Patch, needed: Patch) -> bool:
+    """Whether a patch names another as required; of the variants in a family, it is one for a version of its own."""
+    both = patch.project != needed.project or overlap(patch.versions, needed.versions)
+    return needed.is_named(patch.requires) and bool(both)
 
 
 def fix(root: Path) -> list[Path]:

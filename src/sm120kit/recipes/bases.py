@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName, did_you_mean
-from sm120kit.core.state import data_root, digest_of, record_json, write_atomic
+from sm120kit.core.state import data_root, digest_of, record_json, require_not_installed, write_atomic
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian
@@ -167,6 +167,7 @@ def lock(base: Base, options: Options, *, upgrade: bool = False) -> BaseLock:
     Raises:
         ResolutionFailed, FetchFailed and others: see :func:`sm120kit.sources.debian.resolve`.
     """
+    require_not_installed(lock_path(base.name))
     closures = () if upgrade else _reusable(base)
     if not closures:
         resolved = []

@@ -32,7 +32,7 @@ from sm120kit.core.errors import (
     WrongSource,
     did_you_mean,
 )
-from sm120kit.core.state import data_root, write_together
+from sm120kit.core.state import data_root, writable_data_root, write_together
 from sm120kit.engines.parser import record_path
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
@@ -156,6 +156,7 @@ class RecipeMaker:
             ResolutionFailed: the engine requires no particular FlashInfer, or its wheels cannot be resolved.
             WrongSource: the source contains no CUTLASS.
         """
+        writable_data_root()
         if not os.access(recipes.directory(), os.W_OK):
             raise StateUnwritable(f"cannot write to {recipes.directory()}", "use a checkout, or name a copy with SM120KIT_DATA")
         engine, files = self.request.engine, self._files(distribution(self.request.engine))

@@ -68,13 +68,16 @@ def prove(
     right; nvcc, with --code, whether the machine code of a kernel differs. A file that is in no series is applied alone to the
     unpatched source, and its code runs in a sandbox. No GPU is used: the effect on speed is unverified on SM120.
 
-    Probes compile kernels of CUTLASS. Of a patch without probes, such as vLLM's, the files that it changes are listed, and the
-    tests that it names as evidence; they are not run.
+    Exit code 1 if no effect is seen. Probes compile kernels of CUTLASS. Of a patch without probes, such as vLLM's, the files
+    that it changes are listed, and the tests that it names as evidence; they are not run.
     """
     from sm12x_lab.proofs import prover
-    from sm12x_lab.proofs.records import ProofRequest
+    from sm12x_lab.proofs.records import Effect, ProofRequest
+    from sm120kit.core.state import data_root, require_not_installed
     from sm120kit.recipes.target import resolve
 
+    if write:
+        require_not_installed(data_root() / "patches")
     if write and (probes.dtype or probes.probe):
         raise typer.BadParameter("only a complete proof is written: leave out --for and --probe", param_hint="--write")
     options = sources.run_options()
@@ -97,15 +100,19 @@ def prove(
     if write:
         proof, path = prover.store(patch, proof)
         console.info(f"wrote {path}")
+    shown = any({*result.effects} - {Effect.NONE, Effect.NOT_COMPARED} for result in proof.results)
     if json:
         from sm12x_lab import proofs
 
         console.data(proofs.text(proof).rstrip())
-        return
+        raise typer.Exit(not shown)
     console.table(("probe", "dtype", "arch", "effect", "without", "with"), map(_cells, proof.results))
     console.data(f"{proof.patch} on {proof.recipe}: tree {proof.tree_below[:12]} → {proof.tree_above[:12]}")
     if any("not compared" in effect for result in proof.results for effect in result.effects):
         console.info("machine code was not compared: --code does that")
+    if not shown:
+        console.info("no effect of the patch is shown")
+        raise typer.Exit(1)
 
 
 def _print_change(change: SourceChange, json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
 from sm120kit.core.errors import (
+    BadPatch,
     CommandFailed,
     CompileFailed,
     ExpectationFailed,
@@ -24,6 +26,7 @@ from sm120kit.core.errors import (
     UnknownName,
 )
 from sm120kit.core.state import data_root, write_atomic
+from sm120kit.patches.evidence import gaps
 from sm120kit.patches.records import PatchState, Probe
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
 from sm120kit.recipes.toolchain import compilers
@@ -255,10 +258,17 @@ def _failures_of(patch: patches.Patch, confined: sandbox.Sandbox | None) -> Iter
 
 
 def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:
-    """Write a proof to the receipts of the checkout, or beside a patch file of no series; stored machine code is retained."""
+    """Write a proof to the receipts of the checkout, or beside a patch file of no series; stored machine code is retained.
+
+    Raises:
+        BadPatch: it shows no effect, or lacks what a probe requests to compare.
+    """
     _, in_series = find_patch(name)
     path = proofs.path_of(data_root() / "patches", proof.patch) if in_series else Path(name).with_suffix(".json")
     complete = proofs.with_stored_code(proof, proofs.read(path))
+    if open_ := [*gaps(json.loads(proofs.text(complete)))]:
+        listed = "\n".join(f"  it {gap}" for gap in open_)
+        raise BadPatch(f"no proof of {proof.patch} is written:\n{listed}", "compile the probes with --code, or change them")
     write_atomic(path, proofs.text(complete).encode())
     return complete, path
 

@@ -58,7 +58,7 @@ def test_no_gpu_exits_with_45(tmp_path: Path) -> None:
     state = ("--state", tmp_path / "state")
     refused(sm120kit(RECIPE, *state), 45, "compute capability 9.0 (Hopper", "no GPU here", "sm120kit tiles RECIPE --emulate")
     refused(sm120kit(RECIPE, "--device", "native", *state), 45, "an SM12x GPU")
-    assert [path.name for path in (tmp_path / "state").rglob("*") if path.is_file()] == ["in-use.lock"]
+    assert [path.name for path in (tmp_path / "state").rglob("*") if path.is_file()] == ["sm120kit-state.lock"]
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

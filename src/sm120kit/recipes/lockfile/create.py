@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from sm120kit import recipes, sources
 from sm120kit.core.errors import LockDiffers, ResolutionFailed
-from sm120kit.core.state import write_atomic
+from sm120kit.core.state import require_not_installed, write_atomic
 from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
 from sm120kit.recipes.lockfile.verify import current_lock
@@ -28,9 +28,11 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
     they satisfy it. With ``upgrade``, all wheels are resolved anew.
 
     Raises:
+        StateUnwritable: it is that of an installation.
         ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
         LockDiffers: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
     """
+    require_not_installed(target.lock_path)
     recipe = target.recipe
     previous = _read_if_valid(target.lock_path)
     closures = []
