@@ -27,7 +27,7 @@ make_recipes() {
   python3 - "$scratch/newer.json" > "$scratch/newer" << 'END'
 import json, sys
 
-for each in json.load(open(sys.argv[1])):
+for each in (each for each in json.load(open(sys.argv[1])) if "engine" in each):
     print(each["engine"], each["version"], each["newest_recipe"].partition("-")[2])
 END
   if [ ! -s "$scratch/newer" ]; then

@@ -15,6 +15,8 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from sm120kit.patches.records import PatchStatus
     from sm120kit.recipes.drafts import Draft
+    from sm120kit.wheels.new_recipe import NewerRelease
+    from sm120kit.wheels.newer_wheels import NewerWheel
 
 
 def _releases(incomplete: str) -> list[str]:
@@ -153,27 +155,33 @@ def _next_steps(last: Draft, *, draft: bool, recorded: bool) -> list[str]:
 def update(*, sources: Sources, json: Json = False) -> None:
     """List the upstream releases that are newer than the recipes.
 
-    Reads the package index. Exit code 1 if an engine has a newer release than its newest recipe.
+    Also lists newer releases of the wheels that recipes pin, such as b12x, and of torch, CUTLASS DSL and NCCL. Reads the
+    package index. Exit code 1 if an engine has a newer release than its newest recipe.
     """
     from sm120kit.wheels import new_recipe
+    from sm120kit.wheels.newer_wheels import newer_wheels
 
-    newer = new_recipe.newer_releases(sources.run_options())
+    options = sources.run_options()
+    newer, wheels = new_recipe.newer_releases(options), newer_wheels(options)
     if json:
-        console.json_data(newer)
-    elif newer:
-        console.table(
-            ("release", "uploaded", "newest recipe", "command"),
-            (
-                (
-                    f"{each.engine} {each.version}",
-                    each.uploaded,
-                    each.newest_recipe,
-                    f"sm120kit recipe new {each.engine}@{each.version}",
-                )
-                for each in newer
-            ),
-        )
+        console.json_data([*newer, *wheels])
     else:
-        console.data("no release is newer than the recipes")
+        _show_newer(newer, wheels)
     if newer:
         raise typer.Exit(1)
+
+
+def _show_newer(newer: Sequence[NewerRelease], wheels: Sequence[NewerWheel]) -> None:
+    if newer:
+        rows = (
+            (f"{r.engine} {r.version}", r.uploaded, r.newest_recipe, f"sm120kit recipe new {r.engine}@{r.version}")
+            for r in newer
+        )
+        console.table(("release", "uploaded", "newest recipe", "command"), rows)
+    else:
+        console.data("no release is newer than the recipes")
+    if wheels:
+        console.table(
+            ("wheel", "pinned", "newest", "days old", "pinned by"),
+            ((w.distribution, w.pinned, w.newest, "" if w.days is None else w.days, ", ".join(w.recipes)) for w in wheels),
+        )
