@@ -173,10 +173,8 @@ def update(*, sources: Sources, json: Json = False) -> None:
 
 def _show_newer(newer: Sequence[NewerRelease], wheels: Sequence[NewerWheel]) -> None:
     if newer:
-        rows = (
-            (f"{r.engine} {r.version}", r.uploaded, r.newest_recipe, f"sm120kit recipe new {r.engine}@{r.version}")
-            for r in newer
-        )
+        command = "sm120kit recipe new"
+        rows = ((f"{r.engine} {r.version}", r.uploaded, r.newest_recipe, f"{command} {r.engine}@{r.version}") for r in newer)
         console.table(("release", "uploaded", "newest recipe", "command"), rows)
     else:
         console.data("no release is newer than the recipes")
