@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sm120kit.cli.patch_drift import _upstreams
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.patches import matrix
 from sm120kit.patches.drift import git_apply
@@ -40,12 +41,15 @@ def remove_states(workspace: Workspace) -> None:
         record.unlink()
 
 
+UPSTREAMS = _upstreams()
+
+
 @contextlib.contextmanager
 def indexes(workspace: Workspace, wanted: list[str]) -> Iterator[list[tuple[GitIndex, Patch, TreeProject]]]:
     """An index for each imported release, and the arguments of every bare call."""
     calls = []
     with contextlib.ExitStack() as stack:
-        for upstream in matrix.UPSTREAMS:
+        for upstream in UPSTREAMS:
             patches = [patch for name in upstream.projects if name in wanted for patch in load(ROOT, name)]
             for directory in sorted((workspace.cache / "drift").glob("*/repository")):
                 repository = Repository(directory)
@@ -60,10 +64,10 @@ def indexes(workspace: Workspace, wanted: list[str]) -> Iterator[list[tuple[GitI
 
 def main() -> None:
     """Print medians and ranges."""
-    wanted = sys.argv[1:] or matrix.with_releases(ROOT)
+    wanted = sys.argv[1:] or matrix.with_releases(ROOT, UPSTREAMS)
     workspace = Workspace.open()
     releases = Releases(workspace, Origin(offline=True))
-    rows = matrix.drift_matrix(wanted, ROOT, releases)
+    rows = matrix.drift_matrix(UPSTREAMS, wanted, ROOT, releases)
     bare, cold, warm = [], [], []
     with indexes(workspace, wanted) as calls:
         for _ in range(ROUNDS):
@@ -73,7 +77,7 @@ def main() -> None:
             bare.append(time.perf_counter() - started)
             remove_states(workspace)
             started = time.perf_counter()
-            matrix.drift_matrix(wanted, ROOT, releases)
+            matrix.drift_matrix(UPSTREAMS, wanted, ROOT, releases)
             cold.append(time.perf_counter() - started)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     argv = [sys.executable, "-m", "sm120kit", "patch", "drift", *sys.argv[1:]]

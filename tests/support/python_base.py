@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import sys
 import sysconfig
 import tarfile
@@ -23,6 +24,7 @@ PARTS = (
     "logging",
     "multiprocessing",
     "re",
+    "tomllib",
     "urllib",
     "venv",
 )
@@ -43,7 +45,9 @@ def python_members() -> list[layers.Member]:
     found = [path for part in PARTS for path in (library / part).rglob("*") if "__pycache__" not in path.parts]
     paths = [*library.glob("*.py"), *(path for path in found if path.is_file()), *(library / "lib-dynload").glob("*.so")]
     members = layers.programs("sh", "true")
-    programs = [member for member in layers.programs(str(PYTHON)) if not member[0].startswith("bin/") and member[1]]
+    programs = [
+        member for member in layers.programs(str(PYTHON), _ctypes.__file__) if not member[0].startswith("bin/") and member[1]
+    ]
     members += [member for member in programs if member[0] not in {name for name, *_ in members}]
     members += [(f"usr/bin/python{VERSION}", PYTHON.read_bytes(), {"mode": 0o755})]
     members += [("usr/bin/python3", b"", {"type": tarfile.SYMTYPE, "linkname": f"python{VERSION}"})]

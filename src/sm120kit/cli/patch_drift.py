@@ -12,14 +12,21 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm120kit.patches.matrix import StateRun
+    from sm120kit.patches.matrix import StateRun, Upstream
     from sm120kit.patches.records import ReleaseDrift
 
 
 def _projects(incomplete: str) -> list[str]:
     from sm120kit.patches import matrix
 
-    return [name for name in matrix.with_releases(patches_root()) if name.startswith(incomplete)]
+    return [name for name in matrix.with_releases(patches_root(), _upstreams()) if name.startswith(incomplete)]
+
+
+def _upstreams() -> tuple[Upstream, ...]:
+    from sm120kit.engines import all_engines
+    from sm120kit.patches.matrix import UPSTREAMS, Upstream
+
+    return (*UPSTREAMS, *(Upstream(engine.name, engine.name, engine.first_release) for engine in all_engines()))
 
 
 def drift(
@@ -30,7 +37,7 @@ def drift(
     since: Annotated[
         str,
         typer.Option(
-            "--since", metavar="VERSION", help="First release; default: FlashInfer 0.6.0, vLLM 0.17, SGLang 0.5.9, b12x 0.8."
+            "--since", metavar="VERSION", help="First release; the default depends on the project, such as FlashInfer 0.6.0."
         ),
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="Also pre-releases and yanked releases.")] = False,
@@ -48,7 +55,7 @@ def drift(
     from sm120kit.sources.releases import Releases
 
     root = patches_root()
-    known = matrix.with_releases(root)
+    known = matrix.with_releases(root, _upstreams())
     for name in projects or ():
         if name not in known:
             message = f"{name!r} is no project with a patch series and releases{did_you_mean(name, known)}"
@@ -57,7 +64,8 @@ def drift(
         _require_version(since)
     selected = [name for name in known if name in (projects or known)]
     options = sources.run_options()
-    rows = matrix.drift_matrix(selected, root, Releases(options.workspace, options.origin), since=since, every=every)
+    releases = Releases(options.workspace, options.origin)
+    rows = matrix.drift_matrix(_upstreams(), selected, root, releases, since=since, every=every)
     summaries = list(matrix.summaries(rows, selected, root))
     if json:
         console.json_data({"releases": rows, "patches": summaries})

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def _releases(incomplete: str) -> list[str]:
-    return [name for name in ("flashinfer@latest", "vllm@latest", "sglang@latest") if name.startswith(incomplete)]
+    from sm120kit.recipes import known_engines
+
+    return [name for engine in known_engines() if (name := f"{engine}@latest").startswith(incomplete)]
 
 
 @dataclass(frozen=True)

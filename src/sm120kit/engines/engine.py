@@ -41,6 +41,19 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class LogSigns:
+    """What shows an engine in its log. All expressions are of lower-case lines.
+
+    ``words`` are strings that only its logs have. A line with one of ``texts``, divided by "|", is searched for its version by
+    the expression ``version``, which matches what precedes it.
+    """
+
+    words: tuple[bytes, ...]
+    texts: str
+    version: bytes
+
+
+@dataclass(frozen=True)
 class ApiKey:
     """How an engine takes its API key: from the environment ``variable``, which ``arguments`` may reference as ``$(NAME)``."""
 
@@ -70,9 +83,9 @@ class Node:
 class Engine:
     """An engine. A subclass overrides the methods that differ.
 
-    ``name`` is the key ``engine`` of its recipes and the name of its distribution, ``title`` its name in prose, ``port`` the
-    default port of its server. ``api_key`` and ``host_variable`` are how it takes its key, and the address of its machine for
-    others.
+    ``name`` is the key ``engine`` of its recipes and the name of its distribution, ``title`` its name in prose, ``repository``
+    its ``owner/name`` on GitHub. ``port`` is the default port of its server, ``log`` what it prints. ``api_key`` and
+    ``host_variable`` are how it takes its key, and the address of its machine for others.
 
     ``parser(stand_in)`` returns the parser of its server; None: its options cannot be recorded. The function runs in a Python
     that has the engine and not sm120kit, so it imports all that it uses. ``stand_in(*names)`` replaces absent modules.
@@ -87,11 +100,13 @@ class Engine:
 
     An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
     ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
+    ``patch drift`` tries patches on releases from ``first_release`` on.
     """
 
     name: str
     title: str
     port: int
+    log: LogSigns
     api_key: ApiKey
     host_variable: str
     options: Mapping[str, tuple[str, ...]]
@@ -104,6 +119,8 @@ class Engine:
     counts_tokens: bool = False
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
+    first_release: str = "0"
+    repository: str = ""
     in_head: tuple[str, ...] = ()
 
     def spelled(self, argv: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Metrics, Node
+from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, LogSigns, Metrics, Node
 
 
 class Sglang(Engine):
@@ -55,8 +55,25 @@ def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Call
 SGLANG = Sglang(
     name="sglang",
     title="SGLang",
+    first_release="0.5.9",
     port=30000,  # ServerArgs
     parser=parser,
+    repository="sgl-project/sglang",
+    log=LogSigns(
+        words=(
+            b"sglang",
+            b"sgl_kernel",
+            b"launch_server",
+            b"scheduler hit an exception",
+            b"received sigquit from a child process",
+            b"server_args=serverargs(",
+            b"decode batch",
+            b"prefill batch",
+            b"the server is fired up and ready to roll",
+        ),
+        texts="sglang",
+        version=rb"sglang(?:==| version ?:?|:) ?",
+    ),
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
     options={

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, Metrics, Node
+from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, LogSigns, Metrics, Node
 
 
 class Vllm(Engine):
@@ -159,7 +159,15 @@ def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
 VLLM = Vllm(
     name="vllm",
     title="vLLM",
+    first_release="0.17",
     port=8000,  # `vllm serve --help`
+    repository="vllm-project/vllm",
+    log=LogSigns(
+        words=(b"vllm", b"(enginecore", b"(apiserver pid="),
+        texts="vllm|llm engine (| version",
+        version=rb"(?:vllm api server version|llm engine \(|vllm==|vllm version {0,40}:?|\xe2\x96[\x80-\x9f] {1,9}version"
+        rb"|utils\.py:\d{1,5}\] {1,40}version) ?",
+    ),
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py
     options={

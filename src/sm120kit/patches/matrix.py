@@ -46,11 +46,9 @@ class Upstream:
 
 UPSTREAMS = (
     Upstream("flashinfer", "flashinfer-python", "0.6.0", "3rdparty/cutlass"),
-    Upstream("vllm", "vllm", "0.17"),
-    Upstream("sglang", "sglang", "0.5.9"),
     Upstream("b12x", "b12x", "0.8"),
 )
-"""The projects whose releases are on package indexes. Only FlashInfer has CUTLASS in its sdists."""
+"""The projects beside engines whose releases are on package indexes. Only FlashInfer has CUTLASS in its sdists."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +108,22 @@ class _Series:
         return TreeProject(project, "" if project == self.upstream.project else self.upstream.cutlass, version)
 
 
-def with_releases(root: Path) -> list[str]:
+def with_releases(root: Path, upstreams: Sequence[Upstream]) -> list[str]:
     """The projects with a patch series below ``root`` whose releases are on package indexes."""
-    released = {project for upstream in UPSTREAMS for project in upstream.projects}
+    released = {project for upstream in upstreams for project in upstream.projects}
     return [project for project in projects(root) if project in released]
 
 
 def drift_matrix(
-    projects: Sequence[str], root: Path, releases: Releases, *, since: str = "", every: bool = False
+    upstreams: Sequence[Upstream],
+    projects: Sequence[str],
+    root: Path,
+    releases: Releases,
+    *,
+    since: str = "",
+    every: bool = False,
 ) -> list[ReleaseDrift]:
-    """Try the patches of projects on every release from ``since`` on, default: that of :data:`UPSTREAMS`; the oldest first.
+    """Try the patches of projects on every release from ``since`` on, default: that of ``upstreams``; the oldest first.
 
     A release that cannot be fetched or imported has an error instead of states. ``every``: also pre-releases and yanked ones.
 
@@ -127,7 +131,7 @@ def drift_matrix(
         BadPatch: a series is not well-formed.
         FetchFailed, OfflineMiss: no release of a project is listed.
     """
-    upstreams = [upstream for upstream in UPSTREAMS if not set(projects).isdisjoint(upstream.projects)]
+    upstreams = [upstream for upstream in upstreams if not set(projects).isdisjoint(upstream.projects)]
     series = [_Series(each, tuple(patch for name in each.projects for patch in load(root, name)), {}) for each in upstreams]
     listed = [
         (each, release)

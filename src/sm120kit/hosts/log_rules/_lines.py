@@ -8,6 +8,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sm120kit.engines import all_engines
+
 SHOWN_BYTES = 400
 """Maximum length of a line that is kept; some lines of logs are megabytes long."""
 PATTERN_BYTES = 600
@@ -106,12 +108,7 @@ _OTHER_QUOTES = re.compile(rb"[`\xe2]")
 
 _VERSION = rb"v?(\d{1,4}\.\d[\w.+]{0,40})"
 VERSIONS = {
-    "vllm": Expression.of(
-        "vllm|llm engine (| version",
-        rb"(?:vllm api server version|llm engine \(|vllm==|vllm version {0,40}:?|\xe2\x96[\x80-\x9f] {1,9}version"
-        rb"|utils\.py:\d{1,5}\] {1,40}version) ?" + _VERSION,
-    ),
-    "sglang": Expression.of("sglang", rb"sglang(?:==| version ?:?|:) ?" + _VERSION),
+    **{engine.name: Expression.of(engine.log.texts, engine.log.version + _VERSION) for engine in all_engines()},
     "flashinfer": Expression.of("flashinfer", rb"flashinfer(?:[-_]python)?(?:==| version:? ?| )" + _VERSION),
     "torch": Expression.of("torch", rb"\b(?:py)?torch(?:==| version ?: ?| )" + _VERSION),
     "triton": Expression.of("triton", rb"\btriton(?:==| version ?: ?| )" + _VERSION),
@@ -126,22 +123,7 @@ VERSIONS = {
     ),
 }
 """Versions in lines, by package."""
-ENGINES = {
-    "vllm": frozenset((b"vllm", b"(enginecore", b"(apiserver pid=")),
-    "sglang": frozenset(
-        (
-            b"sglang",
-            b"sgl_kernel",
-            b"launch_server",
-            b"scheduler hit an exception",
-            b"received sigquit from a child process",
-            b"server_args=serverargs(",
-            b"decode batch",
-            b"prefill batch",
-            b"the server is fired up and ready to roll",
-        )
-    ),
-}
+ENGINES = {engine.name: frozenset(engine.log.words) for engine in all_engines()}
 """Strings of lower-case logs of an engine, by its name."""
 _ALL = (FRAME, RAISED, ERROR, KEY, DOUBTFUL, NOISE, STARTED, ANSWERED, ACCESS, *VERSIONS.values())
 TEXTS = frozenset().union(*(expression.texts for expression in _ALL))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from sm120kit.hosts.log_rules._lines import ENGINES
+
 _TABLE = Path(__file__).with_name("renamed_options.toml")
 _REFUSED = re.compile(r"(?:unrecognized arguments?|no such option):?(.*)", re.IGNORECASE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*", re.IGNORECASE)
@@ -35,4 +37,5 @@ def remedies(line: str, engine: str) -> tuple[str, ...]:
 
 def _program(line: str) -> str:
     """The engine whose parser printed a line; "" if the line does not show it."""
-    return "sglang" if "launch_server" in line or "sglang" in line else "vllm" if "vllm" in line else ""
+    named = [engine for engine, words in ENGINES.items() if any(word in line.lower().encode() for word in words)]
+    return named[0] if len(named) == 1 else ""

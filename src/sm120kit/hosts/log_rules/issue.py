@@ -6,11 +6,11 @@ import re
 from urllib.parse import quote_plus
 
 from sm120kit.core.secrets import anonymous
+from sm120kit.engines import find
 from sm120kit.hosts.log_rules import _lines
 from sm120kit.hosts.log_rules._explanation import Explanation
 from sm120kit.hosts.log_rules._rule import Kind
 
-_TRACKERS = {"vllm": "vllm-project/vllm", "sglang": "sgl-project/sglang"}
 _VARIABLE = re.compile(r"0x[0-9a-f]+|[\w.-]*[/\\][\w./\\-]+|\b\d[\d.,]*\b|[^\w\s.:'_-]+", re.IGNORECASE)
 """Parts of a message that differ from host to host: addresses, paths, numbers, marks."""
 _EXCEPTION = re.compile(r"[\w.]{0,80}(?:Error|Exception)\b")
@@ -43,6 +43,10 @@ def search_address(explanation: Explanation) -> str:
     message = next(filter(_EXCEPTION.match, lines), lines[0])
     words = " ".join(_VARIABLE.sub(" ", message).split())
     words = words if len(words) <= _SEARCH_CHARACTERS else words[:_SEARCH_CHARACTERS].rpartition(" ")[0]
-    repository = _TRACKERS.get(explanation.engine)
-    place = f"https://github.com/{repository}/issues?q=" if repository else "https://github.com/search?type=issues&q="
+    engine = find(explanation.engine)
+    place = (
+        f"https://github.com/{engine.repository}/issues?q="
+        if engine and engine.repository
+        else "https://github.com/search?type=issues&q="
+    )
     return f"{place}{quote_plus(words)}"
