@@ -110,9 +110,9 @@ def _reference() -> Iterator[tuple[str, str]]:
     yield "releases.md", _releases()
     recipe = _output("-m", "sm120kit", "recipe", "schema")
     yield "recipe.md", _schema("Recipe files", "Printed by `sm120kit recipe schema`.", json.loads(recipe))
-    receipt = (ROOT / "docs" / "receipt.schema.json").read_text()
-    link = _copied(ROOT / "docs" / "receipt.schema.json")
-    yield "receipt.md", _schema("Receipts", f"As JSON Schema: [{link.name}](../{link}).", json.loads(receipt))
+    result = (ROOT / "docs" / "result.schema.json").read_text()
+    link = _copied(ROOT / "docs" / "result.schema.json")
+    yield "result.md", _schema("Results", f"As JSON Schema: [{link.name}](../{link}).", json.loads(result))
 
 
 def _output(*arguments: str) -> str:

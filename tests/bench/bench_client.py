@@ -41,16 +41,16 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|---|---|---|")
         try:
-            warm_up = {"schedule": {"users": 1, "first": 0, "interval": 0.01, "tokens": 2}}
+            warm_up = {"schedule": {"concurrency": 1, "first": 0, "interval": 0.01, "tokens": 2}}
             stream_all(Endpoint.parse(url), [[StreamRequest(0, "/v1/chat/completions", warm_up)]])
-            for users, rate in CASES:
-                log = Path(directory) / f"{users}-{rate}"
+            for concurrency, rate in CASES:
+                log = Path(directory) / f"{concurrency}-{rate}"
                 tokens = max(20, rate * SECONDS)
-                schedule = {"users": users, "first": FIRST, "interval": 1 / rate, "tokens": tokens, "log": str(log)}
+                schedule = {"concurrency": concurrency, "first": FIRST, "interval": 1 / rate, "tokens": tokens, "log": str(log)}
                 request = StreamRequest(0, "/v1/chat/completions", {"schedule": schedule})
                 cpu = time.process_time()
-                result = stream_all(Endpoint.parse(url), [[request]] * users)
-                event = (time.process_time() - cpu) / users / tokens
+                result = stream_all(Endpoint.parse(url), [[request]] * concurrency)
+                event = (time.process_time() - cpu) / concurrency / tokens
                 while not log.exists():  # renamed to this name when it is whole
                     time.sleep(0.1)
                 logged = json.loads(log.read_text())
@@ -64,7 +64,7 @@ def main() -> None:
                     times[0] - requested for times, requested in zip(logged["sent"], logged["requested"], strict=True)
                 )
                 print(
-                    f"| {users} x {rate} | {rates[0] / rate:.4f} to {rates[-1] / rate:.4f} | "
+                    f"| {concurrency} x {rate} | {rates[0] / rate:.4f} to {rates[-1] / rate:.4f} | "
                     f"{rates[0] / sent[0]:.4f} to {rates[-1] / sent[-1]:.4f} | {p50 / true50:.4f} | "
                     f"{p99 / true99:.4f} | {late * 1000:.2f} ms | {_middle_and_late(logged['late'])[1] * 1000:.2f} ms | "
                     f"{result.lag_seconds * 1000:.1f} ms | {event * 1e6:.0f} us |",

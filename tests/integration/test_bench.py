@@ -23,7 +23,7 @@ from schedule_server import schedule_server
 from sm120kit.bench import MeasuredServer, Measurement, choose_model, client, run, workload
 from sm120kit.bench.client import StreamRequest
 from sm120kit.bench.figures import summary
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench.result_file import Result
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import ServerUnreachable, WrongModel
 from sm120kit.core.urls import Endpoint
@@ -133,20 +133,20 @@ def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-m", "sm120kit", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
-WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nusers = [1, 3]\noutput_tokens = [8]\nrequests_per_user = 2\n'
+WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nconcurrency = [1, 3]\noutput_tokens = [8]\nrequests_per_stream = 2\n'
 
 
 def test_resumed_run_keeps_what_is_measured(url: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     command = ("bench", "run", url, "-w", "mine.toml", "-o", "a.json")
     assert sm120kit(*command, cwd=tmp_path).returncode == 0
-    receipt = json.loads((tmp_path / "a.json").read_text())
-    measured = receipt["cells"][:1]
-    (tmp_path / "a.json").write_text(json.dumps(receipt | {"cells": measured, "complete": False}))
+    result = json.loads((tmp_path / "a.json").read_text())
+    measured = result["cases"][:1]
+    (tmp_path / "a.json").write_text(json.dumps(result | {"cases": measured, "complete": False}))
     resumed = sm120kit(*command, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    receipt = json.loads((tmp_path / "a.json").read_text())
-    assert receipt["complete"] and receipt["cells"][:1] == measured
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["complete"] and result["cases"][:1] == measured
 
 
 def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_run_show_and_compare(url: str, tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr
     shown = json.loads(ran.stdout)
     assert shown["complete"]
-    assert [(cell["users"], cell["requests"], cell["errors"]) for cell in shown["cells"]] == [(1, 2, 0), (3, 6, 0)]
-    assert all(cell["acceptance"] is None for cell in shown["cells"]), "the server has no counters"
+    assert [(case["concurrency"], case["requests"], case["errors"]) for case in shown["cases"]] == [(1, 2, 0), (3, 6, 0)]
+    assert all(case["acceptance"] is None for case in shown["cases"]), "the server has no counters"
     stored = json.loads((tmp_path / "a.json").read_text())
-    assert [len(cell["warmup"]) for cell in stored["cells"]] == [cell["users"] for cell in stored["cells"]]
-    assert stored["circumstances"]["given"] == {"gpu": "none"}
+    assert [len(case["warmup"]) for case in stored["cases"]] == [case["concurrency"] for case in stored["cases"]]
+    assert stored["environment"]["given"] == {"gpu": "none"}
     assert sm120kit("bench", "show", "a.json", cwd=tmp_path).stdout.startswith(f"schedule at {url}; mine, thinking")
     compared = sm120kit("bench", "compare", "a.json", "b.json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
@@ -186,53 +186,54 @@ def test_live_view_is_on_terminals_only(url: str, tmp_path: Path) -> None:
         assert running.stdout and b"tok/s per request" in running.stdout.read()
     os.close(parent)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
-    assert running.returncode == 0 and re.search(r"cells .* 1/2 0:\d\d:\d\d remaining", text), text
-    assert re.search(r"(1 user|3 users), 8 tokens .* \d/\d", text) and "[2/2]" in text, text
+    assert running.returncode == 0 and re.search(r"cases .* 1/2 0:\d\d:\d\d remaining", text), text
+    assert re.search(r"concurrency (1|3), 8 tokens .* \d/\d", text) and "[2/2]" in text, text
     piped = sm120kit(*command, cwd=tmp_path)
     assert piped.returncode == 0 and "[2/2]" in piped.stderr
     assert "\x1b" not in piped.stderr + piped.stdout and "remaining" not in piped.stderr
 
 
-def test_interrupted_run_keeps_its_cells(url: str, tmp_path: Path) -> None:
+def test_interrupted_run_keeps_its_cases(url: str, tmp_path: Path) -> None:
     (tmp_path / "slow.toml").write_text(
-        'summary = "x"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [1, 2, 3, 4]\nrequests_per_user = 400\n'
+        'summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [1, 2, 3, 4]\nrequests_per_stream = 400\n'
     )
     command = [sys.executable, "-m", "sm120kit", "bench", "run", url, "-w", "slow.toml"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "receipt.json").exists() and time.monotonic() < deadline:
+        while not (tmp_path / "result.json").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         running.wait(timeout=120)
-    partial = json.loads((tmp_path / "receipt.json").read_text())
+    partial = json.loads((tmp_path / "result.json").read_text())
     assert running.returncode == 130
     assert not partial["complete"]
-    done = [cell for cell in partial["cells"] if cell["complete"]]
-    assert done and len(partial["cells"]) <= 4 and len(done[0]["samples"]) == 400
-    assert not any(sample["error"] for cell in partial["cells"] for sample in cell["samples"]), (
+    done = [case for case in partial["cases"] if case["complete"]]
+    assert done and len(partial["cases"]) <= 4 and len(done[0]["samples"]) == 400
+    assert not any(sample["error"] for case in partial["cases"] for sample in case["samples"]), (
         "an interrupt is not an error of a request"
     )
-    assert "partial" in sm120kit("bench", "show", "receipt.json", cwd=tmp_path).stdout
+    assert "partial" in sm120kit("bench", "show", "result.json", cwd=tmp_path).stdout
     other = sm120kit("bench", "run", url, "-w", "slow.toml", "--given", "gpu=x", cwd=tmp_path)
     assert (other.returncode, "it differs in: given" in other.stderr) == (94, True), other.stderr
     resumed = sm120kit("bench", "run", url, "-w", "slow.toml", "--json", cwd=tmp_path)
-    assert resumed.returncode == 0 and f"{len(done)} of 4 cells are measured already" in resumed.stderr, resumed.stderr
-    whole = json.loads((tmp_path / "receipt.json").read_text())
-    assert whole["complete"] and whole["cells"][: len(done)] == done and len(whole["cells"]) == 4
+    assert resumed.returncode == 0 and f"{len(done)} of 4 cases are measured already" in resumed.stderr, resumed.stderr
+    whole = json.loads((tmp_path / "result.json").read_text())
+    assert whole["complete"] and whole["cases"][: len(done)] == done and len(whole["cases"]) == 4
     again = sm120kit("bench", "run", url, "-w", "slow.toml", cwd=tmp_path)
-    assert (again.returncode, "exists: a complete receipt" in again.stderr) == (44, True), again.stderr
-    assert json.loads((tmp_path / "receipt.json").read_text()) == whole
+    assert (again.returncode, "exists: a complete result" in again.stderr) == (44, True), again.stderr
+    assert json.loads((tmp_path / "result.json").read_text()) == whole
     assert sm120kit("bench", "run", url, "--quick", "--overwrite", cwd=tmp_path).returncode == 0
-    assert len(json.loads((tmp_path / "receipt.json").read_text())["cells"]) == 1
+    assert len(json.loads((tmp_path / "result.json").read_text())["cases"]) == 1
 
 
 @pytest.mark.parametrize("after", [0.001, 0.004, 0.01])
-def test_interrupted_cell_keeps_ended_requests(url: str, tmp_path: Path, after: float) -> None:
+def test_interrupted_case_keeps_ended_requests(url: str, tmp_path: Path, after: float) -> None:
     """The signal arrives at any point, most likely while asyncio reads a connection, where an exception would be lost."""
     (tmp_path / "slow.toml").write_text(
-        'summary = "x"\nprompts = ["a"]\nusers = [4]\noutput_tokens = [9]\nrequests_per_user = 900\nwarmup_requests = 0\n'
+        'summary = "x"\nprompts = ["a"]\nconcurrency = [4]\noutput_tokens = [9]\n'
+        "requests_per_stream = 900\nwarmup_requests = 0\n"
     )
-    saved: list[Receipt] = []
+    saved: list[Result] = []
     ended = 0
 
     def request_ended() -> None:
@@ -242,14 +243,14 @@ def test_interrupted_cell_keeps_ended_requests(url: str, tmp_path: Path, after: 
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     named = workload.load(str(tmp_path / "slow.toml"))
-    measurement = Measurement(named, saved.append, cell_begins=lambda cell, requests: request_ended)
+    measurement = Measurement(named, saved.append, case_begins=lambda case, requests: request_ended)
     with pytest.raises(KeyboardInterrupt):
         run(MeasuredServer(Endpoint.parse(url), "schedule"), measurement)
     (partial,) = saved
-    (cell,) = partial.cells
-    assert (partial.complete, cell.complete) == (False, False)
-    assert 50 <= len(cell.samples) == ended < 3600 and not any(sample.error for sample in cell.samples)
-    assert summary(cell).tokens == 9 * ended
+    (case,) = partial.cases
+    assert (partial.complete, case.complete) == (False, False)
+    assert 50 <= len(case.samples) == ended < 3600 and not any(sample.error for sample in case.samples)
+    assert summary(case).tokens == 9 * ended
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

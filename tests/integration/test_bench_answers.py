@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from schedule_server import schedule_server
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
+from typer.testing import Result as CliResult
 
-from sm120kit.bench import metrics, receipt
+from sm120kit.bench import metrics, result_file
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
 from sm120kit.core.errors import NothingMeasured, Sm120kitError
@@ -57,7 +58,7 @@ def answering(charset: str = "utf-8", **answers: tuple[int, bytes]) -> Iterator[
             server.shutdown()
 
 
-def bench_run(url: str, output: Path, *options: str) -> Result:
+def bench_run(url: str, output: Path, *options: str) -> CliResult:
     return CliRunner().invoke(app, ["bench", "run", url, "--quick", "--output-tokens", "4", "-o", str(output), *options])
 
 
@@ -77,7 +78,7 @@ def test_refused_requests_have_a_remedy(status: int, tmp_path: Path) -> None:
         done = bench_run(url, tmp_path / "r.json")
     assert isinstance(done.exception, NothingMeasured), done.output
     assert f"HTTP {status}: no" in done.exception.message and HINTS[status] in done.exception.hint
-    assert all(sample.error for cell in receipt.read(tmp_path / "r.json").cells for sample in cell.samples)
+    assert all(sample.error for case in result_file.read(tmp_path / "r.json").cases for sample in case.samples)
 
 
 @pytest.mark.parametrize("status", HINTS)
@@ -149,8 +150,8 @@ def test_incomplete_usage_is_unknown(usage: str, tmp_path: Path) -> None:
     with answering(models=(200, MODELS), chat=(200, stream(usage))) as url:
         done = bench_run(url, tmp_path / "r.json")
     assert done.exit_code == 0, done.output
-    (cell,) = receipt.read(tmp_path / "r.json").cells
-    assert figures_of(cell).prefill_tok_s is None
+    (case,) = result_file.read(tmp_path / "r.json").cases
+    assert figures_of(case).prefill_tok_s is None
 
 
 COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_draft_tokens_total")
@@ -166,7 +167,7 @@ def test_odd_metrics_are_unknown(value: str, tmp_path: Path) -> None:
     with answering(models=(200, MODELS), chat=(200, answer), metrics=(200, text)) as url:
         done = bench_run(url, tmp_path / "r.json")
     assert done.exit_code == 0, done.output
-    figures = figures_of(receipt.read(tmp_path / "r.json").cells[0])
+    figures = figures_of(result_file.read(tmp_path / "r.json").cases[0])
     assert figures.cache_hits is None
     shown = CliRunner().invoke(app, ["bench", "show", str(tmp_path / "r.json")])
     assert shown.exit_code == 0 and "J/token: unknown" in shown.output
@@ -208,17 +209,17 @@ def test_tables_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with answering(models=(200, MODELS), chat=(200, answer)) as url:
         for name in ("a.json", "b.json"):
             ran = CliRunner().invoke(
-                app, ["bench", "run", url, "-o", name, "--users", "1,4", "--context-tokens", "0,65536", "--requests", "1"]
+                app, ["bench", "run", url, "-o", name, "--concurrency", "1,4", "--context-tokens", "0,65536", "--requests", "1"]
             )
             assert ran.exit_code == 0, ran.output
     path = tmp_path / "b.json"
     content = json.loads(path.read_text())
-    for number, cell in enumerate(content["cells"]):  # numbers as long as those of a real server
-        cell["restart"] = number % 2
-        cell["complete"] = number != 1
-        cell["prefix_cache"] = {"tokens": 10**6, "hits": 333333}
-        cell["energy"] = {"gpus": list(range(8)), "joules": [12345.678] * 8, "unknown": ""}
-        for sample in cell["samples"]:
+    for number, case in enumerate(content["cases"]):  # numbers as long as those of a real server
+        case["restart"] = number % 2
+        case["complete"] = number != 1
+        case["prefix_cache"] = {"tokens": 10**6, "hits": 333333}
+        case["energy"] = {"gpus": list(range(8)), "joules": [12345.678] * 8, "unknown": ""}
+        for sample in case["samples"]:
             times = [12.5, 13.5]
             sample |= {
                 "chunk_seconds": times,

@@ -1,4 +1,4 @@
-"""Export of receipts as CSV, Markdown and HTML."""
+"""Export of results as CSV, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
+from typer.testing import Result as CliResult
 
 pytest.importorskip("matplotlib")
 
 import itertools
 
-from sm120kit.bench import export, receipt
-from sm120kit.bench.receipt import Circumstances, MeasuredCell, Receipt
+from sm120kit.bench import export, result_file
+from sm120kit.bench.result_file import Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.cli import app
 
 
-def cell(users: int, context: int, tok_s: float, error: str = "") -> MeasuredCell:
+def case(concurrency: int, context: int, tok_s: float, error: str = "") -> MeasuredCase:
     """Requests of 40 tokens, the first after 0.1 s."""
     event = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
     usage = json.dumps({"usage": {"completion_tokens": 40, "prompt_tokens": 9}, "choices": []})
-    last = 0.1 + 39 * users / tok_s
+    last = 0.1 + 39 * concurrency / tok_s
     reads = [(0.1, f"data: {event}\n\n".encode()), (last, f"data: {event}\n\ndata: {usage}\n\n".encode())]
-    samples = [parse_sample(reads, Exchange(user, 0, 0.0, last, 200)) for user in range(users)]
+    samples = [parse_sample(reads, Exchange(user, 0, 0.0, last, 200)) for user in range(concurrency)]
     samples[0] = replace(samples[0], error=error)
-    return MeasuredCell(users, 40, context, (), tuple(samples), 0.0, None)
+    return MeasuredCase(concurrency, 40, context, (), tuple(samples), 0.0, None)
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    about = Circumstances("http://h", "org/<b>model</b>", "w", "0" * 64, "off", 0.0, 0, {"sm120kit": "1"}, {"gpu": "2x <x>"})
-    cells = [cell(users, context, rate) for context in (0, 8192) for users, rate in ((1, 100), (2, 190), (4, 200), (16, 210))]
+    about = Environment("http://h", "org/<b>model</b>", "w", "0" * 64, "off", 0.0, 0, {"sm120kit": "1"}, {"gpu": "2x <x>"})
+    cases = [
+        case(concurrency, context, rate)
+        for context in (0, 8192)
+        for concurrency, rate in ((1, 100), (2, 190), (4, 200), (16, 210))
+    ]
     path = tmp_path / "mine.json"
-    receipt.write(
-        path, Receipt(receipt.FORMAT, "2026-11-22T00:00:00+00:00", True, about, (*cells, cell(32, 0, 210, "HTTP 500")))
+    result_file.write(
+        path, Result(result_file.FORMAT, "2026-11-22T00:00:00+00:00", True, about, (*cases, case(32, 0, 210, "HTTP 500")))
     )
     return path
 
@@ -51,9 +56,9 @@ def exported(path: Path, name: str, *options: str) -> str:
     return output.read_text()
 
 
-def test_csv_has_a_row_for_each_cell(measured: Path) -> None:
+def test_csv_has_a_row_for_each_case(measured: Path) -> None:
     table = list(csv.DictReader(exported(measured, "a.csv", "--slo", "ttft=150").splitlines()))
-    assert [(row["users"], row["context_tokens"]) for row in table[:3]] == [("1", "0"), ("1", "8192"), ("2", "0")]
+    assert [(row["concurrency"], row["context_tokens"]) for row in table[:3]] == [("1", "0"), ("1", "8192"), ("2", "0")]
     assert float(table[0]["ttft"]) == pytest.approx(0.1) and table[0]["acceptance"] == ""
     assert table[-1]["errors"] == "1" and table[-1]["goodput_requests"] == "31"
     assert "goodput_requests" not in exported(measured, "b.csv")
@@ -61,8 +66,10 @@ def test_csv_has_a_row_for_each_cell(measured: Path) -> None:
 
 def test_markdown_has_figures_knee_and_errors(measured: Path) -> None:
     text = exported(measured, "a.md", "--slo", "ttft=150")
-    assert "| users | output | context |" in text and "| 1 of 32 |" in text
-    assert "- knee at 4 users (40 tokens after 8,192)" in text and "- error: HTTP 500" in text.replace("&#45;", "-")
+    assert "| concurrency | output | context |" in text and "| 1 of 32 |" in text
+    assert "- knee at concurrency 4 (40 output tokens at context depth 8,192)" in text and "- error: HTTP 500" in text.replace(
+        "&#45;", "-"
+    )
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
@@ -83,24 +90,24 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
     text = exported(measured, "a.html")
     page = Page()
     page.feed(text)
-    assert page.tags.count("svg") == 2, "by users, and by context"
+    assert page.tags.count("svg") == 2, "by concurrency, and by context"
     assert all(reference.startswith("#") for reference in page.references) and "@import" not in text
     assert "<b>model" not in text and "org/&lt;b&gt;model" in text and "2x &lt;x&gt;" in text
-    for label in (*(title for title, _, _ in export.CHARTS), "after 8,192"):
+    for label in (*(title for title, _, _ in export.CHARTS), "context depth 8,192"):
         assert label in text
     assert text == exported(measured, "b.html"), "the same bytes"
 
 
 def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
     page = exported(measured, "a.html")
-    assert page.count(">knee</text>") == 2 * len(export.CHARTS), "one ring for each series in each chart by users"
+    assert page.count(">knee</text>") == 2 * len(export.CHARTS), "one ring for each series in each chart by concurrency"
     shown = CliRunner().invoke(app, ["bench", "show", str(measured)])
     assert [line.partition(":")[0] for line in shown.output.splitlines() if line.startswith("knee")] == [
-        "knee at 4 users (40 tokens after 0)",
-        "knee at 4 users (40 tokens after 8,192)",
+        "knee at concurrency 4 (40 output tokens at context depth 0)",
+        "knee at concurrency 4 (40 output tokens at context depth 8,192)",
     ]
     shown = CliRunner().invoke(app, ["bench", "show", str(measured), "--json"])
-    assert [knee["users"] for knee in json.loads(shown.stdout)["knees"]] == [4, 4]
+    assert [knee["concurrency"] for knee in json.loads(shown.stdout)["knees"]] == [4, 4]
 
 
 def test_charts_are_images(measured: Path) -> None:
@@ -121,7 +128,7 @@ def test_labels_beside_lines_do_not_overlap() -> None:
 
 
 def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
-    def run(*arguments: object) -> Result:
+    def run(*arguments: object) -> CliResult:
         return CliRunner().invoke(app, ["bench", "export", *map(str, arguments)])
 
     assert run(measured, "-o", tmp_path / "a.pdf").exit_code == 2

@@ -13,11 +13,11 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, circumstances, client, energy, metrics, run, running_server, workload
+from sm120kit.bench import Measurement, client, energy, environment, metrics, run, running_server, workload
 from sm120kit.bench.energy import Energy
 from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
-from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
 from sm120kit.core.urls import Endpoint
 
 SECONDS_PER_TOKEN = 0.002
@@ -27,17 +27,17 @@ SERVER, NVML = RELAY.with_name("schedule_server.py"), RELAY.with_name("nvml_stub
 
 
 @pytest.fixture
-def measure(tmp_path: Path) -> Callable[..., MeasuredCell]:
-    """Measures one cell of a server: two users, two answers of 256 tokens each."""
+def measure(tmp_path: Path) -> Callable[..., MeasuredCase]:
+    """Measures one case of a server: two users, two answers of 256 tokens each."""
 
-    def measured(url: str) -> MeasuredCell:
-        text = 'summary = "x"\nprompts = ["a"]\nusers = [2]\noutput_tokens = [256]\nrequests_per_user = 2\n'
+    def measured(url: str) -> MeasuredCase:
+        text = 'summary = "x"\nprompts = ["a"]\nconcurrency = [2]\noutput_tokens = [256]\nrequests_per_stream = 2\n'
         (tmp_path / "w.toml").write_text(text)
-        saved: list[Receipt] = []
+        saved: list[Result] = []
         run(running_server(Endpoint.parse(url)), Measurement(workload.load(str(tmp_path / "w.toml")), saved.append))
-        (cell,) = saved[-1].cells
-        assert not any(sample.error for sample in cell.samples)
-        return cell
+        (case,) = saved[-1].cases
+        assert not any(sample.error for sample in case.samples)
+        return case
 
     return measured
 
@@ -45,20 +45,20 @@ def measure(tmp_path: Path) -> Callable[..., MeasuredCell]:
 @pytest.mark.parametrize("owner", ["vllm", ""])
 @pytest.mark.parametrize(("first_chunk", "per_chunk"), [(1, 4), (1, 16), (1, 1), (16, 16)])
 def test_rate_with_several_tokens_in_a_chunk(
-    owner: str, first_chunk: int, per_chunk: int, measure: Callable[..., MeasuredCell]
+    owner: str, first_chunk: int, per_chunk: int, measure: Callable[..., MeasuredCase]
 ) -> None:
     """The schedule has the tokens of each chunk. A server that counts them is exact, any other within its bound."""
     with schedule_server(SECONDS_PER_TOKEN * per_chunk, 0.0, per_chunk, first_chunk, OWNER=owner) as url:
-        cell = measure(url)
-    figures = summary(cell)
-    true = [(TOKENS - first_chunk) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0]) for sample in cell.samples]
+        case = measure(url)
+    figures = summary(case)
+    true = [(TOKENS - first_chunk) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0]) for sample in case.samples]
     assert figures.tokens == 4 * TOKENS and figures.decode_tok_s and figures.decode_at_least
     if owner or first_chunk == 1:
         assert figures.decode_tok_s == pytest.approx(median(true), rel=0.02), "a chunk may have arrived with the first"
         lowest, highest = (pytest.approx(rate, rel=0.05) for rate in (min(true), max(true)))
         assert (figures.decode_lowest, figures.decode_highest) == (lowest, highest)
     if owner:
-        assert [sample.chunk_tokens and sample.chunk_tokens[:2] for sample in cell.samples] == [(first_chunk, per_chunk)] * 4
+        assert [sample.chunk_tokens and sample.chunk_tokens[:2] for sample in case.samples] == [(first_chunk, per_chunk)] * 4
         assert figures.decode_at_least == figures.decode_tok_s
     else:
         assert figures.decode_tok_s == pytest.approx(median(true), rel=0.02), "by the length of its text"
@@ -70,17 +70,17 @@ def test_tunnel_is_not_the_machine_of_the_server(tmp_path: Path) -> None:
     engine = tmp_path / "vllm"
     engine.write_text(SERVER.read_text())
     with schedule_server(script=str(engine)) as url:
-        assert circumstances.machine(url).kernel == platform.release()
+        assert environment.machine(url).kernel == platform.release()
         relay = [sys.executable, RELAY, url.rpartition(":")[2], "vllm"]
         with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
             assert tunnel.stdout
             far = f"http://127.0.0.1:{int(tunnel.stdout.readline())}"
             assert client.models(Endpoint.parse(far)) == ("schedule",)
-            assert circumstances.machine(far) == Machine()
-            assert circumstances.machine(far, given={"machine": "this"}).kernel == platform.release()
-            assert circumstances.machine(far, Served(configuration="x")).kernel == platform.release()
+            assert environment.machine(far) == Machine()
+            assert environment.machine(far, given={"machine": "this"}).kernel == platform.release()
+            assert environment.machine(far, Served(configuration="x")).kernel == platform.release()
             tunnel.kill()
-        assert circumstances.machine(url, given={"machine": "another"}) == Machine()
+        assert environment.machine(url, given={"machine": "another"}) == Machine()
 
 
 VLLM = """# TYPE vllm:spec_decode_num_draft_tokens_total counter
@@ -95,12 +95,12 @@ sglang:spec_accept_length{tp_rank="0"} 4.75
 """
 
 
-def test_acceptance_by_gauges(measure: Callable[..., MeasuredCell], tmp_path: Path) -> None:
+def test_acceptance_by_gauges(measure: Callable[..., MeasuredCase], tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(SGLANG)
     with schedule_server(METRICS=str(tmp_path / "metrics"), OWNER="sglang") as url:
-        cell = measure(url)
-    assert cell.acceptance and (cell.acceptance.rate, cell.acceptance.length, cell.acceptance.drafted) == (0.75, 4.75, None)
-    assert cell.acceptance.looks >= 1 and summary(cell).acceptance == 0.75
+        case = measure(url)
+    assert case.acceptance and (case.acceptance.rate, case.acceptance.length, case.acceptance.drafted) == (0.75, 4.75, None)
+    assert case.acceptance.looks >= 1 and summary(case).acceptance == 0.75
 
 
 def test_acceptance_by_counters(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_acceptance_by_counters(tmp_path: Path) -> None:
         assert reset().acceptance is None, "counters that fall were reset"
         with metrics.measured(server) as odd:
             file.write_text("vllm:spec_decode_num_draft_tokens_total nan\n" * 3)
-        assert odd() == metrics.CellMetrics()
+        assert odd() == metrics.CaseMetrics()
 
 
 PROMPTS = 'vllm:prefix_cache_queries_total{engine="0"} %g\nvllm:prefix_cache_hits_total{engine="0"} %g\n'
@@ -148,7 +148,7 @@ def test_prefix_cache_by_counters(before: str, after: str, cache: PrefixCache | 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="requires a C compiler")
 def test_energy_is_that_of_the_servers_gpus(
-    measure: Callable[..., MeasuredCell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measure: Callable[..., MeasuredCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stub of the driver's library: 100 W and 50 W. Behind a tunnel these GPUs are not the server's."""
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", NVML], check=True)
@@ -156,7 +156,7 @@ def test_energy_is_that_of_the_servers_gpus(
     engine = tmp_path / "vllm"
     engine.write_text(SERVER.read_text())
     with schedule_server(0.001, script=str(engine)) as url:
-        cell = measure(url)
+        case = measure(url)
         relay = [sys.executable, RELAY, url.rpartition(":")[2]]
         with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
             assert tunnel.stdout
@@ -164,10 +164,10 @@ def test_energy_is_that_of_the_servers_gpus(
             tunnel.kill()
     assert far.energy == Energy(unknown="the server was not detected on this machine")
     assert summary(far).joules_per_token is None
-    assert cell.energy and cell.energy.gpus == (0, 1)
-    first, second = cell.energy.joules
-    assert first == pytest.approx(2 * second, rel=0.2) and cell.energy.total == first + second
-    assert summary(cell).joules_per_token == (first + second) / (4 * TOKENS)
+    assert case.energy and case.energy.gpus == (0, 1)
+    first, second = case.energy.joules
+    assert first == pytest.approx(2 * second, rel=0.2) and case.energy.total == first + second
+    assert summary(case).joules_per_token == (first + second) / (4 * TOKENS)
     monkeypatch.setenv("NVML_BUSY", "1")
     with energy.sampled() as only_used:
         pass
@@ -189,8 +189,8 @@ def test_energy_is_unknown_without_a_driver(tmp_path: Path, monkeypatch: pytest.
 def test_energy_between_samples() -> None:
     lines = [f'{{"at": {10 + number}, "joules": [{100 * number}, {7 * number}], "busy": [0]}}' for number in range(4)]
     assert energy.between(10.5, 12.75, "\n".join([*lines, '{"at": 1'])) == Energy((0,), (225.0,))
-    assert energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole cell"
-    assert energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole cell"
+    assert energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole case"
+    assert energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole case"
     assert energy.between(0, 1, "").unknown == "no GPU counter was read"
     no_gpus = '{"at": 0, "joules": [], "busy": []}\n{"at": 2, "joules": [], "busy": []}'
     assert energy.between(0.5, 1, no_gpus).unknown == "the driver lists no GPU"

@@ -1,4 +1,4 @@
-"""Servers that the launch code starts and stops, measured; and the circumstances in their receipts."""
+"""Servers that the launch code starts and stops, measured; and the environment in their results."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import synthetic_hosts
 from typer.testing import CliRunner
 
 from sm120kit import serving
-from sm120kit.bench import Measurement, compare, launched, receipt, workload
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench import Measurement, compare, launched, result_file, workload
+from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
-from sm120kit.core.errors import BadReceipt, NotComparable, ServerDied
+from sm120kit.core.errors import BadResult, NotComparable, ServerDied
 from sm120kit.core.state import Workspace, read_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.images.published import Source
@@ -42,7 +42,7 @@ CONFIGURATION = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
 WORKLOAD = """
 summary = "x"
 prompts = ["a", "b"]
-users = [1, 2]
+concurrency = [1, 2]
 output_tokens = [200]
 """
 
@@ -68,7 +68,7 @@ class LaunchedServers:
         (snapshot / "tokenizer.json").write_text("{}")
         (directory / "mine.toml").write_text(WORKLOAD)
         self.configuration = configurations.load(CONFIGURATION)
-        self.saved: list[Receipt] = []
+        self.saved: list[Result] = []
         self.starts = 0
 
     def start(self, work: Callable[[Run], None]) -> None:
@@ -86,7 +86,7 @@ class LaunchedServers:
         state = LaunchOptions(Workspace(self.directory / "state"), 20, lambda line: None)
         launch.serve(prepared_launch(self.configuration, image, service), argv, state, work=work)
 
-    def measure(self, restarts: int, save: Callable[[Receipt], None] | None = None) -> Receipt:
+    def measure(self, restarts: int, save: Callable[[Result], None] | None = None) -> Result:
         named = workload.load(str(self.directory / "mine.toml"))
         measurement = Measurement(named, save or self.saved.append)
         (result,) = launched.measure(self.start, self.configuration, [measurement], restarts)
@@ -97,15 +97,15 @@ class LaunchedServers:
         return [read_record(Run, path) for path in sorted((self.directory / "state" / "runs").glob("*.json"))]
 
 
-def test_receipt_has_cells_of_every_restart(tmp_path: Path) -> None:
+def test_result_has_cases_of_every_restart(tmp_path: Path) -> None:
     servers = LaunchedServers(tmp_path, free_port())
     result = servers.measure(restarts=1)
-    assert sorted((cell.restart, cell.users) for cell in result.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert sorted((case.restart, case.concurrency) for case in result.cases) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert [saved.complete for saved in servers.saved] == [False, False, False, True] and result.complete
-    rates = [sample.decode_tok_s for cell in result.cells for sample in cell.samples]
+    rates = [sample.decode_tok_s for case in result.cases for sample in case.samples]
     assert len(rates) == 6 and all(rates)
     assert {run.ending for run in servers.records} == {"stopped"} and serving.port_is_free(servers.port)
-    served = result.circumstances.served
+    served = result.environment.served
     assert (served.image, served.lock, served.revision) == ("c" * 64, "b" * 64, REVISION)
     assert served.tokenizer_sha256 is not None and served.configuration == CONFIGURATION
     assert served.argv is not None and served.argv[-4:] == (
@@ -115,10 +115,10 @@ def test_receipt_has_cells_of_every_restart(tmp_path: Path) -> None:
         "of-the-server",
     )
     assert not [word for word in served.argv[:-4] if word in ("--name", "s-0", "--label") or LAUNCHER_LABEL in word]
-    assert served.environment == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
-    assert result.circumstances.reported == {"id": "schedule", "root": "/nowhere"}
+    assert served.variables == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
+    assert result.environment.reported == {"id": "schedule", "root": "/nowhere"}
     # Compared with itself, the spread is between the starts.
-    first, second = compare.compare(result, result, []).cells
+    first, second = compare.compare(result, result, []).cases
     assert (first.between, second.between) == ("starts", "starts") and first.figures[0].beyond_spread is False
 
 
@@ -130,8 +130,8 @@ def test_several_workloads_are_measured_at_each_start(tmp_path: Path) -> None:
         Measurement(workload.load(str(tmp_path / name)), servers.saved.append) for name in ("short.toml", "long.toml")
     ]
     results = launched.measure(servers.start, servers.configuration, measurements, restarts=1)
-    assert [result.circumstances.workload for result in results] == ["short", "long"]
-    assert [[cell.restart for cell in result.cells] for result in results] == [[0, 1], [0, 1]]
+    assert [result.environment.workload for result in results] == ["short", "long"]
+    assert [[case.restart for case in result.cases] for result in results] == [[0, 1], [0, 1]]
     assert all(result.complete for result in results) and servers.starts == 2
 
 
@@ -156,17 +156,17 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     assert ran.exit_code == 0, ran.output
     source = Source(Path("images.json"), Path("key.pub"), "2026-01-02T00:00:00Z", True)
     assert prepared == [(servers.configuration, "", source, resolve.ServerLocation(4711)), folder]
-    result = receipt.read(tmp_path / "receipt.json")
-    assert result.complete and result.circumstances.served.configuration == CONFIGURATION
-    assert sorted((cell.restart, cell.users) for cell in result.cells) == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    assert re.search(r"users +output +context +restart", ran.output) and "[4/4]" in ran.output
+    result = result_file.read(tmp_path / "result.json")
+    assert result.complete and result.environment.served.configuration == CONFIGURATION
+    assert sorted((case.restart, case.concurrency) for case in result.cases) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert re.search(r"concurrency +output +context +restart", ran.output) and "[4/4]" in ran.output
     assert f"served.lock: {'b' * 64}" in ran.output and "total tok/s" in ran.output
     for option in (["--served-model-name", "x"], ["--run", "x.json"]):
         refused = CliRunner().invoke(app, ["bench", *arguments, *option])
         assert refused.exit_code == 2 and "applies only to a running server" in refused.output
 
 
-def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_configuration_goes_on_with_the_missing_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = LaunchedServers(tmp_path, free_port(), 0.0005)
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
     monkeypatch.setattr(resolve, "resolve", lambda *arguments: None)
@@ -174,17 +174,17 @@ def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
     arguments = ["bench", "run", CONFIGURATION, "--model", str(tmp_path), "-w", "mine.toml", "--state", "state"]
-    write, path = receipt.write, tmp_path / "receipt.json"
+    write, path = result_file.write, tmp_path / "result.json"
 
-    def interrupted(path: Path, result: Receipt) -> None:
+    def interrupted(path: Path, result: Result) -> None:
         write(path, result)
-        if len(result.cells) == 5:  # in the last of three starts
+        if len(result.cases) == 5:  # in the last of three starts
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(receipt, "write", interrupted)
+    monkeypatch.setattr(result_file, "write", interrupted)
     assert CliRunner().invoke(app, [*arguments, "--restarts", "2"]).exit_code == 130
-    before = receipt.read(path)
-    monkeypatch.setattr(receipt, "write", write)
+    before = result_file.read(path)
+    monkeypatch.setattr(result_file, "write", write)
     for restarts in ("0", "1"):
         refused = CliRunner().invoke(app, [*arguments, "--restarts", restarts])
         assert isinstance(refused.exception, NotComparable) and servers.starts == 3, refused.output
@@ -194,26 +194,26 @@ def test_interrupted_configuration_goes_on_with_the_missing_cells(tmp_path: Path
         assert servers.starts == 3, "what the server does not decide is compared before it is started"
     ran = CliRunner().invoke(app, [*arguments, "--restarts", "2"])
     assert ran.exit_code == 0, ran.output
-    assert "5 of 6 cells are measured already" in ran.stderr and "[6/6]" in ran.stderr and servers.starts == 4
-    result = receipt.read(path)
-    assert result.complete and result.cells[:5] == before.cells
-    assert sorted((cell.restart, cell.users) for cell in result.cells) == [
-        (start, users) for start in range(3) for users in (1, 2)
+    assert "5 of 6 cases are measured already" in ran.stderr and "[6/6]" in ran.stderr and servers.starts == 4
+    result = result_file.read(path)
+    assert result.complete and result.cases[:5] == before.cases
+    assert sorted((case.restart, case.concurrency) for case in result.cases) == [
+        (start, concurrency) for start in range(3) for concurrency in (1, 2)
     ]
 
 
-def test_partial_receipt_is_saved_when_the_server_dies(tmp_path: Path) -> None:
+def test_partial_result_is_saved_when_the_server_dies(tmp_path: Path) -> None:
     servers = LaunchedServers(tmp_path, free_port())
 
-    def save_and_kill(partial: Receipt) -> None:
+    def save_and_kill(partial: Result) -> None:
         servers.saved.append(partial)
         for child in psutil.Process().children():
             child.kill()
 
     with pytest.raises(ServerDied, match="after it had been healthy"):
         servers.measure(restarts=1, save=save_and_kill)
-    assert not servers.saved[-1].complete and not any(sample.error for sample in servers.saved[0].cells[0].samples)
-    assert all(sample.error for sample in servers.saved[-1].cells[-1].samples)
+    assert not servers.saved[-1].complete and not any(sample.error for sample in servers.saved[0].cases[0].samples)
+    assert all(sample.error for sample in servers.saved[-1].cases[-1].samples)
     assert servers.records[-1].ending == "died"
 
 
@@ -222,19 +222,19 @@ import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 from test_bench_launched import LaunchedServers
-from sm120kit.bench import receipt
+from sm120kit.bench import result_file
 from sm120kit.core import signals
 signals.handle()
 directory = Path(sys.argv[1])
 def save(partial):
-    receipt.write(directory / "receipt.json", partial)
+    result_file.write(directory / "result.json", partial)
     print("saved", flush=True)
 LaunchedServers(directory, int(sys.argv[2]), 0.01).measure(2, save)
 """
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_the_server_and_keeps_measured_cells(kind: int, tmp_path: Path) -> None:
+def test_signal_stops_the_server_and_keeps_measured_cases(kind: int, tmp_path: Path) -> None:
     port = free_port()
     argv = [sys.executable, "-c", DRIVER, tmp_path, port, Path(__file__).parent, SUPPORT]
     with subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=with_source()) as running:
@@ -243,8 +243,8 @@ def test_signal_stops_the_server_and_keeps_measured_cells(kind: int, tmp_path: P
         _, stderr = running.communicate(timeout=30)
     assert b"Interrupted" in stderr, stderr
     assert serving.port_is_free(port), "the server was stopped"
-    partial = receipt.read(tmp_path / "receipt.json")
-    assert not partial.complete and partial.cells[0].complete
+    partial = result_file.read(tmp_path / "result.json")
+    assert not partial.complete and partial.cases[0].complete
     (record,) = (tmp_path / "state" / "runs").glob("*.json")
     assert json.loads(record.read_text())["ending"] == "stopped"
 
@@ -292,7 +292,7 @@ def sm120kit(*arguments: str | Path, cwd: Path, path: str = "") -> subprocess.Co
     return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=60, env=with_source(path))
 
 
-def test_receipt_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
+def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     synthetic_hosts.build("node-forced", tmp_path / "host")
     (tmp_path / "bin").mkdir()
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -318,26 +318,26 @@ def test_receipt_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     servers.start(measure_from_outside)
     exited, gone, known, other_url = ran
     for refused, reason in ((exited, "exited"), (gone, "its container is gone")):
-        assert refused.returncode == BadReceipt.exit_code and reason in refused.stderr, refused.stderr
+        assert refused.returncode == BadResult.exit_code and reason in refused.stderr, refused.stderr
     assert known.returncode == 0, known.stderr
-    assert other_url.returncode == BadReceipt.exit_code and "is of a server at" in other_url.stderr
-    result = receipt.read(tmp_path / "known.json")
-    served, machine = result.circumstances.served, result.circumstances.machine
+    assert other_url.returncode == BadResult.exit_code and "is of a server at" in other_url.stderr
+    result = result_file.read(tmp_path / "known.json")
+    served, machine = result.environment.served, result.environment.machine
     assert (served.image, served.revision) == ("c" * 64, REVISION)
-    assert served.environment == tuple(sorted(servers.configuration.environment)), "the record has no values"
+    assert served.variables == tuple(sorted(servers.configuration.environment)), "the record has no values"
     assert (machine.driver, machine.cuda) == ("580.126.09", "13.0")
     assert machine.gpus == ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",) * 2
     assert (machine.power_limits_watts, machine.topology) == ((600.0, 600.0), ("0-1 NODE",))
-    (cell,) = result.cells
-    assert cell.clocks is not None
-    first, second = cell.clocks
+    (case,) = result.cases
+    assert case.clocks is not None
+    first, second = case.clocks
     assert (first.gpu, second.gpu, first.hottest) == (0, 1, 61)
-    assert first.looks == second.looks == 3, "the first sample, from before the cell, is left out"
+    assert first.looks == second.looks == 3, "the first sample, from before the case, is left out"
     assert (first.sm_mhz, first.watts, second.watts) == ((2300, 2400, 2500), (301.5, 302.5, 303.5), None)
     assert first.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3} and second.slowed == {}
     assert "machine.driver: 580.126.09" in known.stdout and "GPU 1: SM" in known.stdout and "slowed by nothing" in known.stdout
     limited = replace(machine, power_limits_watts=(450.0, 600.0))
-    other = replace(result, circumstances=replace(result.circumstances, machine=limited))
+    other = replace(result, environment=replace(result.environment, machine=limited))
     with pytest.raises(NotComparable, match=r"machine\.power_limits_watts: 600\.0, 600\.0 / 450\.0, 600\.0"):
         compare.compare(result, other, [])
     assert "machine.driver" not in compare.compare(result, result, []).unknown
@@ -351,13 +351,13 @@ def test_run_ends_when_the_server_goes_away(tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "sm120kit", "bench", "run", f"http://127.0.0.1:{port}", "-w", "mine.toml"]
         with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=with_source()) as running:
             deadline = time.monotonic() + 30
-            while not (tmp_path / "receipt.json").exists() and time.monotonic() < deadline:
+            while not (tmp_path / "result.json").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             time.sleep(0.3)
             server.kill()
             _, stderr = running.communicate(timeout=30)
-    assert running.returncode == 90 and "no longer answers; it went away in cell 2 of 4" in " ".join(stderr.split()), stderr
-    partial = receipt.read(tmp_path / "receipt.json")
-    assert not partial.complete and [bool(cell.samples[0].error) for cell in partial.cells] == [False, True]
-    shown = sm120kit("bench", "show", "receipt.json", cwd=tmp_path)
+    assert running.returncode == 90 and "no longer answers; it went away in case 2 of 4" in " ".join(stderr.split()), stderr
+    partial = result_file.read(tmp_path / "result.json")
+    assert not partial.complete and [bool(case.samples[0].error) for case in partial.cases] == [False, True]
+    shown = sm120kit("bench", "show", "result.json", cwd=tmp_path)
     assert "partial" in shown.stdout and "1 of 1" in shown.stdout, shown.stdout

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from schedule_server import schedule_server
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
+from typer.testing import Result as CliResult
 
-from sm120kit.bench import receipt, saturation
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench import result_file, saturation
 from sm120kit.cli import app
 
 
@@ -21,35 +21,35 @@ def url() -> Iterator[str]:
         yield running
 
 
-def bench_run(url: str, output: Path, *options: object) -> Result:
+def bench_run(url: str, output: Path, *options: object) -> CliResult:
     return CliRunner().invoke(app, ["bench", "run", url, "-w", "quick", "-o", str(output), *map(str, options)])
 
 
-def measured(url: str, output: Path, *options: object, **schedule: object) -> Receipt:
+def measured(url: str, output: Path, *options: object, **schedule: object) -> CliResult:
     body = json.dumps({"schedule": schedule}) if schedule else "{}"
     result = bench_run(url, output, *options, "--extra-body", body)
     assert result.exit_code == 0, result.output
-    return receipt.read(output)
+    return result_file.read(output)
 
 
 def test_values_of_a_workload_are_replaced(url: str, tmp_path: Path) -> None:
-    run = measured(url, tmp_path / "r.json", "--users", "1,3", "--output-tokens", "20,30", "--requests", 2)
-    assert sorted(cell.key[:2] for cell in run.cells) == [(1, 20), (1, 30), (3, 20), (3, 30)]
-    assert {len(cell.samples) // cell.users for cell in run.cells} == {2}
-    assert {sample.completion_tokens for cell in run.cells for sample in cell.samples if cell.output_tokens == 30} == {30}
+    run = measured(url, tmp_path / "r.json", "--concurrency", "1,3", "--output-tokens", "20,30", "--requests", 2)
+    assert sorted(case.key[:2] for case in run.cases) == [(1, 20), (1, 30), (3, 20), (3, 30)]
+    assert {len(case.samples) // case.concurrency for case in run.cases} == {2}
+    assert {sample.completion_tokens for case in run.cases for sample in case.samples if case.output_tokens == 30} == {30}
     unchanged = tmp_path / "unchanged.json"
     assert bench_run(url, unchanged).exit_code == 0
-    assert receipt.read(unchanged).circumstances.workload_sha256 != run.circumstances.workload_sha256
+    assert result_file.read(unchanged).environment.workload_sha256 != run.environment.workload_sha256
 
 
 def test_rate_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
-    options = ("--users", 10, "--requests", 1, "--rate", 50, "--arrivals", "constant")
+    options = ("--concurrency", 10, "--requests", 1, "--rate", 50, "--arrivals", "constant")
     run = measured(url, tmp_path / "r.json", *options, tokens=2, interval=0.5, first=0.5)
-    started = sorted(sample.started for sample in run.cells[0].samples)
+    started = sorted(sample.started for sample in run.cases[0].samples)
     assert len(started) == 10
     for number, time in enumerate(started):
         assert time >= number / 50
-    assert started[-1] < min(sample.ended for sample in run.cells[0].samples), "all are sent before the first has ended"
+    assert started[-1] < min(sample.ended for sample in run.cases[0].samples), "all are sent before the first has ended"
 
 
 def test_trace_and_dataset(url: str, tmp_path: Path) -> None:
@@ -57,34 +57,34 @@ def test_trace_and_dataset(url: str, tmp_path: Path) -> None:
     trace.write_text(
         "\n".join(json.dumps({"timestamp": t, "input_length": 64, "output_length": n}) for t, n in ((0, 3), (300, 5)))
     )
-    samples = measured(url, tmp_path / "t.json", "--trace", trace).cells[0].samples
+    samples = measured(url, tmp_path / "t.json", "--trace", trace).cases[0].samples
     assert [(sample.prompt, sample.completion_tokens) for sample in samples] == [(0, 3), (1, 5)]
     assert samples[1].started >= 0.3
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     dataset.write_text("\n".join(json.dumps(entry) for entry in ({"messages": turns}, {"prompt": "d"})))
-    (cell,) = measured(url, tmp_path / "d.json", "--dataset", dataset, "--users", 2).cells
-    assert sorted((sample.user, sample.prompt) for sample in cell.samples) == [(0, 0), (0, 0), (1, 1)]
+    (case,) = measured(url, tmp_path / "d.json", "--dataset", dataset, "--concurrency", 2).cases
+    assert sorted((sample.user, sample.prompt) for sample in case.samples) == [(0, 0), (0, 0), (1, 1)]
 
 
 def test_sweep_ends_after_saturation(url: str, tmp_path: Path) -> None:
     cold = tmp_path / "cold.toml"
     cold.write_text(
-        'summary = "one answer at a time"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [40]\nwarmup_requests = 0\n'
+        'summary = "one answer at a time"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [40]\nwarmup_requests = 0\n'
     )
     run = measured(url, tmp_path / "r.json", "-w", cold, "--sweep", 64, interval=0.05, first=0.05, capacity=1)
-    assert run.complete and saturation.knee(run.cells) == 1
-    assert [cell.users for cell in run.cells] == [1, 2], "more than 2 users are not measured"
+    assert run.complete and saturation.knee(run.cases) == 1
+    assert [case.concurrency for case in run.cases] == [1, 2], "more than 2 users are not measured"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--users", "1,x"], "is not a list of numbers"),
-        (["--users", "2,2"], "has a number twice"),
-        (["--users", "0"], "users"),
+        (["--concurrency", "1,x"], "is not a list of numbers"),
+        (["--concurrency", "2,2"], "has a number twice"),
+        (["--concurrency", "0"], "concurrency"),
         (["--extra-body", "[1]"], "is not a JSON object"),
         (["--extra-body", "@absent.json"], "No such file"),
-        (["--sweep", "4", "--users", "2"], "exclude each other"),
+        (["--sweep", "4", "--concurrency", "2"], "exclude each other"),
         (["--trace", "x", "--rate", "2"], "a trace has its own times"),
         (["--trace", "absent.jsonl"], "absent.jsonl"),
         (["--dataset", "absent.jsonl"], "absent.jsonl"),

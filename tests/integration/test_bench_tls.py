@@ -12,7 +12,7 @@ from schedule_server import schedule_server
 from tls_certificates import Authority
 from typer.testing import CliRunner
 
-from sm120kit.bench import receipt
+from sm120kit.bench import result_file
 from sm120kit.cli import app
 from sm120kit.core.errors import Sm120kitError
 
@@ -23,7 +23,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def bench_run(url: str, output: Path, *options: str | Path) -> tuple[int, str]:
-    """Exit code and messages of a run of one cell with one request."""
+    """Exit code and messages of a run of one case with one request."""
     arguments = ["bench", "run", url, "--quick", "--output-tokens", "4", "-o", str(output), *map(str, options)]
     done = CliRunner().invoke(app, arguments)
     if isinstance(done.exception, Sm120kitError):
@@ -46,8 +46,8 @@ def test_server_is_verified(authority: Authority, tmp_path: Path, monkeypatch: p
         code, message = bench_run(url.replace("https", "http"), tmp_path / "refused.json")
         assert code == 90, message
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    measured = receipt.read(tmp_path / "ca.json")
-    assert measured.circumstances.url == url and not any(sample.error for sample in measured.cells[0].samples)
+    measured = result_file.read(tmp_path / "ca.json")
+    assert measured.environment.url == url and not any(sample.error for sample in measured.cases[0].samples)
     assert not (tmp_path / "refused.json").exists()
 
 

@@ -22,7 +22,7 @@ from sm120kit.core import retry
 
 SECRET = "hunter2-%2F"
 PLAIN = "hunter2-/"
-WORKLOAD = 'summary = "x"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [8]\nrequests_per_user = 1\n'
+WORKLOAD = 'summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [8]\nrequests_per_stream = 1\n'
 CONFIGURATION = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
 
 
@@ -160,10 +160,10 @@ def test_a_measurement(name: str, serve: Any, sm120kit: Any, tmp_path: Path) -> 
     assert server.refused == 0 and server.answered == {"/v1/models", "/version", "/v1/chat/completions"} | {
         path for path in server.answered if path in ("/metrics", "/get_server_info")
     }
-    show = [sm120kit("bench", "show", "receipt.json", *json_) for json_ in ((), ("--json",))]
-    compare = sm120kit("bench", "compare", "receipt.json", "receipt.json")
+    show = [sm120kit("bench", "show", "result.json", *json_) for json_ in ((), ("--json",))]
+    compare = sm120kit("bench", "compare", "result.json", "result.json")
     assert server.host in show[0].stdout and compare.returncode == 0
-    kept = json.loads((tmp_path / "receipt.json").read_text())["circumstances"]["url"]
+    kept = json.loads((tmp_path / "result.json").read_text())["environment"]["url"]
     assert kept == f"http://{server.host}"
     nothing_of_it(tmp_path, run, *show, compare)
 

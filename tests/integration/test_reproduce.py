@@ -16,7 +16,7 @@ from schedule_server import schedule_server
 from typer.testing import CliRunner
 
 from sm120kit import serving
-from sm120kit.bench import launched, receipt, reproduce
+from sm120kit.bench import launched, reproduce, result_file
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
 from sm120kit.core.errors import Sm120kitError
@@ -73,59 +73,59 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     paths = sorted(directory.glob("*.json"))
     assert [path.name for path in paths] == [f"{A}.{name}.json" for name in ("real-prompts-thinking-off", "sustained-decode")]
     # Both rates are reported although they are not comparable.
-    real_prompts, published = (figures_of(receipt.read(path).cells[0]) for path in paths)
+    real_prompts, published = (figures_of(result_file.read(path).cases[0]) for path in paths)
     assert first["measured"]["tok_s"] == pytest.approx(published.decode_tok_s)
     assert first["honest"]["tok_s"] == pytest.approx(real_prompts.decode_tok_s)
-    many = next(judgement for judgement in report["judgements"] if judgement["reference"]["users"] == 32)
-    assert many["differences"][-1]["field"] == "users", "--quick measures the fewest users only"
+    many = next(judgement for judgement in report["judgements"] if judgement["reference"]["concurrency"] == 32)
+    assert many["differences"][-1]["field"] == "concurrency", "--quick measures the fewest users only"
     assert any(line.startswith("config-gpus: ") for line in report["host"])
-    # The receipts give the same verdict.
-    code, output, _ = reproduce_command(A, "--receipt", paths[0], "--receipt", paths[1])
+    # The results give the same verdict.
+    code, output, _ = reproduce_command(A, "--result", paths[0], "--result", paths[1])
     assert code == 96
     assert "model: txn545/Qwen3.5-122B-A10B-NVFP4 / schedule" in output
     assert "doctor:" not in output
 
 
 def edited(path: Path, tok_s: float, **changes: Any) -> Path:
-    """A receipt of three starts of a machine as the configuration describes it, each with three steady streams of ``tok_s``."""
+    """A result of three starts of a machine as the configuration describes it, each with three steady streams of ``tok_s``."""
     content = json.loads(path.read_text())
-    about = content["circumstances"]
+    about = content["environment"]
     about["machine"] |= {"gpus": [PRO] * 4, "power_limits_watts": [300.0] * 4}
     about["served"] |= {"configuration": B, "engine": "vllm-0.19.1"}
     about |= {"model": "Sehyo/Qwen3.5-397B-A17B-NVFP4"} | changes
-    for cell in content["cells"]:
-        (sample,) = cell["samples"]
+    for case in content["cases"]:
+        (sample,) = case["samples"]
         tokens = sample["completion_tokens"]
-        cell["samples"] = []
+        case["samples"] = []
         for turn in range(3):
             started = turn * tokens / tok_s
             times = [started + (number + 1) / tok_s for number in range(tokens)]
             moved = {"started": started, "ended": times[-1], "chunk_seconds": times, "answer_chunks": tokens}
-            cell["samples"].append(sample | moved | {"first_token": times[0], "first_answer": times[0]})
-    content["cells"] = [cell | {"restart": start} for start in range(3) for cell in content["cells"]]
+            case["samples"].append(sample | moved | {"first_token": times[0], "first_answer": times[0]})
+    content["cases"] = [case | {"restart": start} for start in range(3) for case in content["cases"]]
     path.with_suffix(".edited").write_text(json.dumps(content))
     return path.with_suffix(".edited")
 
 
-def test_verdicts_on_a_receipt(url: str, directory: Path) -> None:
+def test_verdicts_on_a_result(url: str, directory: Path) -> None:
     code, _, error = reproduce_command(B, "--url", url, "--quick")
     assert code == 96, error
     path = directory / f"{B}.seed-short-thinking-on.json"
     # Four of these GPUs cannot read the weights fast enough for 2000 tok/s.
-    code, output, _ = reproduce_command(B, "--receipt", edited(path, 2000))
+    code, output, _ = reproduce_command(B, "--result", edited(path, 2000))
     assert (code, "above what the memory bandwidth allows" in output) == (96, True)
     # A model without a known architecture has no roofline; only the figure counts.
     text = (data_root() / "recipes" / "configurations" / f"{B}.toml").read_text()
     text = text.replace("Sehyo/Qwen3.5-397B-A17B-NVFP4", "some/model")
     changed = edited(path, 2000, model="some/model")
     (directory / f"{B}.toml").write_text(text)
-    _, output, _ = reproduce_command(f"{B}.toml", "--receipt", changed, "--json")
+    _, output, _ = reproduce_command(f"{B}.toml", "--result", changed, "--json")
     measured = json.loads(output)["judgements"][0]["measured"]["tok_s"]
     assert measured == pytest.approx(2000)
     for share, expected, message in ((0.99, 0, "REPRODUCED"), (1.05, 0, "WITHIN 4.8%"), (1.5, 95, "BELOW by 33.3%")):
         value = f"value = {share * measured:.3f}"
         (directory / f"{B}.toml").write_text(re.sub(r"value = 278.0\nhighest = 283.0", value, text))
-        code, output, error = reproduce_command(f"{B}.toml", "--receipt", changed)
+        code, output, error = reproduce_command(f"{B}.toml", "--result", changed)
         assert (code, message in output) == (expected, True), output + error
     assert "the output above has the known reasons" in error
 
@@ -153,9 +153,9 @@ def test_launched_server_is_measured_after_each_start(tmp_path: Path) -> None:
     published = [named for named in reproduce.plan(configuration, quick=True) if named.name != reproduce.REAL_PROMPTS]
     measurements = reproduce.measurements(configuration, published, tmp_path, given={})
     (result,) = launched.measure(start, configuration, measurements, restarts=1)
-    assert (result.complete, result.circumstances.served.engine) == (True, configuration.engine)
-    assert [cell.restart for cell in result.cells] == [0, 1]
-    assert receipt.read(reproduce.receipt_path(tmp_path, configuration, published[0])) == result
+    assert (result.complete, result.environment.served.engine) == (True, configuration.engine)
+    assert [case.restart for case in result.cases] == [0, 1]
+    assert result_file.read(reproduce.result_path(tmp_path, configuration, published[0])) == result
     first, _ = reproduce.judge(configuration, [result]).judgements
     assert first.measured and first.measured.starts == 2
     assert serving.port_is_free(port)
@@ -163,19 +163,19 @@ def test_launched_server_is_measured_after_each_start(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from sm120kit.bench import receipt
+from sm120kit.bench import result_file
 from sm120kit.cli import app
-write = receipt.write
+write = result_file.write
 def write_and_die(path, result):
     write(path, result)
     if result.complete:
         os.kill(os.getpid(), signal.SIGKILL)
-receipt.write = write_and_die
+result_file.write = write_and_die
 app(sys.argv[1:])
 """
 
 
-def test_killed_run_goes_on_and_no_receipt_is_replaced(url: str, directory: Path) -> None:
+def test_killed_run_goes_on_and_no_result_is_replaced(url: str, directory: Path) -> None:
     options = [A, "--url", url, "--quick"]
     killed = subprocess.run([sys.executable, "-c", KILLED, "reproduce", *options], capture_output=True, text=True, timeout=120)
     assert killed.returncode == -9, killed.stderr
@@ -187,8 +187,8 @@ def test_killed_run_goes_on_and_no_receipt_is_replaced(url: str, directory: Path
     (second,) = set(directory.iterdir()) - {first}
     both = {path: path.read_bytes() for path in (first, second)}
     for arguments, expected, message in (
-        (options, 44, f"--receipt {first.name} --receipt {second.name}"),
-        (options[:3], 44, "complete receipts"),
+        (options, 44, f"--result {first.name} --result {second.name}"),
+        (options[:3], 44, "complete results"),
     ):
         code, _, error = reproduce_command(*arguments)
         assert (code, message in error) == (expected, True), error
@@ -197,7 +197,7 @@ def test_killed_run_goes_on_and_no_receipt_is_replaced(url: str, directory: Path
     assert (code, "other options" in error, "--quick" in error) == (94, True, True), error
     second.write_text("[]")
     code, _, error = reproduce_command(*options)
-    assert (code, "is not a receipt" in error) == (44, True), error
+    assert (code, "is not a result" in error) == (44, True), error
     assert first.read_bytes() == both[first]
     code, _, error = reproduce_command(*options, "--overwrite")
     assert code == 96 and first.read_bytes() != both[first], error
@@ -207,20 +207,20 @@ def test_bad_input(url: str, directory: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         unreachable = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    (directory / "old.json").write_text('{"format": "sm120kit.receipt/99"}')
+    (directory / "old.json").write_text('{"format": "sm120kit.result/99"}')
     (directory / "other.json").write_text("[]")
     for arguments, expected, message in (
         ((f"{A}x",), 10, "did you mean"),
         ((A, "--url", unreachable), 90, "does not answer"),
-        ((A, "--url", url, "--receipts", "none"), 44, "--receipts"),
+        ((A, "--url", url, "--results", "none"), 44, "--results"),
         ((A, "--url", url, "--run", "none.json"), 92, "none.json"),
         ((A, "--run", "none.json"), 2, "add --url"),
         ((A, "--url", url, "--restarts", "2"), 2, "only a launched server can be restarted"),
-        ((A, "--url", url, "--receipt", "old.json"), 2, "only one of"),
-        ((A, "--receipt", "old.json", "--given", "gpu=x"), 2, "a receipt already has"),
-        ((A, "--receipt", "old.json"), 92, "sm120kit.receipt/99"),
-        ((A, "--receipt", "other.json"), 92, "format None"),
-        ((A, "--receipt", "none.json"), 92, "No such file"),
+        ((A, "--url", url, "--result", "old.json"), 2, "only one of"),
+        ((A, "--result", "old.json", "--given", "gpu=x"), 2, "a result already has"),
+        ((A, "--result", "old.json"), 92, "sm120kit.result/99"),
+        ((A, "--result", "other.json"), 92, "format None"),
+        ((A, "--result", "none.json"), 92, "No such file"),
         ((A, "--url", url, "--given", "gpu"), 2, "is not NAME=VALUE"),
     ):
         code, _, error = reproduce_command(*arguments)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from sm120kit import engines, serving
 from sm120kit.bench import Measurement, launched, metrics, workload
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
 from sm120kit.core.errors import BadRecipe, NamespacesMissing
 from sm120kit.core.state import data_root, file_sha256
@@ -192,9 +192,9 @@ def test_server_is_started_and_measured(data: Path, tmp_path: Path) -> None:
 
         launch.serve(prepared, argv, LaunchOptions(workspace, 20, lambda line: None), work=observed)
 
-    (tmp_path / "mine.toml").write_text('summary = "x"\nprompts = ["a"]\nusers = [1]\noutput_tokens = [20]\n')
-    saved: list[Receipt] = []
+    (tmp_path / "mine.toml").write_text('summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [20]\n')
+    saved: list[Result] = []
     measurement = Measurement(workload.load(str(tmp_path / "mine.toml")), saved.append)
     (result,) = launched.measure(start, configuration, [measurement], 0)
-    assert seen == [3] and result.complete and result.circumstances.served.engine == "toy-1.0"
-    assert all(sample.completion_tokens == 20 for cell in result.cells for sample in cell.samples)
+    assert seen == [3] and result.complete and result.environment.served.engine == "toy-1.0"
+    assert all(sample.completion_tokens == 20 for case in result.cases for sample in case.samples)

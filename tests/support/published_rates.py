@@ -18,7 +18,7 @@ from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrate
 DATA = Path(__file__).parents[1] / "unit/data/roofline/published.toml"
 PAGE = Path(__file__).parents[2] / "docs/measurements/roofline-error.md"
 CONTEXT = 300
-"""Average tokens of a user in a published cell without context: prompt and half of the answer. The effect is small."""
+"""Average tokens of a user in a published case without context: prompt and half of the answer. The effect is small."""
 GRID = tuple(
     Calibration(floor / 1e6, wait / 1e6, share / 100)
     for floor, wait, share in product(range(0, 210, 10), range(0, 70, 10), range(60, 102, 2))
@@ -28,7 +28,7 @@ GRID = tuple(
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """A published rate and the roofline's step. ``tokens`` per step of all users is None if the acceptance is unknown."""
+    """A published rate and the roofline's step. ``tokens`` per step of all concurrency is None if the acceptance is unknown."""
 
     work: Work
     rate: float
@@ -46,16 +46,16 @@ class PublishedTable:
     source: str
     model: RooflineModel
     gpu: GpuKind
-    cells: tuple[PublishedCell, ...]
+    cases: tuple[PublishedCell, ...]
 
     @property
     def fitted(self) -> bool:
         """Whether rates can be computed: there is no speculation, or its acceptance is published."""
-        return self.cells[0].tokens is not None
+        return self.cases[0].tokens is not None
 
     def ratios(self, calibration: Calibration | None) -> list[float]:
-        """Computed over published rate for each cell; of the roofline without a calibration."""
-        return [self._rate(cell, calibration) / cell.rate for cell in self.cells]
+        """Computed over published rate for each case; of the roofline without a calibration."""
+        return [self._rate(case, calibration) / case.rate for case in self.cases]
 
     def error(self, calibration: Calibration | None) -> float:
         """Mean absolute error of the computed rates."""
@@ -63,16 +63,16 @@ class PublishedTable:
 
     def needs(self, calibration: Calibration | None) -> list[float]:
         """Tokens per step and user that the published rates require."""
-        return [cell.rate / cell.work.users * self._seconds(cell, calibration) for cell in self.cells]
+        return [case.rate / case.work.concurrency * self._seconds(case, calibration) for case in self.cases]
 
-    def _rate(self, cell: PublishedCell, calibration: Calibration | None) -> float:
-        assert cell.tokens is not None
-        return cell.tokens / self._seconds(cell, calibration)
+    def _rate(self, case: PublishedCell, calibration: Calibration | None) -> float:
+        assert case.tokens is not None
+        return case.tokens / self._seconds(case, calibration)
 
-    def _seconds(self, cell: PublishedCell, calibration: Calibration | None) -> float:
+    def _seconds(self, case: PublishedCell, calibration: Calibration | None) -> float:
         if calibration is None:
-            return cell.ideal.seconds
-        return calibrated(cell.ideal, self.model, self.gpu, cell.work, calibration).seconds
+            return case.ideal.seconds
+        return calibrated(case.ideal, self.model, self.gpu, case.work, calibration).seconds
 
 
 @cache
@@ -85,15 +85,15 @@ def _table(entry: dict[str, Any]) -> PublishedTable:
     model, gpu = roofline.model_of(entry["repository"]), roofline.gpu_kind(entry["gpu"])
     assert model and gpu, entry["name"]
     drafts = entry.get("drafts", 0)
-    published = [(int(users), CONTEXT, rate) for users, rate in entry["rates"].items()]
+    published = [(int(concurrency), CONTEXT, rate) for concurrency, rate in entry["rates"].items()]
     published += [(1, int(context), rate) for context, rate in entry.get("contexts", {}).items()]
-    cells = []
-    for users, context, rate in published:
-        work = Work(users, context, drafts, entry["gpus"], entry["kv"])
+    cases = []
+    for concurrency, context, rate in published:
+        work = Work(concurrency, context, drafts, entry["gpus"], entry["kv"])
         known = not drafts or "acceptance" in entry
-        tokens = users * roofline.tokens_per_step(drafts, entry.get("acceptance", 0.0)) if known else None
-        cells.append(PublishedCell(work, rate, roofline.step(model, gpu, work), tokens))
-    return PublishedTable(entry["name"], entry["machine"], entry["engine"], entry["source"], model, gpu, tuple(cells))
+        tokens = concurrency * roofline.tokens_per_step(drafts, entry.get("acceptance", 0.0)) if known else None
+        cases.append(PublishedCell(work, rate, roofline.step(model, gpu, work), tokens))
+    return PublishedTable(entry["name"], entry["machine"], entry["engine"], entry["source"], model, gpu, tuple(cases))
 
 
 @cache
@@ -108,7 +108,7 @@ def _table_errors(table: PublishedTable) -> list[float]:
         replace(
             one,
             gb10_share=one.gb10_share if table.gpu.name == "GB10" else 1.0,
-            wait_seconds=one.wait_seconds if table.cells[0].work.gpus > 1 else 0.0,
+            wait_seconds=one.wait_seconds if table.cases[0].work.gpus > 1 else 0.0,
         )
         for one in GRID
     ]
@@ -209,7 +209,7 @@ def _drafts() -> Iterator[str]:
                 f"{min(needs):.1f} to {max(needs):.1f}" if len(needs) > 1 else f"{needs[0]:.1f}"
                 for needs in (table.needs(None), table.needs(CALIBRATION))
             )
-            yield f"| {table.name} | {_users(table)} | {' | '.join(ranges)} | {1 + table.cells[0].work.drafts} |"
+            yield f"| {table.name} | {_users(table)} | {' | '.join(ranges)} | {1 + table.cases[0].work.drafts} |"
 
 
 def _sources() -> Iterator[str]:
@@ -217,5 +217,5 @@ def _sources() -> Iterator[str]:
 
 
 def _users(table: PublishedTable) -> str:
-    users = [cell.work.users for cell in table.cells]
-    return "-".join(map(str, dict.fromkeys((min(users), max(users)))))
+    concurrency = [case.work.concurrency for case in table.cases]
+    return "-".join(map(str, dict.fromkeys((min(concurrency), max(concurrency)))))

@@ -1,4 +1,4 @@
-"""Streams, samples, workloads, receipts and their comparison, without a server."""
+"""Streams, samples, workloads, results and their comparison, without a server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sm120kit.bench import circumstances, clocks, compare, receipt, workload
+from sm120kit.bench import clocks, compare, environment, result_file, workload
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench.metrics import Acceptance
-from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
-from sm120kit.core.errors import BadReceipt, BadRecipe, NotComparable, UnknownName
+from sm120kit.core.errors import BadRecipe, BadResult, NotComparable, UnknownName
 from sm120kit.core.state import data_root
 
 
@@ -223,34 +223,34 @@ def test_text_of_completions() -> None:
 @pytest.mark.parametrize("name", workload.names())
 def test_every_workload_loads_and_has_requests(name: str) -> None:
     named = workload.load(name)
-    cells = workload.cells(named.workload, 0)
-    assert len(set(cells)) == len(cells)
-    smallest = min(cells, key=lambda cell: (cell.users, cell.context_tokens))
-    users = workload.requests(named.workload, smallest, "m", named.workload.requests_per_user, "salt")
-    assert len(users) == smallest.users
-    assert all(request.body["stream_options"] == {"include_usage": True} for user in users for request in user)
+    cases = workload.cases(named.workload, 0)
+    assert len(set(cases)) == len(cases)
+    smallest = min(cases, key=lambda case: (case.concurrency, case.context_tokens))
+    concurrency = workload.requests(named.workload, smallest, "m", named.workload.requests_per_stream, "salt")
+    assert len(concurrency) == smallest.concurrency
+    assert all(request.body["stream_options"] == {"include_usage": True} for user in concurrency for request in user)
 
 
-def test_seed_decides_the_order_of_cells() -> None:
-    work = workload.load("length-by-users").workload
-    assert workload.cells(work, 1) == workload.cells(work, 1) != workload.cells(work, 2)
-    assert set(workload.cells(work, 1)) == set(workload.cells(work, 2))
+def test_seed_decides_the_order_of_cases() -> None:
+    work = workload.load("length-by-concurrency").workload
+    assert workload.cases(work, 1) == workload.cases(work, 1) != workload.cases(work, 2)
+    assert set(workload.cases(work, 1)) == set(workload.cases(work, 2))
 
 
-def test_quick_is_the_smallest_cell_once() -> None:
-    named = workload.load("length-by-users")
+def test_quick_is_the_smallest_case_once() -> None:
+    named = workload.load("length-by-concurrency")
     small = workload.quick(named)
-    assert workload.cells(small.workload, 0) == [workload.Cell(1, 1000, 0)]
+    assert workload.cases(small.workload, 0) == [workload.Case(1, 1000, 0)]
     assert (small.name, small.sha256, small.workload.ignore_end) == (named.name, named.sha256, True)
     small = workload.quick(workload.load("sustained-decode"))
-    assert (small.workload.seconds, small.workload.requests_per_user) == (0.0, 1)
+    assert (small.workload.seconds, small.workload.requests_per_stream) == (0.0, 1)
 
 
 def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(workload.time, "monotonic", lambda: now)
-    work = workload.load("context-scaling").workload.model_copy(update={"requests_per_user": 1})
-    first, second = workload.requests_for(30, work, workload.Cell(2, 8, 100), "m", "s")
+    work = workload.load("context-scaling").workload.model_copy(update={"requests_per_stream": 1})
+    first, second = workload.requests_for(30, work, workload.Case(2, 8, 100), "m", "s")
     now = 200.0  # the time begins with a user's first request
     requests = [next(first)]
     now = 229.0
@@ -258,7 +258,7 @@ def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> 
     now = 230.0
     assert next(first, None) is None
     requests.append(next(second))
-    three = workload.requests_for(0, work.model_copy(update={"requests_per_user": 3}), workload.Cell(1, 8, 0), "m", "s")
+    three = workload.requests_for(0, work.model_copy(update={"requests_per_stream": 3}), workload.Case(1, 8, 0), "m", "s")
     assert len(list(three[0])) == 3, "the least number, although the time has passed"
     assert len({request.body["messages"][0]["content"] for request in requests}) == 3, "no prefix cache applies"
 
@@ -267,16 +267,16 @@ def test_prefill_counts_uncached_tokens() -> None:
     usage = {**USAGE, "prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 100}}
     got = sample([(2.0, chunk({"content": "a"}, "length", usage=usage))])
     assert got.ttft is not None
-    figures = figures_of(receipt.MeasuredCell(1, 1, 1000, (), (got, got), None, None))
+    figures = figures_of(result_file.MeasuredCase(1, 1, 1000, (), (got, got), None, None))
     assert figures.prefill_tok_s == pytest.approx(800 / got.ttft)
     unknown = sample([(2.0, chunk({"content": "a"}, "length"))])
-    assert figures_of(receipt.MeasuredCell(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
+    assert figures_of(result_file.MeasuredCase(1, 1, 1000, (), (unknown,), None, None)).prefill_tok_s is None
 
 
 def test_thinking_is_passed_to_the_chat_template() -> None:
-    cell = workload.Cell(1, 8, 0)
+    case = workload.Case(1, 8, 0)
     kwargs = {
-        name: workload.requests(workload.load(name).workload, cell, "m", 1, "")[0][0].body.get("chat_template_kwargs")
+        name: workload.requests(workload.load(name).workload, case, "m", 1, "")[0][0].body.get("chat_template_kwargs")
         for name in ("seed-short-thinking-on", "real-prompts-thinking-off", "quick")
     }
     assert list(kwargs.values()) == [{"enable_thinking": True}, {"enable_thinking": False}, None]
@@ -284,19 +284,19 @@ def test_thinking_is_passed_to_the_chat_template() -> None:
 
 def test_padding_differs_from_its_first_word() -> None:
     work = workload.load("context-scaling").workload
-    cell = workload.Cell(2, 8, 4000)
-    texts = [request.body["messages"][0]["content"] for user in workload.requests(work, cell, "m", 3, "s") for request in user]
+    case = workload.Case(2, 8, 4000)
+    texts = [request.body["messages"][0]["content"] for user in workload.requests(work, case, "m", 3, "s") for request in user]
     assert len({text[:40] for text in texts}) == len(texts) == 6
     assert all(len(text.split("\n\n")[0].split()) == 2000 for text in texts)
 
 
 def test_bad_workload_reports_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('summary = "x"\nprompts = []\nusers = [0]\noutput_tokens = [1]\nusres = 3\n')
+    file.write_text('summary = "x"\nprompts = []\nconcurrency = [0]\noutput_tokens = [1]\nouput_tokens = 3\n')
     with pytest.raises(BadRecipe) as caught:
         workload.load(str(file))
-    assert all(word in caught.value.message for word in ("prompts: ", "users.0: ", str(file)))
-    assert "usres: unknown key; did you mean 'users'?" in caught.value.message
+    assert all(word in caught.value.message for word in ("prompts: ", "concurrency.0: ", str(file)))
+    assert "ouput_tokens: unknown key; did you mean 'output_tokens'?" in caught.value.message
     file.write_text("summary = ")
     with pytest.raises(BadRecipe, match=r"mine\.toml"):
         workload.load(str(file))
@@ -305,7 +305,7 @@ def test_bad_workload_reports_every_problem(tmp_path: Path) -> None:
     assert "did you mean 'quick'?" in unknown.value.message
 
 
-# ---- receipts
+# ---- results
 
 
 def steady(user: int, first: float, interval: float, chunks: int, per_chunk: int = 1, error: str = "") -> Sample:
@@ -315,20 +315,20 @@ def steady(user: int, first: float, interval: float, chunks: int, per_chunk: int
     )
 
 
-def measured(*samples: Sample, users: int = 1, acceptance: Acceptance | None = None) -> MeasuredCell:
-    return MeasuredCell(users, 100, 0, (), samples, 0.001, acceptance)
+def measured(*samples: Sample, concurrency: int = 1, acceptance: Acceptance | None = None) -> MeasuredCase:
+    return MeasuredCase(concurrency, 100, 0, (), samples, 0.001, acceptance)
 
 
-ABOUT = Circumstances("http://x", "m", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {"gpu": "a"})
+ABOUT = Environment("http://x", "m", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {"gpu": "a"})
 
 
-def receipt_of(*cells: MeasuredCell, about: Circumstances = ABOUT) -> Receipt:
-    return Receipt(receipt.FORMAT, "2026-01-01T00:00:00+00:00", True, about, cells)
+def result_of(*cases: MeasuredCase, about: Environment = ABOUT) -> Result:
+    return Result(result_file.FORMAT, "2026-01-01T00:00:00+00:00", True, about, cases)
 
 
-def test_summary_of_a_cell() -> None:
+def test_summary_of_a_case() -> None:
     got = figures_of(
-        measured(steady(0, 1.0, 0.1, 101), steady(1, 2.0, 0.05, 201, per_chunk=2), users=2, acceptance=Acceptance(8, 6))
+        measured(steady(0, 1.0, 0.1, 101), steady(1, 2.0, 0.05, 201, per_chunk=2), concurrency=2, acceptance=Acceptance(8, 6))
     )
     # The second stream has 201 chunks of 2 tokens; in the first may be one, or all that the others do not need.
     assert (got.decode_tok_s, got.decode_lowest, got.decode_highest) == (
@@ -345,14 +345,14 @@ def test_summary_of_a_cell() -> None:
 
 def test_total_rate_counts_partial_intervals_at_both_ends() -> None:
     """Four users out of step, ten tokens each: counting whole chunks only would give a tenth less."""
-    cell = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), users=4)
-    assert figures_of(cell).total_tok_s == pytest.approx(40)
+    case = measured(*(steady(user, 1.0 + user * 0.03, 0.1, 10) for user in range(4)), concurrency=4)
+    assert figures_of(case).total_tok_s == pytest.approx(40)
 
 
 def test_total_rate_excludes_the_time_before_the_next_first_token() -> None:
     """Four users at 100 tokens per second, three requests each, half a second until each first token."""
     later = [steady(user, 0.5 + turn * 1.49, 0.01, 100) for user in range(4) for turn in range(3)]
-    assert figures_of(measured(*later, users=4)).total_tok_s == pytest.approx(400)
+    assert figures_of(measured(*later, concurrency=4)).total_tok_s == pytest.approx(400)
     alone = measured(*(steady(0, 0.5 + turn * 1.49, 0.01, 100) for turn in range(3)))
     figures = figures_of(alone)
     assert (figures.total_tok_s, figures.decode_tok_s) == (pytest.approx(100), pytest.approx(100))
@@ -372,55 +372,55 @@ def test_figures_are_unknown_without_data() -> None:
     assert (nothing.ttft, nothing.itl_p50, nothing.errors) == (None, None, 1)
 
 
-def test_receipt_round_trip(tmp_path: Path) -> None:
-    stored = receipt_of(measured(steady(0, 1.0, 0.1, 11), acceptance=Acceptance(3, 2)))
-    receipt.write(tmp_path / "r.json", stored)
-    assert receipt.read(tmp_path / "r.json") == stored
+def test_result_round_trip(tmp_path: Path) -> None:
+    stored = result_of(measured(steady(0, 1.0, 0.1, 11), acceptance=Acceptance(3, 2)))
+    result_file.write(tmp_path / "r.json", stored)
+    assert result_file.read(tmp_path / "r.json") == stored
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.receipt/3"}', '{"format": "sm120kit.receipt/2"}'])
-def test_other_files_are_refused_as_receipts(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.result/4"}', '{"format": "sm120kit.result/3"}'])
+def test_other_files_are_refused_as_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(BadReceipt, match=r"r\.json"):
-        receipt.read(tmp_path / "r.json")
-    with pytest.raises(BadReceipt, match="none"):
-        receipt.read(tmp_path / "none")
+    with pytest.raises(BadResult, match=r"r\.json"):
+        result_file.read(tmp_path / "r.json")
+    with pytest.raises(BadResult, match="none"):
+        result_file.read(tmp_path / "none")
 
 
 def test_published_schema_is_current() -> None:
-    published = Path(__file__).parents[2] / "docs" / "receipt.schema.json"
-    assert json.loads(published.read_text()) == receipt.schema()
+    published = Path(__file__).parents[2] / "docs" / "result.schema.json"
+    assert json.loads(published.read_text()) == result_file.schema()
 
 
-def test_different_circumstances_are_refused_unless_ignored() -> None:
-    before = receipt_of(measured(steady(0, 1.0, 0.1, 11)))
-    after = receipt_of(measured(steady(0, 1.0, 0.05, 11)), about=replace(ABOUT, thinking="on", given={"gpu": "b"}))
+def test_different_environment_are_refused_unless_ignored() -> None:
+    before = result_of(measured(steady(0, 1.0, 0.1, 11)))
+    after = result_of(measured(steady(0, 1.0, 0.05, 11)), about=replace(ABOUT, thinking="on", given={"gpu": "b"}))
     with pytest.raises(NotComparable) as caught:
         compare.compare(before, after, ["thinking"])
     assert "given.gpu: a / b" in caught.value.message
     assert "thinking" not in caught.value.message
     compared = compare.compare(before, after, ["thinking", "given.gpu"])
-    (cell,) = compared.cells
+    (case,) = compared.cases
     assert compared.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
-    assert cell.figures[0].ratio == pytest.approx(2)
+    assert case.figures[0].ratio == pytest.approx(2)
 
 
 def test_overlapping_spreads_are_not_beyond_the_spread() -> None:
-    before = receipt_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
-    after = receipt_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
-    (cell,) = compare.compare(before, after, []).cells
-    assert cell.figures[0].beyond_spread is False
+    before = result_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
+    after = result_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
+    (case,) = compare.compare(before, after, []).cases
+    assert case.figures[0].beyond_spread is False
 
 
 def test_comparison_has_errors_first_and_every_figure() -> None:
     """The rates are equal, but requests fail, or the first token takes 5 s longer."""
     good = measured(*(steady(0, 1.0 + start, 0.1, 11) for start in range(4)))
     failing = replace(good, samples=(good.samples[0], *(replace(one, error="HTTP 500") for one in good.samples[1:])))
-    late = measured(*(replace(one, started=-5.0) for one in good.samples), users=2)
-    before = receipt_of(replace(good, users=2), good)
-    first, second = compare.compare(before, receipt_of(late, failing), []).cells
-    assert (first.users, first.errors_before, first.errors_after, first.fails_more) == (1, (0, 4), (3, 4), True)
-    assert not second.fails_more and compare.compare(receipt_of(failing), receipt_of(good), []).cells[0].fails_more is False
+    late = measured(*(replace(one, started=-5.0) for one in good.samples), concurrency=2)
+    before = result_of(replace(good, concurrency=2), good)
+    first, second = compare.compare(before, result_of(late, failing), []).cases
+    assert (first.concurrency, first.errors_before, first.errors_after, first.fails_more) == (1, (0, 4), (3, 4), True)
+    assert not second.fails_more and compare.compare(result_of(failing), result_of(good), []).cases[0].fails_more is False
     figures = {figure.figure: figure for figure in second.figures}
     assert (figures["decode_tok_s"].ratio, figures["decode_tok_s"].beyond_spread) == (pytest.approx(1), False)
     assert figures["ttft"].before == (2.5, 1.0, 4.0) and figures["ttft"].after == (7.5, 6.0, 9.0)
@@ -429,41 +429,41 @@ def test_comparison_has_errors_first_and_every_figure() -> None:
 
 
 def test_times_between_chunks_are_unknown_if_the_client_lagged() -> None:
-    cell = measured(steady(0, 1.0, 0.1, 11))
-    lagged = figures_of(replace(cell, lag_seconds=0.5))
+    case = measured(steady(0, 1.0, 0.1, 11))
+    lagged = figures_of(replace(case, lag_seconds=0.5))
     assert (lagged.lagged, lagged.itl_p50, lagged.itl_p99) == (True, None, None)
     assert lagged.decode_tok_s == pytest.approx(10)
-    assert figures_of(cell).itl_p50 == pytest.approx(0.1)
+    assert figures_of(case).itl_p50 == pytest.approx(0.1)
 
 
-def test_receipts_without_a_common_cell_are_refused() -> None:
-    with pytest.raises(NotComparable, match="no cell in common"):
-        compare.compare(receipt_of(measured(users=1)), receipt_of(measured(users=2)), [])
+def test_results_without_a_common_case_are_refused() -> None:
+    with pytest.raises(NotComparable, match="no case in common"):
+        compare.compare(result_of(measured(concurrency=1)), result_of(measured(concurrency=2)), [])
 
 
-def test_partial_receipt_is_refused_unless_ignored() -> None:
-    complete = receipt_of(measured(steady(0, 1.0, 0.1, 11)))
+def test_partial_result_is_refused_unless_ignored() -> None:
+    complete = result_of(measured(steady(0, 1.0, 0.1, 11)))
     partial = replace(complete, complete=False)
     for pair in ((complete, partial), (partial, partial)):
         with pytest.raises(NotComparable, match="complete: "):
             compare.compare(*pair, [])
-        assert len(compare.compare(*pair, ["complete"]).cells) == 1
-    interrupted = replace(partial, cells=(replace(complete.cells[0], complete=False),))
-    with pytest.raises(NotComparable, match="no cell in common"):
+        assert len(compare.compare(*pair, ["complete"]).cases) == 1
+    interrupted = replace(partial, cases=(replace(complete.cases[0], complete=False),))
+    with pytest.raises(NotComparable, match="no case in common"):
         compare.compare(complete, interrupted, ["complete"])
 
 
 def test_spread_of_restarts_is_between_their_medians() -> None:
     """Requests from 5 to 20 tok/s in each start, whose medians are 10, 10.5 and 11: 12 is more than the spread."""
     starts = [(0.2, 0.1, 0.05), (0.2, 1 / 10.5, 0.05), (0.2, 1 / 11, 0.05)]
-    before = receipt_of(
+    before = result_of(
         *(replace(measured(*(steady(0, 1.0, gap, 11) for gap in gaps)), restart=number) for number, gaps in enumerate(starts))
     )
-    faster = [replace(cell, samples=(steady(0, 1.0, 1 / 12, 11),)) for cell in before.cells]
-    (cell,) = compare.compare(before, receipt_of(*faster), []).cells
-    rate = cell.figures[0]
-    assert (cell.between, rate.before, rate.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
-    (single,) = compare.compare(before, receipt_of(faster[0]), []).cells
+    faster = [replace(case, samples=(steady(0, 1.0, 1 / 12, 11),)) for case in before.cases]
+    (case,) = compare.compare(before, result_of(*faster), []).cases
+    rate = case.figures[0]
+    assert (case.between, rate.before, rate.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
+    (single,) = compare.compare(before, result_of(faster[0]), []).cases
     rate = single.figures[0]
     assert (single.between, rate.before, rate.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
 
@@ -473,31 +473,31 @@ def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_star
         replace(measured(steady(0, 1.0, gap, 11), steady(0, 3.0, gap * 1.01, 11)), restart=number)
         for number, gap in enumerate((0.1, 0.2))
     ]
-    first, second = (receipt_of(replace(cell, restart=0)) for cell in starts)
-    (between_requests,) = compare.compare(first, second, []).cells
+    first, second = (result_of(replace(case, restart=0)) for case in starts)
+    (between_requests,) = compare.compare(first, second, []).cases
     assert (between_requests.between, between_requests.figures[0].beyond_spread) == ("requests", True)
-    both = receipt_of(*starts)
-    (between_starts,) = compare.compare(both, both, []).cells
+    both = result_of(*starts)
+    (between_starts,) = compare.compare(both, both, []).cases
     assert (between_starts.between, between_starts.figures[0].beyond_spread) == ("starts", False)
     _, lowest, highest = between_starts.figures[0].before or (0, 0, 0)
     assert highest / lowest == pytest.approx(2)
 
 
-def test_circumstances_unknown_in_both_are_listed() -> None:
+def test_environment_unknown_in_both_are_listed() -> None:
     known = replace(ABOUT, machine=Machine(driver="580.1", gpus=()), served=Served(lock="b"))
-    receipts = receipt_of(measured(steady(0, 1.0, 0.1, 11)), about=known)
-    unknown = compare.compare(receipts, receipts, []).unknown
+    results = result_of(measured(steady(0, 1.0, 0.1, 11)), about=known)
+    unknown = compare.compare(results, results, []).unknown
     assert "machine.cuda" in unknown and "served.image" in unknown
     assert not {"machine.driver", "machine.gpus", "served.lock"} & set(unknown)
-    every = compare.compare(receipt_of(*receipts.cells), receipt_of(*receipts.cells), []).unknown
+    every = compare.compare(result_of(*results.cases), result_of(*results.cases), []).unknown
     assert compare.briefly(every) == "prompts_sha256, machine.*, served.*"
-    known_after = compare.compare(receipt_of(*receipts.cells), receipts, ["machine.driver", "machine.gpus", "served.lock"])
+    known_after = compare.compare(result_of(*results.cases), results, ["machine.driver", "machine.gpus", "served.lock"])
     assert known_after.differ["machine.driver"] == ("unknown", "580.1") and "machine.driver" not in known_after.unknown
     with pytest.raises(NotComparable, match=r"served\.lock: b / unknown"):
-        compare.compare(receipts, receipt_of(*receipts.cells), ["machine.driver", "machine.gpus"])
+        compare.compare(results, result_of(*results.cases), ["machine.driver", "machine.gpus"])
 
 
-# ---- circumstances
+# ---- environment
 
 
 def test_parse_nvidia_smi_samples() -> None:
@@ -521,18 +521,18 @@ def test_parse_nvidia_smi_samples() -> None:
     assert first.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3}
     assert (second.sm_mhz, second.watts, second.hottest, second.slowed) == ((300, 300, 300), None, None, None)
     assert clocks.lines(sampled)[1] == "GPU 1: SM 300 to 300 MHz, power unknown, temperature unknown; slowed unknown"
-    assert "sw_power_cap (33% of a cell), sw_thermal_slowdown (33% of a cell)" in clocks.lines(sampled)[0]
+    assert "sw_power_cap (33% of a case), sw_thermal_slowdown (33% of a case)" in clocks.lines(sampled)[0]
     assert clocks.parse("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
 
 
 def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     commit = "0123456789" * 4
-    assert circumstances.revision(tmp_path / "snapshots" / commit) == commit
+    assert environment.revision(tmp_path / "snapshots" / commit) == commit
     metadata = tmp_path / ".cache" / "huggingface" / "download"
     metadata.mkdir(parents=True)
-    assert circumstances.revision(tmp_path) is None
+    assert environment.revision(tmp_path) is None
     (metadata / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
-    assert circumstances.revision(tmp_path) == commit
+    assert environment.revision(tmp_path) == commit
 
 
 @pytest.mark.parametrize(
@@ -540,9 +540,9 @@ def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
 )
 def test_machine_is_known_only_on_loopback(url: str, local: bool) -> None:
-    assert circumstances.is_loopback(url) is local
+    assert environment.is_loopback(url) is local
     if not local:
-        assert circumstances.machine(url) == Machine()
+        assert environment.machine(url) == Machine()
 
 
 def test_workloads_are_in_the_data_directory() -> None:

@@ -68,11 +68,11 @@ def test_resume_requires_the_same_settings() -> None:
     with hostile_server() as server:
         server.respond("/v1/models", b'{"data": [{"id": "m"}]}')
 
-        def begin(metrics: bytes, resumed: bench.Receipt | None = None) -> bench.Receipt:
+        def begin(metrics: bytes, resumed: bench.Result | None = None) -> bench.Result:
             server.respond("/metrics", metrics)
             measured = MeasuredServer(Endpoint.parse(server.url), "m")
-            measurement = Measurement(workload.load("quick"), lambda receipt: None, resumed=resumed)
-            return bench._first_receipt(measured, measurement, datetime.now(UTC))
+            measurement = Measurement(workload.load("quick"), lambda result: None, resumed=resumed)
+            return bench._first_result(measured, measurement, datetime.now(UTC))
 
         interrupted = begin(vllm())
         assert begin(vllm(blocks=98), interrupted) == interrupted

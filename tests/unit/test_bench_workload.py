@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sm120kit.bench import dataset, resume, saturation, workload
-from sm120kit.bench.receipt import MeasuredCell
+from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Exchange, parse_sample
-from sm120kit.bench.workload import Cell
+from sm120kit.bench.workload import Case
 from sm120kit.core.errors import BadRecipe, UnknownName
 
-CELL = Cell(2, 100, 0)
+CELL = Case(2, 100, 0)
 
 
 def lines(path: Path, *entries: object) -> Path:
@@ -81,20 +81,20 @@ def test_conversations_are_divided_among_users(tmp_path: Path) -> None:
         named, conversations=dataset.read(lines(tmp_path / "d.jsonl", *entries)), extra_body={"top_k": 5}
     )
     assert changed.sha256 != named.sha256
-    users = [list(user) for user in workload.all_requests(changed.workload, CELL, "m", "salt")]
-    texts = [[request.body["messages"][-1]["content"] for request in user] for user in users]
+    concurrency = [list(user) for user in workload.all_requests(changed.workload, CELL, "m", "salt")]
+    texts = [[request.body["messages"][-1]["content"] for request in user] for user in concurrency]
     assert texts == [["0a", "0b", "2a", "2b"], ["1a", "1b"]]
-    assert len(users[0][1].body["messages"]) == 3, "the second request has the conversation until then"
-    assert all(request.body["top_k"] == 5 for user in users for request in user)
+    assert len(concurrency[0][1].body["messages"]) == 3, "the second request has the conversation until then"
+    assert all(request.body["top_k"] == 5 for user in concurrency for request in user)
     assert workload.prompts(changed.workload) != workload.prompts(named.workload)
 
 
 @pytest.mark.parametrize("arrivals", ["constant", "poisson"])
 def test_requests_arrive_at_a_rate(arrivals: str) -> None:
-    named = workload.changed(workload.load("quick"), rate=4.0, arrivals=arrivals, requests_per_user=1000, seconds=0.0)
-    users = [list(user) for user in workload.all_requests(named.workload, CELL, "m", "salt")]
-    assert len(users) == 2000 and all(len(user) == 1 for user in users), "nobody waits for another request"
-    times = [user[0].at for user in users]
+    named = workload.changed(workload.load("quick"), rate=4.0, arrivals=arrivals, requests_per_stream=1000, seconds=0.0)
+    concurrency = [list(user) for user in workload.all_requests(named.workload, CELL, "m", "salt")]
+    assert len(concurrency) == 2000 and all(len(user) == 1 for user in concurrency), "nobody waits for another request"
+    times = [user[0].at for user in concurrency]
     gaps = [after - before for before, after in pairwise(times)]
     assert times[0] == 0 and times[-1] / len(gaps) == pytest.approx(0.25, rel=0.1)
     deviation = (sum((gap - 0.25) ** 2 for gap in gaps) / len(gaps)) ** 0.5
@@ -120,18 +120,18 @@ def test_trace_has_times_lengths_and_shared_text(tmp_path: Path) -> None:
 
 def test_shared_prefix_is_the_same_in_all_requests() -> None:
     named = workload.changed(workload.load("quick"), shared_prefix_tokens=1000, context_tokens=(100,))
-    users = workload.all_requests(named.workload, Cell(2, 10, 100), "m", "salt")
-    texts = [request.body["messages"][0]["content"].split() for user in users for request in user]
+    concurrency = workload.all_requests(named.workload, Case(2, 10, 100), "m", "salt")
+    texts = [request.body["messages"][0]["content"].split() for user in concurrency for request in user]
     assert texts[0][:500] == texts[1][:500] and texts[0][500:540] != texts[1][500:540]
 
 
-def measured(users: int, tok_s: float, **changes: object) -> MeasuredCell:
-    """A cell of one request per user that ends after a second."""
+def measured(concurrency: int, tok_s: float, **changes: object) -> MeasuredCase:
+    """A case of one request per user that ends after a second."""
     event = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
-    usage = json.dumps({"usage": {"completion_tokens": round(tok_s / users)}, "choices": []})
+    usage = json.dumps({"usage": {"completion_tokens": round(tok_s / concurrency)}, "choices": []})
     reads = [(0.2, f"data: {event}\n\n".encode()), (0.9, f"data: {event}\n\ndata: {usage}\n\n".encode())]
-    samples = tuple(parse_sample(reads, Exchange(user, 0, 0.0, 1.0, 200)) for user in range(users))
-    return replace(MeasuredCell(users, 100, 0, (), samples, 0.0, None), **changes)  # type: ignore[arg-type]
+    samples = tuple(parse_sample(reads, Exchange(user, 0, 0.0, 1.0, 200)) for user in range(concurrency))
+    return replace(MeasuredCase(concurrency, 100, 0, (), samples, 0.0, None), **changes)  # type: ignore[arg-type]
 
 
 def test_knee_of_a_sweep() -> None:
@@ -140,35 +140,35 @@ def test_knee_of_a_sweep() -> None:
     assert saturation.knee([measured(1, 100), measured(8, 120)]) == 1, "a gain of 6 % per doubling"
     assert saturation.knee([measured(1, 100), measured(2, 100, complete=False), measured(4, 400)]) is None
     assert saturation.knee([measured(1, 100), without_tokens(2), measured(4, 400)]) is None
-    swept = workload.changed(workload.load("quick"), sweep=True, users=(4, 1, 2))
-    assert [cell.users for cell in workload.cells(swept.workload, 5)] == [1, 2, 4]
+    swept = workload.changed(workload.load("quick"), sweep=True, concurrency=(4, 1, 2))
+    assert [case.concurrency for case in workload.cases(swept.workload, 5)] == [1, 2, 4]
 
 
-def without_tokens(users: int) -> MeasuredCell:
-    cell = measured(users, users)
-    return replace(cell, samples=tuple(replace(sample, completion_tokens=0) for sample in cell.samples))
+def without_tokens(concurrency: int) -> MeasuredCase:
+    case = measured(concurrency, concurrency)
+    return replace(case, samples=tuple(replace(sample, completion_tokens=0) for sample in case.samples))
 
 
 def test_failed_requests_make_no_knee_and_do_not_end_a_sweep() -> None:
     whole = measured(8, 800)
     limited = tuple(replace(sample, error="HTTP 429: slow down") for sample in whole.samples[:5])
-    cells = [measured(1, 100), measured(2, 200), measured(4, 400), replace(whole, samples=(*limited, *whole.samples[5:]))]
-    assert saturation.knee(cells) is None and list(saturation.throughput(cells)) == [1, 2, 4]
+    cases = [measured(1, 100), measured(2, 200), measured(4, 400), replace(whole, samples=(*limited, *whole.samples[5:]))]
+    assert saturation.knee(cases) is None and list(saturation.throughput(cases)) == [1, 2, 4]
     swept = workload.changed(
-        workload.load("quick"), sweep=True, users=(1, 2, 4, 8, 16), output_tokens=(100,), context_tokens=(0,)
+        workload.load("quick"), sweep=True, concurrency=(1, 2, 4, 8, 16), output_tokens=(100,), context_tokens=(0,)
     )
-    assert [cell.users for cell in resume.missing(swept.workload, cells, 0, 0)] == [16]
+    assert [case.concurrency for case in resume.missing(swept.workload, cases, 0, 0)] == [16]
 
 
 def test_goodput_under_objectives() -> None:
-    cell = measured(4, 100)
-    failed = replace(cell.samples[0], error="HTTP 500")
-    slow = replace(cell.samples[0], first_token=0.5)
-    cell = replace(cell, samples=(*cell.samples[:2], slow, failed))
+    case = measured(4, 100)
+    failed = replace(case.samples[0], error="HTTP 500")
+    slow = replace(case.samples[0], first_token=0.5)
+    case = replace(case, samples=(*case.samples[:2], slow, failed))
     parse = saturation.parse_objectives
-    assert saturation.goodput(cell, parse(["ttft=300"])) == saturation.Goodput(2, 4, 2.0)
-    assert saturation.goodput(cell, parse(["ttft=300", "itl=699"])).met == 0
-    assert saturation.goodput(cell, parse(["itl:p95=701", "e2e=1000"])).met == 3
+    assert saturation.goodput(case, parse(["ttft=300"])) == saturation.Goodput(2, 4, 2.0)
+    assert saturation.goodput(case, parse(["ttft=300", "itl=699"])).met == 0
+    assert saturation.goodput(case, parse(["itl:p95=701", "e2e=1000"])).met == 3
     for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4"):
         with pytest.raises(UnknownName, match="is no objective"):
             parse([wrong])

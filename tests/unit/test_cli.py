@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from sm120kit import __version__
-from sm120kit.bench.workload import Cell
+from sm120kit.bench.workload import Case
 from sm120kit.cli import app, bench_workload, plugins
 from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
@@ -256,9 +256,9 @@ def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.Monk
             yield display
 
     monkeypatch.setattr(console, "progress", recorded)
-    with bench_workload.cell_progress(2) as cell_begins:
-        cell_begins(Cell(1, 64, 0), 0)()
-        request_ended = cell_begins(Cell(4, 64, 0), 2)
+    with bench_workload.case_progress(2) as case_begins:
+        case_begins(Case(1, 64, 0), 0)()
+        request_ended = case_begins(Case(4, 64, 0), 2)
         assert [task.finished for task in displays[0].tasks] == [False, True, False]
         request_ended()
         request_ended()

@@ -161,7 +161,7 @@ class TestSite:
         """A copy of all files that the site is generated from."""
         root = tmp_path / "repository"
         linked = {(page.parent / path).resolve() for page in PAGES for path, _ in links(page) if path}
-        others = {ROOT / name for name in ("ci/docs_source.py", "mkdocs.yml", "docs/receipt.schema.json", "docs/site.css")}
+        others = {ROOT / name for name in ("ci/docs_source.py", "mkdocs.yml", "docs/result.schema.json", "docs/site.css")}
         for path in {*PAGES, *linked, *others}:
             (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, root / path.relative_to(ROOT))

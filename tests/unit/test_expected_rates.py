@@ -70,8 +70,8 @@ def test_drafting_passes_the_layers_of_the_mtp_head(model: RooflineModel) -> Non
 
 @pytest.mark.parametrize("table", tables(), ids=lambda table: str(table.name))
 def test_published_rates_are_below_the_ceiling(table: PublishedTable) -> None:
-    for cell in table.cells:
-        assert cell.rate < roofline.ceiling(table.model, table.gpu, cell.work)
+    for case in table.cases:
+        assert case.rate < roofline.ceiling(table.model, table.gpu, case.work)
 
 
 def test_committed_costs_are_the_fit() -> None:
@@ -91,8 +91,8 @@ def wrong_rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     machine = "Stravica, Spark"
 
     def wrong(table: PublishedTable) -> PublishedTable:
-        cells = tuple(replace(cell, rate=3 * cell.rate) for cell in table.cells)
-        return replace(table, cells=cells) if table.machine == machine else table
+        cases = tuple(replace(case, rate=3 * case.rate) for case in table.cases)
+        return replace(table, cases=cases) if table.machine == machine else table
 
     changed = tuple(map(wrong, tables()))
     monkeypatch.setattr(published_rates, "tables", lambda: changed)

@@ -11,7 +11,7 @@ import pytest
 
 from sm120kit.bench import export, figures
 from sm120kit.bench.figures import summary
-from sm120kit.bench.receipt import FORMAT, Circumstances, MeasuredCell, Receipt
+from sm120kit.bench.result_file import FORMAT, Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import MAX_EVENT_BYTES, Reader
 
@@ -46,13 +46,13 @@ def sample(reads: list[tuple[float, bytes]], **changed: object) -> Sample:
     return replace(parse_sample(reads, Exchange(0, 0, 0.5, reads[-1][0], 200)), **changed)
 
 
-def cell(*samples: Sample, users: int = 1, context: int = 0) -> MeasuredCell:
-    return MeasuredCell(users, TOKENS, context, (), samples, 0.0, None)
+def case(*samples: Sample, concurrency: int = 1, context: int = 0) -> MeasuredCase:
+    return MeasuredCase(concurrency, TOKENS, context, (), samples, 0.0, None)
 
 
-def receipt_of(*cells: MeasuredCell, model: str = "m") -> Receipt:
-    about = Circumstances("http://h", model, "w", "0" * 64, "off", 0.0, 0, {}, {})
-    return Receipt(FORMAT, "2026-01-01T00:00:00+00:00", True, about, cells)
+def result_of(*cases: MeasuredCase, model: str = "m") -> Result:
+    about = Environment("http://h", model, "w", "0" * 64, "off", 0.0, 0, {}, {})
+    return Result(FORMAT, "2026-01-01T00:00:00+00:00", True, about, cases)
 
 
 @pytest.mark.parametrize("counting", [True, False])
@@ -73,7 +73,7 @@ def receipt_of(*cells: MeasuredCell, model: str = "m") -> Receipt:
 )
 def test_rate_of_a_request_and_total_are_those_of_the_server(chunks: list[int], flush: float, counting: bool) -> None:
     """One token or several in a chunk, more in the first, two chunks, or chunks that a proxy collects."""
-    computed = summary(cell(*(sample(arrivals(chunks, flush, counting, begin)) for begin in (1.0, 21.0, 41.0))))
+    computed = summary(case(*(sample(arrivals(chunks, flush, counting, begin)) for begin in (1.0, 21.0, 41.0))))
     assert computed.decode_tok_s == pytest.approx(RATE, rel=0.02), "a step of 4 tokens takes 2 % of the time"
     assert computed.total_tok_s == pytest.approx(computed.decode_tok_s, rel=0.001)
     least, most = computed.decode_at_least, computed.decode_at_most
@@ -88,16 +88,16 @@ def test_first_tokens_at_once_as_chunks_are_left_out() -> None:
     reads += [(2.0 + (number + 1) / RATE, event(1)) for number in range(184)]
     reads += [(9.0, event(0, finish="stop") + usage(completion_tokens=TOKENS))]
     assert sample(reads).decode_tok_s == pytest.approx(RATE, rel=1e-4)
-    assert not figures.notes(receipt_of(cell(sample(reads))))[:-1], "nothing is uncertain"
+    assert not figures.notes(result_of(case(sample(reads))))[:-1], "nothing is uncertain"
 
 
 def test_notes_bound_the_rate_whatever_the_first_chunk_has() -> None:
     """The text is as long in each chunk, the tokens are not: no single number would be right."""
     reads = [(2.0, event(1)), (4.0, event(1)), (4.0, event(0, finish="stop") + usage(completion_tokens=64))]
-    (note, *_) = figures.notes(receipt_of(cell(sample(reads))))
+    (note, *_) = figures.notes(result_of(case(sample(reads))))
     assert "0.5 to 31.5 tok/s" in note
     counted = [(2.0, event(1, 32)), (4.0, event(1, 64)), (4.0, event(0, finish="stop") + usage(completion_tokens=64))]
-    assert not any("tok/s" in note for note in figures.notes(receipt_of(cell(sample(counted)))))
+    assert not any("tok/s" in note for note in figures.notes(result_of(case(sample(counted)))))
 
 
 REASONS: list[tuple[Callable[[], Sample], str]] = [
@@ -118,15 +118,15 @@ REASONS: list[tuple[Callable[[], Sample], str]] = [
 
 @pytest.mark.parametrize(("made", "reason"), REASONS, ids=[reason for _, reason in REASONS])
 def test_unknown_rate_has_its_reason(made: Callable[[], Sample], reason: str) -> None:
-    computed = summary(cell(made()))
+    computed = summary(case(made()))
     assert (computed.decode_tok_s, computed.total_tok_s, computed.errors) == (None, None, 0)
-    assert reason in computed.no_rate and any(reason in note for note in figures.notes(receipt_of(cell(made()))))
+    assert reason in computed.no_rate and any(reason in note for note in figures.notes(result_of(case(made()))))
 
 
 def test_fewer_tokens_than_chunks_of_text_are_no_count() -> None:
     """A part of a tool call need not have a token of its own."""
     short = sample([*arrivals([1] * 100)[:-1], (4.0, event(0, finish="stop") + usage(completion_tokens=60))])
-    assert (short.tokens, short.completion_tokens, summary(cell(short)).output_tok_s) == (None, 60, None)
+    assert (short.tokens, short.completion_tokens, summary(case(short)).output_tok_s) == (None, 60, None)
     call = {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{"}}]}}]}
     calls = [(2.0 + number, f"data: {json.dumps(call)}\n\n".encode()) for number in range(4)]
     called = sample([*calls, (9.0, event(0, finish="tool_calls") + usage(completion_tokens=3))])
@@ -136,31 +136,31 @@ def test_fewer_tokens_than_chunks_of_text_are_no_count() -> None:
 def test_unequal_requests_have_a_note() -> None:
     slow, fast = (sample(arrivals([1] * TOKENS, begin=1.0)) for _ in range(2))
     fast = replace(fast, chunk_seconds=tuple(1 + (moment - 1) / 4 for moment in fast.chunk_seconds))
-    assert any("differs from the total" in note for note in figures.notes(receipt_of(cell(fast, fast, slow, users=3))))
+    assert any("off the total" in note for note in figures.notes(result_of(case(fast, fast, slow, concurrency=3))))
 
 
 def test_context_is_compared_with_the_count_of_the_server() -> None:
     def noted(prompt: int, context: int) -> list[str]:
         counted = sample(arrivals([1] * TOKENS), prompt_tokens=prompt, cached_tokens=0)
-        return [note for note in figures.notes(receipt_of(cell(counted, context=context))) if "prompt tokens" in note]
+        return [note for note in figures.notes(result_of(case(counted, context=context))) if "prompt tokens" in note]
 
     assert "14,480" in noted(14480, 16384)[0] and "16,384" in noted(14480, 16384)[0]
     assert noted(16400, 16384) == noted(9, 0) == []
-    assert summary(cell(sample(arrivals([1] * TOKENS), prompt_tokens=14480))).prompt_tokens == 14480
+    assert summary(case(sample(arrivals([1] * TOKENS), prompt_tokens=14480))).prompt_tokens == 14480
 
 
 def test_prefix_cache_is_that_of_usage() -> None:
     plain = sample(arrivals([1] * TOKENS), prompt_tokens=100)
     cached = replace(plain, cached_tokens=25)
-    assert summary(cell(cached, replace(cached, cached_tokens=75))).cache_hits == 0.5
-    assert summary(cell(cached, plain)).cache_hits is None, "one request is unknown"
-    assert not any(note.startswith("cached") for note in figures.notes(receipt_of(cell(cached))))
-    assert any(note.startswith("cached") for note in figures.notes(receipt_of(cell(plain))))
+    assert summary(case(cached, replace(cached, cached_tokens=75))).cache_hits == 0.5
+    assert summary(case(cached, plain)).cache_hits is None, "one request is unknown"
+    assert not any(note.startswith("cached") for note in figures.notes(result_of(case(cached))))
+    assert any(note.startswith("cached") for note in figures.notes(result_of(case(plain))))
 
 
 def test_exported_figures_have_the_names_and_values_that_are_shown() -> None:
-    measured = receipt_of(cell(*(sample(arrivals([1] + [4] * 50, begin=begin)) for begin in (1.0, 21.0))))
-    computed = summary(measured.cells[0])
+    measured = result_of(case(*(sample(arrivals([1] + [4] * 50, begin=begin)) for begin in (1.0, 21.0))))
+    computed = summary(measured.cases[0])
     heads, values = (
         [text.strip() for text in line.split("|")[1:-1]] for line in export.as_markdown([("a", measured)]).splitlines()[4:7:2]
     )
@@ -174,7 +174,7 @@ HOSTILE = '=HYPERLINK("http://x")|<img src=x onerror=alert(1)>[a](javascript:b)\
 
 
 def test_names_of_models_are_neither_formulas_nor_markup() -> None:
-    measured = [("@SUM(1)", receipt_of(cell(sample(arrivals([1] * 9))), model=HOSTILE))]
+    measured = [("@SUM(1)", result_of(case(sample(arrivals([1] * 9))), model=HOSTILE))]
     table = export.as_csv(measured).splitlines()[1]
     assert "'=HYPERLINK" in table and table.startswith("'@SUM(1),")
     text = export.as_markdown(measured)
@@ -248,6 +248,6 @@ def test_event_after_bare_carriage_returns_has_the_time_of_its_read() -> None:
 def test_time_of_the_total_grows_with_the_requests() -> None:
     def total(requests: int) -> Callable[[], object]:
         samples = [sample(arrivals([1] * 8, begin=1.0 + number)) for number in range(requests)]
-        return lambda: summary(cell(*samples))
+        return lambda: summary(case(*samples))
 
     assert seconds(total(1600)) < 3.5 * seconds(total(800)) + 0.05

@@ -10,7 +10,7 @@ import pytest
 
 from sm120kit.bench import foreign_results
 from sm120kit.bench.foreign_formats import Figure
-from sm120kit.core.errors import BadReceipt
+from sm120kit.core.errors import BadResult
 
 
 def file(tmp_path: Path, name: str, content: Any) -> Path:
@@ -29,50 +29,50 @@ def sweep(*rows: dict[str, Any], model: str = "Qwen3.5-122B", pool: int = 242486
     return {"metadata": {"model": model, "max_total_tokens": pool}, "results": list(rows), **more}
 
 
-def cell(tok_s: float, users: int = 1, context: int = 0, **more: Any) -> dict[str, Any]:
+def case(tok_s: float, concurrency: int = 1, context: int = 0, **more: Any) -> dict[str, Any]:
     return {
-        "concurrency": users,
+        "concurrency": concurrency,
         "context_tokens": context,
         "aggregate_tps": tok_s,
         "total_tokens": int(30 * tok_s),
         "wall_time": 30.08,
-        "num_completed": users,
+        "num_completed": concurrency,
         "num_errors": 0,
         "server_spec_accept_rate": 0.0,
         **more,
     }
 
 
-def test_plain_cell_is_a_measurement_with_unknown_acceptance(tmp_path: Path) -> None:
-    (figure,) = figures([file(tmp_path, "a.json", sweep(cell(200.3)))])
+def test_plain_case_is_a_measurement_with_unknown_acceptance(tmp_path: Path) -> None:
+    (figure,) = figures([file(tmp_path, "a.json", sweep(case(200.3)))])
     assert (figure.tok_s, figure.model, figure.refused, figure.acceptance) == (200.3, "Qwen3.5-122B", "", None)
     assert figure.notes == ("the model is a label; the tool did not query the server",)
 
 
-def test_failed_cells_are_refused(tmp_path: Path) -> None:
-    rows = (cell(0.0, 2, num_completed=0, num_errors=2, server_spec_accept_rate=0.73), cell(0.0), cell(132.0, 4, num_errors=1))
+def test_failed_cases_are_refused(tmp_path: Path) -> None:
+    rows = (case(0.0, 2, num_completed=0, num_errors=2, server_spec_accept_rate=0.73), case(0.0), case(132.0, 4, num_errors=1))
     failed, zero, good = figures([file(tmp_path, "a.json", sweep(*rows))])
     assert failed.refused == "all 2 requests failed"
-    assert zero.refused == "0.0 tok/s: the cell failed"
+    assert zero.refused == "0.0 tok/s: the case failed"
     assert not good.refused
 
 
 def test_short_answers_are_refused(tmp_path: Path) -> None:
-    rows = sweep(cell(100.2, total_tokens=20, wall_time=0.2), cell(604.7, 16, total_tokens=16000, wall_time=26.5))
+    rows = sweep(case(100.2, total_tokens=20, wall_time=0.2), case(604.7, 16, total_tokens=16000, wall_time=26.5))
     short, long = figures([file(tmp_path, "no_think.json", rows)])
     assert short.refused.startswith("only 20 tokens") and not long.refused
 
 
 def test_prefill_from_a_cache_is_refused(tmp_path: Path) -> None:
     prefill = {"8192": {"ttft_seconds": 0.454, "tok_per_sec": 21791.0}, "131072": {"ttft_seconds": 0.06, "tok_per_sec": 2.0e6}}
-    decode, real, cached = figures([file(tmp_path, "a.json", sweep(cell(200.3), prefill=prefill))])
+    decode, real, cached = figures([file(tmp_path, "a.json", sweep(case(200.3), prefill=prefill))])
     assert (real.what, real.context_tokens, real.refused, decode.refused) == ("prefill", 8192, "", "")
     assert cached.refused == "2,000,000 tok/s of prefill: a cache answered, or the request failed"
 
 
 def test_faster_with_context_beyond_the_spread_is_refused(tmp_path: Path) -> None:
-    def mean(tok_s: float, sd: float, users: int, context: int) -> dict[str, Any]:
-        return {"concurrency": users, "context_tokens": context, "aggregate_tps_mean": tok_s, "aggregate_tps_stdev": sd}
+    def mean(tok_s: float, sd: float, concurrency: int, context: int) -> dict[str, Any]:
+        return {"concurrency": concurrency, "context_tokens": context, "aggregate_tps_mean": tok_s, "aggregate_tps_stdev": sd}
 
     rows = (mean(194.0, 2.8, 1, 0), mean(813.4, 1.5, 8, 0), mean(215.7, 33.1, 1, 16384), mean(935.3, 12.5, 8, 16384))
     read = figures([file(tmp_path, "mean.json", sweep(*rows))])
@@ -81,9 +81,9 @@ def test_faster_with_context_beyond_the_spread_is_refused(tmp_path: Path) -> Non
 
 
 def test_kv_pool_of_another_model_is_refused(tmp_path: Path) -> None:
-    named = file(tmp_path, "a.json", sweep(cell(200.3)))
-    other = file(tmp_path, "sglang_m25_b12x.json", sweep(cell(128.5), model="MiniMax-M2.5"))
-    own = file(tmp_path, "own.json", sweep(cell(128.5), model="MiniMax-M2.5", pool=167574))
+    named = file(tmp_path, "a.json", sweep(case(200.3)))
+    other = file(tmp_path, "sglang_m25_b12x.json", sweep(case(128.5), model="MiniMax-M2.5"))
+    own = file(tmp_path, "own.json", sweep(case(128.5), model="MiniMax-M2.5", pool=167574))
     assert [bool(figure.refused) for figure in figures([named, other, own])] == [False, True, False]
     assert "2,424,862 tokens is that of Qwen3.5-122B in a.json" in figures([named, other])[1].refused
 
@@ -103,16 +103,16 @@ def test_kv_pool_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_unknown_formats_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(text)
-    with pytest.raises(BadReceipt, match=r"odd\.json"):
+    with pytest.raises(BadResult, match=r"odd\.json"):
         foreign_results.read([path])
 
 
 def test_counters_and_unlimited_pools_of_published_sweeps(tmp_path: Path) -> None:
     """server_spec_accept_rate of vLLM is a counter there; SGLang's max_total_tokens 2147483647 is the lack of a limit."""
-    (figure,) = figures([file(tmp_path, "sprint12_b12x_k128.json", sweep(cell(143.3, server_spec_accept_rate=1734.0), pool=0))])
+    (figure,) = figures([file(tmp_path, "sprint12_b12x_k128.json", sweep(case(143.3, server_spec_accept_rate=1734.0), pool=0))])
     assert figure.acceptance is None and not figure.refused
     unlimited = [
-        file(tmp_path, f"{model}.json", sweep(cell(113.4), model=model, pool=2147483647))
+        file(tmp_path, f"{model}.json", sweep(case(113.4), model=model, pool=2147483647))
         for model in ("MiniMax-M2.7", "Qwen3.5-122B")
     ]
     assert not any(figure.refused for figure in figures(unlimited))
@@ -125,10 +125,10 @@ def test_one_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
     }
     prompts = {"short_statute": {"category": "short_factual", "prompt": "What is the statute of limitations?"}}
     odd = [file(tmp_path, "baseline_results.json", kernels), file(tmp_path, "klc_prompts.json", prompts)]
-    read = foreign_results.read([*odd, file(tmp_path, "a.json", sweep(cell(200.3)))])
+    read = foreign_results.read([*odd, file(tmp_path, "a.json", sweep(case(200.3)))])
     assert [figure.tok_s for figure in read.figures] == [200.3]
     assert list(read.refused) == [str(path) for path in odd] and all("unknown format" in text for text in read.refused.values())
-    with pytest.raises(BadReceipt, match="klc_prompts"):
+    with pytest.raises(BadResult, match="klc_prompts"):
         foreign_results.read(odd)
 
 
@@ -144,30 +144,30 @@ def test_prefill_that_took_less_time_than_a_shorter_prompt_is_refused(tmp_path: 
         "65536": {"ttft_seconds": 0.339, "tok_per_sec": 244624.0},
         "131072": {"ttft_seconds": 40.1, "tok_per_sec": 3270.0},
     }
-    _, *read = figures([file(tmp_path, "llama_cpp.json", sweep(cell(74.6), prefill=prefill))])
+    _, *read = figures([file(tmp_path, "llama_cpp.json", sweep(case(74.6), prefill=prefill))])
     cached = "0.339 s, but 32,768 tokens took 12.827 s: not both are times of prefill alone"
     assert [figure.refused for figure in read] == ["", "", "", cached, ""]
 
 
-def test_cell_with_a_failure_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_case_with_a_failure_is_refused_with_its_reason(tmp_path: Path) -> None:
     rows = (
-        cell(-3.0, failure_reason="repeated text", total_tokens=9000),
-        cell(252.0, failure_reason=""),
-        cell(-1.0, total_tokens=900),
+        case(-3.0, failure_reason="repeated text", total_tokens=9000),
+        case(252.0, failure_reason=""),
+        case(-1.0, total_tokens=900),
     )
     loop, good, unnamed = figures([file(tmp_path, "decode.json", sweep(*rows))])
-    assert loop.refused == "the cell failed: repeated text"
-    assert (good.refused, unnamed.refused) == ("", "-1.0 tok/s: the cell failed")
+    assert loop.refused == "the case failed: repeated text"
+    assert (good.refused, unnamed.refused) == ("", "-1.0 tok/s: the case failed")
 
 
-def test_cell_during_which_another_client_used_the_server_is_refused(tmp_path: Path) -> None:
+def test_case_during_which_another_client_used_the_server_is_refused(tmp_path: Path) -> None:
     rows = (
-        cell(97.4, avg_running_reqs=1.9, max_running_reqs=2),
-        cell(145.0, avg_running_reqs=0.9),
-        cell(620.0, 8, avg_running_reqs=8.0),
+        case(97.4, avg_running_reqs=1.9, max_running_reqs=2),
+        case(145.0, avg_running_reqs=0.9),
+        case(620.0, 8, avg_running_reqs=8.0),
     )
     shared, *alone = figures([file(tmp_path, "sprint.json", sweep(*rows))])
-    assert shared.refused == "1.9 requests ran on average for 1 users: another client used the server"
+    assert shared.refused == "1.9 requests ran on average at concurrency 1: another client used the server"
     assert not any(figure.refused for figure in alone)
 
 
@@ -175,7 +175,7 @@ def test_vllm_bench_serve_and_sglang_bench_serving(tmp_path: Path) -> None:
     common = {"completed": 8, "duration": 20.0, "total_input_tokens": 1024, "total_output_tokens": 8000, "mean_tpot_ms": 5.0}
     vllm = {**common, "model_id": "Qwen3.5", "num_prompts": 9, "failed": 1, "max_concurrency": 4, "output_throughput": 400.0}
     decode, total = figures([file(tmp_path, "vllm.json", vllm)])
-    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == (
+    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.model) == (
         "decode",
         4,
         128,
@@ -187,15 +187,19 @@ def test_vllm_bench_serve_and_sglang_bench_serving(tmp_path: Path) -> None:
 
     sglang = {**common, "max_concurrency": None, "concurrency": 1.9, "output_throughput": 380.0}
     decode, total = figures([file(tmp_path, "sglang.json", sglang)])
-    assert (decode.users, decode.tok_s, decode.notes) == (2, 380.0, ("users are the mean number of concurrent requests",))
+    assert (decode.concurrency, decode.tok_s, decode.notes) == (
+        2,
+        380.0,
+        ("concurrency is the mean number of requests in parallel",),
+    )
 
     at_a_rate = {**vllm, "max_concurrency": None, "request_rate": 0.4, "max_concurrent_requests": 16, "mean_e2el_ms": 7500.0}
     decode, total = figures([file(tmp_path, "rate.json", at_a_rate)])
-    assert (decode.users, decode.refused, total.refused) == (3, "", ""), "8 requests in 20 s, of 7.5 s each"
+    assert (decode.concurrency, decode.refused, total.refused) == (3, "", ""), "8 requests in 20 s, of 7.5 s each"
     (unlimited,) = figures([file(tmp_path, "unlimited.json", {**vllm, "max_concurrency": None})])
-    assert "mean_e2el_ms" in unlimited.refused and unlimited.users is None
+    assert "mean_e2el_ms" in unlimited.refused and unlimited.concurrency is None
     few, _ = figures([file(tmp_path, "few.json", {**vllm, "max_concurrency": 64})])
-    assert few.users == 9, "no more than there are requests"
+    assert few.concurrency == 9, "no more than there are requests"
 
 
 def test_llama_benchy(tmp_path: Path) -> None:
@@ -224,7 +228,13 @@ def test_llama_benchy(tmp_path: Path) -> None:
         "benchmarks": [run(0), run(4096, prefilled=True), run(4096)],
     }
     decode, prefill, loaded, deep, cached = figures([file(tmp_path, "benchy.json", content)])
-    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.spread) == ("decode", 2, 2048, 96.5, 0.4)
+    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.spread) == (
+        "decode",
+        2,
+        2048,
+        96.5,
+        0.4,
+    )
     assert decode.model == "Qwen/Qwen3.5-122B-A10B" and "answers of 32 tokens" in decode.notes[0] and not decode.refused
     assert (prefill.what, prefill.tok_s, prefill.refused, loaded.refused) == ("prefill", 9000.0, "", "")
     assert (deep.context_tokens, cached.refused) == (6144, "prefill after a cached prefix")
@@ -259,9 +269,15 @@ def test_guidellm(tmp_path: Path) -> None:
         "conclusions": [],
     }
     decode, output, poisson, _, failed = figures([file(tmp_path, "benchmarks.json", content)])
-    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == ("decode", 4, 512, 200.0, "m")
+    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.model) == (
+        "decode",
+        4,
+        512,
+        200.0,
+        "m",
+    )
     assert (output.what, output.tok_s) == ("output, prefill included", 150.0) and "1 of 11 requests failed" in output.notes
-    assert poisson.users == 4 and "users are the mean number of concurrent requests" in poisson.notes
+    assert poisson.concurrency == 4 and "concurrency is the mean number of requests in parallel" in poisson.notes
     assert failed.refused == "no request was successful, 5 failed"
 
 
@@ -283,10 +299,16 @@ def test_aiperf(tmp_path: Path) -> None:
         }
 
     decode, output = figures([file(tmp_path, "profile_export_aiperf.json", content())])
-    assert (decode.what, decode.users, decode.context_tokens, decode.tok_s, decode.model) == ("decode", 8, 550, 440.0, "m")
+    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.model) == (
+        "decode",
+        8,
+        550,
+        440.0,
+        "m",
+    )
     assert (output.what, output.tok_s, output.refused) == ("output, prefill included", 390.0, "")
     rate = content(input_config={"phases": [{"name": "profiling", "type": "poisson", "rate": 2.0}]})
-    assert figures([file(tmp_path, "rate.json", rate)])[0].users == 3, "two requests a second of 1.5 s"
+    assert figures([file(tmp_path, "rate.json", rate)])[0].concurrency == 3, "two requests a second of 1.5 s"
     stopped = content(is_complete=False, incomplete_reason="record stall", error_request_count={"unit": "requests", "avg": 2})
     partial, _ = figures([file(tmp_path, "stopped.json", stopped)])
     assert partial.refused == "the run is not complete: record stall" and "2 requests failed" in partial.notes
@@ -297,11 +319,11 @@ def test_quotient_of_tokens_and_wall_time_includes_the_prefill(tmp_path: Path) -
     """benchmark_sglang.py divides the tokens by the whole time where the server has no gauge of tokens per second."""
 
     def row(tok_s: float, ttft: float, **more: Any) -> dict[str, Any]:
-        return cell(tok_s, total_tokens=int(30 * tok_s), wall_time=30.0, ttft_avg=ttft, **more)
+        return case(tok_s, total_tokens=int(30 * tok_s), wall_time=30.0, ttft_avg=ttft, **more)
 
-    waited, soon = row(180.0, 3.0), row(180.0, 0.1, users=2)
-    gauge = row(180.0, 3.0, users=4) | {"total_tokens": 4500}
-    window = row(180.0, 3.0, users=8, measurement_seconds=30.0)
+    waited, soon = row(180.0, 3.0), row(180.0, 0.1, concurrency=2)
+    gauge = row(180.0, 3.0, concurrency=4) | {"total_tokens": 4500}
+    window = row(180.0, 3.0, concurrency=8, measurement_seconds=30.0)
     read = figures([file(tmp_path, "a.json", sweep(waited, soon, gauge, window))])
     assert [figure.what for figure in read] == ["output, prefill included", "decode", "decode", "decode"]
 
@@ -312,7 +334,7 @@ def test_quotient_of_tokens_and_wall_time_includes_the_prefill(tmp_path: Path) -
 
 
 def test_windows_of_later_versions(tmp_path: Path) -> None:
-    """A window of llm_decode_bench 0.4 begins when all users decode; requests that end in it are followed by others."""
+    """A window of llm_decode_bench 0.4 begins when all requests decode; those that end in it are followed by others."""
     window = {
         "measurement_seconds": 30.0,
         "total_tokens": 1800,
@@ -320,9 +342,9 @@ def test_windows_of_later_versions(tmp_path: Path) -> None:
         "ttft_avg": 2.0,
         "input_seq_len_avg": 128964.0,
     }
-    again = cell(60.0, context=131072, request_count=2, **window)
-    once = cell(60.0, context=131072, request_count=1, server_spec_accept_rate=0.5, server_spec_drafts=600, **window)
-    gauge = cell(60.0, server_spec_accept_rate=0.5, server_spec_drafts=0, **window)
+    again = case(60.0, context=131072, request_count=2, **window)
+    once = case(60.0, context=131072, request_count=1, server_spec_accept_rate=0.5, server_spec_drafts=600, **window)
+    gauge = case(60.0, server_spec_accept_rate=0.5, server_spec_drafts=0, **window)
     read = figures([file(tmp_path, "a.json", sweep(again, once, gauge))])
     assert [figure.what for figure in read] == ["output, prefill included", "decode", "decode"]
     assert [figure.context_tokens for figure in read] == [128964, 128964, 0]
@@ -330,58 +352,61 @@ def test_windows_of_later_versions(tmp_path: Path) -> None:
 
 
 def test_faster_with_context_is_judged_between_rates_of_one_kind(tmp_path: Path) -> None:
-    waited = cell(100.0, total_tokens=3000, wall_time=30.0, ttft_avg=6.0)
-    deep = cell(110.0, context=16384, total_tokens=3300, wall_time=30.0, ttft_avg=0.1)
-    with_wait = cell(125.0, context=16384, total_tokens=3750, wall_time=30.0, ttft_avg=6.0)
-    within_the_spread = cell(105.0, context=16384, total_tokens=3150, wall_time=30.0, ttft_avg=6.0)
+    waited = case(100.0, total_tokens=3000, wall_time=30.0, ttft_avg=6.0)
+    deep = case(110.0, context=16384, total_tokens=3300, wall_time=30.0, ttft_avg=0.1)
+    with_wait = case(125.0, context=16384, total_tokens=3750, wall_time=30.0, ttft_avg=6.0)
+    within_the_spread = case(105.0, context=16384, total_tokens=3150, wall_time=30.0, ttft_avg=6.0)
     read = figures([file(tmp_path, "a.json", sweep(waited, deep, with_wait, within_the_spread))])
     assert [bool(figure.refused) for figure in read] == [False, False, True, False]
 
 
-def test_cell_of_fewer_requests_than_users_is_refused(tmp_path: Path) -> None:
+def test_case_of_fewer_requests_than_users_is_refused(tmp_path: Path) -> None:
     rows = (
-        cell(661.0, 128, avg_running_reqs=8.9, max_running_reqs=9),
-        cell(2901.0, 128, avg_running_reqs=117, max_running_reqs=117),
-        cell(215.6, 2, avg_running_reqs=1.3, max_running_reqs=2),
-        cell(105.0, avg_running_reqs=0.0, max_running_reqs=0),
+        case(661.0, 128, avg_running_reqs=8.9, max_running_reqs=9),
+        case(2901.0, 128, avg_running_reqs=117, max_running_reqs=117),
+        case(215.6, 2, avg_running_reqs=1.3, max_running_reqs=2),
+        case(105.0, avg_running_reqs=0.0, max_running_reqs=0),
     )
     few, queued, *full = figures([file(tmp_path, "queue.json", sweep(*rows))])
-    assert few.refused == "at most 9 requests ran for 128 users" and queued.refused == "at most 117 requests ran for 128 users"
-    assert not any(figure.refused for figure in full), "samples at the begin and end of a short cell are lower"
+    assert (
+        few.refused == "at most 9 requests ran at concurrency 128"
+        and queued.refused == "at most 117 requests ran at concurrency 128"
+    )
+    assert not any(figure.refused for figure in full), "samples at the begin and end of a short case are lower"
 
 
-def test_cell_that_could_not_be_stopped_is_refused(tmp_path: Path) -> None:
+def test_case_that_could_not_be_stopped_is_refused(tmp_path: Path) -> None:
     running = {"avg_running_reqs": 1.0, "max_running_reqs": 1}
-    hung, ended = cell(130.3, wall_time=94.1, **running), cell(147.5, wall_time=63.9, total_tokens=9400, **running)
-    prefilled = cell(130.3, wall_time=95.2, ttft_avg=22.5, ttft_p99=43.9, total_tokens=7000, **running)
-    abandoned = cell(354.5, 2, wall_time=90.2, ttft_avg=7.1, ttft_p99=12.3)
-    window = cell(661.0, 4, wall_time=180.0, measurement_seconds=60.0, total_tokens=39660)
+    hung, ended = case(130.3, wall_time=94.1, **running), case(147.5, wall_time=63.9, total_tokens=9400, **running)
+    prefilled = case(130.3, wall_time=95.2, ttft_avg=22.5, ttft_p99=43.9, total_tokens=7000, **running)
+    abandoned = case(354.5, 2, wall_time=90.2, ttft_avg=7.1, ttft_p99=12.3)
+    window = case(661.0, 4, wall_time=180.0, measurement_seconds=60.0, total_tokens=39660)
     content = sweep(hung, ended, prefilled, abandoned, window)
     content["metadata"]["duration_per_test"] = 60.0
     read = figures([file(tmp_path, "hung.json", content)])
     assert [bool(figure.refused) for figure in read] == [True, False, False, True, False]
-    assert read[0].refused.startswith("a request had no event for 30 s after the end of the cell of 60 s")
+    assert read[0].refused.startswith("a request had no event for 30 s after the end of the case of 60 s")
 
 
 def test_more_users_that_are_no_faster_get_a_note(tmp_path: Path) -> None:
     counted = {"avg_running_reqs": 8.0, "max_running_reqs": 8}
-    rows = (cell(151.0, 4), cell(147.0, 8), cell(300.0, 16), cell(149.0, 8, **counted), cell(90.0, 8, 16384))
+    rows = (case(151.0, 4), case(147.0, 8), case(300.0, 16), case(149.0, 8, **counted), case(90.0, 8, 16384))
     read = figures([file(tmp_path, "slots.json", sweep(*rows))])
     assert ["no faster" in figure.notes[-1] for figure in read] == [False, True, False, False, False]
     assert not any(figure.refused for figure in read)
 
 
 def test_token_counts_of_stopped_requests_are_not_used(tmp_path: Path) -> None:
-    (figure,) = figures([file(tmp_path, "dense.json", sweep(cell(323.8, 8, total_tokens=188, wall_time=33.8)))])
+    (figure,) = figures([file(tmp_path, "dense.json", sweep(case(323.8, 8, total_tokens=188, wall_time=33.8)))])
     assert (figure.tokens, figure.refused) == (None, "") and any("count as events" in note for note in figure.notes)
 
 
 def test_rate_that_is_missing_is_computed_from_tokens_and_time(tmp_path: Path) -> None:
-    missing = cell(0.0, total_tokens=3014, wall_time=30.16, ttft_avg=0.04)
-    failed = cell(0.0, 2, total_tokens=900, num_errors=1)
+    missing = case(0.0, total_tokens=3014, wall_time=30.16, ttft_avg=0.04)
+    failed = case(0.0, 2, total_tokens=900, num_errors=1)
     computed, refused = figures([file(tmp_path, "plx.json", sweep(missing, failed))])
     assert (round(computed.tok_s, 1), computed.refused) == (99.9, "") and "quotient" in computed.notes[-1]
-    assert refused.refused == "0.0 tok/s: the cell failed"
+    assert refused.refused == "0.0 tok/s: the case failed"
 
 
 def test_prefill_of_a_measured_length_and_prefill_that_hung(tmp_path: Path) -> None:
@@ -409,7 +434,7 @@ def test_csv_of_llama_benchy(tmp_path: Path) -> None:
         "m,ctx_pp @ d4096,2000,1,,9",
     )
     read = figures([csv_file(tmp_path, *rows)])
-    assert [(figure.what, figure.users, figure.context_tokens, figure.tok_s, figure.refused) for figure in read] == [
+    assert [(figure.what, figure.concurrency, figure.context_tokens, figure.tok_s, figure.refused) for figure in read] == [
         ("decode", 1, 2048, 50.1, ""),
         ("prefill", 1, 2048, 2400.0, ""),
         ("decode", 2, 6144, 80.5, ""),
@@ -423,5 +448,5 @@ def test_csv_of_llama_benchy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ["m,other,1,1,,", "m,tg32,x,1,,", "m,tg32", "m,tg32 (c0),1,1,,", "m,tg²,1,1,,"])
 def test_csv_of_another_form_is_refused(tmp_path: Path, row: str) -> None:
-    with pytest.raises(BadReceipt, match=r"result\.csv"):
+    with pytest.raises(BadResult, match=r"result\.csv"):
         foreign_results.read([csv_file(tmp_path, row)])

@@ -179,7 +179,7 @@ CONTENTS = {
     "object": b"{}",
     "null": b"null",
     "infinite": b'{"format": 1e999, "results": [1e999], "x": NaN}',
-    "rows": b'[{"system_tps": 1, "users": 0, "output_len": [], "total_tokens": 1e999, "time": null}]',
+    "rows": b'[{"system_tps": 1, "concurrency": 0, "output_len": [], "total_tokens": 1e999, "time": null}]',
 }
 KINDS = {
     ".toml": ["empty", "binary", "one long line", "not UTF-8", "deep TOML"],

@@ -12,13 +12,13 @@ import pytest
 import synthetic_hosts
 from typer.testing import CliRunner
 
-from sm120kit.bench import receipt as receipts
 from sm120kit.bench import reproduce
+from sm120kit.bench import result_file as results
 from sm120kit.bench import workload as workloads
 from sm120kit.bench.clocks import Clocks
-from sm120kit.bench.receipt import Acceptance, Circumstances, Machine, MeasuredCell, Receipt, Served
 from sm120kit.bench.reproduce import REAL_PROMPTS, Judgement, ReproductionVerdict
 from sm120kit.bench.reproduce.judging import drafts_per_step
+from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
 from sm120kit.cli import app
 from sm120kit.core.errors import NotAsPublished
@@ -60,12 +60,14 @@ def sample(user: int, rate: float, tokens: int, **changed: Any) -> Sample:
     return replace(plain, **changed)
 
 
-def cell(users: int, tok_s: float, tokens: int, restart: int = 0, **changed: Any) -> MeasuredCell:
+def case(concurrency: int, tok_s: float, tokens: int, restart: int = 0, **changed: Any) -> MeasuredCase:
     """So many users who together decode at ``tok_s``, with at least three requests."""
-    plain = sample(0, tok_s / users, tokens)
-    turns = range(1 if users >= 3 else 3)
-    samples = tuple(replace(_later(plain, turn * plain.ended), user=user, **changed) for user in range(users) for turn in turns)
-    return MeasuredCell(users, tokens, 0, (), samples, 0.0, None, restart)
+    plain = sample(0, tok_s / concurrency, tokens)
+    turns = range(1 if concurrency >= 3 else 3)
+    samples = tuple(
+        replace(_later(plain, turn * plain.ended), user=user, **changed) for user in range(concurrency) for turn in turns
+    )
+    return MeasuredCase(concurrency, tokens, 0, (), samples, 0.0, None, restart)
 
 
 def _later(plain: Sample, seconds: float) -> Sample:
@@ -73,13 +75,13 @@ def _later(plain: Sample, seconds: float) -> Sample:
     return replace(plain, chunk_seconds=tuple(time + seconds for time in plain.chunk_seconds), **moved)
 
 
-def receipt(
-    configuration: Configuration, cells: Sequence[MeasuredCell], workload: str = "sustained-decode", starts: int = 1
-) -> Receipt:
-    """A receipt whose circumstances are those of the configuration, with the same cells after each start."""
-    cells = [replace(cell, restart=start) for start in range(starts) for cell in cells] if starts > 1 else cells
+def result_of(
+    configuration: Configuration, cases: Sequence[MeasuredCase], workload: str = "sustained-decode", starts: int = 1
+) -> Result:
+    """A result whose environment is that of the configuration, with the same cases after each start."""
+    cases = [replace(case, restart=start) for start in range(starts) for case in cases] if starts > 1 else cases
     named = workloads.load(workload)
-    about = Circumstances(
+    about = Environment(
         url="http://127.0.0.1:8000",
         model=configuration.model.repository,
         workload=named.name,
@@ -99,20 +101,20 @@ def receipt(
             power_limits_watts=(600.0 if configuration is A else 300.0,) * configuration.hardware.gpus,
         ),
     )
-    return Receipt(receipts.FORMAT, "2026-11-21T12:00:00+00:00", True, about, tuple(cells))
+    return Result(results.FORMAT, "2026-11-21T12:00:00+00:00", True, about, tuple(cases))
 
 
-def judged(configuration: Configuration, value: float, *results: Receipt) -> Judgement:
+def judged(configuration: Configuration, value: float, *results: Result) -> Judgement:
     judgements = reproduce.judge(configuration, results).judgements
     (judgement,) = (judgement for judgement in judgements if judgement.reference.value == value)
     return judgement
 
 
-def about(result: Receipt, **changed: Any) -> Receipt:
-    return replace(result, circumstances=replace(result.circumstances, **changed))
+def about(result: Result, **changed: Any) -> Result:
+    return replace(result, environment=replace(result.environment, **changed))
 
 
-GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)], starts=3)
+GOOD = result_of(A, [case(1, 195.0, 4096), case(32, 1500.0, 4096)], starts=3)
 
 
 # ---- verdicts
@@ -131,7 +133,7 @@ GOOD = receipt(A, [cell(1, 195.0, 4096), cell(32, 1500.0, 4096)], starts=3)
     ],
 )
 def test_verdicts(measured: float, verdict: ReproductionVerdict, text: str) -> None:
-    judgement = judged(A, 194.0, receipt(A, [cell(1, measured, 4096)], starts=3))
+    judgement = judged(A, 194.0, result_of(A, [case(1, measured, 4096)], starts=3))
     assert (judgement.verdict, judgement.text, judgement.differences) == (verdict, text, ())
     assert judgement.measured and judgement.measured.tok_s == pytest.approx(measured)
     assert judgement.share == pytest.approx(measured / 194)
@@ -145,14 +147,14 @@ def test_many_users_are_judged_by_their_total_rate() -> None:
 
 def test_wall_figures_include_the_time_to_the_first_token() -> None:
     # 1000 tokens, 945 of them after the first chunk at 300 tok/s, take 3.25 s with the first token's 0.1.
-    result = receipt(B, [cell(1, 300.0, 1000)], "seed-short-thinking-on", starts=3)
+    result = result_of(B, [case(1, 300.0, 1000)], "seed-short-thinking-on", starts=3)
     judgement = judged(B, 278.0, result)
     assert judgement.measured and judgement.measured.tok_s == pytest.approx(1000 / (0.1 + 63 * 15 / 300))
     assert judgement.verdict is ReproductionVerdict.REPRODUCED
 
 
 def test_several_starts_count_by_their_median() -> None:
-    result = receipt(A, [cell(1, rate, 4096, restart) for restart, rate in enumerate((150.0, 196.0, 193.0))])
+    result = result_of(A, [case(1, rate, 4096, restart) for restart, rate in enumerate((150.0, 196.0, 193.0))])
     judgement = judged(A, 194.0, result)
     assert judgement.measured
     rates = (judgement.measured.starts, judgement.measured.lowest, judgement.measured.tok_s, judgement.measured.highest)
@@ -162,12 +164,12 @@ def test_several_starts_count_by_their_median() -> None:
 
 def test_report_has_the_worst_comparable_verdict() -> None:
     def verdict(single: float, many: float) -> ReproductionVerdict:
-        return reproduce.judge(A, [receipt(A, [cell(1, single, 4096), cell(32, many, 4096)], starts=3)]).verdict
+        return reproduce.judge(A, [result_of(A, [case(1, single, 4096), case(32, many, 4096)], starts=3)]).verdict
 
     assert verdict(200, 1500) is ReproductionVerdict.REPRODUCED
     assert verdict(195, 1500) is ReproductionVerdict.WITHIN  # of the withdrawn 198
     assert verdict(200, 1000) is ReproductionVerdict.BELOW
-    single = receipt(A, [cell(1, 200, 4096)], starts=3)
+    single = result_of(A, [case(1, 200, 4096)], starts=3)
     assert reproduce.judge(A, [single]).verdict is ReproductionVerdict.REPRODUCED  # 32 users: not measured
     assert reproduce.judge(A, [about(GOOD, model="schedule")]).verdict is ReproductionVerdict.NOT_COMPARABLE
     assert reproduce.judge(A, []).verdict is ReproductionVerdict.NOT_MEASURED
@@ -176,20 +178,20 @@ def test_report_has_the_worst_comparable_verdict() -> None:
 # ---- what differs
 
 
-def served(**changed: Any) -> Receipt:
-    return about(GOOD, served=replace(GOOD.circumstances.served, **changed))
+def served(**changed: Any) -> Result:
+    return about(GOOD, served=replace(GOOD.environment.served, **changed))
 
 
-def machine(**changed: Any) -> Receipt:
-    return about(GOOD, machine=replace(GOOD.circumstances.machine, **changed))
+def machine(**changed: Any) -> Result:
+    return about(GOOD, machine=replace(GOOD.environment.machine, **changed))
 
 
-def given(result: Receipt, **values: str) -> Receipt:
+def given(result: Result, **values: str) -> Result:
     return about(result, given=values)
 
 
 def arguments(old: str, *new: str) -> tuple[str, ...]:
-    argv = GOOD.circumstances.served.argv or ()
+    argv = GOOD.environment.served.argv or ()
     at = argv.index(old)
     return (*argv[:at], *new, *argv[at + 2 :])
 
@@ -232,26 +234,26 @@ LEAST = "at least 3 successful requests"
         (about(GOOD, thinking="off"), "thinking", "as the server does", "off"),
         (about(GOOD, workload_sha256="0"), "workload", "sustained-decode", "sustained-decode with other contents"),
         (about(GOOD, workload="quick", workload_sha256="0"), "workload", "sustained-decode", "quick"),
-        (replace(GOOD, cells=(cell(2, 300.0, 4096),)), "users", "1", "2"),
-        (replace(GOOD, cells=(replace(GOOD.cells[0], complete=False),)), "users", "1", "no complete cell"),
-        (replace(GOOD, cells=(replace(GOOD.cells[0], samples=GOOD.cells[0].samples[:2]),)), "samples", LEAST, "2"),
-        (replace(GOOD, cells=(cell(1, 195.0, 4096, error="HTTP 500"),)), "requests", "successful", "all failed: HTTP 500"),
+        (replace(GOOD, cases=(case(2, 300.0, 4096),)), "concurrency", "1", "2"),
+        (replace(GOOD, cases=(replace(GOOD.cases[0], complete=False),)), "concurrency", "1", "no complete case"),
+        (replace(GOOD, cases=(replace(GOOD.cases[0], samples=GOOD.cases[0].samples[:2]),)), "samples", LEAST, "2"),
+        (replace(GOOD, cases=(case(1, 195.0, 4096, error="HTTP 500"),)), "requests", "successful", "all failed: HTTP 500"),
         (
-            replace(GOOD, cells=(cell(1, 195.0, 4096, completion_tokens=None),)),
+            replace(GOOD, cases=(case(1, 195.0, 4096, completion_tokens=None),)),
             "tokens",
             "counted",
             "the server does not count them",
         ),
-        (replace(GOOD, cells=(cell(1, 195.0, 4096, completion_tokens=2000),)), "output tokens", "4096", "2000"),
+        (replace(GOOD, cases=(case(1, 195.0, 4096, completion_tokens=2000),)), "output tokens", "4096", "2000"),
         (
-            replace(GOOD, cells=(cell(1, 195.0, 4096, chunk_seconds=(1.0,)),)),
+            replace(GOOD, cases=(case(1, 195.0, 4096, chunk_seconds=(1.0,)),)),
             "rate",
             "194 tok/s",
-            "none: too few chunks, or the users never decoded at the same time",
+            "none: too few chunks, or the requests never decoded at the same time",
         ),
     ],
 )
-def test_every_differing_field_is_reported(result: Receipt, field: str, published: str, here: str) -> None:
+def test_every_differing_field_is_reported(result: Result, field: str, published: str, here: str) -> None:
     judgement = judged(A, 194.0, result)
     assert judgement.verdict is ReproductionVerdict.NOT_COMPARABLE
     assert [(difference.field, difference.published, difference.here) for difference in judgement.differences] == [
@@ -274,7 +276,7 @@ def test_every_differing_field_is_reported(result: Receipt, field: str, publishe
         served(argv=None),
     ],
 )
-def test_equivalent_setups_do_not_differ(result: Receipt) -> None:
+def test_equivalent_setups_do_not_differ(result: Result) -> None:
     assert judged(A, 194.0, result).text == "REPRODUCED"
 
 
@@ -289,7 +291,7 @@ def test_pinned_revision_must_be_known_and_equal() -> None:
 
 def test_reasoning_without_thinking_is_a_difference() -> None:
     configuration = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000")
-    result = receipt(configuration, [cell(1, 140.0, 1000, answer_chunks=CHUNKS - 20)], "seed-short-thinking-off")
+    result = result_of(configuration, [case(1, 140.0, 1000, answer_chunks=CHUNKS - 20)], "seed-short-thinking-off")
     (difference,) = judged(configuration, 135.9, result).differences
     assert (difference.field, difference.here) == ("thinking", "the server sends reasoning")
 
@@ -307,7 +309,7 @@ def test_figures_without_method_or_configuration_are_not_comparable() -> None:
 
 
 def test_rate_above_the_ceiling_is_not_comparable() -> None:
-    judgement = judged(A, 194.0, receipt(A, [cell(1, 16_000.0, 4096)]))
+    judgement = judged(A, 194.0, result_of(A, [case(1, 16_000.0, 4096)]))
     (difference,) = judgement.differences
     assert difference.field == "roofline"
     assert "above what the memory bandwidth allows" in difference.here
@@ -315,26 +317,26 @@ def test_rate_above_the_ceiling_is_not_comparable() -> None:
 
 def test_rate_above_the_ceiling_at_the_measured_acceptance_is_not_comparable() -> None:
     """380 tok/s are possible with every draft accepted, not with a fifth of them."""
-    slow = replace(cell(1, 380.0, 4096), acceptance=Acceptance(5000, 1000))
-    judgement = judged(A, 194.0, receipt(A, [slow]))
+    slow = replace(case(1, 380.0, 4096), acceptance=Acceptance(5000, 1000))
+    judgement = judged(A, 194.0, result_of(A, [slow]))
     (difference,) = judgement.differences
     assert (difference.field, "at the measured acceptance of 20.0%" in difference.published) == ("roofline", True)
-    assert judged(A, 194.0, receipt(A, [replace(slow, acceptance=None)])).text == "REACHED in 1 of 3 starts"
+    assert judged(A, 194.0, result_of(A, [replace(slow, acceptance=None)])).text == "REACHED in 1 of 3 starts"
     fast = replace(slow, acceptance=Acceptance(5000, 4900))
-    assert judged(A, 194.0, receipt(A, [fast])).text == "REACHED in 1 of 3 starts"
+    assert judged(A, 194.0, result_of(A, [fast])).text == "REACHED in 1 of 3 starts"
 
 
 @pytest.mark.parametrize(
     ("starts", "text"), [(1, "REACHED in 1 of 3 starts"), (2, "REACHED in 2 of 3 starts"), (3, "REPRODUCED")]
 )
 def test_reproduced_requires_three_starts(starts: int, text: str) -> None:
-    assert judged(A, 194.0, receipt(A, [cell(1, 195.0, 4096)], starts=starts)).text == text
-    assert judged(A, 194.0, receipt(A, [cell(1, 97.0, 4096)], starts=starts)).text == "BELOW by 50.0%"
+    assert judged(A, 194.0, result_of(A, [case(1, 195.0, 4096)], starts=starts)).text == text
+    assert judged(A, 194.0, result_of(A, [case(1, 97.0, 4096)], starts=starts)).text == "BELOW by 50.0%"
 
 
 def test_verdict_without_counts_is_on_the_tokens_that_the_text_suggests() -> None:
     """64 chunks of equal length without counts: the first has 1.5 % of the tokens."""
-    uncounted = receipt(A, [cell(1, 192.0, 4096, chunk_tokens=None)], starts=3)
+    uncounted = result_of(A, [case(1, 192.0, 4096, chunk_tokens=None)], starts=3)
     judgement = judged(A, 194.0, uncounted)
     assert judgement.measured and judgement.measured.tok_s == pytest.approx(192 * 63 / 64, rel=1e-3)
     assert judgement.text == "WITHIN 2.6%"
@@ -352,15 +354,15 @@ def test_published_figure_above_the_ceiling_is_reported() -> None:
 
 
 def test_rate_of_real_prompts_is_reported() -> None:
-    real_prompts = receipt(A, [cell(1, 120.0, 900), cell(32, 1100.0, 900)], REAL_PROMPTS)
+    real_prompts = result_of(A, [case(1, 120.0, 900), case(32, 1100.0, 900)], REAL_PROMPTS)
     report = reproduce.judge(A, [GOOD, real_prompts])
     assert [round(judgement.honest.tok_s) for judgement in report.judgements if judgement.honest] == [120, 120, 1100]
     assert len(report.judgements) == len(A.reference)
 
 
 def test_roofline_depends_on_acceptance() -> None:
-    taken = replace(cell(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
-    with_counters, without = judged(A, 194.0, replace(GOOD, cells=(taken,))), judged(A, 194.0, GOOD)
+    taken = replace(case(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
+    with_counters, without = judged(A, 194.0, replace(GOOD, cases=(taken,))), judged(A, 194.0, GOOD)
     assert with_counters.bound and without.bound
     assert (with_counters.bound.acceptance, without.bound.acceptance, without.bound.at_most) == (0.2, None, 6)
     assert with_counters.bound.roofline == pytest.approx(without.bound.roofline * (1 + 5 * 0.2) / 6)
@@ -376,7 +378,7 @@ DENSE = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
     ("tok_s", "share", "relation"), [(46.3, "1.00", "within 26%"), (23.2, "0.50", "below that"), (64.9, "1.40", "above that")]
 )
 def test_measured_rate_is_compared_with_the_expected_one(tok_s: float, share: str, relation: str) -> None:
-    judgement = judged(DENSE, 52.6, receipt(DENSE, [cell(1, tok_s, 300)]))
+    judgement = judged(DENSE, 52.6, result_of(DENSE, [case(1, tok_s, 300)]))
     assert judgement.bound
     expected = judgement.bound.expected
     # 27.2 GB at 1,792 GB/s, the state, and 64 layers of 100 us.
@@ -389,8 +391,8 @@ def test_measured_rate_is_compared_with_the_expected_one(tok_s: float, share: st
 
 
 def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
-    taken = replace(cell(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
-    known, unknown = judged(A, 194.0, replace(GOOD, cells=(taken,))), judged(A, 194.0, GOOD)
+    taken = replace(case(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
+    known, unknown = judged(A, 194.0, replace(GOOD, cases=(taken,))), judged(A, 194.0, GOOD)
     assert known.bound and unknown.bound
     seconds = known.bound.expected.step.seconds
     assert known.bound.expected.tok_s == pytest.approx((1 + 5 * 0.2) / seconds)
@@ -403,7 +405,7 @@ def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
     assert judged(A.model_copy(update={"reference": (high,)}), 900.0).expectation.endswith(": impossible")
 
 
-def test_without_a_receipt_the_published_rate_is_compared_on_the_gpus_of_the_host() -> None:
+def test_without_a_result_the_published_rate_is_compared_on_the_gpus_of_the_host() -> None:
     def expected(*gpus: str) -> Judgement:
         return reproduce.judge(DENSE, [], (), reproduce.RooflineInputs(gpus=gpus)).judgements[0]
 
@@ -424,30 +426,32 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["doctor", "--root", str(synthetic_hosts.build("pix-pair", tmp_path / "host"))]
 
 
-def test_doctor_compares_a_receipt_with_what_the_host_should_do(host: list[str], tmp_path: Path) -> None:
+def test_doctor_compares_a_result_with_what_the_host_should_do(host: list[str], tmp_path: Path) -> None:
     bare = CliRunner().invoke(app, [*host, DENSE.name]).stdout
-    assert "\n1 user: expected 46.34 tok/s with a mean error of 13%; expected step of 21.6 ms, 70% of it weights\n" in bare
-    assert "\n128 users: expected " in bare
+    assert (
+        "\nconcurrency 1: expected 46.34 tok/s with a mean error of 13%; expected step of 21.6 ms, 70% of it weights\n" in bare
+    )
+    assert "\nconcurrency 128: expected " in bare
     drafting = CliRunner().invoke(app, [*host, A.name]).stdout
     assert re.search(
-        r"^1 user: expected \d+\.?\d* tok/s without accepted drafts to \d+\.?\d* with all; ", drafting, re.MULTILINE
+        r"^concurrency 1: expected \d+\.?\d* tok/s without accepted drafts to \d+\.?\d* with all; ", drafting, re.MULTILINE
     )
-    file = tmp_path / "receipt.json"
-    receipts.write(file, receipt(DENSE, [cell(1, 23.2, 300)]))
-    compared = CliRunner().invoke(app, [*host, DENSE.name, "--receipt", str(file)]).stdout
-    assert "\nsustained-decode, 1 user: 23.2 tok/s, 0.50 of the expected 46.3" in compared
-    assert "128 users" not in compared
-    other = CliRunner().invoke(app, [*host, A.name, "--receipt", str(file)]).exception
+    file = tmp_path / "result.json"
+    results.write(file, result_of(DENSE, [case(1, 23.2, 300)]))
+    compared = CliRunner().invoke(app, [*host, DENSE.name, "--result", str(file)]).stdout
+    assert "\nsustained-decode, concurrency 1: 23.2 tok/s, 0.50 of the expected 46.3" in compared
+    assert "concurrency 128" not in compared
+    other = CliRunner().invoke(app, [*host, A.name, "--result", str(file)]).exception
     assert isinstance(other, NotAsPublished) and "is of Qwen/Qwen3.5-27B-FP8, not of txn545" in other.message
-    for wrong in ([*host, "--receipt", str(file)], [*host, DENSE.name, "--receipt", str(file), "--json"]):
+    for wrong in ([*host, "--result", str(file)], [*host, DENSE.name, "--result", str(file), "--json"]):
         assert CliRunner().invoke(app, wrong).exit_code == 2
 
 
-def test_reasons_in_the_receipt() -> None:
+def test_reasons_in_the_result() -> None:
     bad = sample(0, 195.0, 4096, error="HTTP 500: no memory")
     slow = Clocks(1, 10, None, None, 90.0, {"sw_power_cap": 0.8, "sync_boost": 0.01})
-    base = cell(1, 180.0, 4096, completion_tokens=3000, cached_tokens=7)
-    result = replace(GOOD, cells=(replace(base, samples=(*base.samples, bad), clocks=(slow,)),))
+    base = case(1, 180.0, 4096, completion_tokens=3000, cached_tokens=7)
+    result = replace(GOOD, cases=(replace(base, samples=(*base.samples, bad), clocks=(slow,)),))
     assert judged(A, 194.0, result).reasons == (
         "1 of 4 requests failed; the first: HTTP 500: no memory",
         "answers ended after 3000 of 4096 tokens",
@@ -473,19 +477,19 @@ def test_reasons_of_the_host_and_caveats() -> None:
 
 def test_plan_has_the_published_methods_and_real_prompts() -> None:
     planned = reproduce.plan(A)
-    users = [(named.name, named.workload.users) for named in planned]
-    assert users == [("sustained-decode", (1, 32)), (REAL_PROMPTS, (1, 32))]
+    concurrency = [(named.name, named.workload.concurrency) for named in planned]
+    assert concurrency == [("sustained-decode", (1, 32)), (REAL_PROMPTS, (1, 32))]
     assert planned[0].sha256 == workloads.load("sustained-decode").sha256
     quick = reproduce.plan(A, quick=True)
-    assert [(named.workload.users, named.workload.requests_per_user) for named in quick] == [((1,), 1), ((1,), 1)]
+    assert [(named.workload.concurrency, named.workload.requests_per_stream) for named in quick] == [((1,), 1), ((1,), 1)]
     unmeasurable = configurations.load("glm-5-nvfp4-8x-rtx-pro-6000")
     assert [named.name for named in reproduce.plan(unmeasurable)] == [REAL_PROMPTS]
     path = Path("r/qwen3.5-122b-nvfp4-2x-rtx-pro-6000.sustained-decode.json")
-    assert reproduce.receipt_path(Path("r"), A, planned[0]) == path
+    assert reproduce.result_path(Path("r"), A, planned[0]) == path
 
 
 @pytest.mark.parametrize("name", configurations.names())
-def test_published_methods_have_a_cell_per_number_of_users(name: str) -> None:
+def test_published_methods_have_a_case_per_number_of_users(name: str) -> None:
     for reference in configurations.load(name).reference:
         if reference.workload:
             published = workloads.load(reference.workload).workload
@@ -510,12 +514,12 @@ def test_drafts_per_step(name: str, drafts: int) -> None:
 # ---- what the authors published later, against what they published first
 
 
-def again(configuration: Configuration, value: float, workload: str, users: int, rate: float, watts: float = 0) -> str:
+def again(configuration: Configuration, value: float, workload: str, concurrency: int, rate: float, watts: float = 0) -> str:
     tokens = workloads.load(workload).workload.output_tokens[0]
-    result = receipt(configuration, [cell(users, rate, tokens)], workload)
+    result = result_of(configuration, [case(concurrency, rate, tokens)], workload)
     if watts:
         result = about(
-            result, machine=replace(result.circumstances.machine, power_limits_watts=(watts,) * configuration.hardware.gpus)
+            result, machine=replace(result.environment.machine, power_limits_watts=(watts,) * configuration.hardware.gpus)
         )
     return judged(configuration, value, result).text
 
@@ -569,16 +573,16 @@ def verdicts_by_speed() -> list[str]:
             rate = speed * value
             if reference.figure == "wall":  # the first token takes 0.1 s of the whole time
                 rate = (tokens - 1) // (CHUNKS - 1) * (CHUNKS - 1) / (tokens / rate - 0.1)
-            plain = cell(reference.users, rate, tokens)
+            plain = case(reference.users, rate, tokens)
             quick = replace(plain, samples=plain.samples[:1])
             drafts = replace(plain, acceptance=Acceptance(5000, 1000))
             runs = [(quick, 1)] * (reference.users == 1) + [(plain, 1), (plain, 3), (drafts, 3)]
             columns = ["not measured"] * (reference.users > 1)
             columns += [
-                judged(configuration, value, receipt(configuration, [run], workload, starts)).text for run, starts in runs
+                judged(configuration, value, result_of(configuration, [run], workload, starts)).text for run, starts in runs
             ]
-            users = f", {reference.users} users" if reference.users > 1 else ""
-            lines.append(f"| {value:g}{users} | {speed:g} | {' | '.join(columns)} |")
+            concurrency = f", {reference.users} users" if reference.users > 1 else ""
+            lines.append(f"| {value:g}{concurrency} | {speed:g} | {' | '.join(columns)} |")
     return lines
 
 

@@ -38,7 +38,7 @@ MODEL = RooflineModel(
 
 
 def test_single_user_on_a_gpu_by_hand() -> None:
-    step = roofline.step(MODEL, GPU, Work(users=1, context_tokens=1_000_000, drafts=0, gpus=1, cache_bytes=2))
+    step = roofline.step(MODEL, GPU, Work(concurrency=1, context_tokens=1_000_000, drafts=0, gpus=1, cache_bytes=2))
     # 8 GB and one expert of 0.1 GB in 10 layers; 2 x 10 x 2 x 100 elements of 2 bytes a million times; 0.5 GB in and out.
     assert (step.weights, step.cache, step.states) == pytest.approx((9e-3, 8e-3, 1e-3))
     assert (step.drafting, step.all_reduces) == (0, 0)
@@ -48,7 +48,7 @@ def test_single_user_on_a_gpu_by_hand() -> None:
 
 
 def test_speculation_reads_more_experts_and_the_draft_head_by_hand() -> None:
-    work = Work(users=1, context_tokens=0, drafts=2, gpus=1)
+    work = Work(concurrency=1, context_tokens=0, drafts=2, gpus=1)
     step = roofline.step(MODEL, GPU, work)
     # Three tokens select 4 x (1 - 0.75^3) = 2.3125 experts in each of 10 layers; two draft passes of 1.1 GB.
     assert step.weights == pytest.approx(8e-3 + 10 * 2.3125e-4)
@@ -60,7 +60,7 @@ def test_speculation_reads_more_experts_and_the_draft_head_by_hand() -> None:
 
 
 def test_all_reduces_by_hand() -> None:
-    work = Work(users=8, context_tokens=0, drafts=0, gpus=4)
+    work = Work(concurrency=8, context_tokens=0, drafts=0, gpus=4)
     # 8 tokens of 1024 elements of 2 bytes are 16 KiB, for which 7.7 us are published; two in each of 10 layers.
     assert roofline.step(MODEL, GPU, work).all_reduces == pytest.approx(20 * 7.7e-6)
     assert roofline.step(MODEL, GPU, replace(work, all_reduce_us=50)).all_reduces == pytest.approx(20 * 50e-6)
@@ -80,13 +80,13 @@ def test_all_reduce_times_between_published_sizes() -> None:
 
 def test_step_is_bound_by_slow_arithmetic() -> None:
     slow = replace(GPU, fp4_flops=1e12)
-    step = roofline.step(MODEL, slow, Work(users=64, context_tokens=0, drafts=0, gpus=1))
+    step = roofline.step(MODEL, slow, Work(concurrency=64, context_tokens=0, drafts=0, gpus=1))
     assert step.seconds == step.arithmetic == pytest.approx(2 * 10e9 * 64 / 1e12)
 
 
 works = st.builds(
     Work,
-    users=st.integers(1, 64),
+    concurrency=st.integers(1, 64),
     context_tokens=st.integers(0, 100_000),
     drafts=st.integers(0, 6),
     gpus=st.sampled_from([1, 2, 4, 8]),
@@ -102,8 +102,8 @@ def test_rates_are_monotonic(work: Work, name: str, acceptance: float) -> None:
         return roofline.roofline(model, gpu, replace(work, **changed), acceptance)
 
     here = rate()
-    assert rate(users=work.users + 1) > here  # more in all
-    more = roofline.step(model, gpu, replace(work, users=work.users + 1))
+    assert rate(concurrency=work.concurrency + 1) > here  # more in all
+    more = roofline.step(model, gpu, replace(work, concurrency=work.concurrency + 1))
     assert more.seconds >= roofline.step(model, gpu, work).seconds  # not more for each
     assert rate(context_tokens=work.context_tokens + 1000) < here or model.cache_elements(work.gpus) == 0
     assert rate(cache_bytes=1.0) >= here
@@ -316,6 +316,6 @@ def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
     sparse = roofline.model_in(folder(tmp_path / "s", text | index, tensors))
     assert sparse
     assert sparse.main.fixed_bytes - model.main.fixed_bytes == 2 * 3 * (16 * 2 * 8 + 64 * (8 + 2))
-    work = Work(users=1, context_tokens=4000, drafts=0, gpus=1)
+    work = Work(concurrency=1, context_tokens=4000, drafts=0, gpus=1)
     whole, selected = (roofline.step(sparse, GPU, work, favourable=best).cache for best in (False, True))
     assert whole == roofline.step(model, GPU, work).cache == pytest.approx(4 * selected)

@@ -1,7 +1,7 @@
-"""Measure a server over HTTP and write a receipt: every sample with the circumstances it was taken in.
+"""Measure a server over HTTP and write a result: every sample with the environment it was taken in.
 
-``workload`` has what is requested, ``client`` streams the answers, ``receipt`` stores and summarises them, ``compare`` and
-``plot`` read receipts; ``launched`` measures servers that sm120kit starts; ``reproduce`` compares with published figures.
+``workload`` has what is requested, ``client`` streams the answers, ``result`` stores and summarises them, ``compare`` and
+``plot`` read results; ``launched`` measures servers that sm120kit starts; ``reproduce`` compares with published figures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench import circumstances, client, clocks, energy, metrics, receipt, resume, saturation, settings, workload
-from sm120kit.bench.receipt import Circumstances, Machine, MeasuredCell, Receipt, Served
-from sm120kit.bench.workload import Cell, NamedWorkload
+from sm120kit.bench import client, clocks, energy, environment, metrics, result_file, resume, saturation, settings, workload
+from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
+from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
 from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
@@ -36,21 +36,21 @@ class MeasuredServer:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How servers are measured into one receipt. ``seed`` shuffles the cells; ``given`` are circumstances stated by the user.
-    A request without data for ``stall_seconds`` has failed. Cells of ``resumed``, the receipt of an interrupted run, are not
+    """How servers are measured into one result. ``seed`` shuffles the cases; ``given`` is what the user states.
+    A request without data for ``stall_seconds`` has failed. Cases of ``resumed``, the result of an interrupted run, are not
     measured again.
 
-    ``save`` gets the partial receipt after each cell, and when a cell is interrupted. ``cell_begins`` gets a cell and its
+    ``save`` gets the partial result after each case, and when a case is interrupted. ``case_begins`` gets a case and its
     number of requests, 0 if the workload runs for a time, and returns a function that is called after each request.
     """
 
     workload: NamedWorkload
-    save: Callable[[Receipt], None]
+    save: Callable[[Result], None]
     seed: int = 0
     given: Mapping[str, str] = field(default_factory=dict)
     stall_seconds: float = client.STALL_SECONDS
-    cell_begins: Callable[[Cell, int], RequestEnded] = lambda cell, requests: lambda: None
-    resumed: Receipt | None = None
+    case_begins: Callable[[Case, int], RequestEnded] = lambda case, requests: lambda: None
+    resumed: Result | None = None
 
 
 def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -> str:
@@ -77,64 +77,64 @@ def running_server(
     """A server that is running already, with the model to measure, and how it was started if launch's ``record`` is given.
 
     Raises:
-        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.circumstances.served_by_record`.
+        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.environment.served_by_record`.
     """
     model = choose_model(endpoint, requested, preferred)
-    served = circumstances.served_by_record(record, endpoint.url) if record else Served()
+    served = environment.served_by_record(record, endpoint.url) if record else Served()
     return MeasuredServer(endpoint, model, served)
 
 
 def run(
     server: MeasuredServer,
     measurement: Measurement,
-    earlier: Receipt | None = None,
+    earlier: Result | None = None,
     *,
     start: int = 0,
     last_start: bool = True,
-) -> Receipt:
-    """Measure every cell of a workload on a running server that the receipt so far lacks.
+) -> Result:
+    """Measure every case of a workload on a running server that the result so far lacks.
 
-    A server that is restarted is measured once after each ``start``, with the receipt of the starts before as ``earlier``; each
-    start has another order of cells. The receipt is complete after the last cell of the ``last_start``.
+    A server that is restarted is measured once after each ``start``, with the result of the starts before as ``earlier``; each
+    start has another order of cases. The result is complete after the last case of the ``last_start``.
 
     Raises:
-        NotComparable: the circumstances of the interrupted run differ.
-        ServerUnreachable: the server went away; the receipt was saved.
+        NotComparable: the environment of the interrupted run differs.
+        ServerUnreachable: the server went away; the result was saved.
     """
     began = datetime.now(UTC)
     endpoint, named = server.endpoint, measurement.workload
-    result = earlier or _first_receipt(server, measurement, began)
-    order = [] if result.complete else resume.missing(named.workload, result.cells, start, measurement.seed)
-    for number, cell in enumerate(order):
+    result = earlier or _first_result(server, measurement, began)
+    order = [] if result.complete else resume.missing(named.workload, result.cases, start, measurement.seed)
+    for number, case in enumerate(order):
 
-        def save_interrupted(part: MeasuredCell, before: Receipt = result) -> None:
-            measurement.save(replace(before, cells=(*before.cells, replace(part, restart=start))))
+        def save_interrupted(part: MeasuredCase, before: Result = result) -> None:
+            measurement.save(replace(before, cases=(*before.cases, replace(part, restart=start))))
 
         salt = f"{began.isoformat()}/{number}"
-        measured = replace(_measure(server, measurement, cell, result.circumstances, salt, save_interrupted), restart=start)
+        measured = replace(_measure(server, measurement, case, result.environment, salt, save_interrupted), restart=start)
         lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
-        cells = (*result.cells, measured)
-        started = [each for each in cells if each.restart == start]
+        cases = (*result.cases, measured)
+        started = [each for each in cases if each.restart == start]
         ended = number == len(order) - 1 or (named.workload.sweep and saturation.knee(started) is not None)
-        result = replace(result, cells=cells, complete=last_start and ended and not lost)
+        result = replace(result, cases=cases, complete=last_start and ended and not lost)
         measurement.save(result)
         if lost:
             raise ServerUnreachable(
-                f"{endpoint.url} no longer answers; it went away in cell {number + 1} of {len(order)}",
-                "the receipt has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
+                f"{endpoint.url} no longer answers; it went away in case {number + 1} of {len(order)}",
+                "the result has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
             )
         if ended:
             break
     return result
 
 
-def _first_receipt(server: MeasuredServer, measurement: Measurement, began: datetime) -> Receipt:
-    """The receipt before the first cell: that of an interrupted run in the same circumstances, else one without cells."""
+def _first_result(server: MeasuredServer, measurement: Measurement, began: datetime) -> Result:
+    """The result before the first case: that of an interrupted run in the same environment, else one without cases."""
     resumed = measurement.resumed
-    about = _circumstances(server, measurement)
+    about = _environment(server, measurement)
     if resumed is None:
-        return Receipt(receipt.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
-    _require_same(resumed, {item.name: getattr(about, item.name) for item in fields(Circumstances)})
+        return Result(result_file.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
+    _require_same(resumed, {item.name: getattr(about, item.name) for item in fields(Environment)})
     return resumed
 
 
@@ -142,31 +142,31 @@ def require_resumable(measurement: Measurement) -> None:
     """Compare the interrupted run of a measurement, if there is one, with everything that needs no server.
 
     Raises:
-        NotComparable: the workload, its prompts, the seed, stated circumstances or the measuring program differ.
+        NotComparable: the workload, its prompts, the seed, what was stated, or the measuring program differ.
     """
     if measurement.resumed:
         _require_same(measurement.resumed, _planned(measurement))
 
 
-def _require_same(resumed: Receipt, expected: Mapping[str, object]) -> None:
+def _require_same(resumed: Result, expected: Mapping[str, object]) -> None:
     if differ := [
-        each for name, value in expected.items() for each in _differ(name, getattr(resumed.circumstances, name), value)
+        each for name, value in expected.items() for each in _differ(name, getattr(resumed.environment, name), value)
     ]:
         raise NotComparable(
             f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
-            "run the same command on the same server, or start over with --overwrite or another place for the receipt",
+            "run the same command on the same server, or start over with --overwrite or another place for the result",
         )
 
 
 def _differ(name: str, before: object, after: object) -> list[str]:
-    """The names of what differs in a circumstance: of the members of a mapping as ``<name>.<member>``."""
+    """The names of what differs: of the members of a mapping as ``<name>.<member>``."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [f"{name}.{key}" for key in sorted(before | after) if before.get(key) != after.get(key)]
     return [] if before == after else [name]
 
 
 def _planned(measurement: Measurement) -> dict[str, Any]:
-    """The circumstances that a measurement itself decides."""
+    """The part of the environment that a measurement itself decides."""
     named = measurement.workload
     return {
         "workload": named.name,
@@ -174,19 +174,19 @@ def _planned(measurement: Measurement) -> dict[str, Any]:
         "thinking": named.workload.thinking,
         "temperature": named.workload.temperature,
         "order_seed": measurement.seed,
-        "client": circumstances.client(),
+        "client": environment.client(),
         "given": dict(measurement.given),
         "prompts_sha256": digest_of(workload.prompts(named.workload)),
     }
 
 
-def _circumstances(server: MeasuredServer, measurement: Measurement) -> Circumstances:
-    return Circumstances(
+def _environment(server: MeasuredServer, measurement: Measurement) -> Environment:
+    return Environment(
         url=server.endpoint.url,
         model=server.model,
         reported={**client.server_info(server.endpoint, server.model), **settings.published(server.endpoint)},
         served=server.served,
-        machine=circumstances.machine(server.endpoint.url, server.served, measurement.given),
+        machine=environment.machine(server.endpoint.url, server.served, measurement.given),
         **_planned(measurement),
     )
 
@@ -194,30 +194,30 @@ def _circumstances(server: MeasuredServer, measurement: Measurement) -> Circumst
 def _measure(
     server: MeasuredServer,
     measurement: Measurement,
-    cell: Cell,
-    about: Circumstances,
+    case: Case,
+    about: Environment,
     salt: str,
-    save_interrupted: Callable[[MeasuredCell], None],
-) -> MeasuredCell:
-    """Measure a cell. If it is interrupted, ``save_interrupted`` gets it with the requests that had ended."""
+    save_interrupted: Callable[[MeasuredCase], None],
+) -> MeasuredCase:
+    """Measure a case. If it is interrupted, ``save_interrupted`` gets it with the requests that had ended."""
     work, endpoint = measurement.workload.workload, server.endpoint
-    requests = workload.request_count(work, cell)
-    request_ended = measurement.cell_begins(cell, requests)
+    requests = workload.request_count(work, case)
+    request_ended = measurement.case_begins(case, requests)
     ended: list[client.EndedRequest] = []
 
     def on_end(request: client.EndedRequest) -> None:
         ended.append(request)
         request_ended()
 
-    def counted(users: Iterable[Iterable[client.StreamRequest]]) -> list[Iterable[client.StreamRequest]]:
+    def counted(streams: Iterable[Iterable[client.StreamRequest]]) -> list[Iterable[client.StreamRequest]]:
         engine = find(about.reported.get("owned_by", ""))  # others may refuse options that they do not know
-        return [map(client.counted, user) for user in users] if engine and engine.counts_tokens else list(users)
+        return [map(client.counted, stream) for stream in streams] if engine and engine.counts_tokens else list(streams)
 
-    warmups = workload.requests(work, cell, server.model, work.warmup_requests, f"{salt}/warm")
+    warmups = workload.requests(work, case, server.model, work.warmup_requests, f"{salt}/warm")
     warm = client.stream_all(
         endpoint, counted(warmups), stall_seconds=measurement.stall_seconds, on_end=lambda request: request_ended()
     )
-    result = MeasuredCell(cell.users, cell.output_tokens, cell.context_tokens, warm.samples, (), None, None)
+    result = MeasuredCase(case.concurrency, case.output_tokens, case.context_tokens, warm.samples, (), None, None)
     here = about.machine != Machine()
     try:
         with (
@@ -225,8 +225,8 @@ def _measure(
             metrics.measured(endpoint) as reported,
             energy.sampled() if here else nullcontext(lambda: energy.Energy(unknown=energy.REMOTE)) as taken,
         ):
-            users = workload.all_requests(work, cell, server.model, salt)
-            streamed = client.stream_all(endpoint, counted(users), stall_seconds=measurement.stall_seconds, on_end=on_end)
+            concurrency = workload.all_requests(work, case, server.model, salt)
+            streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)
     except BaseException:
         if ended:
             save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))

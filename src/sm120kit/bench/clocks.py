@@ -30,7 +30,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Clocks:
-    """One GPU during a cell, sampled ``looks`` times. SM clock in MHz and power in W are lowest, median and highest.
+    """One GPU during a case, sampled ``looks`` times. SM clock in MHz and power in W are lowest, median and highest.
 
     ``hottest`` is in degrees Celsius; ``slowed`` is the share of samples in which each reason was active. None is unknown.
     """
@@ -77,24 +77,24 @@ def parse(text: str) -> tuple[Clocks, ...] | None:
     return tuple(_clocks(gpu, lines[1:]) for gpu, lines in sorted(samples.items()) if lines[1:]) or None
 
 
-def lines(cells: Iterable[Clocks]) -> list[str]:
-    """A line for each GPU over several cells, with the largest share of each reason that slowed it."""
+def lines(cases: Iterable[Clocks]) -> list[str]:
+    """A line for each GPU over several cases, with the largest share of each reason that slowed it."""
     by_gpu: dict[int, list[Clocks]] = {}
-    for clocks in cells:
+    for clocks in cases:
         by_gpu.setdefault(clocks.gpu, []).append(clocks)
-    return [_line(gpu, cells) for gpu, cells in sorted(by_gpu.items())]
+    return [_line(gpu, cases) for gpu, cases in sorted(by_gpu.items())]
 
 
-def _line(gpu: int, cells: list[Clocks]) -> str:
-    clocks = [value for cell in cells for value in cell.sm_mhz or ()]
-    watts = [value for cell in cells for value in cell.watts or ()]
-    temperatures = [cell.hottest for cell in cells if cell.hottest is not None]
+def _line(gpu: int, cases: list[Clocks]) -> str:
+    clocks = [value for case in cases for value in case.sm_mhz or ()]
+    watts = [value for case in cases for value in case.watts or ()]
+    temperatures = [case.hottest for case in cases if case.hottest is not None]
     parts = [f"SM {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else ["clocks unknown"]
     parts += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else ["power unknown"]
     parts += [f"up to {max(temperatures):.0f} °C"] if temperatures else ["temperature unknown"]
-    known = [cell.slowed for cell in cells if cell.slowed is not None]
+    known = [case.slowed for case in cases if case.slowed is not None]
     worst = {name: max(slowed.get(name, 0.0) for slowed in known) for slowed in known for name in slowed}
-    slowed = ", ".join(f"{name} ({share:.0%} of a cell)" for name, share in sorted(worst.items())) or "by nothing"
+    slowed = ", ".join(f"{name} ({share:.0%} of a case)" for name, share in sorted(worst.items())) or "by nothing"
     return f"GPU {gpu}: {', '.join(parts)}; slowed {slowed if known else 'unknown'}"
 
 

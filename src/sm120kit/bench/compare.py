@@ -1,4 +1,4 @@
-"""Compare two receipts cell by cell: refused if their circumstances differ, with the spread of their figures."""
+"""Compare two results case by case: refused if their environments differ, with the spread of their figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
-from sm120kit.bench.receipt import Machine, MeasuredCell, Receipt, Served
+from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import NotComparable
 
@@ -19,9 +19,9 @@ GROUPS = ("client", "given", "reported", "served", "machine")
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """A figure of :class:`sm120kit.bench.receipt.Summary` in two receipts, with its lowest and highest value in each.
+    """A figure of :class:`sm120kit.bench.result_file.Summary` in two results, with its lowest and highest value in each.
 
-    ``beyond_spread`` is true if the two ranges are disjoint, None if a receipt lacks the figure or has one value of it.
+    ``beyond_spread`` is true if the two ranges are disjoint, None if a result lacks the figure or has one value of it.
     """
 
     figure: str
@@ -32,14 +32,14 @@ class FigureDifference:
 
 
 @dataclass(frozen=True)
-class CellDifference:
-    """A cell in both receipts: the failed requests of all, and each figure of the successful ones.
+class CaseDifference:
+    """A case in both results: the failed requests of all, and each figure of the successful ones.
 
-    ``between`` names the spread: between the medians of several "starts" of the server if both receipts have several, else
+    ``between`` names the spread: between the medians of several "starts" of the server if both results have several, else
     between "requests".
     """
 
-    users: int
+    concurrency: int
     output_tokens: int
     context_tokens: int
     errors_before: tuple[int, int]
@@ -56,19 +56,19 @@ class CellDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The cells in both receipts. ``differ`` are the ignored circumstances that differ, ``unknown`` those unknown in both."""
+    """The cases in both results. ``differ`` is what differs in the environments and is ignored, ``unknown`` is so in both."""
 
     differ: dict[str, tuple[str, str]]
     unknown: tuple[str, ...]
-    cells: tuple[CellDifference, ...]
+    cases: tuple[CaseDifference, ...]
 
 
-def circumstances(receipt: Receipt) -> dict[str, str]:
-    """Every circumstance by name, in groups as ``<group>.<name>``, and whether the receipt is complete."""
-    values = asdict(receipt.circumstances)
+def environment(result: Result) -> dict[str, str]:
+    """The environment by name, in groups as ``<group>.<name>``, and whether the result is complete."""
+    values = asdict(result.environment)
     plain = {name: value for name, value in values.items() if name not in GROUPS}
     nested = {f"{group}.{name}": value for group in GROUPS for name, value in values[group].items()}
-    return {name: _text(value) for name, value in {"complete": receipt.complete, **plain, **nested}.items()}
+    return {name: _text(value) for name, value in {"complete": result.complete, **plain, **nested}.items()}
 
 
 def _text(value: object) -> str:
@@ -82,7 +82,7 @@ def _text(value: object) -> str:
 
 
 def briefly(names: Collection[str]) -> str:
-    """Names of circumstances in a line; a complete group is named once."""
+    """Names of parts of the environment in a line; a complete group is named once."""
     groups = {"served": fields(Served), "machine": fields(Machine)}
     members = {group: {f"{group}.{member.name}" for member in group_fields} for group, group_fields in groups.items()}
     complete = {group for group, expected in members.items() if expected <= set(names)}
@@ -90,13 +90,13 @@ def briefly(names: Collection[str]) -> str:
     return ", ".join([*rest, *(f"{group}.*" for group in sorted(complete))])
 
 
-def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Comparison:
-    """Compare the complete cells that both receipts have, first those in which requests failed.
+def compare(before: Result, after: Result, ignore: Collection[str]) -> Comparison:
+    """Compare the complete cases that both results have, first those in which requests failed.
 
     Raises:
-        NotComparable: they differ in a circumstance that is not in ``ignore``, one is partial, or no cell is in both.
+        NotComparable: their environments differ in what is not in ``ignore``, one is partial, or no case is in both.
     """
-    first, second = circumstances(before), circumstances(after)
+    first, second = environment(before), environment(after)
     differ = {
         name: (first.get(name, UNKNOWN), second.get(name, UNKNOWN))
         for name in sorted(first | second)
@@ -108,24 +108,24 @@ def compare(before: Receipt, after: Receipt, ignore: Collection[str]) -> Compari
     if refused:
         differences = "; ".join(f"{name}: {a} / {b}" for name, (a, b) in refused.items())
         raise NotComparable(
-            f"the receipts differ in: {differences}", f"to compare them all the same: --ignore {','.join(refused)}"
+            f"the results differ in: {differences}", f"to compare them all the same: --ignore {','.join(refused)}"
         )
-    cells = _cells(before)
-    common = [_difference(key, cells[key], measured) for key, measured in sorted(_cells(after).items()) if key in cells]
+    cases = _cases(before)
+    common = [_difference(key, cases[key], measured) for key, measured in sorted(_cases(after).items()) if key in cases]
     if not common:
-        raise NotComparable("the receipts have no cell in common", "compare runs of the same workload")
-    common.sort(key=lambda cell: not (cell.errors_before[0] or cell.errors_after[0]))
+        raise NotComparable("the results have no case in common", "compare runs of the same workload")
+    common.sort(key=lambda case: not (case.errors_before[0] or case.errors_after[0]))
     unknown = tuple(name for name in sorted(first.keys() & second.keys()) if first[name] == second[name] == UNKNOWN)
     return Comparison(differ, unknown, tuple(common))
 
 
-def _cells(receipt: Receipt) -> dict[tuple[int, int, int], list[MeasuredCell]]:
-    """The complete cells by identity, with one measurement per start."""
-    cells: dict[tuple[int, int, int], list[MeasuredCell]] = {}
-    for cell in receipt.cells:
-        if cell.complete:
-            cells.setdefault(cell.key, []).append(cell)
-    return cells
+def _cases(result: Result) -> dict[tuple[int, int, int], list[MeasuredCase]]:
+    """The complete cases by identity, with one measurement per start."""
+    cases: dict[tuple[int, int, int], list[MeasuredCase]] = {}
+    for case in result.cases:
+        if case.complete:
+            cases.setdefault(case.key, []).append(case)
+    return cases
 
 
 PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
@@ -134,25 +134,25 @@ PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
     "ttft": lambda sample: sample.ttft,
     "ttfa": lambda sample: sample.ttfa,
 }
-"""Figures of a cell that are medians over its requests."""
+"""Figures of a case that are medians over its requests."""
 FIGURES = tuple(name for name in COLUMNS if name not in ("tokens", "chunks"))
-"""The compared figures of a cell."""
+"""The compared figures of a case."""
 
 
-def _difference(key: tuple[int, int, int], before: Sequence[MeasuredCell], after: Sequence[MeasuredCell]) -> CellDifference:
+def _difference(key: tuple[int, int, int], before: Sequence[MeasuredCase], after: Sequence[MeasuredCase]) -> CaseDifference:
     between = "starts" if len(before) > 1 and len(after) > 1 else "requests"
     figures = [_figure(name, before, after, between) for name in FIGURES]
     known = tuple(figure for figure in figures if figure.before or figure.after)
-    return CellDifference(*key, _errors(before), _errors(after), between, known)
+    return CaseDifference(*key, _errors(before), _errors(after), between, known)
 
 
-def _errors(cells: Sequence[MeasuredCell]) -> tuple[int, int]:
+def _errors(cases: Sequence[MeasuredCase]) -> tuple[int, int]:
     """Failed requests, and all."""
-    samples = [sample for cell in cells for sample in cell.samples]
+    samples = [sample for case in cases for sample in case.samples]
     return sum(bool(sample.error) for sample in samples), len(samples)
 
 
-def _figure(name: str, before: Sequence[MeasuredCell], after: Sequence[MeasuredCell], between: str) -> FigureDifference:
+def _figure(name: str, before: Sequence[MeasuredCase], after: Sequence[MeasuredCase], between: str) -> FigureDifference:
     first, second = _values(name, before, between), _values(name, after, between)
     a, b = _spread(first), _spread(second)
     if a is None or b is None:
@@ -161,11 +161,11 @@ def _figure(name: str, before: Sequence[MeasuredCell], after: Sequence[MeasuredC
     return FigureDifference(name, a, b, b[0] / a[0] if a[0] else None, beyond)
 
 
-def _values(name: str, cells: Sequence[MeasuredCell], between: str) -> list[float]:
+def _values(name: str, cases: Sequence[MeasuredCase], between: str) -> list[float]:
     """The figure of each start, or of each request if the spread is between them and the figure is of requests."""
     if between == "starts" or name not in PER_REQUEST:
-        return [value for cell in cells if (value := getattr(summary(cell), name)) is not None]
-    values = [PER_REQUEST[name](sample) for cell in cells for sample in cell.samples if not sample.error]
+        return [value for case in cases if (value := getattr(summary(case), name)) is not None]
+    values = [PER_REQUEST[name](sample) for case in cases for sample in case.samples if not sample.error]
     return [value for value in values if value is not None]
 
 

@@ -131,7 +131,7 @@ def _reason(error: Exception) -> str:
 
 
 def as_text(entries: tuple[Conversation, ...] | tuple[Arrival, ...]) -> tuple[str, ...]:
-    """A text for each entry, by which a receipt identifies the dataset."""
+    """A text for each entry, by which a result identifies the dataset."""
     return tuple(
         json.dumps([message.model_dump() for message in entry] if isinstance(entry, tuple) else entry.model_dump())
         for entry in entries

@@ -22,7 +22,7 @@ REMOTE = "the server was not detected on this machine"
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy in J that ``gpus``, by their numbers, took during a cell: those on which processes compute, else all.
+    """Energy in J that ``gpus``, by their numbers, took during a case: those on which processes compute, else all.
 
     ``unknown`` is the reason why it is not known.
     """
@@ -52,7 +52,7 @@ def sampled() -> Iterator[Callable[[], Energy]]:
 
     The block starts after the first sample, or after ``PATIENCE_SECONDS``.
     """
-    result = Energy(unknown="the cell was interrupted")
+    result = Energy(unknown="the case was interrupted")
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as directory, ExitStack() as running:
         log = Path(directory) / "energy.jsonl"
         child = running.enter_context(process.background(ARGV, log))
@@ -78,7 +78,7 @@ def between(begin: float, end: float, text: str) -> Energy:
     last = samples[-1]
     gpus = last.busy or tuple(range(len(last.joules)))
     if samples[0].at > begin or last.at < end:
-        return Energy(unknown="the counters were not read for the whole cell")
+        return Energy(unknown="the counters were not read for the whole case")
     taken = []
     for gpu in gpus:
         counters = [(sample.at, joules) for sample in samples if (joules := sample.joules[gpu]) is not None]

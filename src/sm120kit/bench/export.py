@@ -1,4 +1,4 @@
-"""Export receipts: the figures of their cells as CSV, Markdown or a self-contained HTML page, and charts of them."""
+"""Export results: the figures of their cases as CSV, Markdown or a self-contained HTML page, and charts of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import compare, figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
-from sm120kit.bench.receipt import MeasuredCell, Receipt
+from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.saturation import Objective
 from sm120kit.core.errors import ToolchainMissing
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NamedReceipt = tuple[str, Receipt]
+NamedResult = tuple[str, Result]
 Value = Callable[[Summary], float | None]
 
 CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
@@ -45,7 +45,7 @@ table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}t
 border-bottom:1px solid #d9dee3}td:first-child,th:first-child,.text td{text-align:left}svg{max-width:100%;height:auto}"""
 
 
-def exported(kind: str, named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> bytes:
+def exported(kind: str, named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> bytes:
     """The content of a file of one of ``KINDS``.
 
     Raises:
@@ -55,33 +55,33 @@ def exported(kind: str, named: Sequence[NamedReceipt], objectives: Sequence[Obje
     return writers[kind](named, objectives).encode() if kind in writers else charts(named, kind.removeprefix("."))
 
 
-def rows(named: Sequence[NamedReceipt], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
-    """A row for each cell: its receipt, identity, figures, and requests that meet the objectives, if there are any."""
-    result = []
-    for name, receipt in named:
-        for cell in receipt.ordered:
+def rows(named: Sequence[NamedResult], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
+    """A row for each case: its result, identity, figures, and requests that meet the objectives, if there are any."""
+    table = []
+    for name, result in named:
+        for case in result.ordered:
             identity = {
-                "receipt": name,
-                "model": receipt.circumstances.model,
-                "users": cell.users,
-                "output_tokens": cell.output_tokens,
-                "context_tokens": cell.context_tokens,
-                "restart": cell.restart,
-                "complete": cell.complete,
+                "result": name,
+                "model": result.environment.model,
+                "concurrency": case.concurrency,
+                "output_tokens": case.output_tokens,
+                "context_tokens": case.context_tokens,
+                "restart": case.restart,
+                "complete": case.complete,
             }
-            row = {**identity, **asdict(summary(cell))}
+            row = {**identity, **asdict(summary(case))}
             if objectives:
-                good = saturation.goodput(cell, objectives)
+                good = saturation.goodput(case, objectives)
                 row |= {"goodput_requests": good.met, "goodput_per_second": good.per_second}
-            result.append(row)
-    return result
+            table.append(row)
+    return table
 
 
-def as_csv(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> str:
+def as_csv(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
     """CSV with a header; an unknown value is empty. Times are seconds, rates tokens per second."""
     table = [{key: no_formula(value) for key, value in row.items()} for row in rows(named, objectives)]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]) if table else ["receipt"], lineterminator="\n")
+    writer = csv.DictWriter(text, list(table[0]) if table else ["result"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     return text.getvalue()
@@ -93,61 +93,61 @@ def no_formula(value: object) -> object:
 
 
 def in_markdown(text: str) -> str:
-    """A text on one line of Markdown, without the characters that would begin HTML, a link, a cell of a table or emphasis."""
+    """A text on one line of Markdown, without the characters that would begin HTML, a link, a case of a table or emphasis."""
     return re.sub(r"([\\`*_\[\]<>|#!&~$])", lambda match: f"&#{ord(match[1])};", " ".join(text.split()))
 
 
-def as_markdown(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> str:
-    """A Markdown section for each receipt: what was measured, and the figures."""
+def as_markdown(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
+    """A Markdown section for each result: what was measured, and the figures."""
     parts = []
-    for name, receipt in named:
-        heads, body = _table_of(receipt, objectives)
+    for name, result in named:
+        heads, body = _table_of(result, objectives)
         lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}", *(f"| {' | '.join(row)} |" for row in body)]
-        notes = [f"- {in_markdown(note)}" for note in _notes(receipt)]
-        title, about = in_markdown(name), in_markdown(figures.about(receipt))
+        notes = [f"- {in_markdown(note)}" for note in _notes(result)]
+        title, about = in_markdown(name), in_markdown(figures.about(result))
         parts.append("\n".join([f"## {title}", "", about, "", *lines, *([""] if notes else []), *notes]))
     return "\n\n".join(parts) + "\n"
 
 
-def as_html(named: Sequence[NamedReceipt], objectives: Sequence[Objective] = ()) -> str:
-    """One page without external resources: figures, charts by users and by context, and circumstances.
+def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
+    """One page without external resources: figures, charts by concurrency and by context, and environment.
 
     Raises:
         ToolchainMissing: matplotlib is not installed.
     """
-    title = ", ".join(dict.fromkeys(receipt.circumstances.model for _, receipt in named))
+    title = ", ".join(dict.fromkeys(result.environment.model for _, result in named))
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    for name, receipt in named:
-        heads, body = _table_of(receipt, objectives)
-        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(receipt))}</p>", _table(heads, body)]
-        parts += [f"<p>{html.escape(note)}</p>" for note in _notes(receipt)]
-    for by in ("users", "tokens of context"):
+    for name, result in named:
+        heads, body = _table_of(result, objectives)
+        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(result))}</p>", _table(heads, body)]
+        parts += [f"<p>{html.escape(note)}</p>" for note in _notes(result)]
+    for by in ("concurrency", "context depth"):
         if lines := _lines(named, by):
             parts += [f"<h2>By {by}</h2>", _drawn(lines, by, "svg").decode()]
-    for name, receipt in named:
-        known = [(key, text) for key, text in compare.circumstances(receipt).items() if text != UNKNOWN]
-        parts += [f"<h2>Circumstances of {html.escape(name)}</h2>", _table(("circumstance", "value"), known, "text")]
+    for name, result in named:
+        known = [(key, text) for key, text in compare.environment(result).items() if text != UNKNOWN]
+        parts += [f"<h2>Environment of {html.escape(name)}</h2>", _table(("", "value"), known, "text")]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _table_of(receipt: Receipt, objectives: Sequence[Objective]) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of the figures of a receipt."""
-    heads = ["users", "output", "context", *(COLUMNS[name][0] for name in FIGURES), "failed"]
+def _table_of(result: Result, objectives: Sequence[Objective]) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the figures of a result."""
+    heads = ["concurrency", "output", "context", *(COLUMNS[name][0] for name in FIGURES), "failed"]
     body = []
-    for cell in receipt.ordered:
-        computed = summary(cell)
-        key = [f"{number:,}" for number in cell.key]
-        body.append([*key, *(figures.text(computed, name) for name in FIGURES), figures.failed(cell)])
+    for case in result.ordered:
+        computed = summary(case)
+        key = [f"{number:,}" for number in case.key]
+        body.append([*key, *(figures.text(computed, name) for name in FIGURES), figures.failed(case)])
         if objectives:
-            good = saturation.goodput(cell, objectives)
+            good = saturation.goodput(case, objectives)
             per_second = UNKNOWN if good.per_second is None else f"{good.per_second:.2f}"
             body[-1].append(f"{per_second} ({good.met} of {good.requests})")
     return [*heads, *["goodput/s"] * bool(objectives)], body
 
 
-def _notes(receipt: Receipt) -> list[str]:
-    return [*(knee.text for knee in saturation.knees(receipt.cells)), *figures.notes(receipt)]
+def _notes(result: Result) -> list[str]:
+    return [*(knee.text for knee in saturation.knees(result.cases)), *figures.notes(result)]
 
 
 def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") -> str:
@@ -159,32 +159,32 @@ def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") 
 
 # ---- charts
 
-Lines = dict[str, dict[int, list[MeasuredCell]]]
-"""Label of a line -> its cells by users or tokens of context, one for each start of the server."""
+Lines = dict[str, dict[int, list[MeasuredCase]]]
+"""Label of a line -> its cases by concurrency or tokens of context, one for each start of the server."""
 
 
-def _lines(named: Sequence[NamedReceipt], by: str) -> Lines:
-    """The lines of charts over users or context; none if only one number was measured. Interrupted cells are left out."""
+def _lines(named: Sequence[NamedResult], by: str) -> Lines:
+    """The lines of charts over concurrency or context; none if only one number was measured. Interrupted cases are left out."""
     lines: Lines = {}
-    for name, receipt in named:
-        for cell in sorted(receipt.cells, key=lambda cell: (cell.output_tokens, cell.context_tokens, cell.users)):
-            if cell.complete:
-                x = cell.users if by == "users" else cell.context_tokens
-                other = f"after {cell.context_tokens:,}" if by == "users" else f"{cell.users} user{'s' * (cell.users > 1)}"
-                label = f"{cell.output_tokens:,} tokens, {other}"
-                lines.setdefault(f"{name}: {label}" if len(named) > 1 else label, {}).setdefault(x, []).append(cell)
-    return lines if len({x for cells in lines.values() for x in cells}) > 1 else {}
+    for name, result in named:
+        for case in sorted(result.cases, key=lambda case: (case.output_tokens, case.context_tokens, case.concurrency)):
+            if case.complete:
+                x = case.concurrency if by == "concurrency" else case.context_tokens
+                other = f"context depth {case.context_tokens:,}" if by == "concurrency" else f"concurrency {case.concurrency}"
+                label = f"{case.output_tokens:,} output tokens, {other}"
+                lines.setdefault(f"{name}: {label}" if len(named) > 1 else label, {}).setdefault(x, []).append(case)
+    return lines if len({x for cases in lines.values() for x in cases}) > 1 else {}
 
 
-def charts(named: Sequence[NamedReceipt], kind: str) -> bytes:
-    """The charts over users, or over context if that is what was measured, as ``svg`` or ``png``.
+def charts(named: Sequence[NamedResult], kind: str) -> bytes:
+    """The charts over concurrency, or over context if that is what was measured, as ``svg`` or ``png``.
 
-    The same receipts and matplotlib give the same bytes; text in an SVG stays text.
+    The same results and matplotlib give the same bytes; text in an SVG stays text.
 
     Raises:
         ToolchainMissing: matplotlib is not installed.
     """
-    by = "users" if _lines(named, "users") or not _lines(named, "tokens of context") else "tokens of context"
+    by = "concurrency" if _lines(named, "concurrency") or not _lines(named, "context depth") else "context depth"
     return _drawn(_lines(named, by), by, kind)
 
 
@@ -212,14 +212,14 @@ def _drawn(lines: Lines, by: str, kind: str) -> bytes:
 
 def _draw(figure: Figure, lines: Lines, by: str) -> None:
     knees: dict[str, int | None] = dict.fromkeys(lines)
-    if by == "users":
+    if by == "concurrency":
         knees = {
-            label: saturation.knee([cell for starts in cells.values() for cell in starts]) for label, cells in lines.items()
+            label: saturation.knee([case for starts in cases.values() for case in starts]) for label, cases in lines.items()
         }
     panels = figure.subplots(2, 2, squeeze=False).flatten()
     for axes, (title, factor, names) in zip(panels, CHARTS, strict=True):
         _chart(axes, title, lines, [(name, factor) for name in names], knees)
-        _scale(axes, by, sorted({x for cells in lines.values() for x in cells}))
+        _scale(axes, by, sorted({x for cases in lines.values() for x in cases}))
 
 
 def _chart(axes: Axes, title: str, lines: Lines, values: Sequence[tuple[str, float]], knees: dict[str, int | None]) -> None:
@@ -229,11 +229,11 @@ def _chart(axes: Axes, title: str, lines: Lines, values: Sequence[tuple[str, flo
     """
     ends: list[tuple[float, str, Any]] = []
     highest = 0.0
-    for number, (label, cells) in enumerate(lines.items()):
+    for number, (label, cases) in enumerate(lines.items()):
         for style, (name, factor) in zip(("-", "--"), values, strict=False):
             points = []
-            for x, starts in sorted(cells.items()):
-                known = [figure * factor for cell in starts if (figure := getattr(summary(cell), name)) is not None]
+            for x, starts in sorted(cases.items()):
+                known = [figure * factor for case in starts if (figure := getattr(summary(case), name)) is not None]
                 if known:
                     points.append((x, median(known)))
             if points:

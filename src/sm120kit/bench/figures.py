@@ -1,4 +1,4 @@
-"""The figures of a cell, computed from its samples, with the columns and notes of every table and export."""
+"""The figures of a case, computed from its samples, with the columns and notes of every table and export."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from sm120kit.bench.metrics import PrefixCache
-from sm120kit.bench.receipt import MeasuredCell, Receipt
+from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.sample import Sample
 
 if TYPE_CHECKING:
-    from sm120kit.bench.compare import CellDifference
-    from sm120kit.bench.workload import Cell
+    from sm120kit.bench.compare import CaseDifference
+    from sm120kit.bench.workload import Case
 
 LAG_SECONDS = 0.1
 """If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a cell; rates in tokens per second, times in seconds, None if unknown.
+    """The figures of a case; rates in tokens per second, times in seconds, None if unknown.
 
     ``decode_tok_s`` is the median over the requests, ``no_rate`` why requests have none. ``decode_at_least`` and
     ``decode_at_most`` are its bounds with at least one token in each chunk: the rate itself if the server counts them by chunk.
-    ``total_tok_s`` counts the tokens of all users while all of them were decoding; ``output_tok_s`` counts all tokens from the
-    start of the first request to the end of the last. ``prompt_tokens`` is the median of the server's counts. ``lagged``: the
+    ``total_tok_s`` counts all tokens while as many requests as the concurrency were decoding; ``output_tok_s`` from the start
+    of the first request to the end of the last. ``prompt_tokens`` is the median of the server's counts. ``lagged``: the
     client did not read its streams for more than ``LAG_SECONDS``, so that times between chunks are unknown. ``prefill_tok_s``
     is the median of uncached prompt tokens over the time to the first token, waiting included. ``cache_hits`` is the share of
     prompt tokens in the server's prefix cache. ``joules_per_token`` is the energy of the GPUs over the tokens of all answers,
@@ -63,23 +63,23 @@ class Summary:
     joules_per_token: float | None = None
 
 
-def summary(cell: MeasuredCell) -> Summary:
-    """The figures of a cell over its successful requests; failed requests are counted, never averaged."""
-    successful = [sample for sample in cell.samples if not sample.error]
+def summary(case: MeasuredCase) -> Summary:
+    """The figures of a case over its successful requests; failed requests are counted, never averaged."""
+    successful = [sample for sample in case.samples if not sample.error]
     rates = _known(sample.decode_tok_s for sample in successful)
     bounds = [bounds for sample in successful if (bounds := sample.decode_bounds)]
     counts = _known(sample.tokens for sample in successful)
     prompts = _known(sample.prompt_tokens for sample in successful)
     prefill = _known(sample.prefill_tok_s for sample in successful)
     ttft = _known(sample.ttft for sample in successful)
-    lagged = cell.lag_seconds is not None and cell.lag_seconds > LAG_SECONDS
+    lagged = case.lag_seconds is not None and case.lag_seconds > LAG_SECONDS
     gaps = [gap for sample in successful for gap in sample.itl if not lagged]
-    span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
+    span = max((s.ended for s in case.samples), default=0.0) - min((s.started for s in case.samples), default=0.0)
     known = len(counts) == len(successful) > 0
-    joules = cell.energy.total if cell.energy and len(counts) == len(cell.samples) else None
+    joules = case.energy.total if case.energy and len(counts) == len(case.samples) else None
     return Summary(
-        requests=len(cell.samples),
-        errors=len(cell.samples) - len(successful),
+        requests=len(case.samples),
+        errors=len(case.samples) - len(successful),
         tokens=sum(counts) if known else None,
         chunks=sum(len(sample.chunk_seconds) for sample in successful),
         prompt_tokens=round(median(prompts)) if prompts else None,
@@ -88,8 +88,8 @@ def summary(cell: MeasuredCell) -> Summary:
         decode_at_most=median(most for _, most in bounds) if bounds else None,
         decode_lowest=min(rates, default=None),
         decode_highest=max(rates, default=None),
-        no_rate=_reasons([sample.no_rate for sample in cell.samples]),
-        total_tok_s=_total(successful, cell.users),
+        no_rate=_reasons([sample.no_rate for sample in case.samples]),
+        total_tok_s=_total(successful, case.concurrency),
         output_tok_s=sum(counts) / span if known and span > 0 else None,
         prefill_tok_s=median(prefill) if prefill else None,
         ttft=_quantile(ttft, 0.5),
@@ -98,19 +98,19 @@ def summary(cell: MeasuredCell) -> Summary:
         itl_p50=_quantile(gaps, 0.5),
         itl_p99=_quantile(gaps, 0.99),
         lagged=lagged,
-        acceptance=cell.acceptance.share if cell.acceptance else None,
-        cache_hits=cache.share if (cache := prefix_cache(cell)) else None,
+        acceptance=case.acceptance.share if case.acceptance else None,
+        cache_hits=cache.share if (cache := prefix_cache(case)) else None,
         joules_per_token=joules / total if joules is not None and (total := sum(counts)) else None,
     )
 
 
-def prefix_cache(cell: MeasuredCell) -> PrefixCache | None:
+def prefix_cache(case: MeasuredCase) -> PrefixCache | None:
     """Prompt tokens and those in the prefix cache: by ``usage`` if every request has both, else by the server's metrics."""
-    samples = [sample for sample in cell.samples if not sample.error]
+    samples = [sample for sample in case.samples if not sample.error]
     prompts, cached = (_known(getattr(sample, name) for sample in samples) for name in ("prompt_tokens", "cached_tokens"))
     if samples and len(prompts) == len(cached) == len(samples) and sum(cached) <= sum(prompts):
         return PrefixCache(sum(prompts), sum(cached))
-    return cell.prefix_cache
+    return case.prefix_cache
 
 
 def _known(values: Iterable[T | None]) -> list[T]:
@@ -123,15 +123,15 @@ def _reasons(reasons: Sequence[str]) -> str:
     return "".join(reason + f" ({number} of {len(reasons)} requests)" * (number < len(reasons)) for reason, number in counted)
 
 
-def _total(samples: Sequence[Sample], users: int) -> float | None:
-    """Tokens per second of all users while every one of them was decoding.
+def _total(samples: Sequence[Sample], concurrency: int) -> float | None:
+    """Tokens per second while as many requests as the concurrency were decoding.
 
-    The time between the last chunk of a user's request and the first chunk of the user's next request does not count.
+    The time between the last chunk of a request and the first chunk of the next one does not count.
     """
     streams = [sample.received for sample in samples]
     if None in streams:
         return None
-    # Requests of a user follow each other: the number of streams that are decoding is the number of users that are.
+    # Requests of a user follow each other: the number of streams that are decoding is the concurrency that are.
     changes = [
         (moment, begins, stream)
         for stream in streams
@@ -144,7 +144,7 @@ def _total(samples: Sequence[Sample], users: int) -> float | None:
             decoding[id(stream)] = stream
         else:
             decoding.pop(id(stream), None)
-        if len(decoding) == users and end > begin:
+        if len(decoding) == concurrency and end > begin:
             seconds += end - begin
             tokens += sum(_tokens_until(end, *each) - _tokens_until(begin, *each) for each in decoding.values())
     return tokens / seconds if seconds else None
@@ -207,9 +207,9 @@ def text(figures: Summary, name: str) -> str:
     return f"{shown} ({figures.decode_lowest:.1f}-{figures.decode_highest:.1f})" if name == "decode_tok_s" else shown
 
 
-def failed(cell: MeasuredCell) -> str:
-    """The failed requests of a cell, and whether it is complete."""
-    return f"{sum(bool(s.error) for s in cell.samples)} of {len(cell.samples)}" + ("" if cell.complete else ", interrupted")
+def failed(case: MeasuredCase) -> str:
+    """The failed requests of a case, and whether it is complete."""
+    return f"{sum(bool(s.error) for s in case.samples)} of {len(case.samples)}" + ("" if case.complete else ", interrupted")
 
 
 SHOWN_DIFFERENCE = 0.001
@@ -220,30 +220,30 @@ TOTAL_DIFFERENCE = 0.1
 """Share by which the rates of requests may differ from the total without a note."""
 
 
-def notes(receipt: Receipt) -> list[str]:
-    """What a reader must know of the figures of a receipt: reasons for unknown ones, bounds, contradictions, errors."""
-    found = [f"{name(cell)}: {note}" for cell in receipt.cells for note in _notes(cell, summary(cell))]
-    if all(prefix_cache(cell) is None for cell in receipt.cells):
+def notes(result: Result) -> list[str]:
+    """What a reader must know of the figures of a result: reasons for unknown ones, bounds, contradictions, errors."""
+    found = [f"{name(case)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
+    if all(prefix_cache(case) is None for case in result.cases):
         found.append("cached: unknown, neither usage nor the server's metrics have it")
     found += sorted(
-        {f"J/token: unknown, {cell.energy.unknown}" for cell in receipt.cells if cell.energy and cell.energy.unknown}
+        {f"J/token: unknown, {case.energy.unknown}" for case in result.cases if case.energy and case.energy.unknown}
     )
-    return found + sorted({f"error: {sample.error}" for cell in receipt.cells for sample in cell.samples if sample.error})
+    return found + sorted({f"error: {sample.error}" for case in result.cases for sample in case.samples if sample.error})
 
 
-def about(receipt: Receipt) -> str:
+def about(result: Result) -> str:
     """What was measured, and when."""
-    about = receipt.circumstances
-    partial = "" if receipt.complete else "; partial: the run was interrupted, or the server went away"
-    return f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {receipt.started_utc}{partial}"
+    about = result.environment
+    partial = "" if result.complete else "; partial: the run was interrupted, or the server went away"
+    return f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {result.started_utc}{partial}"
 
 
-def name(cell: Cell | MeasuredCell | CellDifference) -> str:
-    """A cell in words."""
-    return f"{cell.users} user{'s' * (cell.users > 1)}, {cell.output_tokens:,} tokens after {cell.context_tokens:,}"
+def name(case: Case | MeasuredCase | CaseDifference) -> str:
+    """A case in words."""
+    return f"concurrency {case.concurrency}, {case.output_tokens:,} output tokens at context depth {case.context_tokens:,}"
 
 
-def _notes(cell: MeasuredCell, figures: Summary) -> Iterator[str]:
+def _notes(case: MeasuredCase, figures: Summary) -> Iterator[str]:
     rate, least, most = figures.decode_tok_s, figures.decode_at_least, figures.decode_at_most
     if figures.no_rate and figures.errors < figures.requests:
         yield f"rate {'of all requests ' * (rate is not None)}unknown: {figures.no_rate}"
@@ -252,11 +252,11 @@ def _notes(cell: MeasuredCell, figures: Summary) -> Iterator[str]:
             f"the server does not count tokens by chunk ({figures.tokens or 0:,} in {figures.chunks:,}): they are estimated by "
             f"the length of its text. With any number of them in the first chunk the rate is {least:.1f} to {most:.1f} tok/s"
         )
-    if rate and figures.total_tok_s and abs(share := rate * cell.users / figures.total_tok_s - 1) > TOTAL_DIFFERENCE:
-        yield f"{cell.users} times the median rate of a request differs from the total by {share:+.0%}: requests are unequal"
-    counted, requested = figures.prompt_tokens, cell.context_tokens
+    if rate and figures.total_tok_s and abs(share := rate * case.concurrency / figures.total_tok_s - 1) > TOTAL_DIFFERENCE:
+        yield f"{case.concurrency} times the median rate of a request is {share:+.0%} off the total: requests are unequal"
+    counted, requested = figures.prompt_tokens, case.context_tokens
     if counted is not None and requested and abs(share := counted / requested - 1) > DEPTH_DIFFERENCE:
         yield f"the server counts {counted:,} prompt tokens, {share:+.1%} of the {requested:,} that were requested"
     if figures.lagged:
-        lag = f"{(cell.lag_seconds or 0) * 1000:.0f} ms"
+        lag = f"{(case.lag_seconds or 0) * 1000:.0f} ms"
         yield f"the client did not read its streams for {lag}: times between chunks are unknown. Measure from an idle machine"

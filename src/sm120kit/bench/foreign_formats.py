@@ -1,4 +1,4 @@
-"""Formats of result files of other benchmarks: figures of each cell, as the file has them.
+"""Formats of result files of other benchmarks: figures of each case, as the file has them.
 
 Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` (its text is in
 Visual-Synthesizer/rtx6kpro, benchmarks/inference-throughput/) and ``llm_decode_bench.py``; llama-benchy 0.4.0 (``results.py``,
@@ -25,13 +25,13 @@ OUTPUT = "output, prefill included"
 """The quantity of a rate whose time has the prefill in it."""
 
 LABEL = "the model is a label; the tool did not query the server"
-QUEUED = "cells that are no faster than with fewer users: some may have waited, the file does not have how many ran"
+QUEUED = "cases that are no faster than at a lower concurrency: requests may have waited, and how many ran is not in the file"
 UNKNOWN_USERS = "the run has neither a limit of requests in parallel nor their mean latency (mean_e2el_ms)"
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Figure:
-    """A published cell: ``tok_s`` of all users together, or of prefill. None is unknown.
+    """A published case: ``tok_s`` of all requests in parallel together, or of prefill. None is unknown.
 
     ``refused`` is the reason why it is not a measurement, "" if it is one; ``notes`` are caveats of a measurement.
     """
@@ -39,7 +39,7 @@ class Figure:
     file: str
     model: str
     what: str
-    users: Annotated[int, Field(ge=1)] | None
+    concurrency: Annotated[int, Field(ge=1)] | None
     context_tokens: int
     tok_s: float
     spread: float | None = None
@@ -64,20 +64,20 @@ def reader(content: Content) -> Callable[[str, Content], Iterator[Figure]] | Non
 def _sweep(file: str, content: Content) -> Iterator[Figure]:
     metadata = content["metadata"]
     model = str(metadata["model"])
-    cells = [_sweep_cell(file, model, metadata, row) for row in content["results"]]
-    for cell, row in zip(cells, content["results"], strict=True):
-        alike = [other for other in cells if other.context_tokens == cell.context_tokens]
-        as_fast = [other.users or 0 for other in alike if 0 < cell.tok_s < 1.05 * other.tok_s]
+    cases = [_sweep_case(file, model, metadata, row) for row in content["results"]]
+    for case, row in zip(cases, content["results"], strict=True):
+        alike = [other for other in cases if other.context_tokens == case.context_tokens]
+        as_fast = [other.concurrency or 0 for other in alike if 0 < case.tok_s < 1.05 * other.tok_s]
         if "max_running_reqs" not in row and as_fast and min(as_fast) < row["concurrency"]:
-            cell = replace(cell, notes=(*cell.notes, QUEUED))
-        yield cell
+            case = replace(case, notes=(*case.notes, QUEUED))
+        yield case
     for context, row in (content.get("prefill") or {}).items():
         tokens, seconds = int(row.get("prompt_tokens") or context), row["ttft_seconds"]
         yield Figure(file, model, "prefill", 1, tokens, float(row["tok_per_sec"]), seconds=seconds, notes=(LABEL,))
 
 
-def _sweep_cell(file: str, model: str, metadata: Content, row: Content) -> Figure:
-    users, notes = int(row["concurrency"]), [LABEL]
+def _sweep_case(file: str, model: str, metadata: Content, row: Content) -> Figure:
+    concurrency, notes = int(row["concurrency"]), [LABEL]
     tok_s = float(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"])
     tokens, seconds = row.get("total_tokens"), row.get("measurement_seconds") or row.get("wall_time")
     if tok_s == 0 and tokens and seconds and not row.get("num_errors"):
@@ -87,16 +87,16 @@ def _sweep_cell(file: str, model: str, metadata: Content, row: Content) -> Figur
         tokens = None
         notes.append("token counts that are lower than the rate are not used: requests that were stopped count as events")
     if tokens and _over_wall_time(metadata, row, tok_s) and seconds < 0.95 * (metadata.get("duration_per_test") or 0):
-        notes.append("the time of a cell whose answers ended early has steps of 0.5 s")
+        notes.append("the time of a case whose answers ended early has steps of 0.5 s")
     acceptance = _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean")))
     if acceptance and not row.get("server_spec_drafts"):
-        notes.append("an acceptance is that since the server's start, not of the cell")
+        notes.append("an acceptance is that since the server's start, not of the case")
     context = int(row["context_tokens"])
     return Figure(
         file,
         model,
         OUTPUT if _prefill_share(metadata, row, tok_s) > 0.05 else "decode",
-        users,
+        concurrency,
         round(row.get("input_seq_len_avg") or context) if context else 0,
         tok_s,
         row.get("aggregate_tps_stdev"),
@@ -109,22 +109,22 @@ def _sweep_cell(file: str, model: str, metadata: Content, row: Content) -> Figur
 
 
 def _failure(metadata: Content, row: Content) -> str:
-    """The reason why a cell of a sweep is not one of as many users as it names, "" if there is none."""
-    users, most = row["concurrency"], row.get("max_running_reqs") or 0
+    """The reason why a case of a sweep is not of the concurrency that it names, "" if there is none."""
+    concurrency, most = row["concurrency"], row.get("max_running_reqs") or 0
     if reason := row.get("failure_reason"):  # such as a loop of repeated text; the rate is a negative number then
-        return f"the cell failed: {reason}"
+        return f"the case failed: {reason}"
     if row.get("num_errors") and not row.get("num_completed"):
         return f"all {row['num_errors']} requests failed"
-    if (running := row.get("avg_running_reqs") or 0) > 1.1 * users:
-        return f"{running:g} requests ran on average for {users} users: another client used the server"
-    if 0 < most < users:
-        return f"at most {most} requests ran for {users} users"
+    if (running := row.get("avg_running_reqs") or 0) > 1.1 * concurrency:
+        return f"{running:g} requests ran on average at concurrency {concurrency}: another client used the server"
+    if 0 < most < concurrency:
+        return f"at most {most} requests ran at concurrency {concurrency}"
     if "measurement_seconds" not in row and (duration := metadata.get("duration_per_test")):
-        # Requests stop at their next event after the cell and are abandoned after 30 s. Versions that count running requests
+        # Requests stop at their next event after the case and are abandoned after 30 s. Versions that count running requests
         # begin when all of them run.
         waited = row.get("ttft_p99", row.get("ttft_avg")) or 0 if "avg_running_reqs" in row else 0
         if (row.get("wall_time") or 0) >= duration + 30 + waited:
-            return f"a request had no event for 30 s after the end of the cell of {duration:g} s: the server hung, or it waited"
+            return f"a request had no event for 30 s after the end of the case of {duration:g} s: the server hung, or it waited"
     return ""
 
 
@@ -141,12 +141,14 @@ def _over_wall_time(metadata: Content, row: Content, tok_s: float) -> bool:
 
 def _prefill_share(metadata: Content, row: Content, tok_s: float) -> float:
     """The mean share of a rate's time in which a user waited for a first token."""
-    ttft, users = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0, row["concurrency"]
-    if window := row.get("measurement_seconds"):  # begins when all users decode; a request that ends is followed by another
-        return float(max(0, (row.get("request_count") or 0) - users) * ttft / (users * window))
+    ttft, concurrency = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0, row["concurrency"]
+    if window := row.get(
+        "measurement_seconds"
+    ):  # begins when all requests in parallel decode; a request that ends is followed by another
+        return float(max(0, (row.get("request_count") or 0) - concurrency) * ttft / (concurrency * window))
     wall = row.get("wall_time")
     if not wall and tok_s > 0 and metadata.get("max_tokens"):  # until all answers or the time end
-        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * users / tok_s)
+        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * concurrency / tok_s)
     return float(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
 
 
@@ -158,16 +160,16 @@ def _share(value: float | None) -> float | None:
 def _llama_benchy(file: str, content: Content) -> Iterator[Figure]:
     model = str(content["model"])
     for run in content["benchmarks"]:
-        users, length = int(run["concurrency"]), int(run["response_size"])
+        concurrency, length = int(run["concurrency"]), int(run["response_size"])
         context = int(run["context_size"]) + int(run["prompt_size"])
         cached = bool(content["prefix_caching_enabled"]) and int(run["context_size"]) > 0
         if decode := run.get("tg_throughput"):
             notes = (f"llama-benchy counts events of streams as tokens; answers of {length:,} tokens",)
-            yield Figure(file, model, "decode", users, context, float(decode["mean"]), float(decode["std"]), notes=notes)
+            yield Figure(file, model, "decode", concurrency, context, float(decode["mean"]), float(decode["std"]), notes=notes)
         if prefill := run.get("pp_throughput"):
             refused = "prefill after a cached prefix" if cached and not run["is_context_prefill_phase"] else ""
             figures = float(prefill["mean"]), float(prefill["std"])
-            yield Figure(file, model, "prefill", users, context, *figures, refused=refused)
+            yield Figure(file, model, "prefill", concurrency, context, *figures, refused=refused)
 
 
 CSV_KEYS = {"model", "test_name", "t_s_mean", "t_s_std"}
@@ -181,7 +183,7 @@ def _llama_benchy_csv(file: str, content: Content) -> Iterator[Figure]:
     for row, test in zip(content, tests, strict=True):
         if test is None:
             raise ValueError(f"test_name {row['test_name']!r} is none of llama-benchy")
-        depth, users, prefill = int(test[4] or 0), int(test[5] or 1), test[2] == "pp"
+        depth, concurrency, prefill = int(test[4] or 0), int(test[5] or 1), test[2] == "pp"
         size = 0 if test[1] else int(test[3]) if prefill else int(next(iter(prompts))) if len(prompts) == 1 else None
         refused = "the length of its prompt is not in the file" if size is None else ""
         if depth and not test[1] and prefill:
@@ -189,27 +191,27 @@ def _llama_benchy_csv(file: str, content: Content) -> Iterator[Figure]:
         notes = () if prefill else (f"llama-benchy counts events of streams as tokens; answers of {test[3] or '?'} tokens",)
         figures = float(row["t_s_mean"]), float(row["t_s_std"] or 0)
         what = "prefill" if prefill else "decode"
-        yield Figure(file, row["model"], what, users, depth + (size or 0), *figures, refused=refused, notes=notes)
+        yield Figure(file, row["model"], what, concurrency, depth + (size or 0), *figures, refused=refused, notes=notes)
 
 
 def _guidellm(file: str, content: Content) -> Iterator[Figure]:
     for benchmark in content["benchmarks"]:
         config, metrics = benchmark["config"], benchmark["metrics"]
         strategy, totals = config["strategy"], metrics["request_totals"]
-        users = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(strategy["type_"])
+        concurrency = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(strategy["type_"])
         notes = [f"guidellm, strategy {strategy['type_']}"]
-        if users is None:
-            users = max(1, round(_mean(metrics["request_concurrency"]) or 1))
-            notes.append("users are the mean number of concurrent requests")
+        if concurrency is None:
+            concurrency = max(1, round(_mean(metrics["request_concurrency"]) or 1))
+            notes.append("concurrency is the mean number of requests in parallel")
         refused = "" if totals["successful"] else f"no request was successful, {totals['errored']} failed"
         if totals["errored"]:
             notes.append(f"{totals['errored']} of {totals['total']} requests failed")
         model, context = str(config["backend"].get("model") or ""), round(_mean(metrics["prompt_token_count"]) or 0)
         total, gap = _mean(metrics["output_tokens_per_second"]), _mean(metrics["inter_token_latency_ms"])
-        cell = partial(Figure, file, model, refused=refused, notes=tuple(notes))
+        case = partial(Figure, file, model, refused=refused, notes=tuple(notes))
         if gap:
-            yield cell("decode", users, context, users * 1000 / gap)
-        yield cell(OUTPUT, users, context, total or 0.0)
+            yield case("decode", concurrency, context, concurrency * 1000 / gap)
+        yield case(OUTPUT, concurrency, context, total or 0.0)
 
 
 def _mean(distribution: dict[str, Any] | None) -> float | None:
@@ -221,12 +223,12 @@ def _mean(distribution: dict[str, Any] | None) -> float | None:
 def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     config = content.get("input_config") or {}
     phases = [phase for phase in config.get("phases") or [] if phase.get("name") != "warmup"]
-    notes, users = [f"aiperf {content.get('aiperf_version', 'of unknown version')}"], None
+    notes, concurrency = [f"aiperf {content.get('aiperf_version', 'of unknown version')}"], None
     if phases and phases[-1].get("concurrency"):
-        users = int(phases[-1]["concurrency"])
+        concurrency = int(phases[-1]["concurrency"])
     elif "request_throughput" in content and "request_latency" in content:  # Little's law
-        users = max(1, round(content["request_throughput"]["avg"] * content["request_latency"]["avg"] / 1000))
-        notes.append("users are the mean number of concurrent requests")
+        concurrency = max(1, round(content["request_throughput"]["avg"] * content["request_latency"]["avg"] / 1000))
+        notes.append("concurrency is the mean number of requests in parallel")
     models = (config.get("models") or {}).get("items") or [{}]
     model = str(models[0].get("name", ""))
     failed = int((content.get("error_request_count") or {}).get("avg") or 0)
@@ -238,34 +240,34 @@ def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     if failed:
         notes.append(f"{failed} requests failed")
     context = round((content.get("input_sequence_length") or {}).get("avg") or 0)
-    cell = partial(Figure, file, model, refused=refused, notes=tuple(notes))
+    case = partial(Figure, file, model, refused=refused, notes=tuple(notes))
     per_user = content.get("output_token_throughput_per_user")
-    if per_user and users:
-        yield cell("decode", users, context, users * float(per_user["avg"]))
+    if per_user and concurrency:
+        yield case("decode", concurrency, context, concurrency * float(per_user["avg"]))
     total = float(content["output_token_throughput"]["avg"])
-    yield cell(OUTPUT, users, context, total)
+    yield case(OUTPUT, concurrency, context, total)
 
 
 def _serving(file: str, content: Content) -> Iterator[Figure]:
-    """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the number of users without a limit."""
+    """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the concurrency without a limit."""
     completed, requests = int(content["completed"]), int(content.get("num_prompts") or content["completed"])
     limit, at_once = content.get("max_concurrency"), content.get("concurrency")
     if latency := content.get("mean_e2el_ms", content.get("mean_e2e_latency_ms")):  # Little's law
         at_once = at_once or completed / float(content["duration"]) * float(latency) / 1000
-    users = min(int(limit), requests) if limit else max(1, round(float(at_once))) if at_once else None
-    notes = ["users are the mean number of concurrent requests"] if users and not limit else []
+    concurrency = min(int(limit), requests) if limit else max(1, round(float(at_once))) if at_once else None
+    notes = ["concurrency is the mean number of requests in parallel"] if concurrency and not limit else []
     if content.get("failed"):
         notes.append(f"{content['failed']} of {requests} requests failed")
-    refused = "" if users else UNKNOWN_USERS
+    refused = "" if concurrency else UNKNOWN_USERS
     if not completed:
         refused = "no request was successful"
     tokens, seconds = int(content["total_output_tokens"]), float(content["duration"])
     context = round(int(content["total_input_tokens"]) / max(1, completed))
-    cell = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
-    if content["mean_tpot_ms"] and users:
-        decoding = users if limit else float(at_once or users)
-        yield cell("decode", users, context, decoding * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
-    yield cell(OUTPUT, users, context, float(content["output_throughput"]), notes=tuple(notes))
+    case = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
+    if content["mean_tpot_ms"] and concurrency:
+        decoding = concurrency if limit else float(at_once or concurrency)
+        yield case("decode", concurrency, context, decoding * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
+    yield case(OUTPUT, concurrency, context, float(content["output_throughput"]), notes=tuple(notes))
 
 
 OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (

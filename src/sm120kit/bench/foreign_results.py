@@ -1,4 +1,4 @@
-"""Read published result files of other benchmarks and refuse the cells that are not measurements, each with the reason."""
+"""Read published result files of other benchmarks and refuse the cases that are not measurements, each with the reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from sm120kit.bench import foreign_formats
 from sm120kit.bench.foreign_formats import OUTPUT, Figure
-from sm120kit.core.errors import BadReceipt
+from sm120kit.core.errors import BadResult
 from sm120kit.core.outside import parse_json, read_input
 
 SHORTEST_ANSWER = 200
-"""Tokens per user below which start and end dominate a decode rate."""
+"""Tokens per request below which start and end dominate a decode rate."""
 
 SPREAD = 0.05
 """Share by which single runs differ: 4.3 % is the standard deviation of the three runs sglang_122b_x16 of rtx6kpro."""
@@ -39,7 +39,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
     """Read the figures of several files, checked alone and against each other.
 
     Raises:
-        BadReceipt: no file can be read, or is of a known format.
+        BadResult: no file can be read, or is of a known format.
     """
     accepted: list[Figure] = []
     refused: dict[str, str] = {}
@@ -48,7 +48,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
         try:
             content = _load(path)
             figures = _figures(path, content)
-        except BadReceipt as error:
+        except BadResult as error:
             refused[str(path)] = error.message
             if len(refused) == len(paths):
                 raise
@@ -72,30 +72,30 @@ def _load(path: Path) -> Any:
             return parse_json(content)
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except OSError as error:
-        raise BadReceipt(f"{path}: {error.strerror}", "name a published result file") from error
+        raise BadResult(f"{path}: {error.strerror}", "name a published result file") from error
     except csv.Error as error:
-        raise BadReceipt(f"{path} is not CSV: {error}", "name a published result file") from error
+        raise BadResult(f"{path} is not CSV: {error}", "name a published result file") from error
     except ValueError as error:
         kind = "CSV" if path.suffix.lower() == ".csv" else "JSON"
-        raise BadReceipt(f"{path} is not {kind}: {error}", "name a published result file") from error
+        raise BadResult(f"{path} is not {kind}: {error}", "name a published result file") from error
 
 
 def _figures(path: Path, content: Any) -> list[Figure]:
     """The checked figures of a file.
 
     Raises:
-        BadReceipt: the format is unknown, or a cell is not of it.
+        BadResult: the format is unknown, or a case is not of it.
     """
     reader = foreign_formats.reader(content)
     if reader is None:
-        raise BadReceipt(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
+        raise BadResult(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
     try:
         return [_checked(figure) for figure in reader(path.name, content)]
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         reason = repr(error)
         if isinstance(error, ValidationError):
             reason = f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
-        raise BadReceipt(f"{path}: a cell is not of its format: {reason}", "name a published result file") from error
+        raise BadResult(f"{path}: a case is not of its format: {reason}", "name a published result file") from error
 
 
 def _pool(content: Any) -> int:
@@ -108,24 +108,24 @@ def _pool(content: Any) -> int:
 def _checked(figure: Figure) -> Figure:
     """A figure with the reason to refuse it, as far as it needs no other figure."""
     refused = figure.refused
-    per_user = None if figure.tokens is None else figure.tokens / (figure.users or 1)
+    each = None if figure.tokens is None else figure.tokens / (figure.concurrency or 1)
     if not refused and figure.tok_s <= 0:
-        refused = f"{figure.tok_s:.1f} tok/s: the cell failed"
+        refused = f"{figure.tok_s:.1f} tok/s: the case failed"
     elif not refused and figure.what == "prefill" and figure.tok_s > IMPOSSIBLE_PREFILL:
         refused = f"{figure.tok_s:,.0f} tok/s of prefill: a cache answered, or the request failed"
-    elif not refused and per_user is not None and per_user < SHORTEST_ANSWER:
-        refused = f"only {per_user:.0f} tokens for each user" + ("" if figure.seconds is None else f" in {figure.seconds:g} s")
+    elif not refused and each is not None and each < SHORTEST_ANSWER:
+        refused = f"only {each:.0f} tokens for each request" + ("" if figure.seconds is None else f" in {figure.seconds:g} s")
     return replace(figure, refused=refused)
 
 
 def _without_cached(figures: Sequence[Figure]) -> list[Figure]:
-    """Refuse cells with context that are faster than the same cell without it, by more than both spreads."""
-    plain = {(figure.what, figure.users): figure for figure in figures if not figure.context_tokens}
+    """Refuse cases with context that are faster than the same case without it, by more than both spreads."""
+    plain = {(figure.what, figure.concurrency): figure for figure in figures if not figure.context_tokens}
     checked = []
     for figure in figures:
-        base = plain.get((figure.what, figure.users))
+        base = plain.get((figure.what, figure.concurrency))
         if figure.what in ("decode", OUTPUT) and figure.context_tokens and base and not base.refused and not figure.refused:
-            spreads = [cell.tok_s * SPREAD if cell.spread is None else cell.spread for cell in (figure, base)]
+            spreads = [case.tok_s * SPREAD if case.spread is None else case.spread for case in (figure, base)]
             if figure.tok_s > base.tok_s + sum(spreads):
                 reason = (
                     f"faster with {figure.context_tokens:,} tokens of context than without ({base.tok_s:.1f}): "

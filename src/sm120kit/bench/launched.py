@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sm120kit import bench, serving
-from sm120kit.bench import MeasuredServer, Measurement, circumstances, resume
-from sm120kit.bench.receipt import Receipt
+from sm120kit.bench import MeasuredServer, Measurement, environment, resume
+from sm120kit.bench.result_file import Result
 from sm120kit.core.urls import Endpoint
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
@@ -20,11 +20,11 @@ Start = Callable[[Callable[[Run], None]], object]
 
 def run(
     prepared: PreparedLaunch, options: LaunchOptions, measurements: Sequence[Measurement], restarts: int = 0
-) -> tuple[Receipt, ...]:
-    """Launch a configuration and measure it; again after each of ``restarts`` restarts. One receipt per measurement.
+) -> tuple[Result, ...]:
+    """Launch a configuration and measure it; again after each of ``restarts`` restarts. One result per measurement.
 
     Raises:
-        Sm120kitError: see :func:`launch.run` and :func:`bench.run`; receipts of what was measured before were saved.
+        Sm120kitError: see :func:`launch.run` and :func:`bench.run`; results of what was measured before were saved.
     """
 
     def start(work: Callable[[Run], None]) -> None:
@@ -35,37 +35,37 @@ def run(
 
 def measure(
     start: Start, configuration: Configuration, measurements: Sequence[Measurement], restarts: int = 0
-) -> tuple[Receipt, ...]:
-    """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One receipt per measurement.
+) -> tuple[Result, ...]:
+    """Measure the servers that ``start`` starts, ``restarts`` + 1 in all. One result per measurement.
 
-    Of an interrupted run, a server is started only if cells of its start are missing.
+    Of an interrupted run, a server is started only if cases of its start are missing.
 
     Raises:
         NotComparable: an interrupted run differs from its measurement; if it needs no server to determine, none is started.
     """
     for measurement in measurements:
         bench.require_resumable(measurement)
-    receipts: list[Receipt | None] = [None] * len(measurements)
+    results: list[Result | None] = [None] * len(measurements)
 
     def work(run: Run, number: int) -> None:
         endpoint = Endpoint.parse(run.url, serving.api_key(configuration))
         model = bench.choose_model(endpoint, None, configuration.model.repository)
-        served = circumstances.with_values(circumstances.served_from(run), _public_environment(configuration))
+        served = environment.with_values(environment.served_from(run), _public_environment(configuration))
         server = MeasuredServer(endpoint, model, served)
         for index, measurement in enumerate(measurements):
-            receipts[index] = bench.run(server, measurement, receipts[index], start=number, last_start=number == restarts)
+            results[index] = bench.run(server, measurement, results[index], start=number, last_start=number == restarts)
 
     for number in range(restarts + 1):
         if any(_lacks(measurement, number) for measurement in measurements):
             start(partial(work, number=number))
-    return tuple(receipt for receipt in receipts if receipt)
+    return tuple(result for result in results if result)
 
 
 def _lacks(measurement: Measurement, number: int) -> bool:
-    """Whether the interrupted run lacks cells of a start, or there was none."""
+    """Whether the interrupted run lacks cases of a start, or there was none."""
     resumed = measurement.resumed
     return resumed is None or (
-        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cells, number, measurement.seed))
+        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cases, number, measurement.seed))
     )
 
 

@@ -21,10 +21,10 @@ MOST = 2.0**53
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Draft tokens of speculative decoding during a cell. None is unknown.
+    """Draft tokens of speculative decoding during a case. None is unknown.
 
     ``drafted`` and ``accepted`` are by the server's counters; ``rate`` and ``length`` are means of ``looks`` samples of its
-    gauges: the share of accepted drafts, and the tokens per step and user.
+    gauges: the share of accepted drafts, and the tokens per step and request.
     """
 
     drafted: int | None = None
@@ -43,7 +43,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Prompt tokens of all requests during a cell, and how many of them were in the server's prefix cache."""
+    """Prompt tokens of all requests during a case, and how many of them were in the server's prefix cache."""
 
     tokens: int
     hits: int
@@ -55,8 +55,8 @@ class PrefixCache:
 
 
 @dataclass(frozen=True)
-class CellMetrics:
-    """What a server's metrics have on a cell. None is unknown."""
+class CaseMetrics:
+    """What a server's metrics have on a case. None is unknown."""
 
     acceptance: Acceptance | None = None
     prefix_cache: PrefixCache | None = None
@@ -92,13 +92,13 @@ class _Gauges:
 
 
 @contextmanager
-def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
+def measured(server: Endpoint) -> Iterator[Callable[[], CaseMetrics]]:
     """Observe the metrics while the block runs. The yielded function returns the result afterwards.
 
     Counters are read before and after the block, gauges once a second and after it.
     """
     before = metrics_of(server)
-    result = CellMetrics()
+    result = CaseMetrics()
     names, over = names_in(before), threading.Event()
     gauges = _Gauges(names)
 
@@ -119,7 +119,7 @@ def measured(server: Endpoint) -> Iterator[Callable[[], CellMetrics]]:
     after = metrics_of(server)
     if has_gauges:
         gauges.look(after)
-    result = CellMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after, names))
+    result = CaseMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after, names))
 
 
 def observe(server: Endpoint, seconds: float) -> ServerMetrics:

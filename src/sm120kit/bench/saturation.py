@@ -1,4 +1,4 @@
-"""Where more users add no throughput: the knee of a sweep, and goodput, the requests per second that meet objectives."""
+"""The knee, from which more concurrency adds no throughput, and goodput: requests per second that meet objectives."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import pairwise
 from statistics import median
 
 from sm120kit.bench.figures import summary
-from sm120kit.bench.receipt import MeasuredCell
+from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import UnknownName, did_you_mean
 
 GAIN = 0.1
-"""Minimum increase of the tokens per second for twice as many users, below which the server is saturated."""
+"""Minimum increase of the tokens per second for twice the concurrency, below which the server is saturated."""
 
 OBJECTIVES = {"ttft": "time to first token", "ttfa": "time to the answer", "itl": "time between chunks", "e2e": "whole request"}
 """Names of objectives with their meaning; each is a time in milliseconds."""
@@ -30,7 +30,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests of a cell that meet all objectives: their number, of how many, and per second."""
+    """Requests of a case that meet all objectives: their number, of how many, and per second."""
 
     met: int
     requests: int
@@ -60,14 +60,14 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
     return tuple(objectives)
 
 
-def goodput(cell: MeasuredCell, objectives: Sequence[Objective]) -> Goodput:
-    """The requests of a cell that meet all objectives, over the time from the first request to the last end.
+def goodput(case: MeasuredCase, objectives: Sequence[Objective]) -> Goodput:
+    """The requests of a case that meet all objectives, over the time from the first request to the last end.
 
     Failed requests meet none, and a time that is unknown is not met.
     """
-    met = sum(not sample.error and all(_meets(sample, objective) for objective in objectives) for sample in cell.samples)
-    span = max((s.ended for s in cell.samples), default=0.0) - min((s.started for s in cell.samples), default=0.0)
-    return Goodput(met, len(cell.samples), met / span if span > 0 else None)
+    met = sum(not sample.error and all(_meets(sample, objective) for objective in objectives) for sample in case.samples)
+    span = max((s.ended for s in case.samples), default=0.0) - min((s.started for s in case.samples), default=0.0)
+    return Goodput(met, len(case.samples), met / span if span > 0 else None)
 
 
 def _meets(sample: Sample, objective: Objective) -> bool:
@@ -79,36 +79,36 @@ def _meets(sample: Sample, objective: Objective) -> bool:
     return time is not None and time <= objective.seconds
 
 
-def throughput(cells: Sequence[MeasuredCell]) -> dict[int, float]:
-    """Tokens per second of all users by number of users, in increasing order: the median over starts.
+def throughput(cases: Sequence[MeasuredCase]) -> dict[int, float]:
+    """Total tokens per second by concurrency, in increasing order: the median over starts.
 
-    Only of complete cells without failed requests: those would lower the rate, or be refused sooner than they are answered.
+    Only of complete cases without failed requests: those would lower the rate, or be refused sooner than they are answered.
     """
     rates: dict[int, list[float]] = {}
-    for cell in cells:
-        figures = summary(cell)
-        if cell.complete and not figures.errors and figures.output_tok_s:
-            rates.setdefault(cell.users, []).append(figures.output_tok_s)
-    return {users: median(rates[users]) for users in sorted(rates)}
+    for case in cases:
+        figures = summary(case)
+        if case.complete and not figures.errors and figures.output_tok_s:
+            rates.setdefault(case.concurrency, []).append(figures.output_tok_s)
+    return {concurrency: median(rates[concurrency]) for concurrency in sorted(rates)}
 
 
-def knee(cells: Sequence[MeasuredCell]) -> int | None:
-    """The number of users from which more add less than ``GAIN`` per doubling; None if no measured number is.
+def knee(cases: Sequence[MeasuredCase]) -> int | None:
+    """The concurrency from which more add less than ``GAIN`` per doubling; None if no measured number is.
 
-    The cells differ in users only. Gains between numbers that are not doubled are scaled to a doubling.
+    The cases differ in concurrency only. Gains between numbers that are not doubled are scaled to a doubling.
     """
-    rates = list(throughput(cells).items())
-    for (users, rate), (more, higher) in pairwise(rates):
-        if higher / rate < (1 + GAIN) ** _doublings(users, more):
-            return users
+    rates = list(throughput(cases).items())
+    for (concurrency, rate), (more, higher) in pairwise(rates):
+        if higher / rate < (1 + GAIN) ** _doublings(concurrency, more):
+            return concurrency
     return None
 
 
 @dataclass(frozen=True)
 class Knee:
-    """The knee of cells that differ in users only."""
+    """The knee of cases that differ in concurrency only."""
 
-    users: int
+    concurrency: int
     output_tokens: int
     context_tokens: int
 
@@ -116,20 +116,20 @@ class Knee:
     def text(self) -> str:
         """The knee as a line."""
         return (
-            f"knee at {self.users} user{'s' * (self.users > 1)} ({self.output_tokens:,} tokens after {self.context_tokens:,}): "
-            f"twice as many add less than {GAIN:.0%} of tokens per second"
+            f"knee at concurrency {self.concurrency} ({self.output_tokens:,} output tokens at context depth "
+            f"{self.context_tokens:,}): twice as much adds less than {GAIN:.0%} of tokens per second"
         )
 
 
-def knees(cells: Sequence[MeasuredCell]) -> tuple[Knee, ...]:
-    """The knee of each series of cells that differ in users only."""
-    series: dict[tuple[int, int], list[MeasuredCell]] = {}
-    for cell in cells:
-        series.setdefault((cell.output_tokens, cell.context_tokens), []).append(cell)
-    return tuple(Knee(users, *key) for key, each in sorted(series.items()) if (users := knee(each)) is not None)
+def knees(cases: Sequence[MeasuredCase]) -> tuple[Knee, ...]:
+    """The knee of each series of cases that differ in concurrency only."""
+    series: dict[tuple[int, int], list[MeasuredCase]] = {}
+    for case in cases:
+        series.setdefault((case.output_tokens, case.context_tokens), []).append(case)
+    return tuple(Knee(concurrency, *key) for key, each in sorted(series.items()) if (concurrency := knee(each)) is not None)
 
 
-def _doublings(users: int, more: int) -> float:
+def _doublings(concurrency: int, more: int) -> float:
     from math import log2
 
-    return log2(more / users)
+    return log2(more / concurrency)

@@ -1,4 +1,4 @@
-"""Workloads: TOML files with the requests to a server, their number, and the numbers of concurrent users."""
+"""Workloads: TOML files with the requests to a server, their number, and the concurrencies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Workload(BaseModel):
-    """The contents of a file. Its cells are ``users`` x ``output_tokens`` x ``context_tokens``."""
+    """The contents of a file. Its cases are ``concurrency`` x ``output_tokens`` x ``context_tokens``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -34,15 +34,15 @@ class Workload(BaseModel):
     ignore_end: bool = False
     """Send ``ignore_eos``, which vLLM and SGLang support: answers are then exactly ``output_tokens`` long."""
     prompts: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    users: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)]
+    concurrency: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)]
     output_tokens: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)]
     context_tokens: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, strict=False)] = (0,)
     """Approximate length of meaningless text before each prompt, different in each request: no prefix cache applies."""
-    requests_per_user: Count = 1
+    requests_per_stream: Count = 1
     seconds: Annotated[float, Field(ge=0)] = 0.0
-    """If not 0, each user sends requests in sequence until this time has passed, and at least ``requests_per_user``."""
+    """If not 0, each stream of requests goes on until this time has passed, and at least ``requests_per_stream``."""
     warmup_requests: Annotated[int, Field(ge=0)] = 1
-    """Requests of each user before a cell, whose samples are stored separately."""
+    """Requests of each stream before a case, whose samples are stored separately."""
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     """Approximate length of a text that all requests begin with, so that a prefix cache applies."""
     rate: Annotated[float, Field(ge=0)] = 0.0
@@ -56,14 +56,14 @@ class Workload(BaseModel):
     trace: Annotated[tuple[dataset.Arrival, ...], Field(strict=False)] = ()
     """Replaces the prompts, lengths and arrivals by those of a trace."""
     sweep: bool = False
-    """Measure the numbers of users in increasing order, and end when more users add no throughput."""
+    """Measure the concurrencies in increasing order, and end when more requests in parallel add no throughput."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A point to measure: ``users`` concurrently, answers of up to ``output_tokens``, after ``context_tokens``."""
+class Case:
+    """A point to measure: requests in parallel, of up to ``output_tokens``, at a context depth of ``context_tokens``."""
 
-    users: int
+    concurrency: int
     output_tokens: int
     context_tokens: int
 
@@ -99,10 +99,10 @@ def load(name: str) -> NamedWorkload:
 
 
 def quick(named: NamedWorkload) -> NamedWorkload:
-    """The smallest cell of a workload, one request for each user: a smoke run. Its sha256 stays that of the file."""
+    """The smallest case of a workload, one request in each stream: a smoke run. Its sha256 stays that of the file."""
     full = named.workload
-    smallest = {key: (min(getattr(full, key)),) for key in ("users", "output_tokens", "context_tokens")}
-    changes = {**smallest, "requests_per_user": 1, "seconds": 0.0}
+    smallest = {key: (min(getattr(full, key)),) for key in ("concurrency", "output_tokens", "context_tokens")}
+    changes = {**smallest, "requests_per_stream": 1, "seconds": 0.0}
     return NamedWorkload(named.name, named.sha256, full.model_copy(update=changes))
 
 
@@ -119,16 +119,19 @@ def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
     return NamedWorkload(named.name, digest_of([named.sha256, changes]), workload)
 
 
-def cells(workload: Workload, seed: int) -> list[Cell]:
-    """Every cell once, shuffled by ``seed``: a change during the run must not look like a trend over users or lengths.
+def cases(workload: Workload, seed: int) -> list[Case]:
+    """Every case once, shuffled by ``seed``: a change during the run must not look like a trend over concurrency or lengths.
 
     A sweep is not shuffled.
     """
     if workload.sweep:
-        return [Cell(users, workload.output_tokens[0], workload.context_tokens[0]) for users in sorted(workload.users)]
+        return [
+            Case(concurrency, workload.output_tokens[0], workload.context_tokens[0])
+            for concurrency in sorted(workload.concurrency)
+        ]
     order = [
-        Cell(users, output, context)
-        for users in workload.users
+        Case(concurrency, output, context)
+        for concurrency in workload.concurrency
         for output in workload.output_tokens
         for context in workload.context_tokens
     ]
@@ -137,12 +140,12 @@ def cells(workload: Workload, seed: int) -> list[Cell]:
 
 
 def prompts(workload: Workload) -> tuple[str, ...]:
-    """The texts by which a receipt identifies what was requested."""
+    """The texts by which a result identifies what was requested."""
     return dataset.as_text(workload.conversations or workload.trace) or workload.prompts
 
 
-def request_count(workload: Workload, cell: Cell) -> int:
-    """The number of requests of a cell with its warm-up, 0 if it runs for a time."""
+def request_count(workload: Workload, case: Case) -> int:
+    """The number of requests of a case with its warm-up, 0 if it runs for a time."""
     if workload.trace:
         measured = len(workload.trace)
     elif workload.conversations:
@@ -150,35 +153,35 @@ def request_count(workload: Workload, cell: Cell) -> int:
     elif workload.seconds and not workload.rate:
         return 0
     else:
-        measured = cell.users * workload.requests_per_user
-    return measured + cell.users * workload.warmup_requests
+        measured = case.concurrency * workload.requests_per_stream
+    return measured + case.concurrency * workload.warmup_requests
 
 
-def all_requests(workload: Workload, cell: Cell, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
-    """The requests of each user of a cell. Requests with a time of arrival are those of a user each, who waits for no other."""
+def all_requests(workload: Workload, case: Case, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
+    """The requests of each stream of a case. Requests with a time of arrival have one each and wait for no other."""
     if workload.trace:
         return [[request] for request in _traced(workload, model, salt)]
     if workload.conversations:
-        users: Sequence[Iterable[StreamRequest]] = [
-            list(_of_conversations(workload, cell, model, user)) for user in range(cell.users)
+        streams: Sequence[Iterable[StreamRequest]] = [
+            list(_of_conversations(workload, case, model, stream)) for stream in range(case.concurrency)
         ]
     elif workload.seconds and not workload.rate:
-        return requests_for(workload.seconds, workload, cell, model, salt)
+        return requests_for(workload.seconds, workload, case, model, salt)
     else:
-        users = requests(workload, cell, model, workload.requests_per_user, salt)
+        streams = requests(workload, case, model, workload.requests_per_stream, salt)
     if not workload.rate:
-        return users
+        return streams
     rng, at, arriving = random.Random(salt), 0.0, []
-    for request in (request for user in users for request in user):
+    for request in (request for stream in streams for request in stream):
         arriving.append([replace(request, at=at)])
         at += 1 / workload.rate if workload.arrivals == "constant" else rng.expovariate(workload.rate)
     return arriving
 
 
-def _of_conversations(workload: Workload, cell: Cell, model: str, user: int) -> Iterator[StreamRequest]:
-    for number in range(user, len(workload.conversations), cell.users):
+def _of_conversations(workload: Workload, case: Case, model: str, stream: int) -> Iterator[StreamRequest]:
+    for number in range(stream, len(workload.conversations), case.concurrency):
         for messages in dataset.turns(workload.conversations[number]):
-            body = _body(workload, cell, model, 0, "")
+            body = _body(workload, case, model, 0, "")
             yield StreamRequest(
                 number, "/v1/chat/completions", {**body, "messages": [message.model_dump() for message in messages]}
             )
@@ -192,52 +195,52 @@ def _traced(workload: Workload, model: str, salt: str) -> Iterator[StreamRequest
             tokens = min(dataset.BLOCK_TOKENS, arrival.input_length - block * dataset.BLOCK_TOKENS)
             known = arrival.hash_ids[block] if block < len(arrival.hash_ids) else f"{number}/{block}"
             words += _padding(tokens, f"{salt}/{known}")
-        cell = Cell(1, arrival.output_length, 0)
-        request = _request(workload.model_copy(update={"prompts": (" ".join(words),)}), cell, model, 0, salt)
+        case = Case(1, arrival.output_length, 0)
+        request = _request(workload.model_copy(update={"prompts": (" ".join(words),)}), case, model, 0, salt)
         yield replace(request, prompt=number, at=(arrival.timestamp - first) / 1000)
 
 
-def requests(workload: Workload, cell: Cell, model: str, per_user: int, salt: str) -> list[list[StreamRequest]]:
-    """The requests of each user of a cell. ``salt`` makes the padding of this run differ from that of any other."""
+def requests(workload: Workload, case: Case, model: str, per_stream: int, salt: str) -> list[list[StreamRequest]]:
+    """The requests of each stream of a case. ``salt`` makes the padding of this run differ from that of any other."""
     return [
-        [_request(workload, cell, model, user * per_user + turn, f"{salt}/{user}/{turn}") for turn in range(per_user)]
-        for user in range(cell.users)
+        [_request(workload, case, model, stream * per_stream + turn, f"{salt}/{stream}/{turn}") for turn in range(per_stream)]
+        for stream in range(case.concurrency)
     ]
 
 
-def requests_for(seconds: float, workload: Workload, cell: Cell, model: str, salt: str) -> list[Iterator[StreamRequest]]:
-    """The requests of each user of a cell for ``seconds`` since the user's first request, at least ``requests_per_user``.
+def requests_for(seconds: float, workload: Workload, case: Case, model: str, salt: str) -> list[Iterator[StreamRequest]]:
+    """The requests of each stream of a case for ``seconds`` since the stream's first request, at least ``requests_per_stream``.
 
     Requests that are running after this time are not cancelled: a stream that is cut off has no count of its tokens.
     """
 
-    def requests_of(user: int) -> Iterator[StreamRequest]:
+    def requests_of(stream: int) -> Iterator[StreamRequest]:
         end = time.monotonic() + seconds
         turn = 0
-        while turn < workload.requests_per_user or time.monotonic() < end:
-            yield _request(workload, cell, model, user + turn, f"{salt}/{user}/{turn}")
+        while turn < workload.requests_per_stream or time.monotonic() < end:
+            yield _request(workload, case, model, stream + turn, f"{salt}/{stream}/{turn}")
             turn += 1
 
-    return [requests_of(user) for user in range(cell.users)]
+    return [requests_of(stream) for stream in range(case.concurrency)]
 
 
-def _request(workload: Workload, cell: Cell, model: str, number: int, salt: str) -> StreamRequest:
+def _request(workload: Workload, case: Case, model: str, number: int, salt: str) -> StreamRequest:
     path = "/v1/chat/completions" if workload.endpoint == "chat" else "/v1/completions"
     prompt = number % len(workload.prompts)
-    return StreamRequest(prompt, path, _body(workload, cell, model, prompt, salt))
+    return StreamRequest(prompt, path, _body(workload, case, model, prompt, salt))
 
 
-def _body(workload: Workload, cell: Cell, model: str, prompt: int, salt: str) -> dict[str, Any]:
+def _body(workload: Workload, case: Case, model: str, prompt: int, salt: str) -> dict[str, Any]:
     text = workload.prompts[prompt]
-    if cell.context_tokens:
-        text = f"{' '.join(_padding(cell.context_tokens, salt))}\n\n{text}"
+    if case.context_tokens:
+        text = f"{' '.join(_padding(case.context_tokens, salt))}\n\n{text}"
     if workload.shared_prefix_tokens:
         text = f"{' '.join(_padding(workload.shared_prefix_tokens, 'shared prefix'))}\n\n{text}"
     body: dict[str, Any] = {
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": cell.output_tokens,
+        "max_tokens": case.output_tokens,
         "temperature": workload.temperature,
     }
     if workload.ignore_end:

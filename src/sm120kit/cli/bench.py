@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli.bench_results import render
-from sm120kit.cli.bench_workload import Given, WorkloadChoice, cell_progress
+from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import Json, PublishedImages, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.receipt import MeasuredCell, Receipt
+    from sm120kit.bench.result_file import MeasuredCase, Result
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Results:
 
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help="The receipt, written after each cell; a partial one is resumed."),
-    ] = Path("receipt.json")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing receipt.")] = False
+        typer.Option("--output", "-o", metavar="FILE", help="The result, written after each case; a partial one is resumed."),
+    ] = Path("result.json")
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")] = False
     json: Json = False
 
 
@@ -72,13 +72,13 @@ def run_(
     given: Given = None,
     results: Results,
 ) -> None:
-    """Measure a server over HTTP and write a receipt.
+    """Measure a server over HTTP and write a result.
 
-    Every cell of the workload is measured; the receipt has every sample. After an interruption the same command measures the
-    cells that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
+    Every case of the workload is measured; the result has every sample. After an interruption the same command measures the
+    cases that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
     """
     from sm120kit import bench
-    from sm120kit.bench import client, receipt, resume, workload
+    from sm120kit.bench import client, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
     from sm120kit.core.errors import NothingMeasured
     from sm120kit.core.state import require_writable
@@ -94,31 +94,31 @@ def run_(
     named = choice.load()
     earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
     require_writable(results.output)
-    total = len(workload.cells(named.workload, choice.seed)) * (launched.restarts + 1)
-    printed = 0 if earlier is None else len(earlier.cells)
+    total = len(workload.cases(named.workload, choice.seed)) * (launched.restarts + 1)
+    printed = 0 if earlier is None else len(earlier.cases)
     if earlier:
-        console.info(f"{results.output} is partial: {printed} of {total} cells are measured already")
+        console.info(f"{results.output} is partial: {printed} of {total} cases are measured already")
 
-    def save(partial: Receipt) -> None:
+    def save(partial: Result) -> None:
         nonlocal printed
-        receipt.write(results.output, partial)
-        for cell in partial.cells[printed:]:
+        result_file.write(results.output, partial)
+        for case in partial.cases[printed:]:
             printed += 1
-            console.info(f"[{printed}/{total}] {_line(cell)}")
+            console.info(f"[{printed}/{total}] {_line(case)}")
 
-    with cell_progress(total - printed) as cell_begins:
-        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, cell_begins, earlier)
+    with case_progress(total - printed) as case_begins:
+        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, case_begins, earlier)
         if configuration:
             prepared, options = launched.prepare(configuration, images)
             (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)
         else:
             result = bench.run(running.measured(target), measurement)
-    failed = [sample for cell in result.cells for sample in cell.samples if sample.error]
-    if all(sample.error for cell in result.cells for sample in cell.samples):
+    failed = [sample for case in result.cases for sample in case.samples if sample.error]
+    if all(sample.error for case in result.cases for sample in case.samples):
         hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"
         raise NothingMeasured(f"every request failed; the first: {failed[0].error}", hint)
     render([(results.output.stem, result)], as_json=results.json)
-    console.info(f"receipt: {results.output}")
+    console.info(f"result: {results.output}")
     if failed:
         console.warn(f"{len(failed)} requests failed; {client.hint(failed[0].error)}")
         raise typer.Exit(1)
@@ -144,13 +144,13 @@ def _require_options_of_url(launched: LaunchedServer) -> None:
         raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint="--restarts")
 
 
-def _line(cell: MeasuredCell) -> str:
+def _line(case: MeasuredCase) -> str:
     from sm120kit.bench import figures
 
-    summary = figures.summary(cell)
+    summary = figures.summary(case)
     rate = f"{summary.decode_tok_s:.1f} tok/s per request" if summary.decode_tok_s else f"rate unknown: {summary.no_rate}"
-    failed = f", {figures.failed(cell)} requests failed" if summary.errors or not cell.complete else ""
-    return f"{figures.name(cell)}: {rate}{failed}"
+    failed = f", {figures.failed(case)} requests failed" if summary.errors or not case.complete else ""
+    return f"{figures.name(case)}: {rate}{failed}"
 
 
 def import_(
@@ -159,7 +159,7 @@ def import_(
 ) -> None:
     """Check published result files of other benchmarks.
 
-    Prints each cell, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
+    Prints each case, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
     """
     from dataclasses import asdict
 
@@ -173,13 +173,13 @@ def import_(
         console.json_data([asdict(figure) for figure in figures])
     else:
         console.table(
-            ("file", "model", "quantity", "users", "context", "tok/s", "accepted", "verdict"),
+            ("file", "model", "quantity", "concurrency", "context", "tok/s", "accepted", "verdict"),
             (
                 (
                     figure.file,
                     figure.model or "unknown",
                     figure.what,
-                    "unknown" if figure.users is None else figure.users,
+                    "unknown" if figure.concurrency is None else figure.concurrency,
                     figure.context_tokens,
                     f"{figure.tok_s:.1f}" + (f" ± {figure.spread:.1f}" if figure.spread is not None else ""),
                     "unknown" if figure.acceptance is None else f"{figure.acceptance:.1%}",
@@ -191,6 +191,6 @@ def import_(
         for note in sorted({note for figure in figures for note in figure.notes}):
             console.data(f"note: {note}")
         usable = sum(not figure.refused for figure in figures)
-        console.data(f"{usable} of {len(figures)} cells are measurements; their circumstances are not in the files")
+        console.data(f"{usable} of {len(figures)} cases are measurements; their environments are not in the files")
     if all(figure.refused for figure in figures):
         raise typer.Exit(1)

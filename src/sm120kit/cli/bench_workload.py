@@ -1,4 +1,4 @@
-"""Options of ``bench run`` and ``reproduce`` on what is requested from the server, and the progress of its cells."""
+"""Options of ``bench run`` and ``reproduce`` on what is requested from the server, and the progress of its cases."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench import RequestEnded
-    from sm120kit.bench.workload import Cell, NamedWorkload
+    from sm120kit.bench.workload import Case, NamedWorkload
 
 Given = Annotated[
     list[str] | None,
-    typer.Option(
-        "--given", metavar="NAME=VALUE", help="A circumstance that cannot be detected, such as gpu='2x ...'; repeatable."
-    ),
+    typer.Option("--given", metavar="NAME=VALUE", help="A fact that cannot be detected, such as gpu='2x ...'; repeatable."),
 ]
 
 
 @contextmanager
-def cell_progress(cells: int, *, announce: bool = False) -> Iterator[Callable[[Cell, int], RequestEnded]]:
-    """A live display of a run on a terminal: of all ``cells`` to measure, and of the requests of the running one.
+def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[Case, int], RequestEnded]]:
+    """A live display of a run on a terminal: of all ``cases`` to measure, and of the requests of the running one.
 
-    The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each cell, too.
+    The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each case, too.
     """
     from sm120kit.bench import figures
 
     begun = 0
     with console.progress(remaining=True) as display:
-        run = display.add_task("cells", total=cells)
+        run = display.add_task("cases", total=cases)
 
-        def cell_begins(cell: Cell, requests: int) -> RequestEnded:
+        def case_begins(case: Case, requests: int) -> RequestEnded:
             nonlocal begun
             display.update(run, completed=begun)
             begun += 1
-            for task in display.tasks[1:]:  # a cell that runs for a time has no total; it is over when the next one begins
+            for task in display.tasks[1:]:  # a case that runs for a time has no total; it is over when the next one begins
                 display.update(task.id, total=task.completed, visible=False)
             if announce:
-                console.info(f"{figures.name(cell)}: {requests} requests" if requests else figures.name(cell))
-            key = display.add_task(figures.name(cell), total=requests or None)
+                console.info(f"{figures.name(case)}: {requests} requests" if requests else figures.name(case))
+            name = f"concurrency {case.concurrency}, {case.output_tokens} tokens"
+            key = display.add_task(name, total=requests or None)
             return lambda: display.update(key, advance=1)
 
-        yield cell_begins
+        yield case_begins
 
 
 @dataclass(frozen=True)
@@ -57,26 +56,30 @@ class WorkloadChoice:
     workload: Annotated[
         str, typer.Option("--workload", "-w", metavar="WORKLOAD", help="A workload by name, or a .toml file.")
     ] = "quick"
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: the workload's smallest cell, one request per user.")] = (
-        False
-    )
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cells.")] = 0
-    users: Annotated[str, typer.Option("--users", metavar="N,N", help="Numbers of concurrent users.")] = ""
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run: the workload's smallest case, one request for each in parallel.")
+    ] = False
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cases.")] = 0
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N,N", help="Numbers of requests in parallel.")] = ""
     sweep: Annotated[
         int,
-        typer.Option("--sweep", min=0, metavar="MAX", help="1, 2, 4, ... users up to MAX, until more add no throughput."),
+        typer.Option(
+            "--sweep", min=0, metavar="MAX", help="Concurrency 1, 2, 4, ... up to MAX, until more adds no throughput."
+        ),
     ] = 0
-    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,N", help="Limits of the answers.")] = ""
+    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,N", help="Max output tokens.")] = ""
     context_tokens: Annotated[
-        str, typer.Option("--context-tokens", metavar="N,N", help="Meaningless text before each prompt.")
+        str, typer.Option("--context-tokens", metavar="N,N", help="Context depth: random tokens before each prompt.")
     ] = ""
     shared_prefix: Annotated[
         int, typer.Option("--shared-prefix", min=0, metavar="TOKENS", help="Text that all requests begin with.")
     ] = 0
-    requests: Annotated[int, typer.Option("--requests", min=0, metavar="N", help="Requests of each user.")] = 0
+    requests: Annotated[
+        int, typer.Option("--requests", min=0, metavar="N", help="Requests one after another, for each of those in parallel.")
+    ] = 0
     rate: Annotated[
         float,
-        typer.Option("--rate", min=0, metavar="PER_SECOND", help="Send requests at this rate, whether or not others end."),
+        typer.Option("--rate", min=0, metavar="PER_SECOND", help="Open loop: send requests at this rate."),
     ] = 0.0
     arrivals: Annotated[
         Literal["poisson", "constant"],
@@ -93,7 +96,7 @@ class WorkloadChoice:
     ] = ""
 
     def load(self) -> NamedWorkload:
-        """The workload with its values replaced, reduced to its smallest cell with ``--quick``.
+        """The workload with its values replaced, reduced to its smallest case with ``--quick``.
 
         Raises:
             typer.BadParameter: a list of numbers or a JSON object is none, or options exclude each other.
@@ -101,7 +104,7 @@ class WorkloadChoice:
         """
         from sm120kit.bench import workload
 
-        exclusive = {"--dataset": self.dataset, "--trace": self.trace, "--sweep": self.sweep, "--users": self.users}
+        exclusive = {"--dataset": self.dataset, "--trace": self.trace, "--sweep": self.sweep, "--concurrency": self.concurrency}
         given = [option for option, value in exclusive.items() if value]
         if ("--trace" in given or "--sweep" in given) and len(given) > 1:
             raise typer.BadParameter(f"{' and '.join(given)} exclude each other", param_hint=given[0])
@@ -114,7 +117,7 @@ class WorkloadChoice:
         from sm120kit.bench import dataset
 
         for option, text in (
-            ("users", self.users),
+            ("concurrency", self.concurrency),
             ("output_tokens", self.output_tokens),
             ("context_tokens", self.context_tokens),
         ):
@@ -122,8 +125,8 @@ class WorkloadChoice:
                 yield option, _numbers(text, f"--{option.replace('_', '-')}")
         if self.sweep:
             yield "sweep", True
-            yield "users", tuple(2**power for power in range(self.sweep.bit_length()))
-        for name, value in (("shared_prefix_tokens", self.shared_prefix), ("requests_per_user", self.requests)):
+            yield "concurrency", tuple(2**power for power in range(self.sweep.bit_length()))
+        for name, value in (("shared_prefix_tokens", self.shared_prefix), ("requests_per_stream", self.requests)):
             if value:
                 yield name, value
         if self.requests:
@@ -138,7 +141,7 @@ class WorkloadChoice:
         if self.trace:
             arrivals = dataset.read_trace(self.trace)
             yield "trace", arrivals
-            yield "users", (1,)
+            yield "concurrency", (1,)
             yield "output_tokens", (max(arrival.output_length for arrival in arrivals),)
             yield "context_tokens", (0,)
 

@@ -22,12 +22,12 @@ COMMANDS = Branch(
         "stop": Leaf("servers:stop", "Stop a server and remove its container"),
         "tiles": Leaf("tiles:tiles_", "List the CTA tiles of an engine and whether SM120 can launch them"),
         "bench": Branch(
-            "Measure a server and keep receipts",
+            "Measure a server, show and compare results",
             {
-                "run": Leaf("bench:run_", "Measure a server over HTTP and write a receipt"),
-                "show": Leaf("bench_results:show", "Show the figures of receipts"),
-                "compare": Leaf("bench_results:compare", "Compare two receipts cell by cell"),
-                "export": Leaf("bench_results:export", "Write receipts as a table, a page with charts, or charts"),
+                "run": Leaf("bench:run_", "Measure a server over HTTP and write a result"),
+                "show": Leaf("bench_results:show", "Show the figures of results"),
+                "compare": Leaf("bench_results:compare", "Compare two results case by case"),
+                "export": Leaf("bench_results:export", "Write results as a table, a page with charts, or charts"),
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
         ),

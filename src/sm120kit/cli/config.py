@@ -59,7 +59,7 @@ def show(name: ConfigName, json: Json = False) -> None:
         *((f"environment {key}", value) for key, value in config.environment.items()),
         ("container", _container(config.container)),
     ]
-    if bounds := reproduce.one_user(config):
+    if bounds := reproduce.single_request(config):
         rows.append(("roofline", "{:.0f} tok/s of one user without context, ceiling {:.0f}".format(*bounds) + _drafts(config)))
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))

@@ -13,7 +13,7 @@ import typer
 from sm120kit.cli.options import Json, configuration_names
 
 if TYPE_CHECKING:
-    from sm120kit.bench.receipt import Receipt
+    from sm120kit.bench.result_file import Result
     from sm120kit.hosts.doctor import Finding
     from sm120kit.hosts.facts import Host
     from sm120kit.recipes.configurations import Configuration
@@ -35,10 +35,10 @@ class Measured:
             show_default=False,
         ),
     ] = sys.executable
-    receipts: Annotated[
+    results: Annotated[
         list[Path] | None,
         typer.Option(
-            "--receipt", metavar="FILE", help="With CONFIG: compare the rates of a receipt with the expected ones. Repeatable."
+            "--result", metavar="FILE", help="With CONFIG: compare the rates of a result with the expected ones. Repeatable."
         ),
     ] = None
 
@@ -69,7 +69,7 @@ def doctor(
     Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
     can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
-    from sm120kit.bench import receipt as receipt_files
+    from sm120kit.bench import result_file
     from sm120kit.core import console
     from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
     from sm120kit.hosts.facts import probe
@@ -79,14 +79,14 @@ def doctor(
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
     if measured.python != sys.executable and not measured.transfers:
         raise typer.BadParameter("it runs the measurements: add --measure", param_hint="--python")
-    if measured.receipts and not config:
-        raise typer.BadParameter("CONFIG is required, which the receipt was measured with", param_hint="--receipt")
-    if measured.receipts and as_json:
+    if measured.results and not config:
+        raise typer.BadParameter("CONFIG is required, which the result was measured with", param_hint="--result")
+    if measured.results and as_json:
         raise typer.BadParameter(
-            "the JSON has no expected rates; use reproduce CONFIG --receipt FILE --json", param_hint="--receipt"
+            "the JSON has no expected rates; use reproduce CONFIG --result FILE --json", param_hint="--result"
         )
     configuration = configurations.load(config) if config else None
-    receipts = tuple(map(receipt_files.read, measured.receipts or ()))
+    results = tuple(map(result_file.read, measured.results or ()))
     checks = checks_for(configuration) if configuration else CHECKS
     host = probe(root, record)
     findings = diagnose(host, checks)
@@ -101,7 +101,7 @@ def doctor(
     else:
         _print_findings(findings, show_all)
         if configuration:
-            _print_expected(configuration, receipts, host)
+            _print_expected(configuration, results, host)
         _print_summary(findings, is_fit, config)
         if record:
             console.info(f"recorded to {record}; review it before you share it")
@@ -145,13 +145,13 @@ def _print_problem(finding: Finding) -> None:
     console.data("")
 
 
-def _print_expected(configuration: Configuration, receipts: Sequence[Receipt], host: Host) -> None:
-    from sm120kit.bench.reproduce import RooflineInputs, expected_cells
+def _print_expected(configuration: Configuration, results: Sequence[Result], host: Host) -> None:
+    from sm120kit.bench.reproduce import RooflineInputs, expected_cases
     from sm120kit.core import console
 
     known = RooflineInputs(gpus=tuple(gpu.name for gpu in host.gpus if gpu.name))
-    for cell in expected_cells(configuration, receipts, known):
-        console.data(cell.text)
+    for case in expected_cases(configuration, results, known):
+        console.data(case.text)
 
 
 def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:

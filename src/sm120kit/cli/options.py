@@ -526,9 +526,9 @@ def given_values(texts: list[str]) -> dict[str, str]:
     """The values of ``--given NAME=VALUE`` by name.
 
     Raises:
-        typer.BadParameter: not NAME=VALUE, or a name that receipts do not record.
+        typer.BadParameter: not NAME=VALUE, or a name that results do not record.
     """
-    from sm120kit.bench.circumstances import GIVEN
+    from sm120kit.bench.environment import GIVEN
     from sm120kit.core.errors import did_you_mean
 
     values = {}

@@ -1,4 +1,4 @@
-"""``sm120kit reproduce``: compare a configuration's published figures with this machine, or with receipts."""
+"""``sm120kit reproduce``: compare a configuration's published figures with this machine, or with results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.bench_workload import Given, cell_progress
+from sm120kit.cli.bench_workload import Given, case_progress
 from sm120kit.cli.options import ConfigName, Json, PublishedImages, ServerAccess, Timeout, finite, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.receipt import Receipt
     from sm120kit.bench.reproduce import Bound, Judgement, Rate, ReproductionReport
+    from sm120kit.bench.result_file import Result
     from sm120kit.recipes.configurations import Configuration
 
 
@@ -48,10 +48,12 @@ class Method:
     """How the figures are measured and judged."""
 
     directory: Annotated[
-        Path, typer.Option("--receipts", metavar="DIR", help="Where receipts are written; partial ones are resumed.")
+        Path, typer.Option("--results", metavar="DIR", help="Where results are written; partial ones are resumed.")
     ] = Path()
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing receipts.")] = False
-    quick: Annotated[bool, typer.Option("--quick", help="Only the fewest users, one request for each.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="Only the lowest concurrency, one request for each in parallel.")] = (
+        False
+    )
     given: Given = None
     all_reduce_us: Annotated[
         float | None,
@@ -72,34 +74,33 @@ def reproduce_(
     running: ServerAtUrl,
     launched: LaunchedServer,
     images: PublishedImages,
-    receipts: Annotated[
-        list[Path] | None, typer.Option("--receipt", metavar="FILE", help="Measure nothing; judge this receipt; repeatable.")
+    results: Annotated[
+        list[Path] | None, typer.Option("--result", metavar="FILE", help="Measure nothing; judge this result; repeatable.")
     ] = None,
     method: Method,
     json: Json = False,
 ) -> None:
     """Compare a configuration's published figures with this machine.
 
-    Measures by the published methods and with real prompts. Without --url, --model or --receipt it measures nothing and
+    Measures by the published methods and with real prompts. Without --url, --model or --result it measures nothing and
     prints what the figures require. After an interruption the same command measures what is missing. Exit code 0: every
     comparable figure was reached, or is within the variation between restarts; 95: a figure is below; 96: none is comparable.
     """
     from dataclasses import asdict
 
-    from sm120kit.bench import receipt as receipt_files
-    from sm120kit.bench import reproduce, roofline
+    from sm120kit.bench import reproduce, result_file, roofline
     from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
     from sm120kit.core.errors import BelowPublished, NotAsPublished
     from sm120kit.recipes import configurations
 
-    _require_consistent(receipts, running, launched, method)
+    _require_consistent(results, running, launched, method)
     stated = given_values(method.given or [])
     configuration = configurations.load(config)
     if running.url or launched.model:
         measured = _measure(configuration, running, launched, images, method, stated)
         findings = reproduce.findings(configuration, measured)
     else:
-        measured = tuple(receipt_files.read(path) for path in receipts or ())
+        measured = tuple(result_file.read(path) for path in results or ())
         findings = ()
     model = roofline.model_in(launched.model) if launched.model else None
     report = reproduce.judge(configuration, measured, findings, RooflineInputs(model, method.all_reduce_us))
@@ -127,10 +128,10 @@ def reproduce_(
         )
 
 
-def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launched: LaunchedServer, method: Method) -> None:
+def _require_consistent(results: list[Path] | None, running: ServerAtUrl, launched: LaunchedServer, method: Method) -> None:
     """Refuse options that contradict each other."""
-    if sum((bool(running.url), launched.model is not None, bool(receipts))) > 1:
-        raise typer.BadParameter("use only one of --url, --model and --receipt")
+    if sum((bool(running.url), launched.model is not None, bool(results))) > 1:
+        raise typer.BadParameter("use only one of --url, --model and --result")
     if running.record and not running.url:
         raise typer.BadParameter("applies only to a running server: add --url", param_hint="--run")
     running.require_used(bool(running.url), "add --url")
@@ -138,8 +139,8 @@ def _require_consistent(receipts: list[Path] | None, running: ServerAtUrl, launc
         raise typer.BadParameter("applies only to a server to launch: add --model", param_hint="--image")
     if launched.restarts and not launched.model:
         raise typer.BadParameter("only a launched server can be restarted: add --model", param_hint="--restarts")
-    if method.given and receipts:
-        raise typer.BadParameter("a receipt already has the circumstances stated for it", param_hint="--given")
+    if method.given and results:
+        raise typer.BadParameter("a result already has the environment stated for it", param_hint="--given")
 
 
 def _measure(
@@ -149,8 +150,8 @@ def _measure(
     images: PublishedImages,
     method: Method,
     stated: dict[str, str],
-) -> tuple[Receipt, ...]:
-    """Measure a running server, or one that is launched for it; one receipt per workload."""
+) -> tuple[Result, ...]:
+    """Measure a running server, or one that is launched for it; one result per workload."""
     from sm120kit import bench
     from sm120kit.bench import launched as launched_servers
     from sm120kit.bench import reproduce
@@ -159,12 +160,12 @@ def _measure(
     directory = method.directory
     earlier = {} if method.overwrite else reproduce.earlier(configuration, workloads, directory, launched.restarts)
     for name, partial in earlier.items():
-        console.info(f"{name}: {len(partial.cells)} cells are measured already")
-    cells = reproduce.cell_count(workloads) * (launched.restarts + 1) - sum(len(kept.cells) for kept in earlier.values())
-    with cell_progress(cells, announce=True) as cell_begins:
+        console.info(f"{name}: {len(partial.cases)} cases are measured already")
+    cases = reproduce.case_count(workloads) * (launched.restarts + 1) - sum(len(kept.cases) for kept in earlier.values())
+    with case_progress(cases, announce=True) as case_begins:
         measurements = tuple(
             replace(measurement, stall_seconds=running.timeout)
-            for measurement in reproduce.measurements(configuration, workloads, directory, stated, cell_begins, earlier)
+            for measurement in reproduce.measurements(configuration, workloads, directory, stated, case_begins, earlier)
         )
         if launched.model:
             prepared, options = launched.prepare(configuration, images)
@@ -173,13 +174,13 @@ def _measure(
             server = running.measured(configuration)
             measured = tuple(bench.run(server, measurement) for measurement in measurements)
     for named in workloads:
-        console.info(f"receipt: {reproduce.receipt_path(directory, configuration, named)}")
+        console.info(f"result: {reproduce.result_path(directory, configuration, named)}")
     return measured
 
 
 def _show(report: ReproductionReport) -> None:
     console.table(
-        ("published", "users", "class", "verdict", "measured", "real prompts", "expected", "share of it", "roofline"),
+        ("published", "concurrency", "class", "verdict", "measured", "real prompts", "expected", "share of it", "roofline"),
         (
             (
                 f"{judgement.reference.value:g} tok/s",
@@ -214,8 +215,8 @@ def _show(report: ReproductionReport) -> None:
 
 def _name(judgement: Judgement) -> str:
     reference = judgement.reference
-    users = f"{reference.users} user{'s' * (reference.users > 1)}"
-    return f"{reference.value:g} tok/s, {users}; {reference.conditions}"
+    concurrency = f"{reference.users} user{'s' * (reference.users > 1)}"
+    return f"{reference.value:g} tok/s, {concurrency}; {reference.conditions}"
 
 
 def _differences(judgement: Judgement) -> list[str]:

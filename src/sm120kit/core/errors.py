@@ -418,8 +418,8 @@ class WrongModel(Sm120kitError):
     exit_code = 91
 
 
-class BadReceipt(Sm120kitError):
-    """A receipt cannot be read, or has a format that this version does not support."""
+class BadResult(Sm120kitError):
+    """A result cannot be read, or has a format that this version does not support."""
 
     exit_code = 92
 
@@ -431,7 +431,7 @@ class NothingMeasured(Sm120kitError):
 
 
 class NotComparable(Sm120kitError):
-    """Two receipts differ in a circumstance on which a figure depends."""
+    """Two results differ in a fact of their environment on which a figure depends."""
 
     exit_code = 94
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cpu_server import cpu_server
 
-from sm120kit.bench import receipt
+from sm120kit.bench import result_file
 from sm120kit.bench.figures import summary as figures_of
 
 pytest.importorskip("transformers", reason="the extra serve is not installed")
@@ -20,9 +20,9 @@ PROMPT = "Count from one to thirty in words."
 WORKLOAD = f"""
 summary = "x"
 prompts = ["{PROMPT}"]
-users = [1, 3]
+concurrency = [1, 3]
 output_tokens = [64]
-requests_per_user = 2
+requests_per_stream = 2
 """
 
 
@@ -55,19 +55,19 @@ def events_without_client(url: str, model: str) -> list[dict[str, object]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if "[DONE]" not in line]
 
 
-def test_receipt_matches_the_events_of_the_server(server: tuple[str, str], tmp_path: Path) -> None:
+def test_result_matches_the_events_of_the_server(server: tuple[str, str], tmp_path: Path) -> None:
     url, model = server
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     ran = sm120kit("bench", "run", url, "--served-model-name", model, "-w", "mine.toml", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    result = receipt.read(tmp_path / "receipt.json")
-    assert result.complete and result.circumstances.model == model and result.circumstances.reported["id"] == model
+    result = result_file.read(tmp_path / "result.json")
+    assert result.complete and result.environment.model == model and result.environment.reported["id"] == model
     events = events_without_client(url, model)
     text = [event for event in events for choice in event.get("choices") or () if choice["delta"].get("content")]  # type: ignore[attr-defined]
     (usage,) = (event["usage"] for event in events if event.get("usage"))
-    for cell in result.cells:
-        assert len(cell.samples) == 2 * cell.users
-        for sample in cell.samples:
+    for case in result.cases:
+        assert len(case.samples) == 2 * case.concurrency
+        for sample in case.samples:
             # The same tokens in both: 64 by the server's count, in fewer events with text.
             assert (sample.error, sample.completion_tokens) == ("", usage["completion_tokens"]) == ("", 64)  # type: ignore[index]
             assert sample.prompt_tokens == usage["prompt_tokens"]  # type: ignore[index]
@@ -76,11 +76,11 @@ def test_receipt_matches_the_events_of_the_server(server: tuple[str, str], tmp_p
             rate = 63 / (sample.chunk_seconds[-1] - sample.chunk_seconds[0])  # without the first token, which is sent alone
             assert sample.decode_tok_s == pytest.approx(rate)
             assert sample.ttft is not None and 0 < sample.ttft < sample.ended - sample.started
-        figures = figures_of(cell)
-        assert (figures.tokens, figures.chunks, figures.errors) == (128 * cell.users, 2 * len(text) * cell.users, 0)
+        figures = figures_of(case)
+        assert (figures.tokens, figures.chunks, figures.errors) == (128 * case.concurrency, 2 * len(text) * case.concurrency, 0)
         assert figures.acceptance is None and figures.output_tok_s is not None
-        span = max(s.ended for s in cell.samples) - min(s.started for s in cell.samples)
-        assert figures.output_tok_s * span == pytest.approx(128 * cell.users)
+        span = max(s.ended for s in case.samples) - min(s.started for s in case.samples)
+        assert figures.output_tok_s * span == pytest.approx(128 * case.concurrency)
     assert "total tok/s" in ran.stdout
 
 
@@ -88,4 +88,4 @@ def test_unknown_model_is_refused(server: tuple[str, str], tmp_path: Path) -> No
     url, model = server
     ran = sm120kit("bench", "run", url, "--served-model-name", "tiny/other", cwd=tmp_path)
     assert (ran.returncode, model in ran.stderr) == (91, True), ran.stderr
-    assert not (tmp_path / "receipt.json").exists()
+    assert not (tmp_path / "result.json").exists()

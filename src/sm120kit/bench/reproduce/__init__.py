@@ -7,8 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sm120kit import bench
-from sm120kit.bench import Measurement, receipt, resume, workload
-from sm120kit.bench.receipt import Machine, Receipt
+from sm120kit.bench import Measurement, result_file, resume, workload
 from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.judging import (
     REAL_PROMPTS,
@@ -18,11 +17,12 @@ from sm120kit.bench.reproduce.judging import (
     ReproductionReport,
     ReproductionVerdict,
     RooflineInputs,
-    expected_cells,
+    expected_cases,
     judge,
-    one_user,
+    single_request,
 )
-from sm120kit.bench.workload import Cell, NamedWorkload
+from sm120kit.bench.result_file import Machine, Result
+from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.errors import StateUnwritable
 from sm120kit.core.state import require_writable
 from sm120kit.hosts import doctor
@@ -39,68 +39,72 @@ __all__ = [
     "ReproductionVerdict",
     "RooflineInputs",
     "SetupDifference",
-    "cell_count",
+    "case_count",
     "earlier",
-    "expected_cells",
+    "expected_cases",
     "findings",
     "judge",
     "measurements",
-    "one_user",
     "plan",
-    "receipt_path",
+    "result_path",
+    "single_request",
 ]
 
 
 def plan(configuration: Configuration, *, quick: bool = False) -> tuple[NamedWorkload, ...]:
-    """The workloads to run with the published numbers of users: each published method that has a workload, then REAL_PROMPTS.
+    """The workloads to run with the published concurrencies: each published method that has a workload, then REAL_PROMPTS.
 
-    ``quick``: only the fewest users, and one request for each.
+    ``quick``: only the lowest concurrency, and one request for each in parallel.
     """
     measurable = [reference for reference in configuration.reference if reference.workload and not reference.differs]
     names = dict.fromkeys(reference.workload for reference in measurable if reference.workload)
     published = [
-        _with_users(workload.load(name), {reference.users for reference in measurable if reference.workload == name}, quick)
+        _with_concurrencies(
+            workload.load(name), {reference.users for reference in measurable if reference.workload == name}, quick
+        )
         for name in names
     ]
-    users = {reference.users for reference in measurable or configuration.reference}
-    return (*published, _with_users(workload.load(REAL_PROMPTS), users, quick))
+    concurrency = {reference.users for reference in measurable or configuration.reference}
+    return (*published, _with_concurrencies(workload.load(REAL_PROMPTS), concurrency, quick))
 
 
-def cell_count(workloads: Sequence[NamedWorkload]) -> int:
-    """The cells of all workloads, for one start of the server."""
-    return sum(len(workload.cells(named.workload, 0)) for named in workloads)
+def case_count(workloads: Sequence[NamedWorkload]) -> int:
+    """The cases of all workloads, for one start of the server."""
+    return sum(len(workload.cases(named.workload, 0)) for named in workloads)
 
 
-def _with_users(named: NamedWorkload, users: set[int], quick: bool) -> NamedWorkload:
-    """The same workload with these numbers of users. Its sha256 stays that of the file: prompts and method are the same."""
-    changed = NamedWorkload(named.name, named.sha256, named.workload.model_copy(update={"users": tuple(sorted(users))}))
+def _with_concurrencies(named: NamedWorkload, concurrency: set[int], quick: bool) -> NamedWorkload:
+    """The same workload with these concurrencies. Its sha256 stays that of the file: prompts and method are the same."""
+    changed = NamedWorkload(
+        named.name, named.sha256, named.workload.model_copy(update={"concurrency": tuple(sorted(concurrency))})
+    )
     return workload.quick(changed) if quick else changed
 
 
-def receipt_path(directory: Path, configuration: Configuration, named: NamedWorkload) -> Path:
-    """The file for the receipt of a workload."""
+def result_path(directory: Path, configuration: Configuration, named: NamedWorkload) -> Path:
+    """The file for the result of a workload."""
     return directory / f"{configuration.name}.{named.name}.json"
 
 
 def earlier(
     configuration: Configuration, workloads: Sequence[NamedWorkload], directory: Path, restarts: int = 0
-) -> dict[str, Receipt]:
-    """The receipts of an interrupted run in ``directory`` by name of their workload, complete ones among them.
+) -> dict[str, Result]:
+    """The results of an interrupted run in ``directory`` by name of their workload, complete ones among them.
 
     Raises:
-        StateUnwritable: all are complete, or a file is not a receipt.
-        NotComparable: a receipt was measured with other options, such as ``--quick``.
+        StateUnwritable: all are complete, or a file is not a result.
+        NotComparable: a result was measured with other options, such as ``--quick``.
     """
-    paths = {named.name: receipt_path(directory, configuration, named) for named in workloads}
-    receipts = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
-    if len(receipts) == len(paths) and all(existing.complete for existing in receipts.values()):
-        judge_them = " ".join(f"--receipt {path}" for path in paths.values())
+    paths = {named.name: result_path(directory, configuration, named) for named in workloads}
+    results = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
+    if len(results) == len(paths) and all(existing.complete for existing in results.values()):
+        judge_them = " ".join(f"--result {path}" for path in paths.values())
         raise StateUnwritable(
-            f"{directory} has complete receipts of {configuration.name}",
-            f"judge them with {judge_them}; to measure again, choose another --receipts or replace them with --overwrite",
+            f"{directory} has complete results of {configuration.name}",
+            f"judge them with {judge_them}; to measure again, choose another --results or replace them with --overwrite",
         )
     by_name = {named.name: named.workload for named in workloads}
-    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in receipts.items()}
+    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in results.items()}
 
 
 def measurements(
@@ -108,30 +112,30 @@ def measurements(
     workloads: Sequence[NamedWorkload],
     directory: Path,
     given: Mapping[str, str],
-    cell_begins: Callable[[Cell, int], bench.RequestEnded] = lambda cell, requests: lambda: None,
-    resumed: Mapping[str, Receipt] = MappingProxyType({}),
+    case_begins: Callable[[Case, int], bench.RequestEnded] = lambda case, requests: lambda: None,
+    resumed: Mapping[str, Result] = MappingProxyType({}),
 ) -> tuple[Measurement, ...]:
-    """A measurement for each workload, whose receipt is written to ``directory`` after each cell.
+    """A measurement for each workload, whose result is written to ``directory`` after each case.
 
-    ``resumed`` are the receipts of an interrupted run, by workload.
+    ``resumed`` are the results of an interrupted run, by workload.
 
     Raises:
-        StateUnwritable: a receipt cannot be written.
+        StateUnwritable: a result cannot be written.
     """
-    paths = [receipt_path(directory, configuration, named) for named in workloads]
+    paths = [result_path(directory, configuration, named) for named in workloads]
     for path in paths:
-        require_writable(path, "--receipts")
+        require_writable(path, "--results")
 
-    def writer(path: Path) -> Callable[[Receipt], None]:
-        return lambda result: receipt.write(path, result)
+    def writer(path: Path) -> Callable[[Result], None]:
+        return lambda result: result_file.write(path, result)
 
     return tuple(
-        Measurement(named, writer(path), given=given, cell_begins=cell_begins, resumed=resumed.get(named.name))
+        Measurement(named, writer(path), given=given, case_begins=case_begins, resumed=resumed.get(named.name))
         for named, path in zip(workloads, paths, strict=True)
     )
 
 
-def findings(configuration: Configuration, measured: Sequence[Receipt]) -> tuple[Finding, ...]:
+def findings(configuration: Configuration, measured: Sequence[Result]) -> tuple[Finding, ...]:
     """Doctor's findings on this host for the configuration, none if the measured server is not known to be on it."""
-    here = any(result.circumstances.machine != Machine() for result in measured)
+    here = any(result.environment.machine != Machine() for result in measured)
     return doctor.diagnose(probe(Path("/")), doctor.checks_for(configuration)) if here else ()

@@ -1,4 +1,4 @@
-"""Differences between a receipt and the published setup, which make a published figure not comparable."""
+"""Differences between a result and the published setup, which make a published figure not comparable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 from sm120kit import recipes
 from sm120kit.bench import workload as workloads
-from sm120kit.bench.receipt import MeasuredCell, Receipt
+from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.engines import parser
 from sm120kit.recipes.configurations import UNPINNED, Configuration, Reference
 
@@ -22,7 +22,7 @@ ENOUGH = 0.5
 
 @dataclass(frozen=True)
 class SetupDifference:
-    """A field that a figure depends on: its published value, and ``here`` its value in the receipt."""
+    """A field that a figure depends on: its published value, and ``here`` its value in the result."""
 
     field: str
     published: str
@@ -30,33 +30,33 @@ class SetupDifference:
 
 
 def of_reference(configuration: Configuration, reference: Reference) -> Iterator[SetupDifference]:
-    """Why a figure cannot be compared with any receipt: its method has no workload, or it is of another configuration."""
+    """Why a figure cannot be compared with any result: its method has no workload, or it is of another configuration."""
     if reference.workload is None:
         yield SetupDifference("method", reference.method, "no workload measures that")
     if reference.differs:
         yield SetupDifference("configuration", reference.differs, configuration.name)
 
 
-def of_receipt(configuration: Configuration, reference: Reference, receipt: Receipt) -> Iterator[SetupDifference]:
+def of_result(configuration: Configuration, reference: Reference, result: Result) -> Iterator[SetupDifference]:
     """Differences in machine, model, engine and workload. A required value that is unknown is a difference, too."""
-    yield from _gpus(configuration, receipt)
-    yield from _power_limit(configuration, receipt)
-    yield from of_model(configuration, receipt)
-    yield from _engine(configuration, receipt)
-    yield from _arguments(configuration, receipt)
+    yield from _gpus(configuration, result)
+    yield from _power_limit(configuration, result)
+    yield from of_model(configuration, result)
+    yield from _engine(configuration, result)
+    yield from _arguments(configuration, result)
     if reference.workload is not None:
-        yield from _workload(reference.workload, receipt)
+        yield from _workload(reference.workload, result)
 
 
-def of_cells(reference: Reference, receipt: Receipt, cells: tuple[MeasuredCell, ...]) -> Iterator[SetupDifference]:
-    """Differences in the cells with the published number of users."""
-    if not cells:
-        users = sorted({cell.users for cell in receipt.cells if cell.complete})
-        yield SetupDifference("users", str(reference.users), ", ".join(map(str, users)) or "no complete cell")
+def of_cases(reference: Reference, result: Result, cases: tuple[MeasuredCase, ...]) -> Iterator[SetupDifference]:
+    """Differences in the cases with the published concurrency."""
+    if not cases:
+        concurrency = sorted({case.concurrency for case in result.cases if case.complete})
+        yield SetupDifference("concurrency", str(reference.users), ", ".join(map(str, concurrency)) or "no complete case")
         return
-    samples = [sample for cell in cells for sample in cell.samples if not sample.error]
+    samples = [sample for case in cases for sample in case.samples if not sample.error]
     if not samples:
-        failed = next(sample.error for cell in cells for sample in cell.samples)
+        failed = next(sample.error for case in cases for sample in case.samples)
         yield SetupDifference("requests", "successful", f"all failed: {failed}")
         return
     if len(samples) < SAMPLES:
@@ -65,10 +65,10 @@ def of_cells(reference: Reference, receipt: Receipt, cells: tuple[MeasuredCell, 
     if len(counts) < len(samples):
         yield SetupDifference("tokens", "counted", "the server does not count them")
         return
-    requested = cells[0].output_tokens
+    requested = cases[0].output_tokens
     if median(counts) < ENOUGH * requested:
         yield SetupDifference("output tokens", str(requested), f"{median(counts):.0f}")
-    if receipt.circumstances.thinking == "off" and any(len(s.chunk_seconds) > s.answer_chunks for s in samples):
+    if result.environment.thinking == "off" and any(len(s.chunk_seconds) > s.answer_chunks for s in samples):
         yield SetupDifference("thinking", "off", "the server sends reasoning")
 
 
@@ -77,19 +77,19 @@ def gpu_model(configuration: Configuration) -> str:
     return re.split(r"[,(]", configuration.hardware.gpu)[0].strip()
 
 
-def gpu_names(receipt: Receipt) -> tuple[str, ...] | None:
+def gpu_names(result: Result) -> tuple[str, ...] | None:
     """The machine's GPUs: as detected, else as the user stated them, such as ``gpu=2x RTX PRO 6000``."""
-    about = receipt.circumstances
+    about = result.environment
     if about.machine.gpus is not None:
         return about.machine.gpus
     stated = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", about.given.get("gpu", ""))
     return (stated[2].strip(),) * int(stated[1] or 1) if stated else None
 
 
-def _gpus(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+def _gpus(configuration: Configuration, result: Result) -> Iterator[SetupDifference]:
     model, count = gpu_model(configuration), configuration.hardware.gpus
     published = f"{count} x {model}"
-    names = gpu_names(receipt)
+    names = gpu_names(result)
     if names is None:
         yield SetupDifference("gpus", published, UNKNOWN)
         return
@@ -97,13 +97,13 @@ def _gpus(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDiffe
     if not fitting:
         yield SetupDifference("gpus", published, ", ".join(sorted(set(names))) or "none")
     # Launch uses as many GPUs as the configuration sets; how many another server uses is unknown.
-    elif len(fitting) < count or (len(fitting) > count and receipt.circumstances.served.configuration != configuration.name):
+    elif len(fitting) < count or (len(fitting) > count and result.environment.served.configuration != configuration.name):
         yield SetupDifference("gpus", published, f"{len(fitting)} x {model}")
 
 
-def _power_limit(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+def _power_limit(configuration: Configuration, result: Result) -> Iterator[SetupDifference]:
     published = re.search(r"(\d+) W\b", configuration.hardware.gpu)
-    about = receipt.circumstances
+    about = result.environment
     limits = {watts for watts in about.machine.power_limits_watts or () if watts is not None}
     if not limits and "power_limit" in about.given:
         limits = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", about.given["power_limit"])}
@@ -111,9 +111,9 @@ def _power_limit(configuration: Configuration, receipt: Receipt) -> Iterator[Set
         yield SetupDifference("power limit", f"{published[1]} W", ", ".join(f"{watts:g} W" for watts in sorted(limits)))
 
 
-def of_model(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+def of_model(configuration: Configuration, result: Result) -> Iterator[SetupDifference]:
     """Differences in the model, its quantization and its revision."""
-    about, model = receipt.circumstances, configuration.model
+    about, model = result.environment, configuration.model
     if about.model.rstrip("/").rpartition("/")[2].lower() != model.repository.rpartition("/")[2].lower():
         yield SetupDifference("model", model.repository, about.model)
     if "quantization" in about.given and about.given["quantization"].lower() not in model.quantization.lower():
@@ -123,8 +123,8 @@ def of_model(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDi
         yield SetupDifference("revision", model.revision, revision or UNKNOWN)
 
 
-def _engine(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
-    about = receipt.circumstances
+def _engine(configuration: Configuration, result: Result) -> Iterator[SetupDifference]:
+    about = result.environment
     engine = about.served.engine or about.given.get("engine")
     if engine is None and "version" in about.reported:
         if about.reported["version"].partition("+")[0] != recipes.load_engine(configuration.engine).version:
@@ -133,9 +133,9 @@ def _engine(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDif
         yield SetupDifference("engine", configuration.engine, engine or UNKNOWN)
 
 
-def _arguments(configuration: Configuration, receipt: Receipt) -> Iterator[SetupDifference]:
+def _arguments(configuration: Configuration, result: Result) -> Iterator[SetupDifference]:
     """Differences in the server's arguments, if its command line is known: speculation, KV cache, limits."""
-    served = receipt.circumstances.served.argv
+    served = result.environment.served.argv
     if served is None:
         return
     arguments, argv = configuration.words, parser.words(configuration.engine, served)
@@ -152,8 +152,8 @@ def _arguments(configuration: Configuration, receipt: Receipt) -> Iterator[Setup
             yield SetupDifference("arguments", f"{flag} {value}".strip(), f"{flag} {measured}".strip())
 
 
-def _workload(name: str, receipt: Receipt) -> Iterator[SetupDifference]:
-    about, published = receipt.circumstances, workloads.load(name)
+def _workload(name: str, result: Result) -> Iterator[SetupDifference]:
+    about, published = result.environment, workloads.load(name)
     if about.thinking != published.workload.thinking:
         yield SetupDifference("thinking", published.workload.thinking, about.thinking)
     if about.workload_sha256 != published.sha256:

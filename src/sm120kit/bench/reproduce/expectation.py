@@ -13,21 +13,20 @@ NEAR = 2 * MEAN_ERROR
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expected step of a number of users.
+    """The expected step of a concurrency.
 
-    ``tokens`` per step and user follow from the measured acceptance of drafts; None if it is unknown. They are ``at_most`` in
-    number.
+    ``tokens`` per step and request follow from the measured acceptance of drafts, None if it is unknown; at most ``at_most``.
     """
 
-    users: int
+    concurrency: int
     step: ExpectedStep
     tokens: float | None
     at_most: int
 
     @property
     def tok_s(self) -> float | None:
-        """The expected rate of all users together."""
-        return None if self.tokens is None else self.users * self.tokens / self.step.seconds
+        """The expected rate of all requests in parallel together."""
+        return None if self.tokens is None else self.concurrency * self.tokens / self.step.seconds
 
     def share(self, tok_s: float) -> float | None:
         """A rate over the expected one."""
@@ -38,14 +37,14 @@ class Expectation:
         """The expected rate, or its range if the acceptance of drafts is unknown, and the dominant term of the step."""
         if self.tok_s is not None:
             return f"expected {self.tok_s:.4g} tok/s with a mean error of {MEAN_ERROR:.0%}; {self._step}"
-        none, every = (self.users * tokens / self.step.seconds for tokens in (1, self.at_most))
+        none, every = (self.concurrency * tokens / self.step.seconds for tokens in (1, self.at_most))
         return f"expected {none:.4g} tok/s without accepted drafts to {every:.4g} with all; {self._step}"
 
     def statement(self, tok_s: float) -> str:
         """How far a rate is from the expected one, and which term dominates the expected step."""
         share = self.share(tok_s)
         if share is None:
-            needs = tok_s / self.users * self.step.seconds
+            needs = tok_s / self.concurrency * self.step.seconds
             excess = ": impossible" if needs > self.at_most * (1 + NEAR) else ""
             return f"{tok_s:.4g} tok/s take {needs:.1f} of at most {self.at_most} tokens in an {self._step}{excess}"
         relation = f"within {NEAR:.0%}" if abs(share - 1) <= NEAR else "below that" if share < 1 else "above that"
@@ -59,8 +58,8 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class ExpectedCell:
-    """What a configuration should do on a machine; ``measured`` is None, and ``workload`` empty, without a receipt."""
+class ExpectedCase:
+    """What a configuration should do on a machine; ``measured`` is None, and ``workload`` empty, without a result."""
 
     workload: str
     context_tokens: int
@@ -69,10 +68,10 @@ class ExpectedCell:
 
     @property
     def text(self) -> str:
-        """Users and context, and the rate or its distance from the expected one."""
-        users = f"{self.expected.users} user{'s' * (self.expected.users > 1)}"
-        context = f" after {self.context_tokens} tokens" if self.context_tokens else ""
-        name = f"{self.workload}, {users}{context}" if self.workload else f"{users}{context}"
+        """Concurrency and context depth, and the rate or its distance from the expected one."""
+        concurrency = f"concurrency {self.expected.concurrency}"
+        context = f" at context depth {self.context_tokens:,}" if self.context_tokens else ""
+        name = f"{self.workload}, {concurrency}{context}" if self.workload else f"{concurrency}{context}"
         if self.measured is None:
             return f"{name}: {self.expected.text}"
         return f"{name}: {self.expected.statement(self.measured)}"
@@ -82,4 +81,4 @@ def expectation(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: floa
     """The expectation for a load, with the acceptance of drafts if it was measured."""
     known = acceptance is not None or not work.drafts
     tokens = tokens_per_step(work.drafts, acceptance or 0.0) if known else None
-    return Expectation(work.users, expected_step(model, gpu, work), tokens, 1 + work.drafts)
+    return Expectation(work.concurrency, expected_step(model, gpu, work), tokens, 1 + work.drafts)

@@ -1,4 +1,4 @@
-"""Judge published figures by receipts: ``(Configuration, receipts) -> ReproductionReport``. Pure."""
+"""Judge published figures by results: ``(Configuration, results) -> ReproductionReport``. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from statistics import median
 
 from sm120kit.bench import roofline
 from sm120kit.bench.figures import summary
-from sm120kit.bench.receipt import MeasuredCell, Receipt
 from sm120kit.bench.reproduce import differences
 from sm120kit.bench.reproduce.differences import SetupDifference
-from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCell, expectation
+from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCase, expectation
+from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
 from sm120kit.core.errors import NotAsPublished
 from sm120kit.hosts.doctor import Finding, Impact
@@ -32,13 +32,13 @@ STARTS = 3
 """Starts of the server that :attr:`ReproductionVerdict.REPRODUCED` requires, since a rate differs between starts."""
 SLOWED = 0.05
 """Share of clock samples from which a reason for lower clocks is reported."""
-WITHOUT_RATE = ("method", "workload", "users", "requests", "tokens")
+WITHOUT_RATE = ("method", "workload", "concurrency", "requests", "tokens")
 """Fields whose difference explains a missing rate."""
 SERIOUS = (Impact.BREAKS, Impact.SLOWS)
 
 
 class ReproductionVerdict(StrEnum):
-    """Result of comparing a published figure with receipts."""
+    """Result of comparing a published figure with results."""
 
     REPRODUCED = "REPRODUCED"
     REACHED = "REACHED"
@@ -50,10 +50,10 @@ class ReproductionVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens per second of all users together: median over starts of the server, with the lowest and the highest.
+    """Total tokens per second: median over starts of the server, with the lowest and the highest.
 
-    With one start, lowest and highest are those of its requests if there is one user. ``acceptance`` is None if the server does
-    not report it.
+    With one start, lowest and highest are those of its requests if the concurrency is 1. ``acceptance`` is None if the server
+    does not report it.
     """
 
     tok_s: float
@@ -67,7 +67,7 @@ class Rate:
 class Bound:
     """The roofline and the ceiling of a figure. ``acceptance`` was measured; None assumes that every draft is accepted.
 
-    ``needs`` is the number of tokens per step and user that the published figure requires, of at most ``at_most``.
+    ``needs`` is the number of tokens per step and request that the published figure requires, of at most ``at_most``.
     """
 
     roofline: float
@@ -80,9 +80,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A published figure, judged by a receipt. ``share`` is the least that the measured rate can be over the published one.
+    """A published figure, judged by a result. ``share`` is the least that the measured rate can be over the published one.
 
-    ``differences`` are the reasons why it is not comparable; ``honest`` is the rate of :data:`REAL_PROMPTS` with as many users.
+    ``differences`` are the reasons why it is not comparable; ``honest`` is the rate of :data:`REAL_PROMPTS`.
     """
 
     reference: Reference
@@ -145,7 +145,7 @@ class RooflineInputs:
     """Inputs of the roofline; for ``all_reduce_us`` see :class:`Work`.
 
     ``model`` is the served one, None for that of the configuration; ``gpus`` are the names of this host's, for figures without
-    a receipt.
+    a result.
     """
 
     model: RooflineModel | None = None
@@ -155,16 +155,16 @@ class RooflineInputs:
 
 def judge(
     configuration: Configuration,
-    receipts: Sequence[Receipt],
+    results: Sequence[Result],
     findings: Sequence[Finding] = (),
     known: RooflineInputs = RooflineInputs(),
 ) -> ReproductionReport:
-    """Judge every published figure by the receipts. Without receipts the report has what is known before a measurement."""
-    real_prompts = [receipt for receipt in receipts if receipt.circumstances.workload == REAL_PROMPTS]
+    """Judge every published figure by the results. Without results the report has what is known before a measurement."""
+    real_prompts = [result for result in results if result.environment.workload == REAL_PROMPTS]
     judgements = tuple(
-        _judgement(configuration, reference, receipt, real_prompts, known)
+        _judgement(configuration, reference, result, real_prompts, known)
         for reference in configuration.reference
-        for receipt in _candidates(reference, receipts)
+        for result in _candidates(reference, results)
     )
     host = tuple(
         f"{finding.check}: {finding.verdict.fact}; {finding.verdict.consequence}"
@@ -174,36 +174,36 @@ def judge(
     return ReproductionReport(configuration.name, judgements, host, tuple(_caveats(configuration)))
 
 
-def _candidates(reference: Reference, receipts: Sequence[Receipt]) -> Sequence[Receipt | None]:
-    """The receipts of the figure's workload; else one of another workload, whose differences are the reasons."""
-    own = [receipt for receipt in receipts if receipt.circumstances.workload == reference.workload]
-    return own or receipts[:1] or [None]
+def _candidates(reference: Reference, results: Sequence[Result]) -> Sequence[Result | None]:
+    """The results of the figure's workload; else one of another workload, whose differences are the reasons."""
+    own = [result for result in results if result.environment.workload == reference.workload]
+    return own or results[:1] or [None]
 
 
 def _judgement(
     configuration: Configuration,
     reference: Reference,
-    receipt: Receipt | None,
-    real_prompts: Sequence[Receipt],
+    result: Result | None,
+    real_prompts: Sequence[Result],
     known: RooflineInputs,
 ) -> Judgement:
     differing = list(differences.of_reference(configuration, reference))
     measured: Rate | None = None
     reasons: list[str] = []
-    honest = next((rate for other in real_prompts if (rate := _rate(_cells(reference, other), "decode"))), None)
-    bound = possible = _bound(configuration, reference, receipt, None, known)
-    if receipt is not None:
-        cells = _cells(reference, receipt)
-        differing += differences.of_receipt(configuration, reference, receipt)
-        differing += differences.of_cells(reference, receipt, cells)
-        if receipt.circumstances.workload == reference.workload:
-            measured = _rate(cells, reference.figure)
-            reasons += _reasons(cells)
-        bound = _bound(configuration, reference, receipt, measured.acceptance if measured else None, known)
+    honest = next((rate for other in real_prompts if (rate := _rate(_cases(reference, other), "decode"))), None)
+    bound = possible = _bound(configuration, reference, result, None, known)
+    if result is not None:
+        cases = _cases(reference, result)
+        differing += differences.of_result(configuration, reference, result)
+        differing += differences.of_cases(reference, result, cases)
+        if result.environment.workload == reference.workload:
+            measured = _rate(cases, reference.figure)
+            reasons += _reasons(cases)
+        bound = _bound(configuration, reference, result, measured.acceptance if measured else None, known)
         if measured is None and not any(difference.field in WITHOUT_RATE for difference in differing):
             differing.append(
                 SetupDifference(
-                    "rate", f"{reference.value:g} tok/s", "none: too few chunks, or the users never decoded at the same time"
+                    "rate", f"{reference.value:g} tok/s", "none: too few chunks, or the requests never decoded at the same time"
                 )
             )
         if measured and bound and measured.tok_s > bound.ceiling:
@@ -233,19 +233,19 @@ def _accepting(bound: Bound) -> str:
     return "" if bound.acceptance is None else f" at the measured acceptance of {bound.acceptance:.1%}"
 
 
-def _cells(reference: Reference, receipt: Receipt) -> tuple[MeasuredCell, ...]:
-    """The complete cells with the published number of users, one for each start of the server."""
-    return tuple(cell for cell in receipt.cells if cell.complete and cell.users == reference.users)
+def _cases(reference: Reference, result: Result) -> tuple[MeasuredCase, ...]:
+    """The complete cases with the published concurrency, one for each start of the server."""
+    return tuple(case for case in result.cases if case.complete and case.concurrency == reference.users)
 
 
-def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
-    """The rate of cells. ``decode``: after the first token, of all users together; ``wall``: all tokens over the whole time."""
+def _rate(cases: Sequence[MeasuredCase], figure: str) -> Rate | None:
+    """The rate of cases. ``decode``: total after the first token; ``wall``: all tokens over the whole time."""
     rates: list[float] = []
     lowest: list[float] = []
     highest: list[float] = []
-    for cell in cells:
-        figures = summary(cell)
-        alone = figure == "decode" and cell.users == 1
+    for case in cases:
+        figures = summary(case)
+        alone = figure == "decode" and case.concurrency == 1
         rate = figures.output_tok_s if figure == "wall" else figures.decode_tok_s if alone else figures.total_tok_s
         if rate is not None:
             rates.append(rate)
@@ -255,23 +255,23 @@ def _rate(cells: Sequence[MeasuredCell], figure: str) -> Rate | None:
         return None
     if len(rates) > 1:
         lowest, highest = rates, rates
-    known = [cell.acceptance for cell in cells if cell.acceptance]
-    drafted, accepted = sum(cell.drafted or 0 for cell in known), sum(cell.accepted or 0 for cell in known)
-    sampled = [cell.rate for cell in known if cell.rate is not None]
+    known = [case.acceptance for case in cases if case.acceptance]
+    drafted, accepted = sum(case.drafted or 0 for case in known), sum(case.accepted or 0 for case in known)
+    sampled = [case.rate for case in known if case.rate is not None]
     acceptance = accepted / drafted if drafted else median(sampled) if sampled else None
     return Rate(median(rates), min(lowest), max(highest), len(rates), acceptance)
 
 
 def _bound(
-    configuration: Configuration, reference: Reference, receipt: Receipt | None, acceptance: float | None, known: RooflineInputs
+    configuration: Configuration, reference: Reference, result: Result | None, acceptance: float | None, known: RooflineInputs
 ) -> Bound | None:
-    """The roofline of the configuration with the figure's users; None if the model or the GPU is unknown."""
-    modelled = None if reference.differs else _modelled(configuration, receipt, known)
+    """The roofline of the configuration at the figure's concurrency; None if the model or the GPU is unknown."""
+    modelled = None if reference.differs else _modelled(configuration, result, known)
     if modelled is None:
         return None
     model, gpu = modelled
-    cells = _cells(reference, receipt) if receipt else ()
-    work = _work(configuration, reference.users, cells[0] if cells else None, known)
+    cases = _cases(reference, result) if result else ()
+    work = _work(configuration, reference.users, cases[0] if cases else None, known)
     return Bound(
         roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
         ceiling=roofline.ceiling(model, gpu, work, 1.0 if acceptance is None else acceptance),
@@ -282,8 +282,8 @@ def _bound(
     )
 
 
-def one_user(configuration: Configuration) -> tuple[float, float] | None:
-    """Roofline and ceiling in tokens per second of one user without context, with every draft accepted.
+def single_request(configuration: Configuration) -> tuple[float, float] | None:
+    """Roofline and ceiling in tokens per second of a single request without context, with every draft accepted.
 
     None if the model or the GPU is not modelled, and for several machines.
     """
@@ -296,26 +296,26 @@ def one_user(configuration: Configuration) -> tuple[float, float] | None:
 
 
 def _modelled(
-    configuration: Configuration, receipt: Receipt | None, known: RooflineInputs
+    configuration: Configuration, result: Result | None, known: RooflineInputs
 ) -> tuple[RooflineModel, GpuKind] | None:
-    """The model and the GPU: those of the receipt, else of this host, else of the configuration.
+    """The model and the GPU: those of the result, else of this host, else of the configuration.
 
     None for several machines: the network between them is not modelled.
     """
     if configuration.hardware.nodes > 1:
         return None
     model = known.model or roofline.model_of(configuration.model.repository)
-    names = differences.gpu_names(receipt) if receipt else known.gpus
+    names = differences.gpu_names(result) if result else known.gpus
     detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)
     gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
     return (model, gpu) if model and gpu else None
 
 
-def _work(configuration: Configuration, users: int, cell: MeasuredCell | None, known: RooflineInputs) -> Work:
+def _work(configuration: Configuration, concurrency: int, case: MeasuredCase | None, known: RooflineInputs) -> Work:
     # On average, half of the answer is in the context.
-    context = cell.context_tokens + cell.output_tokens // 2 if cell else 0
+    context = case.context_tokens + case.output_tokens // 2 if case else 0
     return Work(
-        users,
+        concurrency,
         context,
         drafts_per_step(configuration),
         configuration.hardware.gpus,
@@ -324,37 +324,35 @@ def _work(configuration: Configuration, users: int, cell: MeasuredCell | None, k
     )
 
 
-def expected_cells(
-    configuration: Configuration, receipts: Sequence[Receipt], known: RooflineInputs
-) -> tuple[ExpectedCell, ...]:
-    """What the configuration should do for each complete cell of the receipts.
+def expected_cases(configuration: Configuration, results: Sequence[Result], known: RooflineInputs) -> tuple[ExpectedCase, ...]:
+    """What the configuration should do for each complete case of the results.
 
-    Without receipts: for the published numbers of users on this host's GPUs. Empty if the roofline does not cover the model or
+    Without results: for the published concurrencies on this host's GPUs. Empty if the roofline does not cover the model or
     the GPU.
 
     Raises:
-        NotAsPublished: a receipt is of another model.
+        NotAsPublished: a result is of another model.
     """
-    cells = []
-    for receipt in receipts:
-        for difference in differences.of_model(configuration, receipt):
+    cases = []
+    for result in results:
+        for difference in differences.of_model(configuration, result):
             if difference.field == "model":
                 raise NotAsPublished(
-                    f"the receipt of {receipt.circumstances.workload} is of {difference.here}, not of {difference.published}",
+                    f"the result of {result.environment.workload} is of {difference.here}, not of {difference.published}",
                     "name the configuration that it was measured with",
                 )
-        modelled = _modelled(configuration, receipt, known)
-        for cell in receipt.cells if modelled else ():
-            rate = _rate([cell], "decode") if cell.complete else None
+        modelled = _modelled(configuration, result, known)
+        for case in result.cases if modelled else ():
+            rate = _rate([case], "decode") if case.complete else None
             if modelled and rate:
-                expected = expectation(*modelled, _work(configuration, cell.users, cell, known), rate.acceptance)
-                cells.append(ExpectedCell(receipt.circumstances.workload, cell.context_tokens, expected, rate.tok_s))
+                expected = expectation(*modelled, _work(configuration, case.concurrency, case, known), rate.acceptance)
+                cases.append(ExpectedCase(result.environment.workload, case.context_tokens, expected, rate.tok_s))
     modelled = _modelled(configuration, None, known)
-    if modelled and not receipts and any(map(roofline.gpu_kind, known.gpus)):
-        for users in sorted({reference.users for reference in configuration.reference}):
-            expected = expectation(*modelled, _work(configuration, users, None, known), None)
-            cells.append(ExpectedCell("", 0, expected, None))
-    return tuple(cells)
+    if modelled and not results and any(map(roofline.gpu_kind, known.gpus)):
+        for concurrency in sorted({reference.users for reference in configuration.reference}):
+            expected = expectation(*modelled, _work(configuration, concurrency, None, known), None)
+            cases.append(ExpectedCase("", 0, expected, None))
+    return tuple(cases)
 
 
 def drafts_per_step(configuration: Configuration) -> int:
@@ -368,19 +366,19 @@ def _cache_bytes(configuration: Configuration) -> float:
     return 1.0 if (configuration.option("--kv-cache-dtype") or "").startswith("fp8") else 2.0
 
 
-def _reasons(cells: Sequence[MeasuredCell]) -> Iterator[str]:
-    """Reasons for a low figure in the receipt itself."""
-    samples = [sample for cell in cells for sample in cell.samples]
+def _reasons(cases: Sequence[MeasuredCase]) -> Iterator[str]:
+    """Reasons for a low figure in the result itself."""
+    samples = [sample for case in cases for sample in case.samples]
     errors = [sample.error for sample in samples if sample.error]
     if errors:
         yield f"{len(errors)} of {len(samples)} requests failed; the first: {errors[0]}"
     counts = [sample.completion_tokens for sample in samples if sample.completion_tokens is not None and not sample.error]
-    if counts and median(counts) < cells[0].output_tokens:
-        yield f"answers ended after {median(counts):.0f} of {cells[0].output_tokens} tokens"
+    if counts and median(counts) < cases[0].output_tokens:
+        yield f"answers ended after {median(counts):.0f} of {cases[0].output_tokens} tokens"
     if any(sample.cached_tokens for sample in samples):
         yield "a prefix cache answered part of the prompts"
-    for cell in cells:
-        for clock in cell.clocks or ():
+    for case in cases:
+        for clock in case.clocks or ():
             for reason, share in (clock.slowed or {}).items():
                 if share >= SLOWED:
                     yield f"GPU {clock.gpu} was slowed by {reason} in {share:.0%} of the samples"

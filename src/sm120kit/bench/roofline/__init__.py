@@ -1,6 +1,6 @@
 """Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/roofline.md.
 
-In a decode step each GPU reads its share of the weights and of every user's KV cache, reads and writes every user's state of
+In a decode step each GPU reads its share of the weights and of the KV cache of every request, reads and writes the states of
 linear attention, and reads the MTP head once for each draft token; two all-reduces follow in each layer. No constant is fitted.
 """
 
@@ -39,12 +39,12 @@ FLOPS_PER_PARAMETER = 2
 
 @dataclass(frozen=True)
 class Work:
-    """A decoding load: ``users`` concurrently after ``context_tokens`` each, ``drafts`` draft tokens per step, on ``gpus``.
+    """A decoding load: requests at a context depth of ``context_tokens`` each, ``drafts`` draft tokens per step, on ``gpus``.
 
     ``cache_bytes`` are per element of the KV cache. ``all_reduce_us`` is the measured time of 16 KiB; None: as published.
     """
 
-    users: int
+    concurrency: int
     context_tokens: int
     drafts: int
     gpus: int
@@ -75,22 +75,22 @@ def step(model: RooflineModel, gpu: GpuKind, work: Work, *, favourable: bool = F
     ``favourable``: all tokens select the same experts, sparse attention reads what it selects only, and all-reduces take no
     time.
     """
-    tokens = work.users * (1 + work.drafts)
+    tokens = work.concurrency * (1 + work.drafts)
     lane = gpu.bandwidth * work.gpus
     context = min(work.context_tokens, model.attended) if model.attended and favourable else work.context_tokens
-    cached = work.users * context * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
+    cached = work.concurrency * context * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
     drafting, flops = 0.0, model.main.parameters * tokens
     reduces = ALL_REDUCES * model.layers * all_reduce_seconds(_message(model, tokens), work.gpus, work.all_reduce_us)
     if model.draft and work.drafts:
         share = model.draft_layers / model.cache_layers
-        drafting = work.drafts * (model.draft.bytes(work.users, alike=favourable) / lane + cached * share)
-        flops += model.draft.parameters * work.users * work.drafts
-        small = all_reduce_seconds(_message(model, work.users), work.gpus, work.all_reduce_us)
+        drafting = work.drafts * (model.draft.bytes(work.concurrency, alike=favourable) / lane + cached * share)
+        flops += model.draft.parameters * work.concurrency * work.drafts
+        small = all_reduce_seconds(_message(model, work.concurrency), work.gpus, work.all_reduce_us)
         reduces += work.drafts * ALL_REDUCES * model.draft_layers * small
     return DecodeStep(
         weights=model.main.bytes(tokens, alike=favourable) / lane,
         cache=cached,
-        states=2 * work.users * model.state_bytes / lane,
+        states=2 * work.concurrency * model.state_bytes / lane,
         drafting=drafting,
         arithmetic=FLOPS_PER_PARAMETER * flops / (gpu.fp4_flops * work.gpus),
         all_reduces=0.0 if favourable else reduces,
@@ -102,15 +102,15 @@ def _message(model: RooflineModel, tokens: float) -> float:
 
 
 def tokens_per_step(drafts: int, acceptance: float) -> float:
-    """Tokens per step and user: the verified token, and the share ``acceptance`` of the draft tokens."""
+    """Tokens per step and request: the verified token, and the share ``acceptance`` of the draft tokens."""
     return 1 + drafts * acceptance
 
 
 def roofline(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float) -> float:
-    """Tokens per second of all users together."""
-    return work.users * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work).seconds
+    """Tokens per second of all requests in parallel together."""
+    return work.concurrency * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work).seconds
 
 
 def ceiling(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float = 1.0) -> float:
     """Maximum tokens per second with this share of drafts accepted, in a favourable step. A figure above it is wrong."""
-    return work.users * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work, favourable=True).seconds
+    return work.concurrency * tokens_per_step(work.drafts, acceptance) / step(model, gpu, work, favourable=True).seconds

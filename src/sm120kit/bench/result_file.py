@@ -1,4 +1,4 @@
-"""Receipts: every sample of a run with its circumstances, as a JSON file; ``figures`` computes figures from the samples."""
+"""Results: every sample of a run with its environment, as a JSON file; ``figures`` computes figures from the samples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.energy import Energy
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
-from sm120kit.core.errors import BadReceipt
+from sm120kit.core.errors import BadResult
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.state import read_record, write_record
 
-FORMAT = "sm120kit.receipt/2"
+FORMAT = "sm120kit.result/3"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Served:
     """How the server was started, by launch's record. None is unknown; without a record, everything is.
 
     ``image`` is the content digest of the verified image, ``lock`` its build id, ``revision`` the commit of the model's
-    repository. ``environment`` has variables, with values only if a configuration of sm120kit sets them: others may be secret.
+    repository. ``variables`` are of its environment, with values only
+    if a configuration of sm120kit sets them: others may be secret.
     """
 
     configuration: str | None = None
@@ -33,7 +34,7 @@ class Served:
     revision: str | None = None
     tokenizer_sha256: str | None = None
     argv: tuple[str, ...] | None = None
-    environment: tuple[str, ...] | None = None
+    variables: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class Environment:
     """Everything known that a figure depends on. ``given`` are values stated by the user, not detected.
 
     ``reported`` is the server's description of its model and its version, ``prompts_sha256`` the hash of the workload's
@@ -78,15 +79,15 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class MeasuredCell:
-    """A cell, measured after one start of the server; ``restart`` is the number of the start, from 0.
+class MeasuredCase:
+    """A case, measured after one start of the server; ``restart`` is the number of the start, from 0.
 
     ``lag_seconds`` is the longest time for which the client did not read its streams; ``clocks`` are samples of the GPUs, None
     if there were none; ``energy`` is that of the GPUs from the first request to the end of the last. ``complete`` is false if
-    the cell was interrupted; ``samples`` then has the requests that had ended.
+    the case was interrupted; ``samples`` then has the requests that had ended.
     """
 
-    users: int
+    concurrency: int
     output_tokens: int
     context_tokens: int
     warmup: tuple[Sample, ...]
@@ -101,53 +102,53 @@ class MeasuredCell:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Identity of the cell in its workload: users, output tokens, context tokens."""
-        return self.users, self.output_tokens, self.context_tokens
+        """Identity of the case in its workload: concurrency, output tokens, context tokens."""
+        return self.concurrency, self.output_tokens, self.context_tokens
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A run. ``complete`` is false if it was interrupted or the server went away; the cells until then are in it."""
+class Result:
+    """A run. ``complete`` is false if it was interrupted or the server went away; the cases until then are in it."""
 
     format: str
     started_utc: str
     complete: bool
-    circumstances: Circumstances
-    cells: tuple[MeasuredCell, ...]
+    environment: Environment
+    cases: tuple[MeasuredCase, ...]
 
     @property
-    def ordered(self) -> list[MeasuredCell]:
-        """The cells by users, output tokens, context tokens and start of the server."""
-        return sorted(self.cells, key=lambda cell: (cell.key, cell.restart))
+    def ordered(self) -> list[MeasuredCase]:
+        """The cases by concurrency, output tokens, context tokens and start of the server."""
+        return sorted(self.cases, key=lambda case: (case.key, case.restart))
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a receipt; published as ``docs/receipt.schema.json``."""
+    """The JSON Schema of a result; published as ``docs/result_file.schema.json``."""
     from pydantic import TypeAdapter
 
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": FORMAT, **TypeAdapter(Receipt).json_schema()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": FORMAT, **TypeAdapter(Result).json_schema()}
 
 
-def write(path: Path, receipt: Receipt) -> None:
-    """Write a receipt atomically."""
-    write_record(path, receipt)
+def write(path: Path, result: Result) -> None:
+    """Write a result atomically."""
+    write_record(path, result)
 
 
-def read(path: Path) -> Receipt:
-    """Read a receipt.
+def read(path: Path) -> Result:
+    """Read a result.
 
     Raises:
-        BadReceipt: the file is missing, not a receipt, or of a newer format.
+        BadResult: the file is missing, not a result, or of a newer format.
     """
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
         if version != FORMAT:
-            raise BadReceipt(
+            raise BadResult(
                 f"{path}: format {version!r}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
             )
-        return read_record(Receipt, path)
+        return read_record(Result, path)
     except OSError as error:
-        raise BadReceipt(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
+        raise BadResult(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
     except ValueError as error:
-        raise BadReceipt(f"{path} is not a receipt: {error}", "name a file that bench run wrote") from error
+        raise BadResult(f"{path} is not a result: {error}", "name a file that bench run wrote") from error

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from sm120kit import __version__
 from sm120kit.bench import listener
-from sm120kit.bench.receipt import Machine, Served
+from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadReceipt, DaemonUnreachable, ToolchainMissing
+from sm120kit.core.errors import BadResult, DaemonUnreachable, ToolchainMissing
 from sm120kit.core.state import file_sha256, read_record
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, containers
@@ -29,7 +29,7 @@ GIVEN = {
     "quantization": "of the model's weights",
     "machine": "'this' if the server runs on this machine, and its process cannot be recognised",
 }
-"""Circumstances that a user can state when they cannot be detected."""
+"""Environment that a user can state when they cannot be detected."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -43,19 +43,19 @@ def served_by_record(path: Path, url: str) -> Served:
     """How the server at ``url`` was started, by the record of ``sm120kit serve`` at ``path``.
 
     Raises:
-        BadReceipt: there is no such record, or it is of another server, or of one that has ended.
+        BadResult: there is no such record, or it is of another server, or of one that has ended.
     """
     hint = "launch writes its records to runs/ in the state directory"
     try:
         run = read_record(Run, path)
     except OSError as error:
-        raise BadReceipt(f"{path}: {error.strerror}", hint) from error
+        raise BadResult(f"{path}: {error.strerror}", hint) from error
     except ValueError as error:
-        raise BadReceipt(f"{path} is not a record of launch: {error}", hint) from error
+        raise BadResult(f"{path} is not a record of launch: {error}", hint) from error
     if run.url != url:
-        raise BadReceipt(f"{path} is of a server at {run.url}; the measured server is {url}", hint)
+        raise BadResult(f"{path} is of a server at {run.url}; the measured server is {url}", hint)
     if ended := _ended(path, run):
-        raise BadReceipt(
+        raise BadResult(
             f"{path} is of a server that does not run: {ended}", "sm120kit ps --json lists servers and their records"
         )
     return served_from(run)
@@ -84,7 +84,7 @@ def served_from(run: Run) -> Served:
         revision=revision(folder),
         tokenizer_sha256=file_sha256(tokenizer) if tokenizer.is_file() else None,
         argv=_same_at_each_start(run),
-        environment=run.environment,
+        variables=run.environment,
     )
 
 
@@ -103,8 +103,8 @@ def _same_at_each_start(run: Run) -> tuple[str, ...]:
 
 def with_values(served: Served, values: dict[str, str]) -> Served:
     """Add the values of variables that are not secret: those in a configuration that comes with sm120kit."""
-    names = served.environment or ()
-    return replace(served, environment=tuple(f"{name}={values[name]}" if name in values else name for name in names))
+    names = served.variables or ()
+    return replace(served, variables=tuple(f"{name}={values[name]}" if name in values else name for name in names))
 
 
 def revision(folder: Path) -> str | None:
