@@ -9,6 +9,7 @@ log-probabilities.
 from __future__ import annotations
 
 import io
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,10 +93,12 @@ def writer(path: Path, top: int) -> Iterator[ReferenceWriter]:
         ToolchainMissing: numpy is not installed.
     """
     _require_numpy()
-    partial = path.with_name(f".{path.name}.partial")
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as new:
+        partial = Path(new.name)
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             yield ReferenceWriter(archive, top)
+        partial.chmod(0o644)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
