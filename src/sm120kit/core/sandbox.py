@@ -1,4 +1,4 @@
-"""Run programs with foreign code in a sandbox: bubblewrap, or namespaces by util-linux where bubblewrap is missing.
+"""Run programs with foreign code in a sandbox: bubblewrap, or :mod:`sm120kit.core.namespaces` where bubblewrap is missing.
 
 A program in a sandbox has no network, no capabilities and no variables but those that are passed. It is alone in a process
 namespace, which ends with it and with this process. It reads system directories, the files of Python, compiler and sm120kit,
@@ -8,13 +8,14 @@ writes there is foreign data: nothing else is written to these directories, and 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core import process
+from sm120kit.core import namespaces, process
 from sm120kit.core.errors import SandboxMissing, ToolchainMissing
 from sm120kit.core.process import Environment
 from sm120kit.core.records import Toolchain
@@ -30,52 +31,6 @@ PASSED = ("LANG", "PATH")
 
 BUBBLEWRAP = ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
 """Bubblewrap without mounts: no network, no capabilities, and namespaces that end with this process."""
-_NAMESPACES = ("--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
-# setpriv: unshare itself ignores signals while its child runs, and would outlive this process.
-_UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", *_NAMESPACES, "--fork", "--kill-child", "sh", "-c")
-
-_SETUP = """\
-# Build a root file system below /sys, which holds no path that is to be mounted, and run a program in it: MOUNT... -- PROGRAM.
-set -eu
-PATH=$PATH:/usr/sbin:/sbin here=$PWD root=/sys
-mount -t tmpfs -o mode=755 sandbox $root
-mkdir $root/dev $root/host $root/proc $root/tmp
-mount -t tmpfs -o mode=1777 sandbox $root/tmp
-for device in full null random urandom zero; do
-  : > $root/dev/$device
-  mount --bind /dev/$device $root/dev/$device
-done
-while [ "$1" != -- ]; do
-  kind=$1 path=$2
-  shift 2
-  if [ $kind = link ]; then
-    ln -s "$1" "$root$path"
-    shift
-    continue
-  fi
-  if [ -d "$path" ]; then mkdir -p "$root$path"; else mkdir -p "$root${path%/*}"; : > "$root$path"; fi
-  mount --rbind "$path" "$root$path"
-  [ $kind = write ] && continue
-  while read -r _ _ _ _ point flags _; do
-    point=$(printf %b "$point") # spaces are octal
-    case $point in "$root$path" | "$root$path"/*) mount -o "remount,bind,$flags,ro" none "$point" ;; esac
-  done < /proc/self/mountinfo
-done
-shift
-mount -t proc proc $root/proc
-mount -o remount,bind,ro,nosuid,nodev,noexec none $root/proc
-cd $root
-pivot_root . host
-cd /
-umount -l /host
-rmdir /host
-mount -o remount,bind,ro none /
-cd "$here" 2> /dev/null || cd /tmp
-# Not exec: a program that is process 1 ignores signals.
-code=0
-setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@" || code=$?
-exit $code
-"""
 
 
 @dataclass(frozen=True)
@@ -119,12 +74,15 @@ def wrap(
         for kind, path in mounts:
             options += ["--ro-bind" if kind == "read" else "--bind", path, path]
         return [*BUBBLEWRAP, *options, "--remount-ro", "/proc", "--remount-ro", "/", "--", *argv], environment
-    options = []
-    for path in system:
-        options += ["link", path, path.readlink()] if path.is_symlink() else ["read", path]
-    for kind, path in mounts:
-        options += [kind, path]
-    return [*_UNSHARE, _SETUP, "sandbox", *options, "--", *argv], environment
+    paths = [["link", str(path), str(path.readlink())] if path.is_symlink() else ["read", str(path)] for path in system]
+    paths += [[kind, str(path)] for kind, path in mounts]
+    return [*unshared({"system": paths, "root": "/sys"}, os.geteuid(), os.getegid()), *argv], environment
+
+
+def unshared(request: Mapping[str, object], uid: int, gid: int) -> list[str | Path]:
+    """The command of :mod:`sm120kit.core.namespaces`, to which the program is appended, which runs as ``uid`` and ``gid``."""
+    text = json.dumps({"argv": [], "uid": uid, "gid": gid, **request})
+    return [sys.executable, "-I", "-S", namespaces.__file__, text]
 
 
 def find() -> Sandbox:

@@ -2,20 +2,18 @@
 
 A program runs in a root file system of the image's layers (:mod:`sm120kit.images.rootfs`) that it cannot write, with a ``/tmp``
 and a home directory of its own, without network and capabilities, alone in a process namespace. Which program isolates it
-depends on the rights of this process:
+depends on what this system permits:
 
-``chroot``      root changes the root directory in new namespaces, and drops its rights to become the image's user
-``unshare``     the same in a user namespace, in which this user appears as the image's user, and so do the owners of all files
-``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor); without overlayfs, on hard links
+``unshare``     a user namespace, in which this user appears as the image's user, and so do the owners of all files
+``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor). It has no overlayfs (0.8): all files of the image
+                become hard links and are removed afterwards, a minute for vLLM 0.33.0 on a busy machine, so that it is the last
 
 The kernel's overlayfs combines the layers. Where it refuses, or a layer removes files of a lower one, they are hard links.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from typing import Any
 from sm120kit.core import process, sandbox
 from sm120kit.core.errors import BadArtifact, NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
 from sm120kit.core.state import Workspace, disk_errors
-from sm120kit.images import namespaces, rootfs
+from sm120kit.images import rootfs
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import ContainerResult, Image, start_settings
 from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
@@ -252,20 +250,17 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     Raises:
         NamespacesMissing: none works; the message has the reason for each.
     """
-    for directory in container.writable.values():
-        _give(directory, container)
     reasons = []
-    for runtime in ("chroot", "unshare") if _has_every_id() else ("unshare",):
-        if mounts := _overlay(container):
-            reason = _failure(_command(container, runtime, mounts, []))
-            if not reason:
-                return runtime, _command(container, runtime, mounts, argv)
-            reasons.append(f"{runtime} with overlayfs: {reason}")
-        points = {"copy": str(container.layers[-1].tree)}
-        reason = _failure(_command(replace(container, writable={}, readable={}), runtime, points, []))
+    if mounts := _overlay(container):
+        reason = _failure(_command(container, mounts, []))
         if not reason:
-            return runtime, _command(container, runtime, {"copy": str(_copy(container))}, argv)
-        reasons.append(f"{runtime} with hard links: {reason}")
+            return "unshare", _command(container, mounts, argv)
+        reasons.append(f"unshare with overlayfs: {reason}")
+    points = {"copy": str(container.layers[-1].tree)}
+    reason = _failure(_command(replace(container, writable={}, readable={}), points, []))
+    if not reason:
+        return "unshare", _command(container, {"copy": str(_copy(container))}, argv)
+    reasons.append(f"unshare with hard links: {reason}")
     try:
         reason = _failure([*_bubblewrap(container, Path("/")), "true"])
     except ToolchainMissing as error:
@@ -277,20 +272,6 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
         + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
         f"{sandbox.remedy()}; or load the image into a container daemon and verify it there",
     )
-
-
-def _has_every_id() -> bool:
-    """Whether this process is root, and not in a user namespace with few ids."""
-    if os.geteuid() != 0:
-        return False
-    return sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()) > 2**16
-
-
-def _give(directory: Path, container: _Container) -> None:
-    """Give a directory with its files to the container's user, if this process is root."""
-    if _has_every_id():
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, container.uid, container.gid, follow_symlinks=False)
 
 
 def _overlay(container: _Container) -> dict[str, Any]:
@@ -310,20 +291,17 @@ def _copy(container: _Container) -> Path:
     return directory
 
 
-def _command(container: _Container, runtime: str, mounts: Mapping[str, Any], argv: Sequence[str]) -> list[str | Path]:
+def _command(container: _Container, mounts: Mapping[str, Any], argv: Sequence[str]) -> list[str | Path]:
     request = {
         **mounts,
         "root": str(container.directory / "root"),
         "writable": {path: str(source) for path, source in container.writable.items()},
         "readable": {path: str(source) for path, source in container.readable.items()},
-        "uid": container.uid,
-        "gid": container.gid,
-        "user_namespace": runtime != "chroot",
         "argv": list(argv),
         "env": container.env,
         "cwd": container.cwd,
     }
-    return [sys.executable, "-I", "-S", namespaces.__file__, json.dumps(request)]
+    return sandbox.unshared(request, container.uid, container.gid)
 
 
 def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:

@@ -155,7 +155,7 @@ class VerifiedImage:
 
 @dataclass(frozen=True)
 class ContainerResult:
-    """Exit code and output of a program in a container, and what ran it: docker, unshare, bubblewrap or chroot."""
+    """Exit code and output of a program in a container, and what ran it: docker, unshare or bubblewrap."""
 
     code: int
     stdout: str

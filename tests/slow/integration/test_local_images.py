@@ -25,21 +25,16 @@ from sm120kit.images import local
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import LAYER
 
-KINDS = ("chroot", "unshare", "bubblewrap")
+KINDS = ("unshare", "bubblewrap")
 NOBODY = 65534
 
 
 def limited_to(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave only one kind of container."""
-    if kind == "chroot" and os.geteuid() != 0:
-        pytest.skip("needs root")
     if kind == "bubblewrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    if kind != "chroot":
-        monkeypatch.setattr(local, "_has_every_id", lambda: False)
     if kind == "bubblewrap":
-        command = local._command
-        monkeypatch.setattr(local, "_command", lambda *request: ["false"] if request[1] == "unshare" else command(*request))
+        monkeypatch.setattr(local, "_command", lambda *request: ["false"])
 
 
 @pytest.fixture

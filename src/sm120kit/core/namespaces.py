@@ -6,14 +6,14 @@ a JSON object with the keys
 ``layers``, ``directory``   unpacked layers, highest first, as paths relative to ``directory``: the kernel limits their sum to a
                             page. They are combined by overlayfs, which gets no upper directory, so that nothing can be written
 ``copy``                    instead of ``layers``: a directory with the combined files, mounted read-only
+``system``                  instead of both: paths of this system and links, as lists ``[kind, path]`` with the kinds ``read``
+                            and ``write``, and ``["link", path, target]``; with a ``/tmp`` of its own, and without ``/sys``
 ``root``                    an empty directory, the mount point
 ``writable``                directories to mount writable, by their absolute paths in the root file system
 ``readable``                directories to mount read-only, by their paths as well
-``uid``, ``gid``            ids of the program
-``user_namespace``          whether this process becomes ``uid`` in a user namespace, where its files appear as those of
-                            ``uid``. Without, root drops its rights, and files keep their owners
+``uid``, ``gid``            ids of the program: those that this user and its files have in a user namespace
 ``argv``, ``env``, ``cwd``  the program, to which the ARGUMENTs are appended; without both, everything is set up, and nothing
-                            is run
+                            is run. Without ``env`` and ``cwd``, those of this process. Where there is no ``cwd``: ``/tmp``
 
 The exit code is that of the program, 128 + N for a signal; ``SETUP_FAILED`` if the setup fails, with the reason on stderr.
 """
@@ -27,6 +27,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import struct
@@ -58,17 +59,15 @@ def main(request: dict[str, Any]) -> int:
     """Set up the namespaces, run the program as a child, and return its exit code."""
     _call("prctl", _libc.prctl, _SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     own_uid, own_gid = os.geteuid(), os.getegid()
-    flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (_NEWUSER if request["user_namespace"] else 0)
-    _call("unshare", _libc.unshare, flags)
+    _call("unshare", _libc.unshare, _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS)
     with contextlib.suppress(OSError):  # a kernel without namespaces of control groups
         _call("unshare", _libc.unshare, _NEWCGROUP)
-    if request["user_namespace"]:
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{request['uid']} {own_uid} 1"),
-            ("gid_map", f"{request['gid']} {own_gid} 1"),
-        ):
-            Path("/proc/self", name).write_text(text)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{request['uid']} {own_uid} 1"),
+        ("gid_map", f"{request['gid']} {own_gid} 1"),
+    ):
+        Path("/proc/self", name).write_text(text)
     # The child is process 1 of the namespace, and runs the program as its own child: process 1 ignores signals.
     return _exit_code(_fork(lambda: _init(request)))
 
@@ -79,6 +78,12 @@ def _init(request: dict[str, Any]) -> int:
     _enable_loopback()
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount_root(request)
+    _mount_devices(request["root"])
+    if "system" in request:
+        _restrict(f"{request['root']}/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
+        _restrict(request["root"], _RDONLY | _NOSUID | _NODEV)
+    else:
+        _mount_system_files(request["root"])
     os.chdir(request["root"])
     _call("pivot_root", _libc.syscall, _PIVOT_ROOT[platform.machine()], b".", b".")
     _call("umount", _libc.umount2, b".", _DETACH)
@@ -90,12 +95,54 @@ def _init(request: dict[str, Any]) -> int:
 
 def _mount_root(request: dict[str, Any]) -> None:
     root = request["root"]
-    if request.get("copy"):
+    if "system" in request:
+        _mount_paths(root, request["system"])
+    elif request.get("copy"):
         _mount(request["copy"], root, None, _BIND)
         _restrict(root, _RDONLY | _NOSUID | _NODEV)
     else:
         os.chdir(request["directory"])
         _mount("overlay", root, "overlay", _RDONLY | _NOSUID | _NODEV, f"lowerdir={':'.join(request['layers'])}")
+    for path, source in request.get("writable", {}).items():
+        _mount(source, root + path, None, _BIND)
+        _restrict(root + path, _NOSUID | _NODEV)
+    for path, source in request.get("readable", {}).items():
+        _mount(source, root + path, None, _BIND)
+        _restrict(root + path, _RDONLY | _NOSUID | _NODEV)
+
+
+def _mount_paths(root: str, paths: list[list[str]]) -> None:
+    """Mount paths of this system at their places below ``root``, outermost first, with all that is mounted below them."""
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    for name in ("dev", "proc", "tmp"):
+        Path(root, name).mkdir()
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, "mode=1777")
+    for kind, path, *target in paths:
+        place = Path(f"{root}{path}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "link":
+            place.symlink_to(target[0])
+            continue
+        place.mkdir(parents=True, exist_ok=True) if Path(path).is_dir() else place.touch()
+        _mount(path, str(place), None, _BIND | _REC)
+        if kind == "read":
+            _make_read_only(str(place))
+
+
+def _make_read_only(path: str) -> None:
+    """Make a mount and those below it read-only."""
+    try:
+        attributes = struct.pack("<QQQQ", _ATTR_RDONLY, 0, 0, 0)
+        arguments = (_AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, len(attributes))
+        _call("mount_setattr", _libc.syscall, _MOUNT_SETATTR, *arguments)
+    except OSError:  # a kernel before 5.12
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split()[4])
+            if point == path or point.startswith(f"{path}/"):
+                _restrict(point, _RDONLY)
+
+
+def _mount_devices(root: str) -> None:
     _mount("tmpfs", f"{root}/dev", "tmpfs", _NOSUID | _NOEXEC, "mode=755")
     for name in DEVICES:
         Path(root, "dev", name).touch()
@@ -106,19 +153,12 @@ def _mount_root(request: dict[str, Any]) -> None:
     Path(root, "dev", "shm").mkdir()
     _mount("tmpfs", f"{root}/dev/shm", "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=1777")
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+
+
+def _mount_system_files(root: str) -> None:
+    """Mount ``/sys``, of which control groups could be this user's and writable."""
     _mount("/sys", f"{root}/sys", None, _BIND | _REC)
-    try:
-        attributes = struct.pack("<QQQQ", _ATTR_RDONLY, 0, 0, 0)
-        path = os.fsencode(f"{root}/sys")
-        _call("mount_setattr", _libc.syscall, _MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, len(attributes))
-    except OSError:  # a kernel before 5.12; control groups below could be this user's and writable
-        _call("umount", _libc.umount2, path, _DETACH)
-    for path, source in request["writable"].items():
-        _mount(source, root + path, None, _BIND)
-        _restrict(root + path, _NOSUID | _NODEV)
-    for path, source in request["readable"].items():
-        _mount(source, root + path, None, _BIND)
-        _restrict(root + path, _RDONLY | _NOSUID | _NODEV)
+    _make_read_only(f"{root}/sys")
 
 
 def _restrict(path: str, flags: int) -> None:
@@ -132,12 +172,7 @@ def _restrict(path: str, flags: int) -> None:
 def _execute(request: dict[str, Any]) -> int:
     """As the program's process: drop all rights, then become the program."""
     os.setsid()
-    if not request["user_namespace"]:
-        os.setgroups([])
-        os.setresgid(*[request["gid"]] * 3)
     _drop_bounding_set()
-    if not request["user_namespace"]:
-        os.setresuid(*[request["uid"]] * 3)
     _call("prctl", _libc.prctl, _SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _libc.prctl, _CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header, none = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
@@ -146,9 +181,12 @@ def _execute(request: dict[str, Any]) -> int:
     for kind in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(kind) is signal.SIG_IGN:  # by Python, or by the shell of a background job
             signal.signal(kind, signal.SIG_DFL)
-    os.chdir(request["cwd"])
     try:
-        os.execvpe(request["argv"][0], request["argv"], request["env"])
+        os.chdir(request["cwd"])
+    except OSError:
+        os.chdir("/tmp")
+    try:
+        os.execvpe(request["argv"][0], request["argv"], request.get("env", os.environ))
     except OSError as error:
         print(f"{request['argv'][0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
@@ -214,7 +252,7 @@ def _exit_code(child: int) -> int:
 if __name__ == "__main__":
     try:
         REQUEST = json.loads(sys.argv[1])
-        CODE = main(REQUEST | {"argv": [*REQUEST["argv"], *sys.argv[2:]]})
+        CODE = main({"cwd": str(Path.cwd())} | REQUEST | {"argv": [*REQUEST["argv"], *sys.argv[2:]]})
     except OSError as failed:
         print(failed.strerror, file=sys.stderr)
         CODE = SETUP_FAILED
