@@ -17,8 +17,6 @@ from typing import Any
 
 import yaml
 
-from sm120kit.core.errors import Sm120kitError
-
 ROOT = Path(__file__).parents[1]
 SITE = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve()
 OTHER_PAGES = {
@@ -106,7 +104,6 @@ def _copied(path: Path) -> Path:
 def _reference() -> Iterator[tuple[str, str]]:
     """Pages generated from the code, by name."""
     yield "cli.md", _cli()
-    yield "errors.md", _errors()
     yield "releases.md", _releases()
     recipe = _output("-m", "sm120kit", "recipe", "schema")
     yield "recipe.md", _schema("Recipe files", "Printed by `sm120kit recipe schema`.", json.loads(recipe))
@@ -131,36 +128,6 @@ def _cli() -> str:
             line = f"* `{entry[1]}`: {summaries[f'{group} {entry[1]}']}"
         lines.append(f"{line}\n")
     return "".join(lines)
-
-
-def _errors() -> str:
-    """Every exit code, from the classes of errors."""
-
-    def every(kind: type[Sm120kitError]) -> Iterator[type[Sm120kitError]]:
-        for below in kind.__subclasses__():
-            yield below
-            yield from every(below)
-
-    rows = {
-        kind.exit_code: f"| {kind.exit_code} | `{kind.__name__}` | {_line(kind.__doc__)} |\n" for kind in every(Sm120kitError)
-    }
-    return ERRORS + "".join(row for _, row in sorted(rows.items())) + ENDINGS
-
-
-ERRORS = """# Exit codes
-
-Errors are printed to standard error: `error:` with the problem, `hint:` with the remedy. Each has its own exit code.
-
-| exit code | error | meaning |
-|---|---|---|
-| 0 | | success |
-| 1 | | a check failed: the command ran, and its result is negative |
-| 2 | | an invalid command line, such as an unknown option or a missing argument |
-"""
-ENDINGS = """| 128 + n | | ended by signal n: 130 is Ctrl-C |
-
-A Python traceback is a bug of sm120kit; please report it.
-"""
 
 
 def _releases() -> str:

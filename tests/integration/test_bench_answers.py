@@ -18,7 +18,7 @@ from typer.testing import Result as CliResult
 from sm120kit.bench import metrics, result_file
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
-from sm120kit.core.errors import NothingMeasured, Sm120kitError
+from sm120kit.core.errors import ServerFailed, Sm120kitError
 from sm120kit.core.urls import Endpoint
 
 MODELS = b'{"data": [{"id": "m"}]}'
@@ -76,7 +76,7 @@ HINTS = {401: "SM120KIT_API_KEY", 403: "SM120KIT_API_KEY", 404: "root of the ser
 def test_refused_requests_have_a_remedy(status: int, tmp_path: Path) -> None:
     with answering(models=(200, MODELS), chat=(status, b"no")) as url:
         done = bench_run(url, tmp_path / "r.json")
-    assert isinstance(done.exception, NothingMeasured), done.output
+    assert isinstance(done.exception, ServerFailed), done.output
     assert f"HTTP {status}: no" in done.exception.message and HINTS[status] in done.exception.hint
     assert all(sample.error for case in result_file.read(tmp_path / "r.json").cases for sample in case.samples)
 
@@ -85,7 +85,7 @@ def test_refused_requests_have_a_remedy(status: int, tmp_path: Path) -> None:
 def test_refused_list_of_models_has_a_remedy(status: int, tmp_path: Path) -> None:
     with answering(models=(status, b"no")) as url:
         done = bench_run(url, tmp_path / "r.json")
-    assert isinstance(done.exception, Sm120kitError) and done.exception.exit_code == 90, done.output
+    assert isinstance(done.exception, Sm120kitError) and done.exception.exit_code == 70, done.output
     remedy = "check its root URL" if status == 404 else HINTS[status]
     assert str(status) in done.exception.message and remedy in done.exception.hint
     assert not (tmp_path / "r.json").exists()
@@ -98,7 +98,7 @@ def test_timeout_is_the_longest_time_without_data(fault: str, tmp_path: Path) ->
     body = json.dumps({"schedule": schedule})
     with schedule_server() as url:
         done = bench_run(url, tmp_path / "r.json", "--extra-body", body, "--timeout", "1")
-        assert isinstance(done.exception, NothingMeasured), done.output
+        assert isinstance(done.exception, ServerFailed), done.output
         assert "no data for 1 s, the limit of --timeout" in done.exception.message
         assert "allow more time with --timeout" in done.exception.hint
         if fault == "late":
@@ -134,7 +134,7 @@ def test_odd_lists_of_models(models: bytes, tmp_path: Path) -> None:
 def test_odd_usage_is_an_error_of_the_request(usage: str, tmp_path: Path) -> None:
     with answering(models=(200, MODELS), chat=(200, stream(usage))) as url:
         done = bench_run(url, tmp_path / "r.json")
-    assert isinstance(done.exception, NothingMeasured) and "usage" in done.exception.message, done.output
+    assert isinstance(done.exception, ServerFailed) and "usage" in done.exception.message, done.output
 
 
 @pytest.mark.parametrize(

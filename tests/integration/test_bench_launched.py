@@ -24,7 +24,7 @@ from sm120kit import serving
 from sm120kit.bench import Measurement, compare, launched, result_file, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
-from sm120kit.core.errors import BadResult, NotComparable, ServerDied
+from sm120kit.core.errors import BadInput, NotComparable, ServerFailed
 from sm120kit.core.state import Workspace, read_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.images.published import Source
@@ -210,7 +210,7 @@ def test_partial_result_is_saved_when_the_server_dies(tmp_path: Path) -> None:
         for child in psutil.Process().children():
             child.kill()
 
-    with pytest.raises(ServerDied, match="after it had been healthy"):
+    with pytest.raises(ServerFailed, match="after it had been healthy"):
         servers.measure(restarts=1, save=save_and_kill)
     assert not servers.saved[-1].complete and not any(sample.error for sample in servers.saved[0].cases[0].samples)
     assert all(sample.error for sample in servers.saved[-1].cases[-1].samples)
@@ -318,9 +318,9 @@ def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     servers.start(measure_from_outside)
     exited, gone, known, other_url = ran
     for refused, reason in ((exited, "exited"), (gone, "its container is gone")):
-        assert refused.returncode == BadResult.exit_code and reason in refused.stderr, refused.stderr
+        assert refused.returncode == BadInput.exit_code and reason in refused.stderr, refused.stderr
     assert known.returncode == 0, known.stderr
-    assert other_url.returncode == BadResult.exit_code and "is of a server at" in other_url.stderr
+    assert other_url.returncode == BadInput.exit_code and "is of a server at" in other_url.stderr
     result = result_file.read(tmp_path / "known.json")
     served, machine = result.environment.served, result.environment.machine
     assert (served.image, served.revision) == ("c" * 64, REVISION)
@@ -356,7 +356,7 @@ def test_run_ends_when_the_server_goes_away(tmp_path: Path) -> None:
             time.sleep(0.3)
             server.kill()
             _, stderr = running.communicate(timeout=30)
-    assert running.returncode == 90 and "no longer answers; it went away in case 2 of 4" in " ".join(stderr.split()), stderr
+    assert running.returncode == 70 and "no longer answers; it went away in case 2 of 4" in " ".join(stderr.split()), stderr
     partial = result_file.read(tmp_path / "result.json")
     assert not partial.complete and [bool(case.samples[0].error) for case in partial.cases] == [False, True]
     shown = sm120kit("bench", "show", "result.json", cwd=tmp_path)

@@ -63,7 +63,7 @@ def test_broken_nvidia_smi(script: str, reason: str, tmp_path: Path, monkeypatch
 
 def test_root_that_is_not_a_host(tmp_path: Path) -> None:
     process = sm120kit("doctor", "--root", tmp_path)
-    assert process.returncode == 80 and "hint:" in process.stderr and "Traceback" not in process.stderr
+    assert process.returncode == 11 and "hint:" in process.stderr and "Traceback" not in process.stderr
 
 
 def test_hung_step_is_stopped_and_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 import synthetic_hosts
 
 from sm120kit import serving
-from sm120kit.core.errors import GpusTaken, NotHealthy, NotVerified, PortTaken, ServerDied
+from sm120kit.core.errors import NotVerified, ResourceUnavailable, ServerFailed
 from sm120kit.core.state import Workspace
 from sm120kit.hosts.facts import LaunchedContainer, probe
 from sm120kit.images.published import Source
@@ -209,7 +209,7 @@ def test_signal_stops_a_server_that_is_loading(tmp_path: Path) -> None:
 
 def test_death_while_loading_is_explained_from_the_log(tmp_path: Path) -> None:
     launcher = start(tmp_path, "die", seconds=0.4)
-    assert launcher.child.wait(60) == ServerDied.exit_code
+    assert launcher.child.wait(60) == ServerFailed.exit_code
     assert (
         "while it started, with exit code 3" in launcher.output and "cause:" in launcher.output and "TMA WS" in launcher.output
     )
@@ -221,7 +221,7 @@ def test_death_while_loading_is_explained_from_the_log(tmp_path: Path) -> None:
 
 def test_death_after_becoming_healthy(tmp_path: Path) -> None:
     launcher = start(tmp_path, "die-later", seconds=0.2)
-    assert launcher.child.wait(60) == ServerDied.exit_code
+    assert launcher.child.wait(60) == ServerFailed.exit_code
     assert (
         "after it had been healthy, with exit code 4" in launcher.output
         and "nothing in its log looks like an error" in launcher.output
@@ -231,7 +231,7 @@ def test_death_after_becoming_healthy(tmp_path: Path) -> None:
 
 def test_server_that_is_not_healthy_in_time_is_stopped(tmp_path: Path) -> None:
     launcher = start(tmp_path, "never", wait=1)
-    assert launcher.child.wait(60) == NotHealthy.exit_code
+    assert launcher.child.wait(60) == ServerFailed.exit_code
     assert launcher.record["ending"] == "not healthy in time" and launcher.record["healthy_seconds"] is None
     assert "was not healthy after 1 s and was stopped" in launcher.output
     assert serving.port_is_free(launcher.port)
@@ -266,7 +266,7 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
         configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
         source = Source(tmp_path / "none")
         prepared = launch.PreparedLaunch(configuration, None, None, None, service, (), source)
-        with pytest.raises(PortTaken, match=str(port)):
+        with pytest.raises(ResourceUnavailable, match=str(port)):
             launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1, print))
 
 
@@ -398,7 +398,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 wait_until(lambda: docker("ps", "--all", "--quiet") == "")
         left = LaunchedContainer("launched", configuration.name, (0,), attended=False)
         assert probe().launched == (left,), "a container that ignores SIGTERM is identified by its labels"
-        with pytest.raises(GpusTaken, match="on GPU 0; the sm120kit serve that started it is gone") as taken:
+        with pytest.raises(ResourceUnavailable, match="on GPU 0; the sm120kit serve that started it is gone") as taken:
             launch.run(prepared, options)
         assert taken.value.hint == "sm120kit stop launched"
         docker("kill", "launched")
@@ -407,7 +407,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(NotVerified, match="is not an image that passed its checks"):
             root = synthetic_hosts.build("turin-8", tmp_path / "host")
             resolve(configuration, image, source, ServerLocation(service.port), options.workspace, root=root, planned=True)
-        with pytest.raises(ServerDied) as caught:
+        with pytest.raises(ServerFailed) as caught:
             launch.run(prepared, options)
         assert "no-device-driver" in caught.value.message and "nvidia-container-toolkit" in caught.value.hint
         assert docker("ps", "--all", "--quiet") == "", "the container of a failed start is removed"

@@ -12,7 +12,7 @@ from small_engine import make_wheel
 from toolkits import bare, toolkit
 
 from sm120kit import recipes
-from sm120kit.core.errors import HashMismatch, OfflineMiss, ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.errors import NotTrusted, OfflineMiss, RequirementMissing
 from sm120kit.core.records import Arch
 from sm120kit.core.state import Workspace, write_atomic
 from sm120kit.recipes import lockfile
@@ -96,14 +96,14 @@ def test_cuda_home_counts_whatever_its_version(
     )
     assert locked.toolchain_differences(lockfile.read(target.lock_path), replace(tools, nvcc_version="13.0.88")) == ()
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "older", "12.6.0", HEADERS)))
-    with pytest.raises(ToolchainUnsuitable, match=r"nvcc 12\.6\.0 is older") as error:
+    with pytest.raises(RequirementMissing, match=r"nvcc 12\.6\.0 is older") as error:
         locked.compilers(target, [Arch.SM_120F])
     assert "unset CUDA_HOME" in error.value.hint
 
 
 def test_no_cxx_compiler_is_reported_before_a_download(bare: Path, target: FlashInferTarget) -> None:
     (bare / "c++").unlink()
-    with pytest.raises(ToolchainMissing, match=r"no C\+\+ compiler"):
+    with pytest.raises(RequirementMissing, match=r"no C\+\+ compiler"):
         locked.compilers(target)
     assert not target.options.workspace.downloads.exists()
 
@@ -135,7 +135,7 @@ def test_failed_fetch_leaves_no_toolchain(bare: Path, target: FlashInferTarget, 
         locked.compilers(offline)
     (wheel,) = mirror.glob("nvidia*")
     wheel.write_bytes(wheel.read_bytes() + b"x")
-    with pytest.raises(HashMismatch):
+    with pytest.raises(NotTrusted):
         locked.compilers(target)
     assert not unpacked(target)
 
@@ -144,6 +144,6 @@ def test_recipe_without_lockfile_takes_any_toolkit(bare: Path, tmp_path: Path, t
     target.lock_path.unlink()
     (bare / "nvcc").symlink_to(toolkit(tmp_path / "newer", "13.1.7", HEADERS) / "bin" / "nvcc")
     assert locked.compilers(target).nvcc_version == "13.1.7"
-    with pytest.raises(ToolchainMissing, match="is not locked") as error:
+    with pytest.raises(RequirementMissing, match="is not locked") as error:
         locked.tvm_ffi(target)
     assert "sm120kit recipe lock" in error.value.hint

@@ -22,18 +22,7 @@ from model_hub import COMMIT, ModelHub, model_hub
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import (
-    FetchFailed,
-    ModelRefused,
-    NoModel,
-    NoSuchModel,
-    NotACheckpoint,
-    NotEnoughDisk,
-    OfflineMiss,
-    ShardDamaged,
-    ShardMissing,
-    Sm120kitError,
-)
+from sm120kit.core.errors import BadInput, FetchFailed, NotFound, OfflineMiss, ResourceUnavailable, Sm120kitError
 from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint, download
 from sm120kit.serving.container import Mount, _model_mounts
@@ -126,25 +115,25 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
 
 
 def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoSuchModel, match=f"{REPOSITORY} has no revision v9"):
+    with pytest.raises(NotFound, match=f"{REPOSITORY} has no revision v9"):
         fetch("v9")
     hub.token = "right"
     monkeypatch.setenv("HF_TOKEN", "hunter2")
-    with pytest.raises(ModelRefused, match="status 401") as refused:
+    with pytest.raises(FetchFailed, match="status 401") as refused:
         fetch()
     assert "HF_TOKEN" in refused.value.hint and "hunter2" not in f"{refused.value.message} {refused.value.hint}"
     hub.token, hub.repository = "", "another/model"
-    with pytest.raises(NoSuchModel, match=f"the Hub has no model {REPOSITORY}"):
+    with pytest.raises(NotFound, match=f"the Hub has no model {REPOSITORY}"):
         fetch()
     hub.repository = REPOSITORY
     hub.files["model-9.safetensors"] = _Huge()
     plan = download.plan(configurations.load(NAME), "", offline=False)
     assert plan.missing_bytes > 2**59, "a command line can be printed for a machine with more space"
-    with pytest.raises(NotEnoughDisk, match="GiB free"):
+    with pytest.raises(ResourceUnavailable, match="GiB free"):
         download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
     hub.files["config.json"] = _Huge()
-    with pytest.raises(NoModel, match=r"config.json cannot be read: it has more than 64 MiB"):
+    with pytest.raises(NotFound, match=r"config.json cannot be read: it has more than 64 MiB"):
         download.preview(download.plan(configurations.load(NAME), "", offline=False))
     assert not hub.sent
 
@@ -200,13 +189,13 @@ def test_headers_are_not_awaited_forever(hub: ModelHub, home: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda files: files.pop(LAST), ShardMissing, f"1 of 2 shards are missing: {LAST}"),
-        (lambda files: files.update({LAST: files["model-00001-of-00002.safetensors"]}), ShardMissing, "lacks the tensor mtp"),
-        (lambda files: files.update({LAST: files[LAST][:-9]}), ShardDamaged, "instead of the"),
-        (lambda files: files.update({LAST: b"\xff" * 99}), ShardDamaged, "truncated or no safetensors file"),
-        (lambda files: files.update({LAST: b"version https://git-lfs.github.com/spec/v1"}), ShardDamaged, "Git LFS pointer"),
-        (lambda files: files.pop("config.json"), NotACheckpoint, "has no config.json"),
-        (lambda files: files.update({"config.json": b"{"}), NotACheckpoint, "config.json is not JSON"),
+        (lambda files: files.pop(LAST), BadInput, f"1 of 2 shards are missing: {LAST}"),
+        (lambda files: files.update({LAST: files["model-00001-of-00002.safetensors"]}), BadInput, "lacks the tensor mtp"),
+        (lambda files: files.update({LAST: files[LAST][:-9]}), BadInput, "instead of the"),
+        (lambda files: files.update({LAST: b"\xff" * 99}), BadInput, "truncated or no safetensors file"),
+        (lambda files: files.update({LAST: b"version https://git-lfs.github.com/spec/v1"}), BadInput, "Git LFS pointer"),
+        (lambda files: files.pop("config.json"), BadInput, "has no config.json"),
+        (lambda files: files.update({"config.json": b"{"}), BadInput, "config.json is not JSON"),
     ],
 )
 def test_damaged_model_is_refused_before_the_download(
@@ -266,7 +255,7 @@ def test_model_that_cannot_be_served_is_refused_before_the_download(
     if code:
         assert isinstance(result.exception, Sm120kitError), result.output
         assert result.exception.exit_code == code and message in result.exception.message
-        assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 74
+        assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 41
     else:
         assert result.exit_code == 0 and message in result.stdout and "2 MTP tensors" in result.stderr, result.output
         snapshot = download.cache_folder(hub.repository, COMMIT)
@@ -295,7 +284,7 @@ def test_shared_blobs_of_the_download_cache_are_mounted(tmp_path: Path) -> None:
     (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
     own = Mount(snapshot, f"/model/snapshots/{COMMIT}", True)
     mounts = (own, Mount(blobs, "/model/blobs", True), Mount(hub / "blobs", "/blobs", True))
-    with pytest.raises(NoModel, match="safetensors links"):
+    with pytest.raises(NotFound, match="safetensors links"):
         _model_mounts(snapshot)  # a directory is no store because of its name
     (hub / "blobs" / ".huggingface-shared-blobs").write_text("1\n")
     assert _model_mounts(snapshot) == mounts

@@ -14,7 +14,7 @@ from packaging.version import Version
 from patch_series import checkout_of, trees
 
 from sm120kit import patches, recipes
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import CheckFailed
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.wheels import pack
@@ -149,5 +149,5 @@ def test_a_damaged_kept_wheel_is_not_used(repository: Repository, tmp_path: Path
 
 def test_version_that_cannot_be_set(repository: Repository, tmp_path: Path) -> None:
     tree = tree_of(repository, {"flashinfer/_build_meta.py": "version = 1\n", "flashinfer/__init__.py": ""})
-    with pytest.raises(ExpectationFailed, match="0 lines that match"):
+    with pytest.raises(CheckFailed, match="0 lines that match"):
         packed(replace(tree), tmp_path / "work")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core import process, toolchain
-from sm120kit.core.errors import BadPtx
+from sm120kit.core.errors import BadInput
 
 CODE = r"""
 extern "C" __global__ void kernel(unsigned* out, unsigned const* in, float2 scale, unsigned long long pair) {
@@ -61,5 +61,5 @@ def test_instruction_that_only_ptxas_rejects_is_named(tmp_path: Path) -> None:
     asm = 'asm("{ .reg .f32 f; max.f32 f, 0f00000000, 0f3F800000, 0f40000000; mov.b32 %0, f; }" : "=r"(x));'
     extra = f"[]{{ unsigned x; {asm} return x; }}()"
     result = CliRunner().invoke(app, ["verify", "ptx", str(ptx(tmp_path, extra)), "--cubin", str(tmp_path / "out.cubin")])
-    assert isinstance(result.exception, BadPtx)
+    assert isinstance(result.exception, BadInput)
     assert "max.f32" in result.exception.message and not (tmp_path / "out.cubin").exists()

@@ -57,7 +57,7 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     options = ("--url", url, "--quick", "--given", "power_limit=300 W", "--given", "machine=this", "--json")
     argv = [sys.executable, "-m", "sm120kit", "reproduce", A, *options]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 96, ran.stderr
+    assert ran.returncode == 80, ran.stderr
     assert "no published figure is comparable" in ran.stderr
     report = json.loads(ran.stdout)
     assert report["verdict"] == "NOT COMPARABLE"
@@ -81,7 +81,7 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     assert any(line.startswith("config-gpus: ") for line in report["host"])
     # The results give the same verdict.
     code, output, _ = reproduce_command(A, "--result", paths[0], "--result", paths[1])
-    assert code == 96
+    assert code == 80
     assert "model: txn545/Qwen3.5-122B-A10B-NVFP4 / schedule" in output
     assert "doctor:" not in output
 
@@ -109,7 +109,7 @@ def edited(path: Path, tok_s: float, **changes: Any) -> Path:
 
 def test_verdicts_on_a_result(url: str, directory: Path) -> None:
     code, _, error = reproduce_command(B, "--url", url, "--quick")
-    assert code == 96, error
+    assert code == 80, error
     path = directory / f"{B}.seed-short-thinking-on.json"
     # Four of these GPUs cannot read the weights fast enough for 2000 tok/s.
     code, output, _ = reproduce_command(B, "--result", edited(path, 2000))
@@ -182,7 +182,7 @@ def test_killed_run_goes_on_and_no_result_is_replaced(url: str, directory: Path)
     (first,) = directory.iterdir()
     measured = first.read_bytes()
     code, _, error = reproduce_command(*options)
-    assert code == 96, error
+    assert code == 80, error
     assert first.read_bytes() == measured
     (second,) = set(directory.iterdir()) - {first}
     both = {path: path.read_bytes() for path in (first, second)}
@@ -200,7 +200,7 @@ def test_killed_run_goes_on_and_no_result_is_replaced(url: str, directory: Path)
     assert (code, "is not a result" in error) == (44, True), error
     assert first.read_bytes() == both[first]
     code, _, error = reproduce_command(*options, "--overwrite")
-    assert code == 96 and first.read_bytes() != both[first], error
+    assert code == 80 and first.read_bytes() != both[first], error
 
 
 def test_bad_input(url: str, directory: Path) -> None:

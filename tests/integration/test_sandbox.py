@@ -21,7 +21,7 @@ import pytest
 from test_bad_input import Site
 
 from sm120kit.core import process, sandbox, toolchain
-from sm120kit.core.errors import SandboxMissing
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox
 from sm120kit.kernels.tiles import introspect
@@ -131,7 +131,7 @@ def confined(request: pytest.FixtureRequest, tools: Toolchain) -> Sandbox:
 def any_sandbox() -> None:
     try:
         sandbox.find()
-    except SandboxMissing as error:
+    except RequirementMissing as error:
         pytest.skip(error.message)
 
 
@@ -292,7 +292,7 @@ def test_foreign_patch_is_proven_in_a_sandbox(any_sandbox: None, engine: Engine,
         return json.loads(line)
 
     done = engine.prove(victim.code(ALL))
-    assert done.returncode == 36, done.stderr
+    assert done.returncode == 30, done.stderr
     assert "the code of flashinfer/foreign fails in the sandbox" in done.stderr
     refused = results(done)
     assert [name for name in ATTACKS if not re.search(REFUSED[name], refused[name])] == [], refused
@@ -314,7 +314,7 @@ def test_foreign_patch_is_proven_in_a_sandbox(any_sandbox: None, engine: Engine,
 )
 def test_malformed_output_is_an_error_of_the_patch(any_sandbox: None, engine: Engine, code: str, message: str) -> None:
     done = engine.prove(code)
-    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (36, True, False), done.stderr
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (30, True, False), done.stderr
 
 
 def test_template_outside_the_tree_is_refused(any_sandbox: None, engine: Engine, victim: Victim) -> None:
@@ -337,7 +337,7 @@ def test_template_outside_the_tree_is_refused(any_sandbox: None, engine: Engine,
         str(engine.mirror),
     )
     done = engine.run(*words)
-    assert (done.returncode, SECRET in done.stderr) == (36, False), done.stderr
+    assert (done.returncode, SECRET in done.stderr) == (30, False), done.stderr
     assert "does not have one template in csrc/" in done.stderr
 
 
@@ -346,7 +346,7 @@ def test_without_a_sandbox_a_foreign_patch_must_be_trusted(engine: Engine, tmp_p
     (tmp_path / "empty").mkdir()
     code = f"open({str(mark)!r}, 'w')\nraise SystemExit('it ran')\n"
     done = engine.prove(code, env={"PATH": str(tmp_path / "empty")})
-    assert done.returncode == 35, done.stderr
+    assert done.returncode == 40, done.stderr
     for part in ("no sandbox", "program not found: bwrap", "install bubblewrap", "--trust-patch"):
         assert part in done.stderr
     assert not mark.exists()
@@ -362,7 +362,7 @@ def test_system_without_user_namespaces_is_named(engine: Engine) -> None:
     if subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
         pytest.skip("this system has no user namespaces, or no util-linux")
     done = engine.prove("", prefix=prefix)
-    assert done.returncode == 35, done.stderr
+    assert done.returncode == 40, done.stderr
     for part in ("unshare fails: ", "sysctl user.max_user_namespaces", "--trust-patch"):
         assert part in done.stderr
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import DaemonUnreachable, StateUnwritable
+from sm120kit.core.errors import DaemonUnreachable, SystemRefused
 from sm120kit.core.state import Workspace, read_record, write_record
 from sm120kit.serving import Run, containers
 from sm120kit.serving.containers import ServingContainer
@@ -80,7 +80,7 @@ def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], serv
     calls = docker(inspect="echo 0")
     loop = tmp_path / "loop.json"
     loop.symlink_to(loop)  # not even root reads it
-    with pytest.raises(StateUnwritable, match="the record of s cannot be completed"):
+    with pytest.raises(SystemRefused, match="the record of s cannot be completed"):
         containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
     assert not calls.exists(), "the server runs on"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sm120kit import serving
-from sm120kit.core.errors import DaemonUnreachable, GpusTaken, NoAnswer, PortTaken, ServerDied, Sm120kitError
+from sm120kit.core.errors import DaemonUnreachable, NoAnswer, ResourceUnavailable, ServerFailed, Sm120kitError
 from sm120kit.core.state import Workspace, host_exclusive, write_record
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
@@ -109,7 +109,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
 
 def test_failed_start_removes_no_other_container(docker: Docker) -> None:
     (docker.at / "refuses").touch()
-    with pytest.raises(ServerDied, match="exit code 125"):
+    with pytest.raises(ServerFailed, match="exit code 125"):
         launch.start(*docker.launch())
     assert docker.removed == [] and (docker.record["ending"], docker.record["exit_code"]) == ("died", 125)
 
@@ -118,7 +118,7 @@ def test_failed_start_removes_no_other_container(docker: Docker) -> None:
 def test_name_of_a_container_that_has_not_ended(state: str, docker: Docker) -> None:
     url = f"http://127.0.0.2:{docker.port}"
     (docker.at / "all").write_text(f"{docker.name}\t{state}\tUp\tc\t7\t{url}\t\n")
-    with pytest.raises(PortTaken, match=f"{docker.name} exists and serves {url}"):
+    with pytest.raises(ResourceUnavailable, match=f"{docker.name} exists and serves {url}"):
         launch.start(*docker.launch())
     assert {call[0] for call in docker.calls} == {"ps"}
 
@@ -187,7 +187,7 @@ def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
         (docker.at / "running").write_text("other\tc\t0\tdetached\n")
     waiting.join()
     (failure,) = failures
-    assert isinstance(failure, GpusTaken) and failure.message == "other serves c on GPU 0"
+    assert isinstance(failure, ResourceUnavailable) and failure.message == "other serves c on GPU 0"
     assert {call[0] for call in docker.calls} == {"ps"}
 
 

@@ -21,7 +21,7 @@ from sm120kit import engines, serving
 from sm120kit.bench import Measurement, launched, metrics, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
-from sm120kit.core.errors import BadRecipe, NamespacesMissing
+from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.state import data_root, file_sha256
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import parser
@@ -136,7 +136,7 @@ def test_recipe_and_configuration_are_checked(data: Path, tmp_path: Path) -> Non
     file = tmp_path / "toy.toml"
     for changed, message in ((("--slices", "--slabs"), "no --slices"), (("--longest", "--shortest"), "--shortest")):
         file.write_text(CONFIGURATION.replace(*changed))
-        with pytest.raises(BadRecipe, match=message):
+        with pytest.raises(BadInput, match=message):
             arguments.require_known(configurations.load(str(file)))
 
 
@@ -155,7 +155,7 @@ def test_image_is_built_and_passes_the_suite(data: Path, tmp_path: Path, monkeyp
     assert image.canonical_name.startswith("sm120kit/toy:1.0-sm120kit.")
     try:
         store.require_runtime(image.id)
-    except NamespacesMissing as reason:
+    except RequirementMissing as reason:
         pytest.skip(str(reason))
     expected = checks.ExpectedImage("toy", "", "", "", "", "", (), (), (), {})
     report = checks.verify(image, image.canonical_name, expected, store, small.workspace)

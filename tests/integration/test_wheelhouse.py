@@ -14,7 +14,7 @@ import pytest
 from small_engine import make_wheel
 
 from sm120kit import sources
-from sm120kit.core.errors import FetchFailed, NotEnoughDisk
+from sm120kit.core.errors import FetchFailed, ResourceUnavailable
 from sm120kit.core.state import Workspace
 from sm120kit.sources.records import LockedWheel
 
@@ -72,7 +72,7 @@ def test_disk_is_checked_before_the_first_fetch(mirror: Path, tmp_path: Path) ->
     workspace, wheels = Workspace.open(tmp_path / "state"), locked(mirror)
     workspace.cache.mkdir(parents=True, exist_ok=True)
     (workspace.cache / "wheel-sizes.json").write_text(json.dumps({"bytes": {wheels[0].sha256: 2**60}}))
-    with pytest.raises(NotEnoughDisk, match="fetching 11 of 11 wheels needs"):
+    with pytest.raises(ResourceUnavailable, match="fetching 11 of 11 wheels needs"):
         sources.wheelhouse(wheels, workspace, sources.Origin(str(mirror)))
     assert not workspace.downloads.exists()
 

@@ -13,7 +13,7 @@ import pytest
 import zip_bombs
 
 from sm120kit.core import archives
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.kernels import cubin
 
 
@@ -35,7 +35,7 @@ def test_small_wheel_that_unpacks_to_4_gb_is_rejected(tmp_path: Path) -> None:
     assert path.stat().st_size < 5 * 2**20
     with (
         cheaply(),
-        pytest.raises(BadArtifact, match=r"bomb-1\.0.* unpacks to 4080 MiB; the limit for its size is 1024 MiB"),
+        pytest.raises(BadInput, match=r"bomb-1\.0.* unpacks to 4080 MiB; the limit for its size is 1024 MiB"),
     ):
         cubin.read(path)
 
@@ -43,7 +43,7 @@ def test_small_wheel_that_unpacks_to_4_gb_is_rejected(tmp_path: Path) -> None:
 def test_member_larger_than_its_header_states(tmp_path: Path) -> None:
     path = tmp_path / "bomb.whl"
     path.write_bytes(zip_bombs.wheel("x.so", 64, stated=10))
-    with cheaply(), pytest.raises(BadArtifact):
+    with cheaply(), pytest.raises(BadInput):
         cubin.read(path)
 
 
@@ -53,7 +53,7 @@ def test_too_many_members_are_rejected(tmp_path: Path, monkeypatch: pytest.Monke
     with zipfile.ZipFile(path, "w") as wheel:
         for number in range(1001):
             wheel.writestr(f"m{number}", b"")
-    with pytest.raises(BadArtifact, match="has 1001 members; the limit is 1000"), archives.open_wheel(path):
+    with pytest.raises(BadInput, match="has 1001 members; the limit is 1000"), archives.open_wheel(path):
         pass
 
 
@@ -61,7 +61,7 @@ def test_unsupported_compression_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "odd.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as wheel:
         wheel.writestr("metadata", b"x")
-    with pytest.raises(BadArtifact, match="may not use: metadata"), archives.open_wheel(path):
+    with pytest.raises(BadInput, match="may not use: metadata"), archives.open_wheel(path):
         pass
 
 
@@ -78,5 +78,5 @@ def test_member_without_a_name_is_refused(tmp_path: Path) -> None:
         wheel.writestr("x", b"")
     packed = (tmp_path / "a.whl").read_bytes().replace(b"x", b"\0")  # zipfile ends names at NUL
     (tmp_path / "a.whl").write_bytes(packed)
-    with pytest.raises(BadArtifact, match="has a member without a name"), archives.open_wheel(tmp_path / "a.whl"):
+    with pytest.raises(BadInput, match="has a member without a name"), archives.open_wheel(tmp_path / "a.whl"):
         pass

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import data_root
 from sm120kit.engines import parser
 from sm120kit.engines.parser import Option, ParserRecord, rejection
@@ -127,7 +127,7 @@ def test_options_are_found_in_every_spelling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spelling", [["--tensor_parallel_size", "2"], ["-tp=2"], ["--tensor-parallel", "2"]])
 def test_contradiction_is_found_in_every_spelling(spelling: list[str], tmp_path: Path) -> None:
-    with pytest.raises(BadRecipe, match="tensor_parallel: 1, but arguments have"):
+    with pytest.raises(BadInput, match="tensor_parallel: 1, but arguments have"):
         configurations.load(str(with_arguments(tmp_path, "vllm-0.33.0", spelling)))
 
 
@@ -167,7 +167,7 @@ def test_config_check_of_user_file(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["config", "check", str(file)]).exit_code == 0
     file.write_text(GOOD.replace("--max-model-len", "--max-model-length"))
     result = CliRunner().invoke(app, ["config", "check", str(file)])
-    assert isinstance(result.exception, BadRecipe)
+    assert isinstance(result.exception, BadInput)
     assert "vllm-0.19.1 rejects" in result.exception.message and "did you mean '--max-model-len'?" in result.exception.message
 
 
@@ -176,7 +176,7 @@ def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
     assert "fastsafetensors" in loading.arguments and arguments.missing_extras(loading) == ()
     streamed = loading.model_copy(update={"arguments": ("--load-format=runai_streamer",)})
     assert arguments.missing_extras(streamed) == ("runai-model-streamer",)
-    with pytest.raises(BadRecipe, match=r"need runai-model-streamer, which the lockfile of vllm-0\.19\.1 lacks"):
+    with pytest.raises(BadInput, match=r"need runai-model-streamer, which the lockfile of vllm-0\.19\.1 lacks"):
         arguments.require_known(streamed)
     for option in ("--moe-backend", "--linear-backend"):
         fused = loading.model_copy(update={"engine": "vllm-0.20.0", "arguments": (option, "b12x")})

@@ -17,7 +17,7 @@ import sigstore_services
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from sm120kit.core.errors import BadKey, NotAttested, NotSigned
+from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.core.state import file_sha256
 from sm120kit.images import attestation
 from sm120kit.images.attestation import signature
@@ -461,10 +461,10 @@ def test_signer_and_verify_refuse_unsuitable_keys(tmp_path: Path, keys: Keys) ->
         (big, "neither an ed25519 nor"),
         (curve, "neither an ed25519 nor"),
     ):
-        with pytest.raises(BadKey, match=message):
+        with pytest.raises(BadInput, match=message):
             attestation.signer(path)
     entry = attested(tmp_path / "index", private)
-    with pytest.raises(BadKey, match="not a public key"):
+    with pytest.raises(BadInput, match="not a public key"):
         attestation.verify(entry, tmp_path / "index", private)
 
 
@@ -582,7 +582,7 @@ def test_keyless_refuses_services_with_other_keys(
 
 def test_keyless_refuses_an_expired_certificate(tmp_path: Path, services: sigstore_services.Services) -> None:
     services.valid = datetime.timedelta(seconds=-2)
-    with pytest.raises(NotSigned, match="did not sign"):
+    with pytest.raises(RequirementMissing, match="did not sign"):
         signed_keyless(tmp_path)
     (tmp_path / "index").rmdir()
     services.valid, services.logged_after = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
@@ -631,15 +631,15 @@ def test_keyless_signer_without_a_usable_identity(
 ) -> None:
     config = tmp_path / "trust-config.json"
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"{services.url}/nowhere?job=1")
-    with pytest.raises(NotSigned, match="cannot be used: GitHub: OIDC token request failed") as failed:
+    with pytest.raises(RequirementMissing, match="cannot be used: GitHub: OIDC token request failed") as failed:
         attestation.signer(None, config)
     assert "secret" not in failed.value.message
     for name in services.environment():
         monkeypatch.delenv(name)
-    with pytest.raises(NotSigned, match="environment provides no identity"):
+    with pytest.raises(RequirementMissing, match="environment provides no identity"):
         attestation.signer(None, config)
     config.write_text("{}")
-    with pytest.raises(BadKey, match="not a trust configuration"):
+    with pytest.raises(BadInput, match="not a trust configuration"):
         attestation.signer(None, config)
 
 
@@ -650,5 +650,5 @@ def test_identity_file_with_other_content(text: str, tmp_path: Path, keys: Keys)
     entry = attested(tmp_path / "index", keys()[0])
     path = tmp_path / "trusted.toml"
     path.write_text(text)
-    with pytest.raises(BadKey, match="is not an identity"):
+    with pytest.raises(BadInput, match="is not an identity"):
         attestation.verify(entry, tmp_path / "index", path)

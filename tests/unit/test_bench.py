@@ -17,7 +17,7 @@ from sm120kit.bench.metrics import Acceptance
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
-from sm120kit.core.errors import BadRecipe, BadResult, NotComparable, UnknownName
+from sm120kit.core.errors import BadInput, NotComparable, NotFound
 from sm120kit.core.state import data_root
 
 
@@ -293,14 +293,14 @@ def test_padding_differs_from_its_first_word() -> None:
 def test_bad_workload_reports_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('summary = "x"\nprompts = []\nconcurrency = [0]\noutput_tokens = [1]\nouput_tokens = 3\n')
-    with pytest.raises(BadRecipe) as caught:
+    with pytest.raises(BadInput) as caught:
         workload.load(str(file))
     assert all(word in caught.value.message for word in ("prompts: ", "concurrency.0: ", str(file)))
     assert "ouput_tokens: unknown key; did you mean 'output_tokens'?" in caught.value.message
     file.write_text("summary = ")
-    with pytest.raises(BadRecipe, match=r"mine\.toml"):
+    with pytest.raises(BadInput, match=r"mine\.toml"):
         workload.load(str(file))
-    with pytest.raises(UnknownName) as unknown:
+    with pytest.raises(NotFound) as unknown:
         workload.load("quik")
     assert "did you mean 'quick'?" in unknown.value.message
 
@@ -381,9 +381,9 @@ def test_result_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sm120kit.result/4"}', '{"format": "sm120kit.result/3"}'])
 def test_other_files_are_refused_as_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(BadResult, match=r"r\.json"):
+    with pytest.raises(BadInput, match=r"r\.json"):
         result_file.read(tmp_path / "r.json")
-    with pytest.raises(BadResult, match="none"):
+    with pytest.raises(BadInput, match="none"):
         result_file.read(tmp_path / "none")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hostile_server import hostile_server
 
 from sm120kit.bench import client
-from sm120kit.core.errors import ServerUnreachable
+from sm120kit.core.errors import ServerFailed
 from sm120kit.core.urls import Endpoint
 
 
@@ -18,7 +18,7 @@ def test_endless_response_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with hostile_server() as server:
         for path in ("/v1/models", "/metrics"):
             server.respond(path, bytes(2**16), endless=True)
-        with pytest.raises(ServerUnreachable, match="the response has more than 1 MiB"):
+        with pytest.raises(ServerFailed, match="the response has more than 1 MiB"):
             client.models(Endpoint.parse(server.url))
         with pytest.raises(httpx2.HTTPError, match="the response has more than 1 MiB"):
             client.get(Endpoint.parse(server.url), "/metrics")

@@ -13,7 +13,7 @@ from sm120kit.bench import dataset, resume, saturation, workload
 from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.bench.workload import Case
-from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.errors import BadInput, NotFound
 
 CELL = Case(2, 100, 0)
 
@@ -59,9 +59,9 @@ def test_datasets_of_three_forms(tmp_path: Path) -> None:
 def test_bad_datasets_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(text)
-    with pytest.raises(BadRecipe, match=message):
+    with pytest.raises(BadInput, match=message):
         dataset.read(path)
-    with pytest.raises(BadRecipe, match=r"absent\.jsonl: No such file"):
+    with pytest.raises(BadInput, match=r"absent\.jsonl: No such file"):
         dataset.read(tmp_path / "absent.jsonl")
 
 
@@ -114,7 +114,7 @@ def test_trace_has_times_lengths_and_shared_text(tmp_path: Path) -> None:
     first, other, second = ([*request.body["messages"][0]["content"].split()] for request in requests)
     assert first[:512] == second[:512] and first[512:] != second[512:], "512 words are two blocks of 512 tokens"
     assert other[:10] != first[:10] and len(first) == 550
-    with pytest.raises(BadRecipe, match=r"entry 1 is not of a trace \(output_length: "):
+    with pytest.raises(BadInput, match=r"entry 1 is not of a trace \(output_length: "):
         dataset.read_trace(lines(tmp_path / "bad.jsonl", {"timestamp": 1, "input_length": 1}))
 
 
@@ -170,5 +170,5 @@ def test_goodput_under_objectives() -> None:
     assert saturation.goodput(case, parse(["ttft=300", "itl=699"])).met == 0
     assert saturation.goodput(case, parse(["itl:p95=701", "e2e=1000"])).met == 3
     for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4"):
-        with pytest.raises(UnknownName, match="is no objective"):
+        with pytest.raises(NotFound, match="is no objective"):
             parse([wrong])

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from sm120kit import recipes, sources
 from sm120kit.cli import app
 from sm120kit.cli.cache import size
-from sm120kit.core.errors import ArtifactChanged, LockDiffers, NoSuchImage, Sm120kitError, StateUnsafe, UnknownName
+from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, Sm120kitError
 from sm120kit.core.state import (
     TEMPORARY,
     Workspace,
@@ -208,7 +208,7 @@ def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: 
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
     fill(workspace.downloads / ABSENT)
     recipes.lock_path(recipes.locate(NAME)).write_text("{")
-    assert isinstance(run("gc").exception, LockDiffers)
+    assert isinstance(run("gc").exception, Mismatch)
     assert remaining(workspace) == {ABSENT}
     result = run()
     assert result.exit_code == 0 and "unreferenced entries are unknown" in result.stderr
@@ -341,7 +341,7 @@ def test_blobs_of_images(workspace: Workspace) -> None:
     assert layout.images() == [(layout.find("name:tag"), ("name:tag",))] and not layout.has(own.digest)
     layout.verify(tagged.digest)
     layout.path(tagged.digest).write_bytes(b"damaged")
-    assert isinstance(run("clean", "blobs").exception, ArtifactChanged), "nothing is removed"
+    assert isinstance(run("clean", "blobs").exception, Mismatch), "nothing is removed"
     assert layout.has(shared.digest)
 
 
@@ -364,7 +364,7 @@ def test_image_rm_keeps_what_other_images_have(workspace: Workspace) -> None:
         return CliRunner().invoke(app, ["image", "rm", *references])
 
     refused = rm("a:1", "none:1")
-    assert isinstance(refused.exception, NoSuchImage) and "none:1" in refused.exception.message
+    assert isinstance(refused.exception, NotFound) and "none:1" in refused.exception.message
     assert "a:1" not in refused.exception.message and len(layout.images()) == 2 and layout.find("a:1")
 
     assert json.loads(rm("a:1", "--json").stdout) == {"untagged": ["a:1"], "removed": [], "bytes": 0}
@@ -430,7 +430,7 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
 def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: str, workspace: Workspace) -> None:
     fill(workspace.downloads / ABSENT)
     result = run(*arguments)
-    assert result.exit_code == 2 or isinstance(result.exception, UnknownName)
+    assert result.exit_code == 2 or isinstance(result.exception, NotFound)
     assert message in (result.stderr or str(result.exception))
     assert remaining(workspace) == {ABSENT}
 
@@ -439,8 +439,8 @@ def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
 def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     directory = fill(tmp_path / "home" / "downloads" / ABSENT)
     result = run(*arguments, "--state", str(tmp_path / "home"))
-    assert isinstance(result.exception, StateUnsafe)
-    assert isinstance(run(*arguments, "--dry-run", "--state", str(tmp_path / "home")).exception, StateUnsafe)
+    assert isinstance(result.exception, NotTrusted)
+    assert isinstance(run(*arguments, "--dry-run", "--state", str(tmp_path / "home")).exception, NotTrusted)
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
 
 

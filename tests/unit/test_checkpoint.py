@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 
-from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing, Sm120kitError
+from sm120kit.core.errors import BadInput, NotFound, Sm120kitError
 from sm120kit.serving import checkpoint
 from sm120kit.serving.kv_layout import Attention
 
@@ -248,52 +248,52 @@ def cut(path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda model: (model / "config.json").unlink(), NotACheckpoint, "has no config.json"),
-        (lambda model: (model / "config.json").write_text("{"), NotACheckpoint, "not JSON"),
-        (lambda model: (model / "config.json").write_text("[]"), NotACheckpoint, "not a JSON object"),
-        (lambda model: (model / "model.safetensors.index.json").write_text("{}"), NotACheckpoint, "weight_map"),
-        (lambda model: write_weight_map(model, 1), NotACheckpoint, "names 1, which is no file name"),
-        (lambda model: write_weight_map(model, []), NotACheckpoint, "names [], which is no file name"),
-        (lambda model: write_weight_map(model, "a" * 300), ShardMissing, "1 of 1 shards are missing"),
-        (lambda model: (model / "config.json").write_text('{"text_config": [1]}'), NotACheckpoint, "not of the form"),
-        (lambda model: (model / "hf_quant_config.json").write_text('{"quantization": "a"}'), NotACheckpoint, "not of the form"),
-        (lambda model: (model / LAST).unlink(), ShardMissing, "1 of 2 shards are missing: " + LAST),
+        (lambda model: (model / "config.json").unlink(), BadInput, "has no config.json"),
+        (lambda model: (model / "config.json").write_text("{"), BadInput, "not JSON"),
+        (lambda model: (model / "config.json").write_text("[]"), BadInput, "not a JSON object"),
+        (lambda model: (model / "model.safetensors.index.json").write_text("{}"), BadInput, "weight_map"),
+        (lambda model: write_weight_map(model, 1), BadInput, "names 1, which is no file name"),
+        (lambda model: write_weight_map(model, []), BadInput, "names [], which is no file name"),
+        (lambda model: write_weight_map(model, "a" * 300), BadInput, "1 of 1 shards are missing"),
+        (lambda model: (model / "config.json").write_text('{"text_config": [1]}'), BadInput, "not of the form"),
+        (lambda model: (model / "hf_quant_config.json").write_text('{"quantization": "a"}'), BadInput, "not of the form"),
+        (lambda model: (model / LAST).unlink(), BadInput, "1 of 2 shards are missing: " + LAST),
         (
             lambda model: shard(model / LAST, {"mtp.fc.weight": MTP["mtp.fc.weight"]}),
-            ShardMissing,
+            BadInput,
             "lacks the tensor mtp.layers.0",
         ),
-        (lambda model: cut(model / LAST, 3), ShardDamaged, "truncated"),
-        (lambda model: cut(model / LAST, 60), ShardDamaged, "truncated"),
-        (lambda model: cut(model / LAST, 1000), ShardDamaged, "has 1000 bytes instead of the"),
-        (lambda model: (model / LAST).write_bytes(b"\x02" + bytes(7) + b"[]"), ShardDamaged, "has no safetensors header"),
-        (lambda model: (model / LAST).write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}'), ShardDamaged, "has no safetensors header"),
-        (lambda model: write_header(model / LAST, "U8", [1], [0.5, 10**39]), ShardDamaged, "data_offsets [0.5, 1000"),
-        (lambda model: write_header(model / LAST, ["U8"], [1], [0, 1]), ShardDamaged, "dtype ['U8']"),
-        (lambda model: write_header(model / LAST, "U8", ["1"], [0, 1]), ShardDamaged, "shape ('1',)"),
-        (lambda model: write_header(model / LAST, "U8", [1], [0]), ShardDamaged, "has no safetensors header"),
-        (lambda model: write_header(model / LAST, "U8", [1], [1, 0]), ShardDamaged, "data_offsets [1, 0]"),
-        (lambda model: write_header(model / LAST, "U8", [-1], [0, 1]), ShardDamaged, "shape (-1,)"),
-        (lambda model: set_config(model, num_hidden_layers=10**12), NotACheckpoint, "num_hidden_layers is 1000"),
-        (lambda model: set_config(model, num_hidden_layers=-1), NotACheckpoint, "num_hidden_layers is -1"),
-        (lambda model: set_config(model, num_hidden_layers=4.5), NotACheckpoint, "num_hidden_layers is 4.5"),
-        (lambda model: set_config(model, num_hidden_layers=True), NotACheckpoint, "num_hidden_layers is True"),
-        (lambda model: set_config(model, head_dim=10**39), NotACheckpoint, "head_dim is 1000"),
-        (lambda model: set_config(model, head_dim=10**400), NotACheckpoint, "config.json"),
-        (lambda model: special(model / "config.json", os.mkfifo), NoModel, "config.json cannot be read"),
-        (lambda model: special(model / "config.json", zeros), NoModel, "config.json cannot be read"),
-        (lambda model: special(model / LAST, os.mkfifo), ShardMissing, LAST),
-        (lambda model: special(model / LAST, zeros), ShardMissing, LAST),
-        (lambda model: set_config(model, num_key_value_heads=10**18), NotACheckpoint, "num_key_value_heads is 1000"),
-        (lambda model: set_config(model, max_position_embeddings=1 << 80), NotACheckpoint, "max_position_embeddings is 12"),
-        (lambda model: set_config(model, mtp_num_hidden_layers="9"), NotACheckpoint, "mtp_num_hidden_layers is '9'"),
-        (lambda model: (model / "config.json").write_text('{"a": ' + "9" * 5000 + "}"), NotACheckpoint, "config.json"),
+        (lambda model: cut(model / LAST, 3), BadInput, "truncated"),
+        (lambda model: cut(model / LAST, 60), BadInput, "truncated"),
+        (lambda model: cut(model / LAST, 1000), BadInput, "has 1000 bytes instead of the"),
+        (lambda model: (model / LAST).write_bytes(b"\x02" + bytes(7) + b"[]"), BadInput, "has no safetensors header"),
+        (lambda model: (model / LAST).write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}'), BadInput, "has no safetensors header"),
+        (lambda model: write_header(model / LAST, "U8", [1], [0.5, 10**39]), BadInput, "data_offsets [0.5, 1000"),
+        (lambda model: write_header(model / LAST, ["U8"], [1], [0, 1]), BadInput, "dtype ['U8']"),
+        (lambda model: write_header(model / LAST, "U8", ["1"], [0, 1]), BadInput, "shape ('1',)"),
+        (lambda model: write_header(model / LAST, "U8", [1], [0]), BadInput, "has no safetensors header"),
+        (lambda model: write_header(model / LAST, "U8", [1], [1, 0]), BadInput, "data_offsets [1, 0]"),
+        (lambda model: write_header(model / LAST, "U8", [-1], [0, 1]), BadInput, "shape (-1,)"),
+        (lambda model: set_config(model, num_hidden_layers=10**12), BadInput, "num_hidden_layers is 1000"),
+        (lambda model: set_config(model, num_hidden_layers=-1), BadInput, "num_hidden_layers is -1"),
+        (lambda model: set_config(model, num_hidden_layers=4.5), BadInput, "num_hidden_layers is 4.5"),
+        (lambda model: set_config(model, num_hidden_layers=True), BadInput, "num_hidden_layers is True"),
+        (lambda model: set_config(model, head_dim=10**39), BadInput, "head_dim is 1000"),
+        (lambda model: set_config(model, head_dim=10**400), BadInput, "config.json"),
+        (lambda model: special(model / "config.json", os.mkfifo), NotFound, "config.json cannot be read"),
+        (lambda model: special(model / "config.json", zeros), NotFound, "config.json cannot be read"),
+        (lambda model: special(model / LAST, os.mkfifo), BadInput, LAST),
+        (lambda model: special(model / LAST, zeros), BadInput, LAST),
+        (lambda model: set_config(model, num_key_value_heads=10**18), BadInput, "num_key_value_heads is 1000"),
+        (lambda model: set_config(model, max_position_embeddings=1 << 80), BadInput, "max_position_embeddings is 12"),
+        (lambda model: set_config(model, mtp_num_hidden_layers="9"), BadInput, "mtp_num_hidden_layers is '9'"),
+        (lambda model: (model / "config.json").write_text('{"a": ' + "9" * 5000 + "}"), BadInput, "config.json"),
         (
             lambda model: (model / "config.json").write_text('{"architectures": ["' + "A" * 999 + '"]}'),
-            NotACheckpoint,
+            BadInput,
             "not a list",
         ),
-        (lambda model: (model / LAST).write_text("version https://git-lfs"), ShardDamaged, "Git LFS pointer"),
+        (lambda model: (model / LAST).write_text("version https://git-lfs"), BadInput, "Git LFS pointer"),
     ],
 )
 def test_damaged_folders_are_refused(damage: Any, error: type[Sm120kitError], message: str, tmp_path: Path) -> None:
@@ -304,10 +304,10 @@ def test_damaged_folders_are_refused(damage: Any, error: type[Sm120kitError], me
 
 
 def test_missing_folder_and_missing_tensors(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match="no model folder"):
+    with pytest.raises(NotFound, match="no model folder"):
         checkpoint.read(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(NotACheckpoint, match="no safetensors"):
+    with pytest.raises(BadInput, match="no safetensors"):
         checkpoint.read(tmp_path)
 
 

@@ -25,7 +25,7 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, NotEnoughMemory, OfflineMiss, SystemRefused, UnknownName
+from sm120kit.core.errors import DaemonUnreachable, NotFound, OfflineMiss, ResourceUnavailable, SystemRefused
 
 BASE = f"sha256:{'0' * 64}"
 
@@ -212,11 +212,11 @@ def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], mon
     ("options", "error"),
     [
         (["--offline"], OfflineMiss),
-        (["--base", "debian:12"], NoSuchImage),
+        (["--base", "debian:12"], NotFound),
         (["--base", BASE], DaemonUnreachable),
         (["--base", BASE, "--builder", "layers"], DaemonUnreachable),
         (["--builder", "docker"], DaemonUnreachable),
-        (["--builder", "podman"], UnknownName),
+        (["--builder", "podman"], NotFound),
         (["--builder", "layers", "--context-only"], SystemExit),
         (["--base", BASE, "--context-only"], SystemRefused),
         (["--to", "pack"], SystemRefused),
@@ -240,7 +240,7 @@ def test_base_and_daemon_are_required_before_the_build(
 @pytest.mark.parametrize("argument", ["vllm@0.19.1", "flashinfer@0.6.6"])
 def test_memory_is_required_before_anything_is_fetched(argument: str, tmp_path: Path) -> None:
     result = run("build", argument, "--memory", "0.5", "--offline", SM120KIT_STATE=str(tmp_path))
-    assert isinstance(result.exception, NotEnoughMemory)
+    assert isinstance(result.exception, ResourceUnavailable)
     assert "GiB to compile; 0.5 GiB can be used" in result.exception.message
     assert not {path.name for path in tmp_path.iterdir()} & {"work", "downloads", "bases"}
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app, commands, config_file
 from sm120kit.cli.tree import Command, Group
-from sm120kit.core.errors import BadConfigFile
+from sm120kit.core.errors import BadInput
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_all_problems_are_reported_with_suggestions(file: Path) -> None:
         'job = 3\nbuild-dir = 1\nimage = 1\n[biuld]\njobs = 1\n[build]\nofline = true\ndry-run = "yes"\narch = "sm_120a"\n'
         "to = true\n[patch]\nmirror = 1\n"
     )
-    with pytest.raises(BadConfigFile) as caught:
+    with pytest.raises(BadInput) as caught:
         values("doctor")
     lines = [line.strip() for line in caught.value.message.splitlines()]
     assert lines == [
@@ -96,7 +96,7 @@ def test_all_problems_are_reported_with_suggestions(file: Path) -> None:
 
 def test_shared_key_with_wrong_type(file: Path) -> None:
     file.write_text("jobs = true\n")
-    with pytest.raises(BadConfigFile, match="'jobs' is True; expected one value"):
+    with pytest.raises(BadInput, match="'jobs' is True; expected one value"):
         values("build")
     assert values("doctor") == {}
 
@@ -111,16 +111,16 @@ def test_invalid_value_names_the_file(file: Path, text: str) -> None:
 @pytest.mark.parametrize("content", [b"jobs = \n", b'mirror = "\xff"\n', b"jobs = " + b"9" * 5000, b"jobs = " + b"[" * 5000])
 def test_file_is_not_toml(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    with pytest.raises(BadConfigFile, match=f"{file} is not TOML"):
+    with pytest.raises(BadInput, match=f"{file} is not TOML"):
         values("build")
 
 
 def test_file_is_unreadable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_CONFIG", str(file.parent))
-    with pytest.raises(BadConfigFile, match=f"cannot read {file.parent}: Is a directory"):
+    with pytest.raises(BadInput, match=f"cannot read {file.parent}: Is a directory"):
         values("build")
     monkeypatch.setenv("SM120KIT_CONFIG", str(file.parent / "absent.toml"))
-    with pytest.raises(BadConfigFile, match=r"absent\.toml, which does not exist"):
+    with pytest.raises(BadInput, match=r"absent\.toml, which does not exist"):
         values("build")
 
 
@@ -134,7 +134,7 @@ def test_user_file_is_read_but_not_for_help(tmp_path: Path) -> None:
         return subprocess.run([sys.executable, "-m", "sm120kit", *words], capture_output=True, text=True, env=env)
 
     refused = run("recipe", "list")
-    assert refused.returncode == BadConfigFile.exit_code
+    assert refused.returncode == BadInput.exit_code
     assert "config.toml" in refused.stderr and "did you mean 'jobs'?" in refused.stderr and "hint:" in refused.stderr
     assert run("recipe", "list", "--help").returncode == run("--version").returncode == 0
     (folder / "config.toml").unlink()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sm120kit import recipes
 from sm120kit.bench import roofline
 from sm120kit.cli import app
-from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.state import data_root
 from sm120kit.hosts.doctor import CHECKS
 from sm120kit.recipes import configurations
@@ -37,7 +37,7 @@ def load_error(tmp_path: Path, old: str, new: str) -> str:
     assert old in GOOD
     file = tmp_path / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
     file.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(BadRecipe) as caught:
+    with pytest.raises(BadInput) as caught:
         configurations.load(str(file))
     assert str(file) in caught.value.message
     return caught.value.message
@@ -71,7 +71,7 @@ def test_all_problems_are_in_one_error(tmp_path: Path) -> None:
 
 
 def test_unknown_name_suggests_similar_name() -> None:
-    with pytest.raises(UnknownName, match=r"did you mean .*qwen3\.5-397b-nvfp4-4x"):
+    with pytest.raises(NotFound, match=r"did you mean .*qwen3\.5-397b-nvfp4-4x"):
         configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro")
 
 

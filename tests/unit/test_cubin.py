@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sm120kit.cli.inspect import inspect_
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
 from sm120kit.kernels.cubin.records import Kernel
@@ -109,10 +109,10 @@ def test_cubins_in_the_data_of_an_object_file(tmp_path: Path) -> None:
     assert [list(image.kernels) for image in images] == [kernels(name) for name in names]
     assert [image.bytes for image in images] == [(DATA / name).stat().st_size for name in names]
     file.write_bytes(host + (DATA / names[0]).read_bytes()[:-100])
-    with pytest.raises(BadArtifact, match=r"kernels\.o: .* needs bytes"):
+    with pytest.raises(BadInput, match=r"kernels\.o: .* needs bytes"):
         cubin.read(file)
     file.write_bytes(host + b"\x7fELF, not")
-    with pytest.raises(BadArtifact, match="has no device code"):
+    with pytest.raises(BadInput, match="has no device code"):
         cubin.read(file)
 
 
@@ -151,7 +151,7 @@ def empty_wheel(path: Path) -> None:
 def test_unreadable_file_is_rejected_with_a_reason(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     path = tmp_path / "artifact"
     make(path)
-    with pytest.raises(BadArtifact, match=message) as failure:
+    with pytest.raises(BadInput, match=message) as failure:
         cubin.read(path)
     assert "artifact" in failure.value.message and failure.value.hint
 
@@ -180,7 +180,7 @@ def test_damaged_field_is_named_in_the_error(tmp_path: Path, name: str, at: int,
     data = bytearray((DATA / name).read_bytes())
     struct.pack_into(layout, data, at, value)
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(BadArtifact, match=message) as failure:
+    with pytest.raises(BadInput, match=message) as failure:
         cubin.read(tmp_path / name)
     assert failure.value.message.startswith(f"{name}: ") and failure.value.hint
 
@@ -205,7 +205,7 @@ def test_lz4_overlapping_match() -> None:
     ],
 )
 def test_damaged_compression_is_named_in_the_error(packed: bytes, compression: int, message: str) -> None:
-    with pytest.raises(BadArtifact, match=message):
+    with pytest.raises(BadInput, match=message):
         fatbin.FatbinImage("sm_120a", memoryview(packed), compression, 40).unpacked()
 
 
@@ -219,7 +219,7 @@ def read_damaged(scratch: Path, data: bytes) -> None:
     path.write_bytes(data)
     try:
         cubin.read(path)
-    except BadArtifact as failure:
+    except BadInput as failure:
         assert failure.message.count("\n") == 0
 
 

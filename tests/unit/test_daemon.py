@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.errors import DaemonUnreachable, UnsafeArchive
+from sm120kit.core.errors import DaemonUnreachable, NotTrusted
 from sm120kit.images.docker import Daemon
 from sm120kit.images.docker.unpacking import unpack
 
@@ -68,7 +68,7 @@ def test_unpack_refuses_links_special_files_and_paths_outside(
 ) -> None:
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
-    with pytest.raises(UnsafeArchive, match=problem) as refused:
+    with pytest.raises(NotTrusted, match=problem) as refused:
         unpack(packed(("aot/first", b"1", {}), member), target, "sha256:1234")
     assert refused.value.message.startswith("sha256:1234: ") and refused.value.hint
     assert files(tmp_path) == {"deep/target/aot/first": b"1"}
@@ -76,7 +76,7 @@ def test_unpack_refuses_links_special_files_and_paths_outside(
 
 @pytest.mark.parametrize("content", [b"", b"no tar file", packed(("a", b"x" * 600, {})).getvalue()[:700]])
 def test_unpack_refuses_a_damaged_archive(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(UnsafeArchive, match="is damaged"):
+    with pytest.raises(NotTrusted, match="is damaged"):
         unpack(io.BytesIO(content), tmp_path, "image")
 
 

@@ -19,7 +19,7 @@ import zstandard
 from registry_server import Handler, RegistryServer, digest_of, registry_server
 
 from sm120kit.core import retry
-from sm120kit.core.errors import ArtifactChanged, HashMismatch, NoSuchImage, RegistryFailed, Sm120kitError, UnsafeArchive
+from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RegistryFailed, Sm120kitError
 from sm120kit.images.distribution import Compression, RegistryClient, transfer
 from sm120kit.images.distribution.credentials import Credentials, stored_credentials
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout
@@ -173,8 +173,8 @@ def test_index_is_resolved_by_platform(server: RegistryServer, layout: Layout, t
     server.manifests[NAME, digest_of(index)] = (INDEX, index)
     pull(server, tmp_path / "copy", digest_of(index))
     with RegistryClient(f"{server.address}/{NAME}") as client:
-        fails(NoSuchImage, "no image for linux/arm64", lambda: client.image(digest_of(index), "linux/arm64"))
-        fails(NoSuchImage, "is an image for linux/amd64", lambda: client.image(digest, "linux/arm64"))
+        fails(NotFound, "no image for linux/arm64", lambda: client.image(digest_of(index), "linux/arm64"))
+        fails(NotFound, "is an image for linux/amd64", lambda: client.image(digest, "linux/arm64"))
         assert client.in_registry("absent") is None and client.in_registry(f"sha256:{'1' * 64}") is None
         assert client.in_registry("tag") == client.in_registry(digest) == digest
 
@@ -219,7 +219,7 @@ def test_content_in_the_registry_is_verified_without_a_copy(server: RegistryServ
         client.verify(remote, Layout(tmp_path / "empty"))
         assert server.count("GET") == 2 and not (tmp_path / "empty" / "blobs").exists()
         swapped = dataclasses.replace(remote, layers=remote.layers[::-1])
-        fails(HashMismatch, "unpacks to sha256:", lambda: client.verify(swapped, Layout(tmp_path / "empty")))
+        fails(NotTrusted, "unpacks to sha256:", lambda: client.verify(swapped, Layout(tmp_path / "empty")))
 
 
 # ---- uploads that fail
@@ -302,7 +302,7 @@ def test_registry_that_stores_another_digest_is_refused(server: RegistryServer, 
         return True
 
     server.fault = lie
-    fails(HashMismatch, "the registry stored sha256:000", lambda: push(server, layout, add_image(layout, 1)))
+    fails(NotTrusted, "the registry stored sha256:000", lambda: push(server, layout, add_image(layout, 1)))
     assert not server.manifests
 
 
@@ -316,7 +316,7 @@ def test_registry_that_changes_the_manifest_is_refused(server: RegistryServer, l
         return True
 
     server.fault = change
-    fails(HashMismatch, "the registry stored sha256:", lambda: push(server, layout, add_image(layout, 1)))
+    fails(NotTrusted, "the registry stored sha256:", lambda: push(server, layout, add_image(layout, 1)))
 
 
 def test_changed_layout_is_refused_before_anything_is_sent(server: RegistryServer, layout: Layout) -> None:
@@ -325,7 +325,7 @@ def test_changed_layout_is_refused_before_anything_is_sent(server: RegistryServe
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    fails(ArtifactChanged, str(path), lambda: push(server, layout, image))
+    fails(Mismatch, str(path), lambda: push(server, layout, image))
     assert not server.requests
 
 
@@ -337,7 +337,7 @@ def test_changed_compressed_layer_is_refused(server: RegistryServer, layout: Lay
     (path,) = (layout.directory / "compressed").glob("*.gzip")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     server.requests.clear()
-    fails(ArtifactChanged, str(path), lambda: push(server, layout, image))
+    fails(Mismatch, str(path), lambda: push(server, layout, image))
     assert server.count("POST", "uploads/$") == 0
 
 
@@ -397,7 +397,7 @@ def test_registry_that_drops_every_download_is_given_up(server: RegistryServer, 
         return False
 
     server.fault = drop
-    fails(HashMismatch, "has 1000000000 bytes, ", lambda: pull(server, tmp_path / "copy", digest))
+    fails(NotTrusted, "has 1000000000 bytes, ", lambda: pull(server, tmp_path / "copy", digest))
     server.fault = lambda handler: "/blobs/" in handler.path and (handler.drop() or True)
     fails(RegistryFailed, "drops the connection", lambda: pull(server, tmp_path / "copy", digest))
     assert not Layout(tmp_path / "copy").images()
@@ -417,7 +417,7 @@ def test_blob_with_other_content_is_refused(server: RegistryServer, layout: Layo
     message = {"other": "damaged|has the digest", "equal when unpacked": "has the digest"}.get(
         change
     ) or f"has {len(server.blobs[blob])} bytes, {len(content)} are in"
-    fails(HashMismatch, message, lambda: pull(server, tmp_path / "copy", digest))
+    fails(NotTrusted, message, lambda: pull(server, tmp_path / "copy", digest))
     copy = Layout(tmp_path / "copy")
     assert not copy.images() and not any((tmp_path / "copy" / "partial").iterdir())
 
@@ -426,13 +426,13 @@ def test_layer_with_a_wrong_size_in_the_manifest_is_refused(server: RegistryServ
     image = add_image(layout, 1)
     packed = gzip.compress(layout.path(layout.layers(image)[0].digest).read_bytes())
     publish(server, layout, image, [packed], f"{LAYER}+gzip", size=len(packed) - 1)
-    fails(HashMismatch, "bytes, .* are in the manifest", lambda: pull(server, tmp_path / "copy", "docker"))
+    fails(NotTrusted, "bytes, .* are in the manifest", lambda: pull(server, tmp_path / "copy", "docker"))
 
 
 def test_layer_of_another_image_is_refused(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
     image = add_image(layout, 1)
     publish(server, layout, image, [gzip.compress(b"another")], f"{LAYER}+gzip")
-    fails(HashMismatch, "unpacks to sha256:", lambda: pull(server, tmp_path / "copy", "docker"))
+    fails(NotTrusted, "unpacks to sha256:", lambda: pull(server, tmp_path / "copy", "docker"))
     assert not Layout(tmp_path / "copy").images()
 
 
@@ -445,7 +445,7 @@ def test_decompression_bomb_is_stopped(
     zeros = bytes(2**26)
     packed = gzip.compress(zeros) if kind is Compression.GZIP else zstandard.compress(zeros)
     publish(server, layout, image, [packed], f"{LAYER}+{kind}")
-    fails(UnsafeArchive, "unpack to more than", lambda: pull(server, tmp_path / "copy", "docker"))
+    fails(NotTrusted, "unpack to more than", lambda: pull(server, tmp_path / "copy", "docker"))
     assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2**20
 
 
@@ -484,8 +484,8 @@ def test_manifest_with_another_digest_is_refused(server: RegistryServer, layout:
     kind, content = server.manifests[NAME, digest]
     server.manifests[NAME, digest] = (kind, content + b" ")
     with RegistryClient(f"{server.address}/{NAME}") as client:
-        fails(HashMismatch, "the registry delivers sha256:", lambda: client.image(digest, PLATFORM))
-        fails(HashMismatch, "the registry returns sha256:", lambda: client.in_registry(digest))
+        fails(NotTrusted, "the registry delivers sha256:", lambda: client.image(digest, PLATFORM))
+        fails(NotTrusted, "the registry returns sha256:", lambda: client.in_registry(digest))
 
 
 # ---- authentication, redirects, limits of requests

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import CannotMeasure
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, measure, peers
 from sm120kit.hosts.doctor.findings import check, ok
@@ -366,5 +366,5 @@ def test_hung_or_failed_transfers_break(hosts: dict[str, Host]) -> None:
 
 @pytest.mark.parametrize("name", ["no-gpu", "x4-link", "gb10"])
 def test_measure_requires_two_discrete_gpus(name: str, hosts: dict[str, Host]) -> None:
-    with pytest.raises(CannotMeasure, match="two discrete GPUs"):
+    with pytest.raises(RequirementMissing, match="two discrete GPUs"):
         measure.measure(hosts[name])

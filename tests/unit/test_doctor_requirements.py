@@ -10,7 +10,7 @@ import synthetic_hosts
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import CHECKS, Impact, Status
 from sm120kit.hosts.facts import Host, probe
@@ -90,7 +90,7 @@ def test_configurations_require_existing_checks() -> None:
     for name in configurations.names():
         assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 6
     configuration = configurations.load(TWO).model_copy(update={"host": ("iomu",)})
-    with pytest.raises(UnknownName, match="'iomu'"):
+    with pytest.raises(NotFound, match="'iomu'"):
         doctor.checks_for(configuration)
 
 
@@ -99,7 +99,7 @@ def test_command_line(config: str, code: int, tmp_path: Path) -> None:
     root = synthetic_hosts.build("node-forced", tmp_path / "host")
     result = CliRunner().invoke(app, ["doctor", config, "--root", str(root)])
     if code == 10:
-        assert isinstance(result.exception, UnknownName) and "did you mean" in result.exception.message
+        assert isinstance(result.exception, NotFound) and "did you mean" in result.exception.message
         return
     assert result.exit_code == code
     assert result.output.rstrip().splitlines()[-1].startswith(f"{'fit' if code == 0 else 'not fit'} for {config}: ")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.core.errors import FetchFailed, NotEnoughDisk, UnsafeArchive
+from sm120kit.core.errors import FetchFailed, NotTrusted, ResourceUnavailable
 from sm120kit.recipes import drafts, toml_text
 from sm120kit.recipes.drafts import Python, Template
 from sm120kit.sources import Origin
@@ -121,7 +121,7 @@ def test_recipes_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as full:
         full.setattr(Path, "replace", replace)
-        with pytest.raises(NotEnoughDisk):
+        with pytest.raises(ResourceUnavailable):
             new_recipe.publish(staged)  # type: ignore[arg-type]  # its paths are all that matters
     assert not [*(tmp_path / "recipes" / "engines").iterdir()]
     files = new_recipe.publish(staged)  # type: ignore[arg-type]
@@ -175,9 +175,7 @@ def test_metadata_is_read_without_the_rest_of_the_wheel(tmp_path: Path, served: 
     assert read < 2**19 < wheel.stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("whole.whl", FetchFailed), ("damaged.whl", UnsafeArchive), ("empty.whl", UnsafeArchive)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("whole.whl", FetchFailed), ("damaged.whl", NotTrusted), ("empty.whl", NotTrusted)])
 def test_wheel_that_cannot_be_read_is_an_error(
     tmp_path: Path, served: tuple[str, list[str]], name: str, kind: type[Exception]
 ) -> None:
@@ -195,5 +193,5 @@ def test_metadata_that_zipfile_does_not_decode_is_an_error(tmp_path: Path, at: i
     for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # the list of members
         content[entry.start() + at] = value
     wheel.write_bytes(content)
-    with pytest.raises(UnsafeArchive, match=re.escape(f"{wheel.name} is not a wheel: ")):
+    with pytest.raises(NotTrusted, match=re.escape(f"{wheel.name} is not a wheel: ")):
         read_contents(wheel.name, Location(str(wheel), wheel), Origin())

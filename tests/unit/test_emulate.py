@@ -17,7 +17,7 @@ import pytest
 
 from sm12x_lab import tile_numbers
 from sm12x_lab.emulation import Emulator, Mainloop
-from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
+from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable
 from sm120kit.core.records import Toolchain
 from sm120kit.kernels.records import NumericResult, NumericStatus, Tile, TileFacts
 
@@ -148,8 +148,8 @@ def test_tiles_that_are_not_emulated_have_a_reason(compiler: Compiler, emulator:
 @pytest.mark.parametrize(
     ("commands", "output", "error"),
     [
-        ("echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", PROVEN, NotEnoughMemory),
-        ("echo exit 3 >> $out", PROVEN, ExpectationFailed),
+        ("echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", PROVEN, ResourceUnavailable),
+        ("echo exit 3 >> $out", PROVEN, CheckFailed),
         ("echo 'x.hpp:1:1: error: no' >&2; exit 1", PROVEN, CompileFailed),
     ],
 )

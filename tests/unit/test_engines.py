@@ -11,7 +11,7 @@ import pytest
 
 import sm120kit
 from sm120kit import engines
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.engines import Engine
 
 SOURCE = Path(sm120kit.__file__).parent
@@ -62,6 +62,6 @@ def test_every_engine_is_found_by_its_recipes(engine: Engine) -> None:
 
 
 def test_unknown_engine_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="'llama'") as caught:
+    with pytest.raises(NotFound, match="'llama'") as caught:
         engines.of_recipe("llama-1.0")
     assert all(engine.name in caught.value.hint for engine in engines.all_engines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.cli import entry
-from sm120kit.core.errors import NotEnoughDisk, Sm120kitError, SystemRefused, Unreadable
+from sm120kit.core.errors import BadInput, ResourceUnavailable, Sm120kitError, SystemRefused
 
 PROGRAM = """
 import sys, tempfile, time
@@ -68,9 +69,9 @@ def test_signal_ignored_at_start_stays_ignored(kind: signal.Signals, tmp_path: P
 
 
 SHELL = {
-    "a full device": ("> /dev/full", 99, "cannot write to standard output: No space left on device"),
-    "closed": (">&-", 99, "cannot write to standard output: Bad file descriptor"),
-    "all closed": (">&- 2>&- <&-", 99, ""),
+    "a full device": ("> /dev/full", 42, "cannot write to standard output: No space left on device"),
+    "closed": (">&-", 42, "cannot write to standard output: Bad file descriptor"),
+    "all closed": (">&- 2>&- <&-", 42, ""),
     "a reader that ended": ("|", 141, ""),
     "errors to a full device": ("2> /dev/full > /dev/null", 0, ""),
 }
@@ -99,7 +100,7 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
         print("a line")
         raise SystemRefused("a failure", "a remedy")
 
-    assert entry.run(command) == 97
+    assert entry.run(command) == SystemRefused.exit_code
     out, err = capfd.readouterr()
     assert out == "a line\n" and err == "error: a failure\nhint: a remedy\n"
 
@@ -111,13 +112,13 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
         (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), SystemRefused, "File name too long"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/a/file"),
-            NotEnoughDisk,
+            ResourceUnavailable,
             "no space left on the file system of /a/file",
         ),
         (OSError(errno.EXDEV, "Invalid cross-device link", "/a", None, "/b"), SystemRefused, "/a, /b: Invalid cross-device"),
         (ConnectionResetError(), SystemRefused, "ConnectionResetError"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Unreadable, "byte 0xff"),
-        (RecursionError("maximum recursion depth exceeded"), Unreadable, "nested too deeply"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), BadInput, "byte 0xff"),
+        (RecursionError("maximum recursion depth exceeded"), BadInput, "nested too deeply"),
     ],
 )
 def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], message: str) -> None:
@@ -182,6 +183,22 @@ def test_wrong_usage_has_the_form_of_every_error(command: str) -> None:
     assert done.returncode == 2 and error.startswith("error: ") and hint.startswith("hint: ")
 
 
+@pytest.mark.parametrize(
+    ("command", "kind", "code"),
+    [
+        ("recipe show nothing --json", "not-found", 10),
+        ("recipe show nothing --json --frob", "usage", 2),
+        ("inspect /dev/null --json", "bad-input", 11),
+        ("tiles nothing --json", "not-found", 10),
+    ],
+)
+def test_json_has_the_kind_of_an_error(command: str, kind: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-m", "sm120kit", *command.split()], capture_output=True, text=True)
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] == code and error["kind"] == kind
+    assert done.stderr == f"error: {error['message']}\nhint: {error['hint']}\n"
+
+
 def test_bug_keeps_its_traceback() -> None:
     def command() -> None:
         raise TypeError("a bug")
@@ -194,7 +211,7 @@ def test_traceback_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     def command() -> None:
         raise ConnectionResetError
 
-    assert entry.run(command) == 97
+    assert entry.run(command) == SystemRefused.exit_code
     monkeypatch.setenv("SM120KIT_TRACEBACK", "1")
     with pytest.raises(ConnectionResetError):
         entry.run(command)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.core.errors import LogUnreadable
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import data_root
 from sm120kit.engines import parser
 from sm120kit.hosts import log_rules
@@ -576,7 +576,7 @@ def test_command_line(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(app, ["explain", "-"], input="all is well\n")
     assert unknown.exit_code == 1 and "unknown" in unknown.output
     for path in (tmp_path, tmp_path / "absent.log"):
-        assert isinstance(CliRunner().invoke(app, ["explain", str(path)]).exception, LogUnreadable)
+        assert isinstance(CliRunner().invoke(app, ["explain", str(path)]).exception, BadInput)
 
 
 GOOD = """[[rule]]
@@ -686,7 +686,7 @@ def test_what_a_program_prints_is_matched(tmp_path: Path) -> None:
     inputs.read_program([sys.executable, "-c", PROGRAM], scan, lambda: None)
     assert scan.explanation().lines == 1
     for argv in ([sys.executable, "-c", PROGRAM, "fails"], [str(tmp_path / "absent")], [str(tmp_path)]):
-        with pytest.raises(LogUnreadable, match=re.escape(argv[0])):
+        with pytest.raises(BadInput, match=re.escape(argv[0])):
             inputs.read_program(argv, scan, lambda: None)
     assert CliRunner().invoke(app, ["explain", "--container", "a/b"]).exit_code == 2
 
@@ -753,7 +753,7 @@ def test_lines_have_no_control_characters() -> None:
 def test_compressed_logs_are_refused_with_the_program_that_reads_them(start: bytes, program: str, tmp_path: Path) -> None:
     log = tmp_path / "server log"
     log.write_bytes(start + b"x" * 50)
-    with pytest.raises(LogUnreadable, match="is compressed") as refused:
+    with pytest.raises(BadInput, match="is compressed") as refused:
         inputs.read_file(log, log_rules.LogScan(), lambda: None)
     assert refused.value.hint == f"{program} '{log}' | sm120kit explain -"
 
@@ -761,14 +761,14 @@ def test_compressed_logs_are_refused_with_the_program_that_reads_them(start: byt
 def test_compressed_standard_input_is_refused() -> None:
     command = [sys.executable, "-m", "sm120kit", "explain", "-"]
     result = subprocess.run(command, input=gzip.compress(b"a log"), capture_output=True, check=False)
-    assert result.returncode == LogUnreadable.exit_code
+    assert result.returncode == BadInput.exit_code
     assert b"standard input is compressed" in result.stderr and b"zcat FILE | sm120kit explain -" in result.stderr
 
 
 def test_closed_standard_input_is_an_error() -> None:
     command = [sys.executable, "-m", "sm120kit", "explain", "-"]
     result = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, check=False)
-    assert result.returncode == LogUnreadable.exit_code and "standard input is closed" in result.stderr
+    assert result.returncode == BadInput.exit_code and "standard input is closed" in result.stderr
 
 
 def test_an_empty_log_has_no_text_for_an_issue() -> None:

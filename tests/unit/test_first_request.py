@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sm120kit import serving
 from sm120kit.cli import app
-from sm120kit.core.errors import NoAnswer, PortTaken
+from sm120kit.core.errors import NoAnswer, ResourceUnavailable
 from sm120kit.core.urls import Endpoint
 from sm120kit.serving import answer
 from sm120kit.serving.resolve import require_port
@@ -77,7 +77,7 @@ def test_answer_of_a_reasoning_model() -> None:
 
 
 def test_address_that_the_host_does_not_have() -> None:
-    with pytest.raises(PortTaken, match=r"no server can listen on 192\.0\.2\.1: Cannot assign") as refused:
+    with pytest.raises(ResourceUnavailable, match=r"no server can listen on 192\.0\.2\.1: Cannot assign") as refused:
         require_port(8000, "192.0.2.1")
     assert "--listen" in refused.value.hint
 

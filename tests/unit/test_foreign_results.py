@@ -10,7 +10,7 @@ import pytest
 
 from sm120kit.bench import foreign_results
 from sm120kit.bench.foreign_formats import Figure
-from sm120kit.core.errors import BadResult
+from sm120kit.core.errors import BadInput
 
 
 def file(tmp_path: Path, name: str, content: Any) -> Path:
@@ -103,7 +103,7 @@ def test_kv_pool_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_unknown_formats_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(text)
-    with pytest.raises(BadResult, match=r"odd\.json"):
+    with pytest.raises(BadInput, match=r"odd\.json"):
         foreign_results.read([path])
 
 
@@ -128,7 +128,7 @@ def test_one_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
     read = foreign_results.read([*odd, file(tmp_path, "a.json", sweep(case(200.3)))])
     assert [figure.tok_s for figure in read.figures] == [200.3]
     assert list(read.refused) == [str(path) for path in odd] and all("unknown format" in text for text in read.refused.values())
-    with pytest.raises(BadResult, match="klc_prompts"):
+    with pytest.raises(BadInput, match="klc_prompts"):
         foreign_results.read(odd)
 
 
@@ -448,5 +448,5 @@ def test_csv_of_llama_benchy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ["m,other,1,1,,", "m,tg32,x,1,,", "m,tg32", "m,tg32 (c0),1,1,,", "m,tg²,1,1,,"])
 def test_csv_of_another_form_is_refused(tmp_path: Path, row: str) -> None:
-    with pytest.raises(BadResult, match=r"result\.csv"):
+    with pytest.raises(BadInput, match=r"result\.csv"):
         foreign_results.read([csv_file(tmp_path, row)])

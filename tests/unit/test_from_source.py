@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadArtifact, BadRecipe, ToolchainMissing
+from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.records import Checkout, LockedWheel, SdistPin
@@ -98,7 +98,7 @@ def test_repacking_is_reproducible(official: Path, ours: Path, tmp_path: Path) -
 )
 def test_wheel_that_cannot_be_repacked(change: dict[str, bytes | None], message: str, ours: Path, tmp_path: Path) -> None:
     files = {name: data for name, data in ({**OFFICIAL, **change}).items() if data is not None}
-    with pytest.raises(BadArtifact, match=message):
+    with pytest.raises(BadInput, match=message):
         packed(write(tmp_path / "vllm-9.0-cp38-abi3-linux_x86_64.whl", files), ours, tmp_path / "out")
 
 
@@ -188,7 +188,7 @@ def test_digest_covers_neither_order_of_wheels_nor_costs() -> None:
     ("carried", "message"), [({"cutlass": ("4.2.1", "5")}, "carries 4.2.1"), ({}, "carries no such project")]
 )
 def test_engine_requires_another_cutlass(carried: dict[str, tuple[str, str]], message: str) -> None:
-    with pytest.raises(BadRecipe, match=f"VLLM_CUTLASS_SRC_DIR requires cutlass 4.4.2; flashinfer-0.6.8.post1 {message}"):
+    with pytest.raises(BadInput, match=f"VLLM_CUTLASS_SRC_DIR requires cutlass 4.4.2; flashinfer-0.6.8.post1 {message}"):
         make_plan(carried=carried)
 
 
@@ -205,12 +205,12 @@ def test_missing_python_of_the_locked_wheels(monkeypatch: pytest.MonkeyPatch, tm
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert environment.find_python(own)[1].startswith(f"{own}.")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match=r"no Python 3\.99: .* python3\.99 on PATH does not exist"):
+    with pytest.raises(RequirementMissing, match=r"no Python 3\.99: .* python3\.99 on PATH does not exist"):
         environment.find_python("3.99")
     shim = tmp_path / "python3.99"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
-    with pytest.raises(ToolchainMissing, match=r"python3\.99 on PATH does not run"):
+    with pytest.raises(RequirementMissing, match=r"python3\.99 on PATH does not run"):
         environment.find_python("3.99")
 
 
@@ -239,7 +239,7 @@ def test_recipe_that_is_not_well_formed(name: str, tmp_path: Path) -> None:
     change, message = BAD[name]
     path = tmp_path / "vllm-0.20.0.toml"
     path.write_text(change(recipes.locate("vllm-0.20.0").read_text()))
-    with pytest.raises(BadRecipe, match=message):
+    with pytest.raises(BadInput, match=message):
         recipes.read(path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm120kit.core.errors import CommandFailed, UnsafeSource
+from sm120kit.core.errors import CommandFailed, NotTrusted
 from sm120kit.sources.git import DATE, IDENTITY, Repository
 
 COMMIT = "88f0974db18be98788498faf81c2b9b4706bfcd0"
@@ -178,7 +178,7 @@ def test_revision_with_dash_is_rejected(tmp_path: Path, revision: str) -> None:
         lambda: repository.set_ref("refs/heads/x", revision),
         lambda: repository.export(revision, tmp_path / "out"),
     ):
-        with pytest.raises(UnsafeSource, match="is not a git revision"):
+        with pytest.raises(NotTrusted, match="is not a git revision"):
             use()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import synthetic_hosts
 
-from sm120kit.core.errors import HostUnreadable
+from sm120kit.core.errors import BadInput
 from sm120kit.hosts import doctor
 from sm120kit.hosts.facts import nvidia, pci, probe
 from sm120kit.hosts.facts.reader import HostReader
@@ -60,7 +60,7 @@ def test_recording_has_same_facts_and_no_secret(name: str, tmp_path: Path) -> No
 
 def test_recording_to_existing_directory_is_refused(tmp_path: Path) -> None:
     root = synthetic_hosts.build("no-gpu", tmp_path / "host")
-    with pytest.raises(HostUnreadable, match="cannot record"):
+    with pytest.raises(BadInput, match="cannot record"):
         probe(root, tmp_path)
 
 
@@ -105,9 +105,9 @@ def test_environment_is_redacted(tmp_path: Path) -> None:
 def test_host_without_proc_or_sys_is_refused(absent: str, tmp_path: Path) -> None:
     root = synthetic_hosts.build("no-gpu", tmp_path)
     (root / absent).rename(root / "elsewhere")
-    with pytest.raises(HostUnreadable, match=absent):
+    with pytest.raises(BadInput, match=absent):
         probe(root)
-    with pytest.raises(HostUnreadable):
+    with pytest.raises(BadInput):
         probe(tmp_path / "nowhere")
 
 

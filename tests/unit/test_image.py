@@ -18,17 +18,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import (
-    ArtifactChanged,
-    BadArtifact,
-    BadIndex,
-    HashMismatch,
-    NoSuchImage,
-    NotEnoughDisk,
-    NotVerified,
-    ToolchainUnsuitable,
-    UnknownName,
-)
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, NotVerified, RequirementMissing, ResourceUnavailable
 from sm120kit.core.state import Workspace, data_root, file_sha256, write_record
 from sm120kit.images import checks, context, delivery, registry
 from sm120kit.images.delivery import Builder, ImageRequest
@@ -139,7 +129,7 @@ def test_installed_copy_of_sm120kit_makes_the_same_context(make: Any, tmp_path: 
 def test_changed_context_is_refused(make: Any, change: Any) -> None:
     context = make()
     change(context.directory)
-    with pytest.raises(ArtifactChanged, match=str(context.directory)) as caught:
+    with pytest.raises(Mismatch, match=str(context.directory)) as caught:
         make()
     assert caught.value.hint.endswith(f"rm -r {context.directory.parent}")
     shutil.rmtree(context.directory.parent)
@@ -195,21 +185,21 @@ def test_existing_context_is_reused(make: Any) -> None:
     "base", ["debian", "debian:12", "debian@sha256:abc", f"sha256:{'A' * 64}", f"debian:sha256:{'a' * 64}", ""]
 )
 def test_base_without_digest_is_refused(make: Any, base: str) -> None:
-    with pytest.raises(NoSuchImage, match="not given by digest"):
+    with pytest.raises(NotFound, match="not given by digest"):
         make(base=base)
 
 
 def test_wheel_with_another_hash_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
     wheel.write_text("other bytes")
-    with pytest.raises(HashMismatch, match="idna"):
+    with pytest.raises(NotTrusted, match="idna"):
         make()
     assert not list(tmp_path.glob("state/images/*"))
 
 
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/idna*")
-    with pytest.raises(BadArtifact, match="not a wheel that sm120kit built"):
+    with pytest.raises(BadInput, match="not a wheel that sm120kit built"):
         make(ours={wheel: file_sha256(wheel)})
 
 
@@ -221,7 +211,7 @@ def test_wheel_with_another_origin_is_refused(make: Any, tmp_path: Path, origin:
     wheel = tmp_path / "wheels" / "flashinfer_python-0.6.6+sm120kit.2-py3-none-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("flashinfer_python-0.6.6.dist-info/sm120kit.json", json.dumps(origin))
-    with pytest.raises(BadArtifact, match=f"its sm120kit.json has no {absent}"):
+    with pytest.raises(BadInput, match=f"its sm120kit.json has no {absent}"):
         make(ours={wheel: file_sha256(wheel)})
 
 
@@ -231,7 +221,7 @@ def test_wheels_of_ours_are_not_hashed_again(make: Any, tmp_path: Path) -> None:
 
 
 def test_unknown_kind_is_refused(make: Any) -> None:
-    with pytest.raises(UnknownName, match="no Dockerfile for 'toaster'"):
+    with pytest.raises(NotFound, match="no Dockerfile for 'toaster'"):
         make(kind="toaster")
 
 
@@ -256,7 +246,7 @@ def test_dockerfiles_set_a_user_and_copy_rarely_changed_files_first(make: Any) -
 def test_suites_include_those_of_the_parents() -> None:
     assert checks.suites("flashinfer") == ("base", "flashinfer")
     assert checks.suites("vllm") == ("base", "flashinfer", "engine", "vllm")
-    with pytest.raises(UnknownName, match="toaster"):
+    with pytest.raises(NotFound, match="toaster"):
         checks.suites("toaster")
 
 
@@ -305,7 +295,7 @@ def test_record_without_passed_checks_is_refused(results: tuple[Check, ...]) -> 
 
 def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
     path = tmp_path / "images.json"
-    with pytest.raises(BadIndex, match="does not exist"):
+    with pytest.raises(BadInput, match="does not exist"):
         read_index(path)
     entries = tuple(
         PublishedImage("host/x", tag, f"sha256:{'2' * 64}", "flashinfer-0.6.6", build * 32, verified())
@@ -320,7 +310,7 @@ def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
         ("first", "linux/arm64", "no image 'first' for linux/arm64"),
         ("vllm", "linux/amd64", "no image 'vllm'"),
     ):
-        with pytest.raises(BadIndex, match=message):
+        with pytest.raises(BadInput, match=message):
             find_image(name, path, platform)
 
 
@@ -330,7 +320,7 @@ def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
 def test_malformed_index_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "images.json"
     path.write_text(text)
-    with pytest.raises(BadIndex, match=message):
+    with pytest.raises(BadInput, match=message):
         read_index(path)
 
 
@@ -405,7 +395,7 @@ def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.M
     listed = CliRunner().invoke(app, ["image", "list", "--remote", "--json"], env={"SM120KIT_INDEX": str(path)})
     assert [image["digest"] for image in json.loads(listed.stdout)] == [entry.digest]
     absent = CliRunner().invoke(app, ["image", "list", "--remote", "--index", str(tmp_path / "absent")])
-    assert isinstance(absent.exception, BadIndex)
+    assert isinstance(absent.exception, BadInput)
 
 
 def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp_path: Path) -> None:
@@ -416,7 +406,7 @@ def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp
     workspace.cache.mkdir(parents=True, exist_ok=True)
     (workspace.cache / "wheel-sizes.json").write_text(json.dumps({"bytes": {wheel.sha256: free // 2}}))
     options = Options(workspace, origin=Origin(offline=True))
-    with pytest.raises(NotEnoughDisk, match=r"the image of vllm-0\.33\.0 needs"):  # the wheel alone would fit
+    with pytest.raises(ResourceUnavailable, match=r"the image of vllm-0\.33\.0 needs"):  # the wheel alone would fit
         delivery.prepare(ImageRequest(), recipes.load_engine("vllm-0.33.0"), closure, options)
     assert not workspace.downloads.exists() and not (tmp_path / "bases").exists()
     (workspace.downloads / wheel.sha256).mkdir(parents=True)
@@ -428,16 +418,14 @@ def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, mon
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     closure = Closure("manylinux_2_35_x86_64", "3.11", (), "")
     recipe = recipes.load_engine("sglang-0.5.11-b12x")
-    with pytest.raises(ToolchainUnsuitable, match="kernels of b12x in its image; this machine, aarch64, runs no program"):
+    with pytest.raises(RequirementMissing, match="kernels of b12x in its image; this machine, aarch64, runs no program"):
         delivery.prepare(ImageRequest(), recipe, closure, Options(Workspace.open(tmp_path)))
 
 
 @pytest.mark.parametrize("image_request", [ImageRequest(builder=Builder.DOCKER), ImageRequest(context_only=True)])
 def test_dockerfile_of_a_recipe_with_kernels_to_compile_is_refused(image_request: ImageRequest, tmp_path: Path) -> None:
     recipe = recipes.load_engine("sglang-0.5.11-b12x")
-    with pytest.raises(
-        ToolchainUnsuitable, match="compiles kernels of b12x into its image, which only the builder layers does"
-    ):
+    with pytest.raises(RequirementMissing, match="compiles kernels of b12x into its image, which only the builder layers does"):
         delivery.prepare(
             image_request, recipe, Closure("manylinux_2_35_x86_64", "3.11", (), ""), Options(Workspace.open(tmp_path))
         )

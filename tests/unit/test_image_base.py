@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from debian_archive import ar, control, member, package, tar
 
-from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName, UnsafeArchive
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
 from sm120kit.images.base import DebianSystem, unpack
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
@@ -177,7 +177,7 @@ HOSTILE: dict[str, tuple[Members, str]] = {
 def test_hostile_packages(tmp_path: Path, kind: str) -> None:
     members, message = HOSTILE[kind]
     deb = package(tmp_path / "debs", "one", members)
-    with pytest.raises(UnsafeArchive, match=message) as caught:
+    with pytest.raises(NotTrusted, match=message) as caught:
         write(tmp_path / "made", base(links={"var/run": "/run"}), deb)
     assert caught.value.hint
     outside = [path for path in tmp_path.rglob("*") if path.is_file() and (tmp_path / "made/root") not in path.parents]
@@ -187,10 +187,10 @@ def test_hostile_packages(tmp_path: Path, kind: str) -> None:
 def test_packages_with_the_same_file_or_a_link_below_another(tmp_path: Path) -> None:
     link = package(tmp_path, "link", [member("./usr/share/x", kind="symlink", target="/tmp")])
     through = package(tmp_path, "through", [member("./usr/share/x/passwd", b"1")])
-    with pytest.raises(UnsafeArchive, match="usr/share/x"):
+    with pytest.raises(NotTrusted, match="usr/share/x"):
         write(tmp_path / "a", base(), link, through)
     one, two = (package(tmp_path, name, [member("./etc/same", name.encode())]) for name in ("one", "two"))
-    with pytest.raises(UnsafeArchive, match="etc/same, which another package has"):
+    with pytest.raises(NotTrusted, match="etc/same, which another package has"):
         write(tmp_path / "b", base(), one, two)
 
 
@@ -215,7 +215,7 @@ def test_damaged_packages(tmp_path: Path, change: Callable[[bytes], bytes], mess
     deb = package(tmp_path, "one", CONTENTS)
     deb.write_bytes(change(deb.read_bytes()))
     (tmp_path / "root").mkdir()
-    with pytest.raises(UnsafeArchive, match=message):
+    with pytest.raises(NotTrusted, match=message):
         unpack(deb, tmp_path / "root")
 
 
@@ -223,7 +223,7 @@ def test_a_package_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("sm120kit.images.base.max_unpacked_bytes", lambda packed: 2**16)
     deb = package(tmp_path, "one", [member("./etc/x", bytes(2**17))])
     (tmp_path / "root").mkdir()
-    with pytest.raises(UnsafeArchive, match="unpacks to more than"):
+    with pytest.raises(NotTrusted, match="unpacks to more than"):
         unpack(deb, tmp_path / "root")
     assert not list((tmp_path / "root").iterdir())
 
@@ -231,7 +231,7 @@ def test_a_package_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.
 def test_a_base_whose_packages_lack_what_it_names(tmp_path: Path) -> None:
     deb = package(tmp_path, "one", [member("./etc/x", b"1")])
     for number, fields in enumerate(({"copies": {"etc/passwd": "usr/none"}}, {"alternatives": {"cc": "gcc"}})):
-        with pytest.raises(UnsafeArchive, match="no package of the base small has usr"):
+        with pytest.raises(NotTrusted, match="no package of the base small has usr"):
             write(tmp_path / str(number), base(**fields), deb)
 
 
@@ -255,16 +255,16 @@ def test_base_like_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     bases.read_lock("debian-12-rdma", "aarch64")
     file = directory / "debian-12.toml"
     file.write_text(file.read_text().replace("[packages]\n", '[packages]\ncurl = "a test"\n'))
-    with pytest.raises(LockDiffers, match="other values of packages"):
+    with pytest.raises(Mismatch, match="other values of packages"):
         bases.read_lock("debian-12-rdma", "aarch64")
     other = directory / "debian-12-rdma.toml"
     other.write_text(other.read_text().replace('like = "debian-12"', 'like = "debian-21"'))
-    with pytest.raises(UnknownName, match="like: unknown base 'debian-21'; did you mean"):
+    with pytest.raises(NotFound, match="like: unknown base 'debian-21'; did you mean"):
         bases.load("debian-12-rdma")
     other.write_text(other.read_text().replace('like = "debian-21"', 'like = "debian-12"\nlinks = 5'))
-    with pytest.raises(BadRecipe, match="links: input should be a valid dictionary"):
+    with pytest.raises(BadInput, match="links: input should be a valid dictionary"):
         bases.load("debian-12-rdma")
     file.write_text(file.read_text().replace("edition = 1\n", 'edition = 1\nlike = "debian-12-rdma"\n', 1))
     for name in ("debian-12", "debian-12-rdma"):
-        with pytest.raises(BadRecipe, match=r"like: .* is the base itself, or like it"):
+        with pytest.raises(BadInput, match=r"like: .* is the base itself, or like it"):
             bases.load(name)

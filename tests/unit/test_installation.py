@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import sm120kit
 from sm120kit.cli import app
-from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.errors import SystemRefused
 from sm120kit.core.state import data_root, require_not_installed, writable_data_root, write_atomic, write_together
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ WRITES = {
 def test_command_refuses_to_write_into_an_installation(command: str, installed: Path, tmp_path: Path) -> None:
     before = files(installed)
     result = CliRunner().invoke(app, WRITES[command])
-    assert isinstance(result.exception, StateUnwritable)
+    assert isinstance(result.exception, SystemRefused)
     assert "part of an installation" in result.exception.message and "SM120KIT_DATA" in result.exception.hint
     assert files(installed) == before and not (tmp_path / "new").exists()
 
@@ -60,9 +60,9 @@ def test_command_refuses_to_write_into_an_installation(command: str, installed: 
 def test_no_file_is_written_into_an_installation(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(installed)
     for path in (installed / "recipes/new.toml", tmp_path / "link/recipes/new.toml"):
-        with pytest.raises(StateUnwritable):
+        with pytest.raises(SystemRefused):
             write_atomic(path, b"")
-        with pytest.raises(StateUnwritable):
+        with pytest.raises(SystemRefused):
             write_together({tmp_path / "own": b"", path: b""})
     assert not (installed / "recipes/new.toml").exists() and not (tmp_path / "own").exists()
     write_atomic(tmp_path / "own", b"")
@@ -72,7 +72,7 @@ def test_data_inside_the_package_is_an_installation(monkeypatch: pytest.MonkeyPa
     """A wheel may be installed below any directory."""
     data = Path(sm120kit.__file__).parent / "cli"
     monkeypatch.setattr("sm120kit.core.state.data_root", lambda: data)
-    with pytest.raises(StateUnwritable):
+    with pytest.raises(SystemRefused):
         require_not_installed(data / "recipes")
     require_not_installed(tmp_path / "recipes")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable, UnknownName
+from sm120kit.core.errors import NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.cubin import matching
@@ -63,7 +63,7 @@ def test_kernels_are_selected_by_prefix(prefix: str | None, names: list[str]) ->
 
 @pytest.mark.parametrize("prefix", ["nvfp", "nvfp4_", "1x2x3", "NVFP4", ""])
 def test_unknown_prefix(prefix: str) -> None:
-    with pytest.raises(UnknownName, match="no kernel's name"):
+    with pytest.raises(NotFound, match="no kernel's name"):
         make_plan(prefix)
 
 
@@ -109,14 +109,14 @@ def test_missing_build_package_is_reported_before_anything_is_written(monkeypatc
     real = kernel_wheel.importlib.util.find_spec
     monkeypatch.setattr(kernel_wheel.importlib.util, "find_spec", lambda name: None if name == "cmake" else real(name))
     work = tmp_path / "work"
-    with pytest.raises(ToolchainMissing, match=r"needs cmake, which") as refused:
+    with pytest.raises(RequirementMissing, match=r"needs cmake, which") as refused:
         kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, work, CompileSettings(Costs(tmp_path / "costs"), 1, 1))
     assert "sm120kit[kernels]" in refused.value.hint and not work.exists()
 
 
 @pytest.mark.parametrize("name", ["sp ace", "com,ma", "semi;colon", "quo'te"])
 def test_work_directory_that_splits_arguments_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ToolchainUnsuitable, match="splits their arguments"):
+    with pytest.raises(RequirementMissing, match="splits their arguments"):
         settings = CompileSettings(Costs(tmp_path / "costs"), 1, 1)
         kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, tmp_path / name, settings)
     assert not (tmp_path / name).exists()

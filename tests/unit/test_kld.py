@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm120kit import kld
-from sm120kit.core.errors import NothingMeasured
+from sm120kit.core.errors import ServerFailed
 from sm120kit.kld.divergence import REST_FLOOR, TopLogProbabilities, WindowDivergences, divergences
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def test_split_windows() -> None:
         [3, 4, 5, 6],
         [6, 7, 8, 9],
     ]
-    with pytest.raises(NothingMeasured, match="require 10 tokens; the text has 9") as failed:
+    with pytest.raises(ServerFailed, match="require 10 tokens; the text has 9") as failed:
         kld.split_windows(range(9), kld.Windowing(3, 4, 3))
     assert "--windows 2" in failed.value.hint
-    with pytest.raises(NothingMeasured) as failed:
+    with pytest.raises(ServerFailed) as failed:
         kld.split_windows(range(3), kld.Windowing(3, 4, 3))
     assert "--window" in failed.value.hint
 
@@ -152,5 +152,5 @@ def test_percentiles() -> None:
 
 
 def test_nan_at_every_position_is_refused() -> None:
-    with pytest.raises(NothingMeasured, match=r"8 with NaN in the reference, 0 in the test"):
+    with pytest.raises(ServerFailed, match=r"8 with NaN in the reference, 0 in the test"):
         kld.compare(ConstantModel("r", [math.nan] * 3), ConstantModel("t", HALVES), None, range(8), kld.Windowing(2, 4, 4))

@@ -14,7 +14,7 @@ import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadRecipe, LockDiffers, ResolutionFailed
+from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
 from sm120kit.core.state import data_root, digest_of, file_sha256
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.recipes import lockfile
@@ -163,7 +163,7 @@ def test_read_rejects_missing_malformed_and_edited_files(lock: Lock, tmp_path: P
     data = {"keys": text.replace('"format": 1', '"extra": 1,\n  "format": 1'), "spaces": text.replace('": "', '":  "', 1)}
     if content is not None:
         path.write_text(data.get(content, content))
-    with pytest.raises(LockDiffers, match=re.escape(message)) as caught:
+    with pytest.raises(Mismatch, match=re.escape(message)) as caught:
         lockfile.read(path)
     assert caught.value.hint.endswith("sm120kit recipe lock vllm-0.19.1")
 
@@ -183,7 +183,7 @@ def test_known_bad_versions_are_rejected_with_their_reason(tree: PatchedTree) ->
     recipe = recipes.load_engine("sglang-0.5.11")
     for version, reason in (("0.7.4", "KL divergence"), ("0.9.5", "4.4 % slower")):
         bad = lockfile.make_closure(PLATFORM, "3.12", [wheel("b12x", version)], replaced=True)
-        with pytest.raises(BadRecipe, match=f"b12x {version} is known to be bad: .*{reason}"):
+        with pytest.raises(BadInput, match=f"b12x {version} is known to be bad: .*{reason}"):
             lockfile.assemble(recipe, flashinfer(), [tree], [], [bad])
     assert {"b12x!=0.7.4", "b12x!=0.9.5"} <= set(lockfile.constraints(recipe, flashinfer()))
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
 from sm120kit.cli import app
-from sm120kit.core.errors import BadRecipe, Sm120kitError, StateUnwritable, WrongNodes
+from sm120kit.core.errors import BadInput, Sm120kitError, SystemRefused
 from sm120kit.core.state import Workspace, data_root, write_record
 from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import probe
@@ -105,7 +105,7 @@ def test_rdma(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         validator = jsonschema.Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
         assert list(validator.iter_errors({"services": {"a": container}})) == []
     without = recipes.load_engine(configurations.load(SPARKS).engine).model_copy(update={"base": "debian-12"})
-    with pytest.raises(BadRecipe, match="based on debian-12, without libibverbs1: NCCL would use TCP"):
+    with pytest.raises(BadInput, match="based on debian-12, without libibverbs1: NCCL would use TCP"):
         nodes.require_span(configurations.load(SPARKS), without, Node(0, ADDRESSES, "eth0", ("rocep1s0f1",)))
 
 
@@ -153,7 +153,7 @@ def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.M
         assert value(container["command"], "--node-rank") == str(rank)
         assert f"# before: sm120kit doctor {SPARKS}\n" in file.read_text()
     again = serve(*words, "--compose", str(tmp_path / "out"))
-    assert isinstance(again.exception, StateUnwritable) and again.exception.message == f"{files[0]} exists"
+    assert isinstance(again.exception, SystemRefused) and again.exception.message == f"{files[0]} exists"
     printed = serve(*words, "--compose", "-").stdout
     assert [*yaml.safe_load_all(printed)] == [yaml.safe_load(file.read_text()) for file in files]
 
@@ -236,10 +236,10 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
     older = replace(known, options=tuple(option for option in known.options if "--headless" not in option.names))
     monkeypatch.setattr(parser, "load", lambda name: older)
     nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
-    with pytest.raises(BadRecipe, match="its argument parser rejects: unknown argument --headless"):
+    with pytest.raises(BadInput, match="its argument parser rejects: unknown argument --headless"):
         nodes.require_span(configuration, engine, Node(1, ADDRESSES, "eth0"))
     monkeypatch.setattr(parser, "load", lambda name: None)
-    with pytest.raises(BadRecipe, match="were not recorded"):
+    with pytest.raises(BadInput, match="were not recorded"):
         nodes.require_span(configuration, engine, Node(0, ADDRESSES, "eth0"))
 
 
@@ -286,17 +286,17 @@ def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_pat
 def test_number_of_machines(config: str, addresses: str, message: str, options: list[str], tmp_path: Path) -> None:
     words = [*options, "--nodes", addresses] if addresses else options[:-2]
     result = serve(config, *words, "--print")
-    assert isinstance(result.exception, WrongNodes) and message in result.exception.message, result.output
-    assert result.exception.exit_code == 108 and result.exception.hint and not (tmp_path / "state" / "caches").exists()
+    assert isinstance(result.exception, BadInput) and message in result.exception.message, result.output
+    assert result.exception.exit_code == 11 and result.exception.hint and not (tmp_path / "state" / "caches").exists()
 
 
 def test_gpus_that_cannot_be_divided(tmp_path: Path) -> None:
     file = tmp_path / f"{SPARKS}.toml"
     file.write_text(TEXT.replace("nodes = 2", "nodes = 3"))
-    with pytest.raises(BadRecipe, match="2 GPUs cannot be divided equally among 3"):
+    with pytest.raises(BadInput, match="2 GPUs cannot be divided equally among 3"):
         configurations.load(str(file))
     file.write_text(TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 3"))
-    with pytest.raises(BadRecipe, match=r"tensor_parallel: 1 x pipeline_parallel 3, but hardware\.gpus is 2"):
+    with pytest.raises(BadInput, match=r"tensor_parallel: 1 x pipeline_parallel 3, but hardware\.gpus is 2"):
         configurations.load(str(file))
     pipeline = TEXT.replace("tensor_parallel = 2", "tensor_parallel = 1\npipeline_parallel = 2")
     file.write_text(pipeline.replace("--tensor-", "--pipeline-"))

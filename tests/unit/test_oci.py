@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, NoSuchImage, UnsafeArchive
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
 from sm120kit.images import loading
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import LAYER, Descriptor, Layout
@@ -80,16 +80,16 @@ def test_layer_refuses_paths_that_leave_it_or_exist(layout: Layout, path: str) -
         writer = LayerWriter(blob, 0)
         writer.file("opt/tool", [b""], 0)
         writer.symlink("opt/link", "/etc")
-        with pytest.raises(UnsafeArchive):
+        with pytest.raises(NotTrusted):
             writer.file(path, [b""], 0)
     assert partial(layout) == []
 
 
 def test_layer_refuses_a_file_of_another_size_and_a_link_to_nothing(layout: Layout) -> None:
     with layout.writer() as blob:
-        with pytest.raises(UnsafeArchive, match="has 2 bytes, not 1"):
+        with pytest.raises(NotTrusted, match="has 2 bytes, not 1"):
             LayerWriter(blob, 0).file("file", [b"ab"], 1)
-        with pytest.raises(UnsafeArchive, match="no file before it"):
+        with pytest.raises(NotTrusted, match="no file before it"):
             LayerWriter(blob, 0).hardlink("one", "two")
 
 
@@ -115,7 +115,7 @@ def test_image_is_listed_tagged_and_described(layout: Layout) -> None:
         other.digest: ("sm120kit/vllm:1",),
     }
     assert json.loads((layout.directory / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
-    with pytest.raises(NoSuchImage):
+    with pytest.raises(NotFound):
         layout.tag(base.digest, "sm120kit/vllm:9")
 
 
@@ -136,7 +136,7 @@ def test_damaged_images_can_be_removed_together_and_one_by_one(layout: Layout) -
         layout.path(damaged.digest).write_bytes(b"damaged")
     config = layout.manifest(sound.digest)["config"]["digest"]
     assert layout.find(config) == sound
-    with pytest.raises(ArtifactChanged):
+    with pytest.raises(Mismatch):
         layout.find("sha256:" + "0" * 64)
     layout.remove(sound.digest)
     assert {one.digest for one, _ in layout.images()} == {first.digest, second.digest}
@@ -152,20 +152,20 @@ def test_changed_or_missing_blobs_are_detected(layout: Layout) -> None:
     path = layout.path(top.digest)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"x")
-    with pytest.raises(ArtifactChanged, match="does not have the sha256"):
+    with pytest.raises(Mismatch, match="does not have the sha256"):
         layout.verify(manifest.digest)
     path.write_bytes(content[:-1])
-    with pytest.raises(ArtifactChanged, match="does not have 2560 bytes"):
+    with pytest.raises(Mismatch, match="does not have 2560 bytes"):
         layout.verify(manifest.digest)
-    with pytest.raises(ArtifactChanged):
+    with pytest.raises(Mismatch):
         image(layout, top, Descriptor(LAYER, top.digest, top.size))
     layout.path(manifest.digest).write_bytes(b"{}")
-    with pytest.raises(ArtifactChanged):
+    with pytest.raises(Mismatch):
         layout.manifest(manifest.digest)
     (layout.directory / "index.json").write_text('{"manifests": [{"digest": "../../etc/passwd"}]}')
-    with pytest.raises(ArtifactChanged, match=r"index\.json"):
+    with pytest.raises(Mismatch, match=r"index\.json"):
         layout.images()
-    with pytest.raises(BadArtifact):
+    with pytest.raises(BadInput):
         layout.path("sha256:../../../etc/passwd")
 
 
@@ -209,7 +209,7 @@ def test_large_document_is_refused(layout: Layout) -> None:
         for _ in range(5):
             blob.write(bytes(2**20))
         large = blob.commit(LAYER)
-    with pytest.raises(ArtifactChanged):
+    with pytest.raises(Mismatch):
         layout.read(large.digest)
     assert io.BytesIO(layout.path(large.digest).read_bytes()).getbuffer().nbytes == large.size
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import ArtifactChanged, PatchConflict
+from sm120kit.core.errors import Mismatch, PatchConflict
 from sm120kit.core.state import read_record, write_record
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
@@ -144,7 +144,7 @@ def test_published_wheel_that_changed_is_refused(tree: PatchedTree, tmp_path: Pa
         wheel.rename(tmp_path / wheel.name)
         outside = replace(artifacts.wheel, path=f"../{wheel.name}")
         write_record(target / "artifacts.json", replace(artifacts, wheel=outside))
-    with pytest.raises(ArtifactChanged, match=str(target)) as caught:
+    with pytest.raises(Mismatch, match=str(target)) as caught:
         published(overlay, target)
     assert caught.value.hint.endswith(f"rm -r {target}")
 

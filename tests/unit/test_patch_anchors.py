@@ -20,7 +20,7 @@ from patch_series import (
 )
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict
+from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.patches.records import PatchedTree
 
 BODY = "".join(
@@ -116,7 +116,7 @@ def test_upstream_has_the_change_below_the_line(patch_dir: PatchDirectory, tmp_p
     content = patch_text(patch_dir.diff({**BASE, BUILDER: before}, {BUILDER: after}))
     patch_dir.put("first", content.replace(b"Drop-When:", "\n".join([*SECOND, "Drop-When:"]).encode()))
     moved = "new\n" * 2
-    with pytest.raises(PatchAlreadyUpstream):
+    with pytest.raises(PatchConflict):
         applied(patch_dir, tmp_path / "there", file_of("second", above=moved, names=names))
     tree = applied(patch_dir, tmp_path / "other", file_of("third", above=moved, names=names))
     assert text_at(tree, BUILDER) == file_of("second", "third", above=moved, names=names)
@@ -154,6 +154,6 @@ def test_export_refuses_a_line_that_puts_a_hunk_elsewhere(patch_dir: PatchDirect
     (clone / BUILDER).write_text(file_of("first"))
     git_in(clone, "commit", "-qa", "--amend", "--no-edit")
     before = (patch_dir.root / "cutlass/first.patch").read_bytes()
-    with pytest.raises(BadPatch, match="puts a hunk at another place"):
+    with pytest.raises(BadInput, match="puts a hunk at another place"):
         export_edits(clone, tree.checkout, patch_dir.root)
     assert (patch_dir.root / "cutlass/first.patch").read_bytes() == before

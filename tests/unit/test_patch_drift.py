@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from sm120kit import patches, sources
 from sm120kit.cli import app
 from sm120kit.core import retry
-from sm120kit.core.errors import FetchFailed, OfflineMiss, Sm120kitError, UnknownName
+from sm120kit.core.errors import FetchFailed, NotFound, OfflineMiss, Sm120kitError
 from sm120kit.core.state import Workspace
 from sm120kit.patches.records import PatchState
 from sm120kit.sources.origin import Origin
@@ -292,7 +292,7 @@ def test_release_that_is_not_delivered_is_a_row_with_its_error(shelf: Shelf) -> 
 
 def test_unknown_project_is_refused(shelf: Shelf) -> None:
     kind, message = refusal(shelf.run("flashinfr"))
-    assert kind is UnknownName and "did you mean 'flashinfer'?" in message
+    assert kind is NotFound and "did you mean 'flashinfer'?" in message
     assert "'sglang' is no project with a patch series" in refusal(shelf.run("sglang"))[1]
 
 

@@ -30,7 +30,7 @@ from patch_series import (
 )
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, EditMismatch, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.errors import AlreadyExists, BadInput, Mismatch, NotFound, PatchConflict
 from sm120kit.patches.records import PatchedTree
 
 HEADER = f"{CUTLASS}/include/cutlass/arch.h"
@@ -107,12 +107,10 @@ def test_export_refuses_another_recipe(patch_dir: PatchDirectory, tmp_path: Path
     before = contents(patch_dir.root)
     tree = edited(patch_dir, tmp_path / "clone")
     other = checkout_of(tmp_path / "other", NEWER, "0.7.2")
-    with pytest.raises(
-        EditMismatch, match=r"clone was made from recipe flashinfer-0\.6\.6, not from flashinfer-0\.7\.2"
-    ) as error:
+    with pytest.raises(Mismatch, match=r"clone was made from recipe flashinfer-0\.6\.6, not from flashinfer-0\.7\.2") as error:
         export_edits(tmp_path / "clone", other, patch_dir.root, "4.5.0")
     assert error.value.hint == f"sm120kit patch export flashinfer-0.6.6 --from {tmp_path / 'clone'}"
-    with pytest.raises(EditMismatch, match=r"other sources than those that recipe flashinfer-0\.6\.6 pins"):
+    with pytest.raises(Mismatch, match=r"other sources than those that recipe flashinfer-0\.6\.6 pins"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.2.2")
     assert contents(patch_dir.root) == before
     assert export_edits(tmp_path / "clone", tree.checkout, patch_dir.root) == []
@@ -127,15 +125,15 @@ def test_record_of_an_edit_directory_is_read_without_its_settings(patch_dir: Pat
     (tmp_path / "included").write_text(text[text.index("[sm120kit]") :])
     without = text[: text.index("[sm120kit]")]
     config.write_text(f"{without}[include]\n\tpath = {tmp_path / 'included'}\n")
-    with pytest.raises(EditMismatch, match="not made by"):
+    with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
     config.unlink()
     config.symlink_to(tmp_path / "included")
-    with pytest.raises(EditMismatch, match="not made by"):
+    with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
     config.unlink()
     os.mkfifo(config)
-    with pytest.raises(EditMismatch, match="not made by"):
+    with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
 
 
@@ -145,7 +143,7 @@ def test_recipe_file_with_special_characters_is_recorded(patch_dir: PatchDirecto
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     recipe = 'a "b"\\n\tc\nd;#.toml'
     patches.edit(tree, tmp_path / "clone", recipe, KEY)
-    with pytest.raises(EditMismatch) as error:
+    with pytest.raises(Mismatch) as error:
         patches.export_edits(tmp_path / "clone", RECIPE, checkout.pin, inside("4.2.2"), patch_dir.root, KEY)
     assert f"made from recipe {recipe}, not" in error.value.message
 
@@ -232,7 +230,7 @@ def test_export_refuses_a_patch_that_both_changed(patch_dir: PatchDirectory, tmp
         (clone / LAUNCHER).write_text(changed((clone / LAUNCHER).read_text(), 20, "mine\n"))
         git_in(clone, "commit", "-qa", "--amend", "--no-edit")
     before = contents(patch_dir.root)
-    with pytest.raises(EditMismatch) as error:
+    with pytest.raises(Mismatch) as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     names = {"changed": "", "removed here": ", which the directory removed", "removed there": ", which the series lacks"}
     assert error.value.message.splitlines()[1] == f"  flashinfer/third{names[side]}"
@@ -267,7 +265,7 @@ def test_merge_that_does_not_apply_is_refused(patch_dir: PatchDirectory, tmp_pat
     )
     put_added(patch_dir)
     before = contents(patch_dir.root)
-    with pytest.raises(EditMismatch, match=r"cannot be merged with it:\ncutlass/added: conflicts") as error:
+    with pytest.raises(Mismatch, match=r"cannot be merged with it:\ncutlass/added: conflicts") as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert "cutlass/added was added" in error.value.message and "git cherry-pick" in error.value.hint
     assert contents(patch_dir.root) == before
@@ -288,7 +286,7 @@ def test_export_keeps_another_order(patch_dir: PatchDirectory, tmp_path: Path) -
     assert series.read_text() == "p1\np0\np2\nfine\n"
     git_in(other, "reset", "-q", "--hard", "HEAD~3")
     git_in(other, "cherry-pick", "ORIG_HEAD", "ORIG_HEAD~1", "ORIG_HEAD~2")
-    with pytest.raises(EditMismatch, match="the order of the patches"):
+    with pytest.raises(Mismatch, match="the order of the patches"):
         export_edits(other, tree.checkout, patch_dir.root)
     series.write_text("p0\np1\np2\nfine\n")
     export_edits(other, tree.checkout, patch_dir.root)
@@ -304,7 +302,7 @@ def test_merge_after_the_old_commits_are_gone_is_refused(patch_dir: PatchDirecto
     git_in(clone, "gc", "-q", "--prune=now")
     put_added(patch_dir)
     before = contents(patch_dir.root)
-    with pytest.raises(EditMismatch, match="its commits of that time are gone"):
+    with pytest.raises(Mismatch, match="its commits of that time are gone"):
         export_edits(clone, tree.checkout, patch_dir.root)
     assert contents(patch_dir.root) == before
 
@@ -321,7 +319,7 @@ def test_export_twice_and_from_another_branch(patch_dir: PatchDirectory, tmp_pat
         assert {path.name for path in wrote} == {f"launcher-line-{number}.patch", "series"}
     for arguments in (("--detach", "HEAD~2"), ("-c", "topic")):
         git_in(clone, "switch", "-q", *arguments)
-        with pytest.raises(BadPatch, match=r"HEAD of .* is not branch series") as error:
+        with pytest.raises(BadInput, match=r"HEAD of .* is not branch series") as error:
             export_edits(clone, tree.checkout, patch_dir.root)
         assert "git switch series" in error.value.hint
 
@@ -356,11 +354,11 @@ def test_ported_commit_becomes_a_variant(patch_dir: PatchDirectory, tmp_path: Pa
 def test_ported_commit_for_both_versions_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     tree = ported(patch_dir, tmp_path / "clone", ">=4.2,<4.6")
     before = contents(patch_dir.root)
-    with pytest.raises(PatchOverwritten, match=r"cutlass/first is for cutlass 4\.2 already") as error:
+    with pytest.raises(AlreadyExists, match=r"cutlass/first is for cutlass 4\.2 already") as error:
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0")
     assert "--overwrite cutlass/first" in error.value.hint
     assert contents(patch_dir.root) == before
-    with pytest.raises(UnknownName, match="no patch cutlass/fist"):
+    with pytest.raises(NotFound, match="no patch cutlass/fist"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0", ("cutlass/fist",))
     wrote = export_edits(tmp_path / "clone", tree.checkout, patch_dir.root, "4.5.0", ("cutlass/first",))
     assert [path.name for path in wrote] == ["first.patch"]
@@ -374,11 +372,11 @@ def test_narrowed_patch_with_another_diff_is_refused(patch_dir: PatchDirectory, 
     (clone / BUILDER).write_text(changed(NEWER[BUILDER], 20, "y\n"))
     narrowed = message("builder: count", "cutlass", ">=4.5,<4.6") + "Patch: cutlass/first\n"
     git_in(clone, "commit", "-qa", "--amend", "-m", narrowed)
-    with pytest.raises(PatchOverwritten, match=r"excludes cutlass 4\.2, which loses it") as error:
+    with pytest.raises(AlreadyExists, match=r"excludes cutlass 4\.2, which loses it") as error:
         export_edits(clone, tree.checkout, patch_dir.root, "4.5.0")
     assert "--overwrite cutlass/first" in error.value.hint
     git_in(clone, "commit", "-qa", "--amend", "-m", narrowed.replace(">=4.5,<4.6", "<4.5"))
-    with pytest.raises(BadPatch, match=r"is for cutlass <4\.5, which excludes cutlass 4\.5\.0"):
+    with pytest.raises(BadInput, match=r"is for cutlass <4\.5, which excludes cutlass 4\.5\.0"):
         export_edits(clone, tree.checkout, patch_dir.root, "4.5.0")
 
 
@@ -390,7 +388,7 @@ def test_subject_without_ascii_letters_needs_a_name(patch_dir: PatchDirectory, t
     before = contents(patch_dir.root)
     text = changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
     commit_change(clone, LAUNCHER, text, message(subject))
-    with pytest.raises(BadPatch, match="its subject gives no file name") as error:
+    with pytest.raises(BadInput, match="its subject gives no file name") as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert "Patch: flashinfer/NAME" in error.value.hint
     assert contents(patch_dir.root) == before
@@ -419,7 +417,7 @@ def test_unusable_name_is_refused_before_anything_is_written(
     commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", message("fine", "cutlass", "==4.2.1"))
     text = changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
     commit_change(clone, LAUNCHER, text, message(subject) + trailer)
-    with pytest.raises(BadPatch) as error:
+    with pytest.raises(BadInput) as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert problem in error.value.message
     assert len(error.value.message) < 200
@@ -469,7 +467,7 @@ def test_export_of_an_overlapping_patch_changes_nothing(patch_dir: PatchDirector
     text = message("fine", "cutlass", "==4.2.1") + "Patch: cutlass/first--twin\n"
     commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", text)
     before = contents(patch_dir.root)
-    with pytest.raises(BadPatch, match="Applies-To overlaps that of first") as error:
+    with pytest.raises(BadInput, match="Applies-To overlaps that of first") as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert str(patch_dir.root / "cutlass/first--twin.patch") in error.value.message
     assert contents(patch_dir.root) == before
@@ -533,7 +531,7 @@ def test_commit_of_headers_and_other_files_is_refused(patch_dir: PatchDirectory,
     (clone / BUILDER).write_text(changed((clone / BUILDER).read_text(), 20, "mine\n"))
     git_in(clone, "add", BUILDER)
     commit_change(clone, f"{OWN}/sf.hpp", "x\n", message("mixed", "cutlass", "==4.2.1"))
-    with pytest.raises(BadPatch, match=r"changes headers of cutlass_overrides, such as .*sf\.hpp, and files") as error:
+    with pytest.raises(BadInput, match=r"changes headers of cutlass_overrides, such as .*sf\.hpp, and files") as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert "split it" in error.value.hint
     assert contents(patch_dir.root) | contents(patch_dir.overrides) == before
@@ -546,7 +544,7 @@ def test_header_that_was_changed_meanwhile_is_not_replaced(patch_dir: PatchDirec
     header.write_text("theirs\n")
     assert export_edits(clone, tree.checkout, patch_dir.root) == []
     commit_change(clone, f"{OWN}/sf.hpp", "ours\n", "ours")
-    with pytest.raises(EditMismatch, match=r"sf\.hpp was changed since the directory was made") as error:
+    with pytest.raises(Mismatch, match=r"sf\.hpp was changed since the directory was made") as error:
         export_edits(clone, tree.checkout, patch_dir.root)
     assert error.value.hint and header.read_text() == "theirs\n"
     header.write_text("ours\n")
@@ -568,7 +566,7 @@ def test_unusual_headers_are_refused(patch_dir: PatchDirectory, tmp_path: Path, 
         file.chmod(0o755 if "run" in name else 0o644)
     git_in(clone, "add", "-A")
     git_in(clone, "commit", "-q", "-m", "x")
-    with pytest.raises(BadPatch, match=f"{name} is {kind}"):
+    with pytest.raises(BadInput, match=f"{name} is {kind}"):
         export_edits(clone, tree.checkout, patch_dir.root)
 
 
@@ -614,6 +612,6 @@ def test_record_that_edit_did_not_write_is_not_followed(patch_dir: PatchDirector
     git_in(clone, "reset", "-q", "--hard", "HEAD^")
     before = contents(patch_dir.root)
     git_in(clone, "config", "--replace-all", f"sm120kit.{key}", "0" * 64)
-    with pytest.raises(EditMismatch, match="was not made by"):
+    with pytest.raises(Mismatch, match="was not made by"):
         export_edits(clone, tree.checkout, patch_dir.root)
     assert contents(patch_dir.root) == before

@@ -28,7 +28,7 @@ from patch_series import (
 from typer.testing import CliRunner
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches import ImportTarget, evidence
 from sm120kit.patches.records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
@@ -158,7 +158,7 @@ def test_import_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tre
 )
 def test_commits_that_are_not_imported(tmp_path: Path, revision: str, message: str) -> None:
     upstream = cutlass_repository(tmp_path / "cutlass")
-    with pytest.raises(BadPatch, match=message):
+    with pytest.raises(BadInput, match=message):
         patches.read_commit(upstream.path, revision)
 
 
@@ -167,9 +167,9 @@ def test_a_merge_and_no_repository_are_refused(tmp_path: Path) -> None:
     git_in(upstream.path, "checkout", "-qb", "side", "HEAD^")
     upstream.commit({"README": "y\n"}, "side")
     git_in(upstream.path, "merge", "-q", "-m", "m", "-")
-    with pytest.raises(BadPatch, match="is a merge"):
+    with pytest.raises(BadInput, match="is a merge"):
         patches.read_commit(upstream.path, "HEAD")
-    with pytest.raises(BadPatch, match="cannot be read: not a git repository"):
+    with pytest.raises(BadInput, match="cannot be read: not a git repository"):
         patches.read_commit(tmp_path, "HEAD")
 
 
@@ -182,12 +182,12 @@ def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, t
     other = Upstream(tmp_path / "other", {"deep/er/csrc/launcher.cu": KERNEL})
     other.commit({"deep/er/csrc/launcher.cu": CHANGED}, "launcher: deeper")
     (tmp_path / "y.patch").write_bytes(other.output("format-patch", "-1", "--stdout"))
-    with pytest.raises(BadPatch, match=r"deep/er/csrc/launcher\.cu does not exist") as error:
+    with pytest.raises(BadInput, match=r"deep/er/csrc/launcher\.cu does not exist") as error:
         imported(tree, patch_dir.root, tmp_path / "y.patch")
     assert "--strip" in error.value.hint
     patch, _ = imported(tree, patch_dir.root, tmp_path / "y.patch", strip=3)
     assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
-    with pytest.raises(BadPatch, match="lacks filename information when removing 5"):
+    with pytest.raises(BadInput, match="lacks filename information when removing 5"):
         imported(tree, patch_dir.root, tmp_path / "y.patch", strip=5)
 
 
@@ -212,10 +212,10 @@ def test_project_of_a_diff_that_only_creates_files(patch_dir: PatchDirectory, tr
     assert imported(tree, patch_dir.root, tmp_path / "fine.patch")[0].project == "cutlass"
     upstream.commit({"new/fine.h": "fine\n"}, "new")
     (tmp_path / "new.patch").write_bytes(upstream.output("format-patch", "-1", "--stdout"))
-    with pytest.raises(BadPatch, match="can be those of cutlass or flashinfer") as error:
+    with pytest.raises(BadInput, match="can be those of cutlass or flashinfer") as error:
         imported(tree, patch_dir.root, tmp_path / "new.patch")
     assert "--project" in error.value.hint
-    with pytest.raises(UnknownName, match="no project vllm"):
+    with pytest.raises(NotFound, match="no project vllm"):
         imported(tree, patch_dir.root, tmp_path / "new.patch", project="vllm")
     assert imported(tree, patch_dir.root, tmp_path / "new.patch", project="flashinfer")[0].name == "flashinfer/new"
 
@@ -250,7 +250,7 @@ def test_refused_imports_write_nothing(patch_dir: PatchDirectory, tree: PatchedT
     before = contents(patch_dir.root)
     for name, (content, problem) in refused_files(tmp_path).items():
         (tmp_path / f"{name}.diff").write_bytes(content)
-        with pytest.raises(BadPatch) as error:
+        with pytest.raises(BadInput) as error:
             pytest.fail(f"{name}: {imported(tree, patch_dir.root, tmp_path / f'{name}.diff')}")
         assert problem in error.value.message and error.value.hint, (name, error.value.message)
     assert contents(patch_dir.root) == before
@@ -347,7 +347,7 @@ def test_import_leaves_out_tests_that_the_source_does_not_have(
     assert [file.path for file in written_patch(written.file).files] == ["csrc/launcher.cu"]
     upstream.commit({"csrc/gone.cu": "2\n", "tests/old.py": "4\n"}, "x")
     (tmp_path / "y.diff").write_bytes(upstream.output("diff", "HEAD^"))
-    with pytest.raises(BadPatch, match=r"csrc/gone\.cu does not exist"):
+    with pytest.raises(BadInput, match=r"csrc/gone\.cu does not exist"):
         imported(tree, patch_dir.root, tmp_path / "y.diff")
 
 
@@ -355,7 +355,7 @@ def test_directory_is_put_before_paths(patch_dir: PatchDirectory, tree: PatchedT
     upstream = Upstream(tmp_path / "u", {"launcher.cu": KERNEL})
     upstream.commit({"launcher.cu": changed(KERNEL, 20, "twenty\n")}, "x")
     (tmp_path / "x.diff").write_bytes(upstream.output("diff", "HEAD^"))
-    with pytest.raises(BadPatch, match=r"launcher\.cu does not exist"):
+    with pytest.raises(BadInput, match=r"launcher\.cu does not exist"):
         imported(tree, patch_dir.root, tmp_path / "x.diff")
     patch, _ = imported(tree, patch_dir.root, tmp_path / "x.diff", directory="csrc")
     assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
@@ -382,14 +382,14 @@ def test_import_does_not_replace_a_patch(patch_dir: PatchDirectory, tree: Patche
     file = tmp_path / "first.diff"
     file.write_bytes(cutlass_repository(tmp_path / "cutlass").output("diff", "HEAD^"))
     before = contents(patch_dir.root)
-    with pytest.raises(PatchOverwritten, match="there is a patch cutlass/first already"):
+    with pytest.raises(AlreadyExists, match="there is a patch cutlass/first already"):
         imported(tree, patch_dir.root, file)
     for name in ("..", "a/b", "x" * 200):
-        with pytest.raises(BadPatch):
+        with pytest.raises(BadInput):
             imported(tree, patch_dir.root, file, slug=name)
     assert contents(patch_dir.root) == before
     (patch_dir.root / "cutlass/unlisted.patch").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PatchOverwritten):
+    with pytest.raises(AlreadyExists):
         imported(tree, patch_dir.root, file, slug="unlisted")
     assert not (tmp_path / "elsewhere").exists()
 
@@ -405,7 +405,7 @@ def test_import_of_what_conflicts_or_is_there(patch_dir: PatchDirectory, tree: P
     upstream = Upstream(tmp_path / "v", {LAUNCHER: KERNEL})
     upstream.commit({LAUNCHER: changed(KERNEL, 3, "three\n")}, "x")
     (tmp_path / "there.diff").write_bytes(upstream.output("diff", "HEAD^"))
-    with pytest.raises(PatchAlreadyUpstream):
+    with pytest.raises(PatchConflict):
         imported(tree, patch_dir.root, tmp_path / "there.diff")
 
 
@@ -419,12 +419,12 @@ def test_new_message_is_a_commit_that_exports(patch_dir: PatchDirectory, tree: P
     assert {path.name for path in export_edits(clone, tree.checkout, patch_dir.root)} == {"mine.patch", "series"}
     lint = [problem.text for problem in patches.lint(patch_dir.root) if "to be filled in" in problem.text]
     assert [text.partition(" is")[0] for text in lint] == ["Subject", "the message", *PLACEHOLDERS]
-    with pytest.raises(PatchOverwritten):
+    with pytest.raises(AlreadyExists):
         patches.new_message("flashinfer/mine", projects, patch_dir.root)
     for name in ("mine", "flashinfer/", "flashinfer/../x", ""):
-        with pytest.raises(BadPatch):
+        with pytest.raises(BadInput):
             patches.new_message(name, projects, patch_dir.root)
-    with pytest.raises(UnknownName, match="no project vllm"):
+    with pytest.raises(NotFound, match="no project vllm"):
         patches.new_message("vllm/x", projects, patch_dir.root)
 
 
@@ -621,18 +621,18 @@ def test_refused_names_change_nothing(patch_dir: PatchDirectory) -> None:
     before = contents(patch_dir.root)
     second = patches.find(patch_dir.root, "second")
     for slug, error in {
-        "first": PatchOverwritten,
-        "second": PatchOverwritten,
-        "free": PatchOverwritten,
-        "a/b": BadPatch,
-        "": BadPatch,
-        "x" * 200: BadPatch,
-        "first--of-all": BadPatch,
+        "first": AlreadyExists,
+        "second": AlreadyExists,
+        "free": AlreadyExists,
+        "a/b": BadInput,
+        "": BadInput,
+        "x" * 200: BadInput,
+        "first--of-all": BadInput,
     }.items():
         with pytest.raises(error):
             patches.rename(second, slug, patch_dir.root)
         assert contents(patch_dir.root) == before, slug
-    with pytest.raises(UnknownName, match="no series has a patch 'secondly'"):
+    with pytest.raises(NotFound, match="no series has a patch 'secondly'"):
         patches.find(patch_dir.root, "secondly")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, PatchConflict
+from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, parse
 from sm120kit.patches.locate import places
@@ -234,7 +234,7 @@ def test_blob_ids_are_compared_with_the_tree(tmp_path: Path) -> None:
     assert len(applied(tmp_path / "later", edit_diff(old, new), BEFORE + b"more\n").patches) == 1, "another version of the file"
     for name, ids in (("old", ("1" * 40, new)), ("new", (old, "2" * 40))):
         with pytest.raises(
-            BadPatch, match=f"cutlass/x: the index line .line 17 of edit.patch. was made for the version with blob {ids[0]}"
+            BadInput, match=f"cutlass/x: the index line .line 17 of edit.patch. was made for the version with blob {ids[0]}"
         ):
             applied(tmp_path / name, edit_diff(*ids), BEFORE)
 
@@ -311,7 +311,7 @@ def test_series_with_invalid_names(tmp_path: Path) -> None:
     (directory / "series").write_text("a" * 300 + "\n")
     assert "300" in str(patches.lint(tmp_path)[0])
     (directory / "series").write_bytes(b"\xe9\n")
-    with pytest.raises(BadPatch, match="series is not text"):
+    with pytest.raises(BadInput, match="series is not text"):
         patches.lint(tmp_path)
 
 
@@ -319,12 +319,12 @@ def test_files_with_nul_are_refused_by_check_apply_and_export(tmp_path: Path) ->
     """git exports a file with NUL among its first 8,000 bytes as a binary file."""
     in_hunk = edit_diff(blob_id(BEFORE), blob_id(AFTER), EDIT.replace(b"+B", b"+B\0"))
     assert "x.patch:23: NUL in a hunk" in report(HEAD + in_hunk)
-    with pytest.raises(BadPatch, match="NUL in a hunk"):
+    with pytest.raises(BadInput, match="NUL in a hunk"):
         applied(tmp_path / "hunk", in_hunk, BEFORE)
     tail = b"d\n" * 9 + b"\0\n"
     elsewhere = edit_diff(blob_id(BEFORE + tail), blob_id(AFTER + tail), EDIT)
     well_formed(elsewhere)
-    with pytest.raises(BadPatch, match="cutlass/x is a binary file: only text can be reviewed"):
+    with pytest.raises(BadInput, match="cutlass/x is a binary file: only text can be reviewed"):
         applied(tmp_path / "elsewhere", elsewhere, BEFORE + tail)
     far = b"d\n" * 9000 + b"\0\n"
     applied(tmp_path / "far", edit_diff(blob_id(BEFORE + far), blob_id(AFTER + far), EDIT), BEFORE + far)

@@ -31,7 +31,7 @@ from patch_series import (
 )
 
 from sm120kit import patches
-from sm120kit.core.errors import BadPatch, BadRecipe, EditMismatch, PatchConflict, StateUnwritable
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.patches import ranges
 from sm120kit.patches.edits import EditRecord
 from sm120kit.patches.rebase import SeriesMove, abort, begin, recipes_of, resume
@@ -222,7 +222,7 @@ def test_conflict_is_resolved_and_staged(patch_dir: PatchDirectory, tmp_path: Pa
         resume(move, work)
     assert contents(patch_dir.root) == before
     (work / BUILDER).write_text(RESOLVED)
-    with pytest.raises(BadPatch, match="not staged"):
+    with pytest.raises(BadInput, match="not staged"):
         resume(move, work)
     git_in(work, "add", BUILDER)
     progress = resume(move, work)
@@ -252,9 +252,9 @@ def test_finished_directory_is_that_of_edit(patch_dir: PatchDirectory, tmp_path:
         records.append(EditRecord.read(Repository(tmp_path / "new-repository"), directory / ".git/config", KEY))
         git_in(directory, "diff", "--quiet", "HEAD")
     assert records[0] == records[1] is not None
-    with pytest.raises(EditMismatch, match="no rebase is in progress"):
+    with pytest.raises(Mismatch, match="no rebase is in progress"):
         resume(move, work)
-    with pytest.raises(EditMismatch, match="no rebase is in progress"):
+    with pytest.raises(Mismatch, match="no rebase is in progress"):
         abort(work, patch_dir.root, KEY)
     assert patches.export_edits(work, NAMES[1], onto.checkout.pin, onto.inside, patch_dir.root, KEY) == []
 
@@ -297,7 +297,7 @@ def test_abort_refuses_to_remove_other_work(patch_dir: PatchDirectory, tmp_path:
     (work / "notes.txt").write_text("mine\n")
     (work / "setup.py").write_text("mine\n")
     git_in(work, "branch", "mine")
-    with pytest.raises(BadPatch) as error:
+    with pytest.raises(BadInput) as error:
         abort(work, patch_dir.root, KEY)
     assert error.value.message.splitlines()[1:] == ["  refs/heads/mine", "  notes.txt", "  setup.py"]
     assert (work / "notes.txt").read_text() == "mine\n"
@@ -315,11 +315,11 @@ def test_continue_refuses_other_changes(patch_dir: PatchDirectory, tmp_path: Pat
     (work / BUILDER).write_text("resolved\n")
     git_in(work, "add", BUILDER)
     (work / "notes.txt").write_text("mine\n")
-    with pytest.raises(BadPatch, match=r"not staged:\n  notes\.txt"):
+    with pytest.raises(BadInput, match=r"not staged:\n  notes\.txt"):
         resume(move, work)
     (work / "notes.txt").unlink()
     git_in(work, "symbolic-ref", "HEAD", "refs/heads/topic")
-    with pytest.raises(BadPatch, match="is not branch series"):
+    with pytest.raises(BadInput, match="is not branch series"):
         resume(move, work)
 
 
@@ -327,24 +327,24 @@ def test_wrong_directories_and_recipes(patch_dir: PatchDirectory, tmp_path: Path
     move, work = conflicting(patch_dir), tmp_path / "work"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")
-    with pytest.raises(StateUnwritable, match="is not empty"):
+    with pytest.raises(SystemRefused, match="is not empty"):
         begin(move, tmp_path / "full")
     for directory in (tmp_path / "full", tmp_path / "nowhere"):
-        with pytest.raises(EditMismatch, match="no rebase is in progress"):
+        with pytest.raises(Mismatch, match="no rebase is in progress"):
             abort(directory, patch_dir.root, KEY)
     tree = patches.apply(move.onto.checkout, (), patch_dir.root / "none", patch_dir.overrides)
     patches.edit(tree, tmp_path / "edit", NAMES[1], KEY)
-    with pytest.raises(EditMismatch, match="no rebase is in progress"):
+    with pytest.raises(Mismatch, match="no rebase is in progress"):
         recipes_of(tmp_path / "edit", KEY)
-    with pytest.raises(BadRecipe, match=r"flashinfer-0\.7\.2 has no source cutlass"):
+    with pytest.raises(BadInput, match=r"flashinfer-0\.7\.2 has no source cutlass"):
         begin(replace(move, onto=replace(move.onto, inside=())), work)
     begin(move, work)
     other = replace(move.onto, inside=(VendoredProject("cutlass", CUTLASS, "4.5.1"),))
-    with pytest.raises(EditMismatch, match="other sources"):
+    with pytest.raises(Mismatch, match="other sources"):
         resume(replace(move, onto=other), work)
     series = patch_dir.root / "flashinfer/third.patch"
     series.write_bytes(series.read_bytes().replace(b"Why it exists.", b"Why it still exists."))
-    with pytest.raises(EditMismatch, match="the series changed"):
+    with pytest.raises(Mismatch, match="the series changed"):
         resume(move, work)
 
 
@@ -448,7 +448,7 @@ def test_files_changed_after_an_interruption_are_not_lost(patch_dir: PatchDirect
     (work / LAUNCHER).write_text("mine\n")
     (work / ".git/index").unlink()
     (work / ".git/index.lock").write_text("")
-    with pytest.raises(BadPatch, match=rf"neither as before nor as after it:\n  {LAUNCHER}"):
+    with pytest.raises(BadInput, match=rf"neither as before nor as after it:\n  {LAUNCHER}"):
         resume(move, work)
     assert (work / LAUNCHER).read_text() == "mine\n"
     (work / LAUNCHER).unlink()
@@ -504,11 +504,11 @@ def test_record_that_was_not_written_with_this_state_directory_is_not_followed(
     orders = [{"path": "cutlass/series", "before": theirs, "after": present}]
     for changes in ({"writes": orders}, {"todo": []}, {"recipes": list(reversed(NAMES))}):
         git_in(work, "config", "sm120kit.rebase.state", json.dumps(record | changes))
-        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+        with pytest.raises(Mismatch, match="was not begun with this state directory"):
             abort(work, patch_dir.root, KEY)
-        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+        with pytest.raises(Mismatch, match="was not begun with this state directory"):
             resume(move, work)
-        with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+        with pytest.raises(Mismatch, match="was not begun with this state directory"):
             recipes_of(work, KEY)
     assert contents(patch_dir.root) == before and (tmp_path / "precious").read_text() == "mine\n"
 
@@ -516,7 +516,7 @@ def test_record_that_was_not_written_with_this_state_directory_is_not_followed(
 def test_rebase_of_another_state_directory_is_not_aborted(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     move, work = conflicting(patch_dir), tmp_path / "work"
     begin(move, work)
-    with pytest.raises(EditMismatch, match="was not begun with this state directory"):
+    with pytest.raises(Mismatch, match="was not begun with this state directory"):
         abort(work, patch_dir.root, b"another")
     abort(work, patch_dir.root, KEY)
     assert not work.exists()

@@ -13,7 +13,7 @@ from small_engine import ENGINE, KERNELS, make_sdist
 from typer.testing import CliRunner, Result
 
 from sm120kit.cli import app
-from sm120kit.core.errors import EditMismatch, PatchConflict, UnknownName
+from sm120kit.core.errors import Mismatch, NotFound, PatchConflict
 
 CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
 FROM_SOURCE = """
@@ -124,7 +124,7 @@ def test_engine_without_source_is_refused(command: str, site: Site, run: Run, tm
     unformed = site.patches.root / "cutlass/builder.patch"
     unformed.write_bytes(unformed.read_bytes().replace(b"From 0000", b"From 1111"))
     before = unformed.read_bytes()
-    with pytest.raises(UnknownName, match=r"vllm-8\.0 takes vllm from its official wheel: it has no source") as error:
+    with pytest.raises(NotFound, match=r"vllm-8\.0 takes vllm from its official wheel: it has no source") as error:
         run(command, *words.get(command, ["vllm-8.0", "--into", tmp_path / "out"]))
     assert (
         error.value.hint == "name flashinfer-1.0, the FlashInfer recipe that it uses; recipes of vllm with a source: vllm-9.0"
@@ -191,7 +191,7 @@ def test_files_of_an_engines_series(site: Site, run: Run, tmp_path: Path) -> Non
 
 def test_directory_of_an_engine_is_not_exported_as_its_flashinfer_recipe(run: Run, tmp_path: Path) -> None:
     run("edit", "vllm-9.0", "--into", tmp_path / "clone")
-    with pytest.raises(EditMismatch, match=r"was made from recipe vllm-9\.0, not from flashinfer-1\.0"):
+    with pytest.raises(Mismatch, match=r"was made from recipe vllm-9\.0, not from flashinfer-1\.0"):
         run("export", "flashinfer-1.0", "--from", tmp_path / "clone")
 
 
@@ -233,12 +233,10 @@ def test_prove_applies_a_foreign_diff_to_an_engine(site: Site, run: Run, tmp_pat
 )
 def test_probes_are_refused_without_cutlass(option: list[str], site: Site, run: Run, tmp_path: Path) -> None:
     """Before anything is fetched."""
-    with pytest.raises(
-        UnknownName, match=r"no probe of vllm/build can be compiled: the source of vllm-9\.0 contains no CUTLASS"
-    ):
+    with pytest.raises(NotFound, match=r"no probe of vllm/build can be compiled: the source of vllm-9\.0 contains no CUTLASS"):
         run("prove", "vllm/build", *option)
     site.put("alone", {LAUNCHER: KERNEL}, LAUNCHER, 9, "flashinfer ==1.1")
-    with pytest.raises(UnknownName, match=r"the source of flashinfer-1\.1 contains no CUTLASS"):
+    with pytest.raises(NotFound, match=r"the source of flashinfer-1\.1 contains no CUTLASS"):
         run("prove", "alone", *option)
     assert not list((tmp_path / "state").glob("checkouts/*"))
 
@@ -248,7 +246,7 @@ def test_prove_lists_the_change_of_a_patch_of_flashinfer_that_names_no_probe(sit
     lines = run("prove", "flashinfer/python").stdout.splitlines()
     assert LAUNCHER in lines[3] and lines[-2].startswith("flashinfer/python applies to flashinfer-1.0: tree ")
     assert lines[-1] == "no probe compiled: the patch names none; evidence, not run: tests/unit/test_patches.py"
-    with pytest.raises(UnknownName, match="flashinfer/python names no probe"):
+    with pytest.raises(NotFound, match="flashinfer/python names no probe"):
         run("prove", "flashinfer/python", "--code")
 
 
@@ -257,16 +255,16 @@ def test_prove_names_the_recipes_with_a_source(site: Site, run: Run) -> None:
     with pytest.raises(PatchConflict, match=r"vllm/old is for vllm ==8\.0, which no recipe with a source has") as error:
         run("prove", "vllm/old")
     assert error.value.hint == "recipes with a source: flashinfer-1.0, flashinfer-1.1, sglang-9.0, vllm-9.0"
-    with pytest.raises(UnknownName, match=r"vllm-8\.0 takes vllm from its official wheel"):
+    with pytest.raises(NotFound, match=r"vllm-8\.0 takes vllm from its official wheel"):
         run("prove", "vllm/old", "--recipe", "vllm-8.0")
     with pytest.raises(PatchConflict, match=r"vllm/build is for vllm; flashinfer-1\.0 has cutlass, flashinfer"):
         run("prove", "vllm/build", "--recipe", "flashinfer-1.0")
-    with pytest.raises(UnknownName, match="cutlass/builder names no probe"):
+    with pytest.raises(NotFound, match="cutlass/builder names no probe"):
         run("prove", "cutlass/builder")
 
 
 def test_ablate_requires_tiles(run: Run) -> None:
-    with pytest.raises(UnknownName, match=r"vllm-9\.0 is a recipe of vllm and lists no kernels"):
+    with pytest.raises(NotFound, match=r"vllm-9\.0 is a recipe of vllm and lists no kernels"):
         run("ablate", "vllm-9.0")
-    with pytest.raises(UnknownName, match=r"the source of flashinfer-1\.1 contains no CUTLASS, so it has no tiles"):
+    with pytest.raises(NotFound, match=r"the source of flashinfer-1\.1 contains no CUTLASS, so it has no tiles"):
         run("ablate", "flashinfer-1.1")

@@ -36,15 +36,7 @@ from patch_series import (
 )
 
 from sm120kit import patches
-from sm120kit.core.errors import (
-    BadPatch,
-    BadRecipe,
-    EditMismatch,
-    PatchAlreadyUpstream,
-    PatchConflict,
-    StateUnwritable,
-    WrongSource,
-)
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.patches import export
 from sm120kit.patches.records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
@@ -145,7 +137,7 @@ def test_missing_and_existing_files_conflict(patch_dir: PatchDirectory, tmp_path
 def test_already_upstream_names_patch_and_remedy(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     two_projects(patch_dir)
     checkout = checkout_of(tmp_path / "r", {**BASE, LAUNCHER: changed(KERNEL, 3, "three\n")})
-    with pytest.raises(PatchAlreadyUpstream, match=r"flashinfer/third is already in flashinfer 0\.6\.6") as error:
+    with pytest.raises(PatchConflict, match=r"flashinfer/third is already in flashinfer 0\.6\.6") as error:
         patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     assert "Applies-To" in error.value.hint
     assert [status.state for status in patches.status(checkout, inside(), patch_dir.root)][2] is PatchState.ALREADY_UPSTREAM
@@ -224,7 +216,7 @@ def test_lint_reports_every_problem_with_file_and_line(patch_dir: PatchDirectory
     ]:
         assert expected in report, report
     assert len(report.splitlines()) == 12, report
-    with pytest.raises(BadPatch, match="12 problems"):
+    with pytest.raises(BadInput, match="12 problems"):
         patches.load(patch_dir.root, "cutlass")
 
 
@@ -266,7 +258,7 @@ def test_malformed_patches_are_rejected(
     patch_dir.put("first", good)
     assert patches.lint(patch_dir.root) == []
     (patch_dir.root / "cutlass/first.patch").write_bytes(good.replace(old, new))
-    with pytest.raises(BadPatch, match=problem):
+    with pytest.raises(BadInput, match=problem):
         patches.apply(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root, patch_dir.overrides)
 
 
@@ -283,21 +275,21 @@ def test_patch_does_not_follow_links_in_the_tree(patch_dir: PatchDirectory, tmp_
             index.git("update-index", "--add", "--cacheinfo", f"120000,{repository.write(target.encode())},{link}")
             tree = index.write_tree()
         linked = Checkout(checkout.pin, checkout.repository, repository.commit_tree(tree, None, "b"), tree)
-        with pytest.raises((BadPatch, PatchConflict)):
+        with pytest.raises((BadInput, PatchConflict)):
             patches.apply(linked, inside(), patch_dir.root, patch_dir.overrides)
 
 
 def test_patch_of_another_projects_files_is_rejected(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     text = patch_text(patch_dir.edit(BUILDER, 10, "ten\n", below=""), "flashinfer", ">=0.6")
     patch_dir.put("greedy", text, "flashinfer")
-    with pytest.raises(BadPatch, match=r"builder\.inl is not a file of flashinfer but of cutlass"):
+    with pytest.raises(BadInput, match=r"builder\.inl is not a file of flashinfer but of cutlass"):
         patches.apply(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root, patch_dir.overrides)
 
 
 def test_override_of_upstream_header_is_rejected(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     (patch_dir.overrides / "include/cutlass").mkdir(parents=True)
     (patch_dir.overrides / "include/cutlass/version.h").write_text("mine\n")
-    with pytest.raises(BadPatch, match=r"would hide 3rdparty/cutlass/include/cutlass/version\.h"):
+    with pytest.raises(BadInput, match=r"would hide 3rdparty/cutlass/include/cutlass/version\.h"):
         patches.apply(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root, patch_dir.overrides)
 
 
@@ -316,13 +308,13 @@ def test_wrong_cutlass_version_is_rejected(patch_dir: PatchDirectory, tmp_path: 
         lambda: patches.status(checkout, inside(), patch_dir.root),
         lambda: patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides),
     ):
-        with pytest.raises(WrongSource, match=f"version\\.h {stated}; the recipe has cutlass 4\\.2\\.1") as caught:
+        with pytest.raises(Mismatch, match=f"version\\.h {stated}; the recipe has cutlass 4\\.2\\.1") as caught:
             call()
         assert caught.value.hint
 
 
 def test_wrong_path_of_vendored_project_is_rejected(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    with pytest.raises(BadRecipe, match="no directory elsewhere"):
+    with pytest.raises(BadInput, match="no directory elsewhere"):
         patches.status(checkout_of(tmp_path / "r", BASE), (VendoredProject("cutlass", "elsewhere", "1"),), patch_dir.root)
 
 
@@ -405,7 +397,7 @@ def test_materialise_rejects_foreign_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis").write_text("years\n")
-    with pytest.raises(StateUnwritable, match="not made by sm120kit"):
+    with pytest.raises(SystemRefused, match="not made by sm120kit"):
         patches.materialise(plain_tree(tmp_path / "r", BASE), home)
     assert files_below(home) == {"thesis": "years\n"}
 
@@ -482,14 +474,14 @@ def test_edit_and_export_edits(patch_dir: PatchDirectory, tmp_path: Path) -> Non
     patches.edit(tree, clone, RECIPE, KEY)
     assert export_edits(clone, checkout, patch_dir.root) == []
     (clone / LAUNCHER).write_text(changed(changed(KERNEL, 3, "three\n"), 4, "four\n"))
-    with pytest.raises(BadPatch, match=r"uncommitted changes:\n M csrc/launcher\.cu"):
+    with pytest.raises(BadInput, match=r"uncommitted changes:\n M csrc/launcher\.cu"):
         export_edits(clone, checkout, patch_dir.root)
 
     def commit(message: str) -> None:
         git_in(clone, "commit", "-qam", message)
 
     commit("launcher: New thing\n\nBecause.")
-    with pytest.raises(BadPatch, match=r"flashinfer/launcher-new-thing\.patch:6: no trailer Applies-To"):
+    with pytest.raises(BadInput, match=r"flashinfer/launcher-new-thing\.patch:6: no trailer Applies-To"):
         export_edits(clone, checkout, patch_dir.root)
     git_in(clone, "reset", "-q", "--soft", "HEAD^")
     commit("launcher: New thing\n\nBecause.\n\n" + TRAILERS.format(project="flashinfer", versions="==0.6.6"))
@@ -502,11 +494,11 @@ def test_edit_and_export_edits(patch_dir: PatchDirectory, tmp_path: Path) -> Non
     (clone / LAUNCHER).write_text("x\n")
     (clone / BUILDER).write_text("y\n")
     commit("both\n\n" + TRAILERS.format(project="flashinfer", versions="==0.6.6"))
-    with pytest.raises(BadPatch, match="touches cutlass and flashinfer"):
+    with pytest.raises(BadInput, match="touches cutlass and flashinfer"):
         export_edits(clone, checkout, patch_dir.root)
-    with pytest.raises(EditMismatch, match="not made by"):
+    with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path, checkout, patch_dir.root)
-    with pytest.raises(StateUnwritable, match="not empty"):
+    with pytest.raises(SystemRefused, match="not empty"):
         patches.edit(tree, clone, RECIPE, KEY)
 
 

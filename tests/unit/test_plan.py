@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import ExpectationFailed, ToolchainUnsuitable, UnknownName
+from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.patches.records import PatchedTree
@@ -71,7 +71,7 @@ def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -
     made = plan.plan_flashinfer(selection, TREE, (), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {}), ())
     assert made.modules == () and {entry.what for entry in made.left_out} == {*RECIPE.modules}
     assert {entry.reason for entry in made.left_out} == {"not in kernel group none"}
-    with pytest.raises(UnknownName, match="no kernel group 'nine'") as unknown:
+    with pytest.raises(NotFound, match="no kernel group 'nine'") as unknown:
         recipes.group(RECIPE, "nine")
     assert unknown.value.hint is not None and unknown.value.hint.endswith("; none")
 
@@ -93,7 +93,7 @@ def test_wheel_without_modules_follows_from_its_tree() -> None:
 def test_kernels_are_compiled_on_machines_of_their_architecture(change: dict[str, Any], refused: bool) -> None:
     recipe = recipes.load_engine("vllm-0.33.0-spark")
     request = BuildRequest(**{"stage": Stage.PACK, **change})
-    with pytest.raises(ToolchainUnsuitable, match="compiled natively on aarch64") if refused else nullcontext():
+    with pytest.raises(RequirementMissing, match="compiled natively on aarch64") if refused else nullcontext():
         image_wheels.require_native(recipe, request)
 
 
@@ -160,7 +160,7 @@ def test_tiles_that_do_not_fit_are_left_out_with_a_reason() -> None:
 
 
 def test_generated_tile_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ExpectationFailed, match="256x128x128 finalize: needs 102,400 B"):
+    with pytest.raises(CheckFailed, match="256x128x128 finalize: needs 102,400 B"):
         make_plan(tiles=[fact(128, generated=True, smem_bytes=102_400)])
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from sm12x_lab.cli import app as laboratory
 from sm12x_lab.cli.commands import COMMANDS
 from sm120kit.cli import app, plugins
-from sm120kit.core.errors import NoGpu, ToolchainMissing
+from sm120kit.core.errors import RequirementMissing, ResourceUnavailable
 
 TOY = """
 from sm120kit.cli.tree import Leaf
@@ -63,7 +63,7 @@ def test_without_the_laboratory_its_commands_are_not_listed_and_name_the_remedy(
     for group, name in plugins.ELSEWHERE:
         assert f"\n  {name} " not in run(group, "--help").stdout
         error = run(group, name, "x").exception
-        assert isinstance(error, ToolchainMissing) and error.hint == "pip install sm12x-lab"
+        assert isinstance(error, RequirementMissing) and error.hint == "pip install sm12x-lab"
     assert run("verify", "nothing").exit_code == 2
 
 
@@ -71,7 +71,7 @@ def test_without_the_laboratory_its_commands_are_not_listed_and_name_the_remedy(
 def test_without_the_laboratory_tiles_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sm120kit.cli.tiles._tile_numbers", lambda: None)
     error = run("tiles", "flashinfer", "--emulate").exception
-    assert isinstance(error, ToolchainMissing) and "--emulate" in error.message
+    assert isinstance(error, RequirementMissing) and "--emulate" in error.message
 
 
 @pytest.mark.usefixtures("_without_laboratory")
@@ -90,5 +90,5 @@ def test_program_of_the_laboratory_has_variables_and_tables_of_sm120kit(
     assert "/nowhere/receipt.json" in str(done.exception), "the table is read, and the rest of the file accepted"
     monkeypatch.delenv("SM120KIT_CONFIG")
     done = CliRunner().invoke(laboratory, ["run", "--", "true"])
-    assert isinstance(done.exception, NoGpu)
+    assert isinstance(done.exception, ResourceUnavailable)
     assert CliRunner().invoke(laboratory, ["--version"]).stdout.startswith("sm12x-lab ")

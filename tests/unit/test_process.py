@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sm120kit.core import console, process, reporting
-from sm120kit.core.errors import CommandFailed, ToolchainMissing
+from sm120kit.core.errors import CommandFailed, RequirementMissing
 
 INSIDE = ("images/checks/suites/", "images/existing_base.py")
 """Code that runs in an image."""
@@ -48,7 +48,7 @@ def test_failure_names_command_and_last_lines(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="exit code 3\nlast words"):
         process.run(["/bin/sh", "-c", "echo last words >&2; exit 3"])
     assert process.run(["/bin/sh", "-c", "exit 3"], check=False).returncode == 3
-    with pytest.raises(ToolchainMissing, match="program not found"):
+    with pytest.raises(RequirementMissing, match="program not found"):
         process.run([tmp_path / "no-such-program"])
 
 
@@ -62,16 +62,16 @@ def test_program_that_cannot_be_run(tmp_path: Path) -> None:
     ):
         odd.write_bytes(content)
         odd.chmod(mode)
-        with pytest.raises(ToolchainMissing, match=message):
+        with pytest.raises(RequirementMissing, match=message):
             process.run_until([odd], None)
-    with pytest.raises(ToolchainMissing, match="Permission denied"):
+    with pytest.raises(RequirementMissing, match="Permission denied"):
         process.run([tmp_path])  # a directory
 
 
 def test_unreadable_directory_on_path(tmp_path: Path) -> None:
     """A directory on PATH without search permission: exec(3) reports EACCES for every program that it does not find."""
-    script = "from sm120kit.core import process\nfrom sm120kit.core.errors import ToolchainMissing\n"
-    script += "try: process.run(['no-such-program'])\nexcept ToolchainMissing as error: print(error.message)"
+    script = "from sm120kit.core import process\nfrom sm120kit.core.errors import RequirementMissing\n"
+    script += "try: process.run(['no-such-program'])\nexcept RequirementMissing as error: print(error.message)"
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     env = {**os.environ, "PATH": f"{closed}:{os.environ['PATH']}", "PYTHONPATH": process.own_python_path()}

@@ -14,7 +14,7 @@ from sm12x_lab.proofs.code import kernel_codes
 from sm12x_lab.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
 from sm12x_lab.proofs.side import _definitions
 from sm120kit import patches, sources
-from sm120kit.core.errors import BadPatch, PatchConflict, UnknownName
+from sm120kit.core.errors import BadInput, NotFound, PatchConflict
 from sm120kit.core.state import Workspace
 from sm120kit.kernels.cubin.records import Kernel
 from sm120kit.kernels.records import NumericStatus
@@ -213,9 +213,9 @@ def test_find_patch_by_name_slug_or_path() -> None:
     assert prover.find_patch(str(ROOT / "patches/cutlass/single-k-block-mainloop.patch")) == (patch, True)
     foreign, in_series = prover.find_patch(str(NEGATIVE))
     assert (foreign.name, in_series) == ("cutlass/cutlass-published-effective-block-sf", False)
-    with pytest.raises(UnknownName, match="no series has a patch 'nothing'"):
+    with pytest.raises(NotFound, match="no series has a patch 'nothing'"):
         prover.find_patch("nothing")
-    with pytest.raises(BadPatch, match="cannot be read"):
+    with pytest.raises(BadInput, match="cannot be read"):
         prover.find_patch("nothing.patch")
 
 
@@ -227,7 +227,7 @@ def test_slug_of_two_projects_is_ambiguous(tmp_path: Path, monkeypatch: pytest.M
     (root / "flashinfer/one.patch").write_text(text)
     (tmp_path / "recipes").mkdir()
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
-    with pytest.raises(UnknownName, match="2 projects have a patch one") as failure:
+    with pytest.raises(NotFound, match="2 projects have a patch one") as failure:
         prover.find_patch("one")
     assert failure.value.hint == "choose from cutlass/one, flashinfer/one"
 
@@ -251,7 +251,7 @@ def test_foreign_diff_is_read_without_trailers(tmp_path: Path) -> None:
     assert (patch.project, patch.slug, patch.probes) == ("", "theirs", ())
     assert patch.diff.startswith(b"diff --git a/x b/x\n")
     file.write_text("no diff\n")
-    with pytest.raises(BadPatch, match="not a git diff"):
+    with pytest.raises(BadInput, match="not a git diff"):
         patches.read_foreign(file)
 
 

@@ -22,7 +22,7 @@ from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx,
 from sm12x_lab.ptx.syntax import instructions
 from sm120kit.cli import app
 from sm120kit.core import process
-from sm120kit.core.errors import BadPtx, NoGpu, StateUnwritable, UnknownName
+from sm120kit.core.errors import BadInput, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace
 from sm120kit.kernels.cubin import fatbin
@@ -74,7 +74,7 @@ def test_instructions_of_everything_that_surrounds_them() -> None:
     ],
 )
 def test_what_is_no_ptx_for_sm120_is_refused(text: str, message: str) -> None:
-    with pytest.raises(BadPtx, match=message):
+    with pytest.raises(BadInput, match=message):
         rewrite(text, lambda: FUNCTIONS)
 
 
@@ -325,7 +325,7 @@ def test_preloaded_driver_and_functions_agree_with_the_rewriter() -> None:
     ],
 )
 def test_instruction_without_replacement_is_named(instruction: str) -> None:
-    with pytest.raises(BadPtx, match="line 8: no replacement on Hopper for: ") as caught:
+    with pytest.raises(BadInput, match="line 8: no replacement on Hopper for: ") as caught:
         rewritten(instruction)
     assert instruction.split()[0].rstrip(";") in caught.value.message
 
@@ -623,11 +623,11 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
         ("verify", "run", "--receipt", str(file / "r.json"), "--", "true"),
     ):
         done = CliRunner().invoke(app, arguments)
-        assert isinstance(done.exception, StateUnwritable), (arguments, done.exception)
+        assert isinstance(done.exception, SystemRefused), (arguments, done.exception)
 
 
 def test_kernel_group_without_kernels_has_no_ptx() -> None:
-    with pytest.raises(UnknownName, match="kernel group none has no units"):
+    with pytest.raises(NotFound, match="kernel group none has no units"):
         flashinfer.unit_ptx(None, BuildRequest(group="none"), "")  # type: ignore[arg-type]  # the recipe does not matter
 
 
@@ -635,16 +635,16 @@ def test_units_of_an_engine(tmp_path: Path) -> None:
     """Kernel groups are FlashInfer's; an engine without units of its own is named with those that have some."""
     assert run("vllm-0.20.0", "--kernels", "quick", "--state", str(tmp_path)).exit_code == 2
     refused = run("vllm-0.19.1", "--state", str(tmp_path)).exception
-    assert isinstance(refused, UnknownName) and "vllm-0.20.0" in refused.hint
+    assert isinstance(refused, NotFound) and "vllm-0.20.0" in refused.hint
 
 
 def test_captured_ptx_and_state_directory_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "unit.ptx").write_bytes(b"// \xff")
     state = Workspace.open(tmp_path / "my state")
     tools = Toolchain(tmp_path, "", "", "")
-    with pytest.raises(BadPtx, match="cannot be read"), interposed.prepared(tmp_path, state, tools):
+    with pytest.raises(BadInput, match="cannot be read"), interposed.prepared(tmp_path, state, tools):
         pass
-    with pytest.raises(StateUnwritable, match=r"my state.* has a space or colon"), interposed.prepared(None, state, tools):
+    with pytest.raises(SystemRefused, match=r"my state.* has a space or colon"), interposed.prepared(None, state, tools):
         pass
 
 
@@ -662,13 +662,13 @@ def test_file_that_is_no_ptx(tmp_path, content: bytes | None) -> None:  # type: 
     if content is not None:
         path.write_bytes(content)
     result = run(str(path))
-    assert isinstance(result.exception, BadPtx)
+    assert isinstance(result.exception, BadInput)
     assert str(path) in result.exception.message and result.exception.hint
 
 
 def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "probe", lambda: None)
-    assert isinstance(run("--instructions").exception, NoGpu)
+    assert isinstance(run("--instructions").exception, ResourceUnavailable)
     assert "verify ptx --instructions needs a GPU of compute capability 9.0" in str(run("--instructions").exception)
 
 
@@ -747,7 +747,7 @@ def test_ptx_of_machine_code_in_a_fatbin(tmp_path: Path) -> None:
     cubin.write_bytes(part.unpacked())
     assert images.module_ptx(image, {}, [cubin]) == (text, "PTX that CuTe DSL kept")
     cubin.write_bytes(bytes(part.unpacked())[:-1] + b"\1")
-    with pytest.raises(BadPtx, match="machine code only"):
+    with pytest.raises(BadInput, match="machine code only"):
         images.module_ptx(image, {}, [cubin])
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.cli import main
-from sm120kit.core.errors import BadIndex, NotAttested, NotVerified, RegistryFailed, RolledBack
+from sm120kit.core.errors import BadInput, NotAttested, NotTrusted, NotVerified, RegistryFailed
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import attestation, published, registry
 from sm120kit.images.context import built_locally
@@ -132,7 +132,7 @@ def test_entry_with_a_foreign_name_is_refused(image: Image, workspace: Workspace
     ],
 )
 def test_malformed_entry_is_refused(changed: dict[str, str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(BadIndex, match=message):
+    with pytest.raises(BadInput, match=message):
         read_index(index(tmp_path / "i", replace(entry(), **changed)))  # type: ignore[arg-type]
 
 
@@ -192,7 +192,7 @@ def test_image_older_than_the_newest_pulled_is_refused(workspace: Workspace, tmp
     record_pull(entry(NEW), new, workspace)
     assert published.select(RECIPE, new, PLATFORM, workspace).published == NEW
     for source, when in ((old, f"published {OLD}"), (undated, "without a date")):
-        with pytest.raises(RolledBack, match=f"is {when}, older than .*, published {NEW} and pulled before") as caught:
+        with pytest.raises(NotTrusted, match=f"is {when}, older than .*, published {NEW} and pulled before") as caught:
             published.select(RECIPE, source, PLATFORM, workspace)
         assert "--allow-older" in caught.value.hint
         assert published.select(RECIPE, replace(source, allow_older=True), PLATFORM, workspace)
@@ -202,7 +202,7 @@ def test_older_copy_in_another_repository_is_refused(workspace: Workspace, tmp_p
     private, public = key(tmp_path, "key")
     record_pull(entry(NEW), Source(tmp_path, public), workspace)
     mirrored = Source(signed(tmp_path / "m", private, entry(OLD, repository="mirror.example/vllm")), public)
-    with pytest.raises(RolledBack):
+    with pytest.raises(NotTrusted):
         published.select(RECIPE, mirrored, PLATFORM, workspace)
 
 
@@ -215,7 +215,7 @@ def test_unsigned_entries_do_not_affect_the_age_of_signed_images(workspace: Work
     record_pull(future, Source(tmp_path, other), workspace)
     record_pull(replace(future, recipe="vllm-0.20.0"), Source(tmp_path, public), workspace)
     assert published.select(RECIPE, Source(signed(tmp_path / "s", private, entry()), public), PLATFORM, workspace)
-    with pytest.raises(RolledBack):
+    with pytest.raises(NotTrusted):
         published.select(RECIPE, Source(index(tmp_path / "i", entry())), PLATFORM, workspace)
     another = index(tmp_path / "a", entry(repository="r.example/another"))
     assert published.select(RECIPE, Source(another), PLATFORM, workspace)
@@ -236,7 +236,7 @@ def test_minimum_time_of_publishing(workspace: Workspace, tmp_path: Path) -> Non
     path = index(tmp_path / "i", entry())
     assert published.select(RECIPE, Source(path, minimum=MIDDLE), PLATFORM, workspace)
     for minimum in (NEW, MIDDLE.replace("00Z", "01Z")):
-        with pytest.raises(RolledBack, match=f"before --min {minimum}"):
+        with pytest.raises(NotTrusted, match=f"before --min {minimum}"):
             published.select(RECIPE, Source(path, minimum=minimum, allow_older=True), PLATFORM, workspace)
 
 
@@ -245,7 +245,7 @@ def test_damaged_record_of_the_newest_image_is_an_error(workspace: Workspace, tm
     record_pull(entry(), source, workspace)
     (path,) = (workspace.root / "images" / "newest").iterdir()
     path.write_text("{")
-    with pytest.raises(RolledBack, match=f"{path} is damaged"):
+    with pytest.raises(NotTrusted, match=f"{path} is damaged"):
         published.select(RECIPE, source, PLATFORM, workspace)
 
 
@@ -268,13 +268,13 @@ def test_pull_options_become_a_source(
 
     def select(name: str, source: Source, *rest: object) -> PublishedImage:
         sources.append(source)
-        raise BadIndex("stop", "")
+        raise BadInput("stop", "")
 
     monkeypatch.setattr(published, "select", select)
     monkeypatch.setattr("sys.argv", ["sm120kit", "pull", RECIPE, "--state", str(workspace.root), *options])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == BadIndex.exit_code and sources == [source]
+    assert ended.value.code == BadInput.exit_code and sources == [source]
 
 
 def test_trust_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workspace: Workspace) -> None:

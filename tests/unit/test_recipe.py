@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Arch
 from sm120kit.sources.records import SdistPin, VendoredProject
 
@@ -42,7 +42,7 @@ def test_forms_of_a_recipe_name() -> None:
 
 
 def test_unknown_recipe_suggests_similar_name() -> None:
-    with pytest.raises(UnknownName, match=r"did you mean 'flashinfer-0.6.6'"):
+    with pytest.raises(NotFound, match=r"did you mean 'flashinfer-0.6.6'"):
         recipes.load_flashinfer("flashinfer-0.6.66")
 
 
@@ -56,7 +56,7 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
         ('path = "3rdparty/cutlass"', 'path = "../elsewhere"'),
         add='\n[sources.x]\ngit = "https://host.invalid/x"\nversion = "1"\ncommit = "main"\n[sources.y]\nversion = "1"\n',
     )
-    with pytest.raises(BadRecipe) as caught:
+    with pytest.raises(BadInput) as caught:
         recipes.load_flashinfer(str(path))
     message = caught.value.message
     for part in (
@@ -89,17 +89,17 @@ def test_all_problems_in_one_error(tmp_path: Path) -> None:
     ],
 )
 def test_single_problem_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(BadRecipe, match=re.escape(message)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         recipes.load_flashinfer(str(edited(tmp_path, (old, new))))
 
 
 def test_group_and_arch_by_name() -> None:
     recipe = recipes.load_flashinfer("flashinfer")
     assert recipes.group(recipe, None) == recipe.groups["quick"]
-    with pytest.raises(UnknownName, match="did you mean 'fused-moe'"):
+    with pytest.raises(NotFound, match="did you mean 'fused-moe'"):
         recipes.group(recipe, "fused-mo")
     assert recipes.parse_arch("sm_121a") is Arch.SM_121A
-    with pytest.raises(UnknownName, match="did you mean 'sm_120"):
+    with pytest.raises(NotFound, match="did you mean 'sm_120"):
         recipes.parse_arch("sm_120")
 
 
@@ -158,7 +158,7 @@ def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, n
     assert old in text
     path = tmp_path / ENGINE.name
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(BadRecipe, match=re.escape(message)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         recipes.load(str(path))
 
 
@@ -171,7 +171,7 @@ def test_packages_to_patch_are_named_once(tmp_path: Path) -> None:
     table = text[text.index("[[patched]]") :].partition("\n\n")[0]
     for again, name in ((table, "b12x"), (table.replace("b12x-0.8.3", "sglang-0.5.11"), "sglang")):
         path.write_text(text.replace(table, f"{table}\n{again}"))
-        with pytest.raises(BadRecipe, match=f"patched: {name} twice"):
+        with pytest.raises(BadInput, match=f"patched: {name} twice"):
             recipes.load(str(path))
 
 
@@ -191,7 +191,7 @@ def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Pat
     assert wrong == [{"distribution": "pynvvideocodec", "files": ["PyNvVideoCodec/PyNvVideoCodec_*.so"]}]
     assert inputs(text.replace("code for sm_90a only", "others")) == (left, wrong)
     for pattern in ("../x.so", "/x.so", "a b.so", "a,b.so", "a:b.so"):
-        with pytest.raises(BadRecipe, match=r"leave_out\.1\.files\.0: .* is not a path below site-packages"):
+        with pytest.raises(BadInput, match=r"leave_out\.1\.files\.0: .* is not a path below site-packages"):
             inputs(text.replace("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", pattern))
 
 
@@ -202,7 +202,7 @@ def test_file_whose_name_has_no_version_is_named(tmp_path: Path, monkeypatch: py
         (tmp_path / other).mkdir()
     (directory / "vllm-next.toml").write_text("")
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
-    with pytest.raises(BadRecipe, match=r"vllm-next\.toml: 'next' is not a version"):
+    with pytest.raises(BadInput, match=r"vllm-next\.toml: 'next' is not a version"):
         recipes.names()
 
 
@@ -213,7 +213,7 @@ def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypa
     for version in ("0.9.0", "0.10.0", "0.11.0"):
         text = ENGINE.read_text().replace("0.5.11", version).replace('state = "verified"', 'state = "resolved"')
         (directory / f"sglang-{version}.toml").write_text(text)
-    with pytest.raises(UnknownName, match="none is verified yet") as caught:
+    with pytest.raises(NotFound, match="none is verified yet") as caught:
         recipes.load_engine("sglang")
     assert caught.value.hint == "name one with its version: sglang@0.9.0, sglang@0.10.0, sglang@0.11.0"
     for version in ("0.9.0", "0.10.0"):
@@ -226,10 +226,10 @@ def test_bare_engine_name_is_its_newest_verified_recipe(tmp_path: Path, monkeypa
 
 
 def test_load_rejects_recipe_of_other_kind() -> None:
-    with pytest.raises(UnknownName, match="lists no kernels") as caught:
+    with pytest.raises(NotFound, match="lists no kernels") as caught:
         recipes.load_flashinfer("vllm@0.19.1")
     assert "FlashInfer are those of flashinfer-0.6.6" in caught.value.hint
     assert "kernels that vllm has besides are not listed" in caught.value.hint, "the engine has kernels of its own"
-    with pytest.raises(UnknownName, match="a FlashInfer recipe, not a recipe of an engine"):
+    with pytest.raises(NotFound, match="a FlashInfer recipe, not a recipe of an engine"):
         recipes.load_engine("flashinfer")
     assert set(recipes.names()) == {*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadKey, RegistryFailed
+from sm120kit.core.errors import BadInput, RegistryFailed
 from sm120kit.core.state import Workspace, read_record, record_json, write_record
 from sm120kit.images import checks, shared_images
 from sm120kit.images.attestation import signature
@@ -266,7 +266,7 @@ def test_entry_that_lacks_a_file_is_pushed_again(registry: RegistryServer, warni
 def test_unusable_repository_and_key_are_refused_at_once(registry: RegistryServer, tmp_path: Path) -> None:
     with pytest.raises(RegistryFailed, match="is not a repository"):
         RegistryCache("https://registry.example/cache", CacheAccess())
-    with pytest.raises(BadKey, match="absent"):
+    with pytest.raises(BadInput, match="absent"):
         cache(registry, CacheAccess(tmp_path / "absent.pub"))
     assert not registry.requests
 

@@ -21,7 +21,7 @@ from sm120kit.bench.reproduce.judging import drafts_per_step
 from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
 from sm120kit.cli import app
-from sm120kit.core.errors import NotAsPublished
+from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Diagnosis, Finding, Impact
 from sm120kit.hosts.doctor.findings import ok, problem
 from sm120kit.recipes import configurations
@@ -442,7 +442,7 @@ def test_doctor_compares_a_result_with_what_the_host_should_do(host: list[str], 
     assert "\nsustained-decode, concurrency 1: 23.2 tok/s, 0.50 of the expected 46.3" in compared
     assert "concurrency 128" not in compared
     other = CliRunner().invoke(app, [*host, A.name, "--result", str(file)]).exception
-    assert isinstance(other, NotAsPublished) and "is of Qwen/Qwen3.5-27B-FP8, not of txn545" in other.message
+    assert isinstance(other, NotComparable) and "is of Qwen/Qwen3.5-27B-FP8, not of txn545" in other.message
     for wrong in ([*host, "--result", str(file)], [*host, DENSE.name, "--result", str(file), "--json"]):
         assert CliRunner().invoke(app, wrong).exit_code == 2
 

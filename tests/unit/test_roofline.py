@@ -13,7 +13,7 @@ from model_folders import Shapes, folder
 
 from sm120kit.bench import roofline
 from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, all_reduce_seconds
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import data_root
 from sm120kit.recipes import configurations
 from sm120kit.serving.kv_layout import Attention
@@ -200,7 +200,7 @@ def test_bad_model_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("edition = ", "not TOML"),
     ):
         file.write_text(text)
-        with pytest.raises(BadRecipe, match=message):
+        with pytest.raises(BadInput, match=message):
             roofline.load("mine")
 
 

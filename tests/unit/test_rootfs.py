@@ -10,7 +10,7 @@ import layers
 import pytest
 from small_engine import row_hash
 
-from sm120kit.core.errors import BadArtifact, UnsafeArchive
+from sm120kit.core.errors import BadInput, NotTrusted
 from sm120kit.images import rootfs
 from sm120kit.images.rootfs import UnpackedLayer
 
@@ -60,7 +60,7 @@ def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -
     ],
 )
 def test_layer_cannot_write_outside(tmp_path: Path, members: list[layers.Member], problem: str) -> None:
-    with pytest.raises(UnsafeArchive, match=problem):
+    with pytest.raises(NotTrusted, match=problem):
         unpacked(tmp_path / "layer", *members)
     assert [path.name for path in tmp_path.iterdir()] == ["layer"]
 
@@ -72,9 +72,9 @@ def test_absolute_paths_are_below_the_root(tmp_path: Path) -> None:
 def test_damaged_layer(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
-    with pytest.raises(UnsafeArchive, match="damaged"):
+    with pytest.raises(NotTrusted, match="damaged"):
         rootfs.unpack(io.BytesIO(layers.packed(("a", b"x" * 5000, {}))[:2000]), tree, Path("blob"))
-    with pytest.raises(UnsafeArchive, match="damaged"):
+    with pytest.raises(NotTrusted, match="damaged"):
         rootfs.unpack(io.BytesIO(b"not a tar file" * 100), tree, Path("blob"))
 
 
@@ -166,5 +166,5 @@ def test_user_of_an_image(tmp_path: Path, user: str, expected: dict[str, object]
 
 
 def test_unknown_user_of_an_image(tmp_path: Path) -> None:
-    with pytest.raises(BadArtifact, match="no user 'else'"):
+    with pytest.raises(BadInput, match="no user 'else'"):
         rootfs.user_of([unpacked(tmp_path)], "else")

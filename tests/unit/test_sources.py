@@ -28,16 +28,7 @@ import pytest
 from hostile_server import HostileServer, hostile_server
 
 from sm120kit.core import archives, retry
-from sm120kit.core.errors import (
-    BadUrl,
-    FetchFailed,
-    HashMismatch,
-    OfflineMiss,
-    Sm120kitError,
-    UnsafeArchive,
-    UnsafeSource,
-    WrongSource,
-)
+from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
 from sm120kit.core.state import Workspace
 from sm120kit.sources import Origin, archive, checkout_name, client, fetch, git_urls
 from sm120kit.sources import submodules as upstream_trees
@@ -250,14 +241,14 @@ def test_sdist_of_another_release_is_rejected(workspace: Workspace, shelf: Path,
     """With a changed version and the old sha256 in a recipe, the old source must not be accepted as the new version."""
     pin = put(shelf, metadata(text))
     for _ in range(2):
-        with pytest.raises(WrongSource, match=problem):
+        with pytest.raises(Mismatch, match=problem):
             fetch(pin, workspace, Origin(str(shelf)))
         assert not list(workspace.checkouts.iterdir())
 
 
 def test_sdist_without_pkg_info_is_rejected(workspace: Workspace, shelf: Path) -> None:
     pin = put(shelf, [file("demo-1.0/kept")])
-    with pytest.raises(WrongSource, match="has no name and version in PKG-INFO"):
+    with pytest.raises(Mismatch, match="has no name and version in PKG-INFO"):
         fetch(pin, workspace, Origin(str(shelf)))
 
 
@@ -270,7 +261,7 @@ def test_checkout_of_earlier_sm120kit_is_checked(workspace: Workspace, shelf: Pa
     pin = put(shelf, metadata("Name: demo\nVersion: 1.1\n"))
     wrong = workspace.checkouts / checkout_name(pin)
     archive.import_sdist(pin, shelf / "demo-1.0.tar.gz", Repository.init(wrong), "refs/heads/base")
-    with pytest.raises(WrongSource):
+    with pytest.raises(Mismatch):
         fetch(pin, workspace, Origin(offline=True))
 
 
@@ -285,13 +276,13 @@ def test_commit_of_another_release_is_rejected(workspace: Workspace, tmp_path: P
     if right:
         assert fetch(pin, workspace)
     else:
-        with pytest.raises(WrongSource, match=r"has flashinfer 1\.1 in version\.txt; the recipe has flashinfer 1\.0"):
+        with pytest.raises(Mismatch, match=r"has flashinfer 1\.1 in version\.txt; the recipe has flashinfer 1\.0"):
             fetch(pin, workspace)
 
 
 def refused(workspace: Workspace, members: list[Member], shelf: Path) -> str:
     pin = put(shelf, members)
-    with pytest.raises(UnsafeArchive) as error:
+    with pytest.raises(NotTrusted) as error:
         fetch(pin, workspace, Origin(str(shelf)))
     assert not list(workspace.checkouts.iterdir())
     return error.value.message
@@ -334,7 +325,7 @@ def test_archive_bomb_is_rejected(workspace: Workspace, shelf: Path, monkeypatch
     monkeypatch.setattr(archives, "MAX_FREE_BYTES", 1000)
     packed = gzip.compress(tar_of([*GOOD, file("demo-1.0/zeros", bytes(2**20))]))
     (shelf / "demo-1.0.tar.gz").write_bytes(packed)
-    with pytest.raises(UnsafeArchive, match=r"'demo-1.0/zeros' makes the unpacked size exceed"):
+    with pytest.raises(NotTrusted, match=r"'demo-1.0/zeros' makes the unpacked size exceed"):
         fetch(pin_of(packed), workspace, Origin(str(shelf)))
 
 
@@ -374,7 +365,7 @@ def test_archive_headers_over_limit_are_rejected(
     start = time.process_time()
     tracemalloc.start()
     try:
-        with pytest.raises(UnsafeArchive, match=problem):
+        with pytest.raises(NotTrusted, match=problem):
             fetch(pin_of(packed), workspace, Origin(str(shelf)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -408,7 +399,7 @@ def test_invalid_header_does_not_end_archive(workspace: Workspace, shelf: Path, 
     at = plain.rindex(b"demo-1.0/last")
     packed = gzip.compress(plain[: at + 100] if spoil == "end" else plain[:at] + b"X" * 512 + plain[at + 512 :], mtime=0)
     (shelf / "demo-1.0.tar.gz").write_bytes(packed)
-    with pytest.raises(UnsafeArchive, match=r"demo-1.0.tar.gz is damaged: a header is not valid"):
+    with pytest.raises(NotTrusted, match=r"demo-1.0.tar.gz is damaged: a header is not valid"):
         fetch(pin_of(packed), workspace, Origin(str(shelf)))
 
 
@@ -436,7 +427,7 @@ def test_empty_archive_is_rejected(workspace: Workspace, shelf: Path) -> None:
 def test_damaged_archive_with_pinned_hash(workspace: Workspace, shelf: Path, spoil: Callable[[bytes], bytes]) -> None:
     packed = spoil(gzip.compress(tar_of(GOOD), mtime=0))
     (shelf / "demo-1.0.tar.gz").write_bytes(packed)
-    with pytest.raises(UnsafeArchive, match=r"demo-1.0.tar.gz is damaged"):
+    with pytest.raises(NotTrusted, match=r"demo-1.0.tar.gz is damaged"):
         fetch(pin_of(packed), workspace, Origin(str(shelf)))
     assert not list(workspace.checkouts.iterdir())
 
@@ -444,7 +435,7 @@ def test_damaged_archive_with_pinned_hash(workspace: Workspace, shelf: Path, spo
 def test_hash_mismatch_names_both_hashes_and_location(workspace: Workspace, shelf: Path) -> None:
     real = put(shelf)
     pin = replace(real, sha256="1" * 64)
-    with pytest.raises(HashMismatch) as error:
+    with pytest.raises(NotTrusted) as error:
         fetch(pin, workspace, Origin(str(shelf)))
     for part in ("1" * 64, real.sha256, (shelf / "demo-1.0.tar.gz").as_uri()):
         assert part in error.value.message
@@ -509,7 +500,7 @@ def test_index_with_another_hash(workspace: Workspace, shelf: Path, tmp_path: Pa
     pin = put(shelf)
     monkeypatch.setenv("PIP_NO_INDEX", "0")
     monkeypatch.setenv("PIP_INDEX_URL", simple_index(tmp_path / "index", shelf, "2" * 64))
-    with pytest.raises(HashMismatch, match="2" * 64):
+    with pytest.raises(NotTrusted, match="2" * 64):
         fetch(pin, workspace)
     assert left_behind(workspace) == []
 
@@ -533,7 +524,7 @@ def test_find_links_option_precedes_index(workspace: Workspace, shelf: Path, mon
 
 
 def test_index_url_that_is_not_a_url_is_rejected(workspace: Workspace, shelf: Path) -> None:
-    with pytest.raises(BadUrl, match=r"'pypi\.invalid/simple' is not the URL of a package index"):
+    with pytest.raises(BadInput, match=r"'pypi\.invalid/simple' is not the URL of a package index"):
         fetch(put(shelf), workspace, Origin(index_url="pypi.invalid/simple"))
     assert Origin(str(shelf), index_url="pypi.invalid").settings().no_index, "a local mirror needs no index"
 
@@ -1025,11 +1016,11 @@ def test_hostile_git_url_runs_no_program(workspace: Workspace, tmp_path: Path, u
     """As the URL of a pin and of a submodule, it is rejected before git runs."""
     url = url.format(mark=tmp_path / "ran")
     for mirror in (None, "https://mirror.invalid"):
-        with pytest.raises(UnsafeSource, match=r"the git URL of outer 1\.0 is"):
+        with pytest.raises(NotTrusted, match=r"the git URL of outer 1\.0 is"):
             fetch(GitPin("outer", url, COMMIT, "1.0"), workspace, Origin(mirror))
     pinned = with_submodules(tmp_path / "outer.git", {"vendor/evil": (url, "1" * 40)})
     beside_its_parent = url.startswith("../")
-    with pytest.raises(FetchFailed if beside_its_parent else UnsafeSource):
+    with pytest.raises(FetchFailed if beside_its_parent else NotTrusted):
         fetch(GitPin("outer", str(tmp_path / "outer.git"), pinned, "1.0"), workspace)
     assert not (tmp_path / "ran").exists()
     assert not list(workspace.checkouts.iterdir())
@@ -1053,7 +1044,7 @@ def with_submodules(path: Path, links: dict[str, tuple[str, str]]) -> str:
 
 @pytest.mark.parametrize("url", ["file:///srv/secret", "/srv/secret", "http://git.invalid/x", "git://git.invalid/x"])
 def test_submodule_url_with_local_transport_is_rejected(url: str) -> None:
-    with pytest.raises(UnsafeSource, match=r"the submodule is "):
+    with pytest.raises(NotTrusted, match=r"the submodule is "):
         git_urls.require_allowed(url, git_urls.REMOTE, "the submodule")
 
 
@@ -1067,7 +1058,7 @@ def test_local_submodule_of_remote_parent_is_rejected(
     assert fetch(GitPin("outer", str(hub / "outer"), pinned, "1.0"), workspace)
     (tmp_path / "config").write_text(f'[url "{hub}/"]\ninsteadOf = https://git.invalid/them/\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
-    with pytest.raises(UnsafeSource, match=r"the submodule 'vendor/evil' is .*a remote repository must not refer to a local"):
+    with pytest.raises(NotTrusted, match=r"the submodule 'vendor/evil' is .*a remote repository must not refer to a local"):
         fetch(GitPin("outer", "https://git.invalid/them/outer", pinned, "1.0"), workspace)
 
 
@@ -1083,7 +1074,7 @@ def test_instead_of_cannot_select_ext_transport(workspace: Workspace, tmp_path: 
 @pytest.mark.parametrize("commit", ["--upload-pack=touch ran", "main", "0" * 39, f"{COMMIT}\n"])
 def test_pin_that_is_not_a_commit_is_rejected(workspace: Workspace, tmp_path: Path, commit: str) -> None:
     bare_repository(tmp_path / "outer.git")
-    with pytest.raises(UnsafeSource, match="is not a commit"):
+    with pytest.raises(NotTrusted, match="is not a commit"):
         fetch(GitPin("outer", str(tmp_path / "outer.git"), commit, "1.0"), workspace)
 
 
@@ -1091,7 +1082,7 @@ def test_pin_that_is_not_a_commit_is_rejected(workspace: Workspace, tmp_path: Pa
     "url", ["https://git.invalid/a/..", "https://git.invalid/a/-x;y.git", "https://git.invalid/a/b?c=.git"]
 )
 def test_git_url_cannot_leave_mirror_directory(workspace: Workspace, shelf: Path, url: str) -> None:
-    with pytest.raises(UnsafeSource, match="is not a valid file name for a mirror"):
+    with pytest.raises(NotTrusted, match="is not a valid file name for a mirror"):
         fetch(GitPin("outer", url, COMMIT, "1.0"), workspace, Origin(str(shelf)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadRecipe, CompileFailed, ExpectationFailed, NotEnoughMemory, UnknownName
+from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.kernels import tables
@@ -155,14 +155,14 @@ def test_files_of_vllm_are_those_with_kernels_for_sm120(tmp_path: Path) -> None:
     (tmp_path / "csrc/other/a.cu").unlink()
     (tmp_path / "csrc/own/a.cu").unlink()
     (tmp_path / "csrc/beside/b.cu").unlink()
-    with pytest.raises(ExpectationFailed, match="no kernels for SM120 below csrc"):
+    with pytest.raises(CheckFailed, match="no kernels for SM120 below csrc"):
         listing.engine_files(tmp_path)
 
 
 def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tmp_path: Path) -> None:
     options = Options(Workspace.open(tmp_path / "state"))
     for name in ("vllm-0.33.0", "sglang-0.5.11-b12x"):
-        with pytest.raises(UnknownName, match=f"{name} has no source of kernels"):
+        with pytest.raises(NotFound, match=f"{name} has no source of kernels"):
             tables.require_tiles(resolve(name, options))
     target = resolve("vllm-0.20.0", options)
     assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
@@ -170,7 +170,7 @@ def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tm
     assert isinstance(binary, EngineTarget) and binary.kernel_source and binary.source is None
     assert (binary.kernel_source.pin.version, binary.kernel_source.projects[1:]) == ("0.19.1", [])
     other = replace(target, flashinfer=resolve_flashinfer("flashinfer-0.6.6", options))
-    with pytest.raises(BadRecipe, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):
+    with pytest.raises(BadInput, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):
         tables.require_tiles(other)
 
 
@@ -217,12 +217,12 @@ def test_generated_candidate_is_listed_once(tree: Path) -> None:
 )
 def test_unsupported_generator_is_named_in_the_error(tree: Path, path: str, old: str, new: str, message: str) -> None:
     (tree / path).write_text((tree / path).read_text().replace(old, new))
-    with pytest.raises(ExpectationFailed, match=message):
+    with pytest.raises(CheckFailed, match=message):
         listing.instantiations(tree)
 
 
 def test_tree_without_flashinfer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExpectationFailed, match=r"fused_moe\.py"):
+    with pytest.raises(CheckFailed, match=r"fused_moe\.py"):
         listing.instantiations(tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_crashed_compiler_raises(tmp_path: Path) -> None:
     program = tmp_path / "c++"
     program.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(NotEnoughMemory, match="ran out of memory"):
+    with pytest.raises(ResourceUnavailable, match="ran out of memory"):
         introspect.HostCompiler(str(program), (), tmp_path).run("x.cpp")
     program.write_text("#!/bin/sh\necho 'a.h:1: internal compiler error: in f' >&2\nexit 1\n")
     with pytest.raises(CompileFailed, match="internal compiler error"):

@@ -8,7 +8,7 @@ import pytest
 from toolkits import bare, toolkit
 
 from sm120kit.core import toolchain
-from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch
 
 __all__ = ["bare"]
@@ -38,7 +38,7 @@ def test_old_nvcc_is_rejected_with_first_release(
     if suits:
         assert toolchain.find([Arch(arch)]).nvcc_version == version
     else:
-        with pytest.raises(ToolchainUnsuitable, match=rf"nvcc {version} is older than 12\.\d, the first for {arch}") as error:
+        with pytest.raises(RequirementMissing, match=rf"nvcc {version} is older than 12\.\d, the first for {arch}") as error:
             toolchain.find([Arch(arch)])
         assert "sm120kit[cuda]" in error.value.hint
 
@@ -46,24 +46,24 @@ def test_old_nvcc_is_rejected_with_first_release(
 def test_missing_headers_make_a_toolkit_unsuitable(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda", "13.0.88", headers=("nvrtc.h",))))
     assert toolchain.find([], ["nvrtc.h"])
-    with pytest.raises(ToolchainUnsuitable, match=r"no cublasLt\.h in "):
+    with pytest.raises(RequirementMissing, match=r"no cublasLt\.h in "):
         toolchain.find([], ["nvrtc.h", "cublasLt.h"])
 
 
 def test_no_nvcc_at_all(bare: Path) -> None:
-    with pytest.raises(ToolchainMissing, match="no CUDA compiler"):
+    with pytest.raises(RequirementMissing, match="no CUDA compiler"):
         toolchain.find()
 
 
 def test_cuda_home_without_nvcc(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match="has no bin/nvcc"):
+    with pytest.raises(RequirementMissing, match="has no bin/nvcc"):
         toolchain.find()
 
 
 def test_no_host_compiler(bare: Path) -> None:
     (bare / "c++").unlink()
-    with pytest.raises(ToolchainMissing, match=r"no C\+\+ compiler"):
+    with pytest.raises(RequirementMissing, match=r"no C\+\+ compiler"):
         toolchain.find()
 
 

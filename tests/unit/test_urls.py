@@ -9,7 +9,7 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core import console, process
-from sm120kit.core.errors import BadRecipe, BadUrl, CommandFailed
+from sm120kit.core.errors import BadInput, CommandFailed
 from sm120kit.core.urls import Endpoint, redacted
 
 TEXTS = {
@@ -88,14 +88,14 @@ def test_endpoint_separates_credentials() -> None:
     ["http://", "ftp://u:hunter2@host", "http://u:hunter2@host:port", "http://u:hunter2@[::1", "u:hunter2@host", "http:host"],
 )
 def test_invalid_url_is_rejected(text: str) -> None:
-    with pytest.raises(BadUrl) as error:
+    with pytest.raises(BadInput) as error:
         Endpoint.parse(text)
     assert "hunter2" not in error.value.message
     assert "looks like http://" in error.value.hint
 
 
 def test_two_credentials_are_rejected() -> None:
-    with pytest.raises(BadUrl, match="has a user name, and an API key is given"):
+    with pytest.raises(BadInput, match="has a user name, and an API key is given"):
         Endpoint.parse("http://user:hunter2@host", "key")
 
 
@@ -115,6 +115,6 @@ def test_recipe_with_credentials_in_url_is_rejected(tmp_path: Path) -> None:
         if fits:
             recipes.load_flashinfer(str(path))
             continue
-        with pytest.raises(BadRecipe, match=r"sources\.flashinfer\.git: has credentials, which would be published") as error:
+        with pytest.raises(BadInput, match=r"sources\.flashinfer\.git: has credentials, which would be published") as error:
             recipes.load_flashinfer(str(path))
         assert "hunter2" not in error.value.message

@@ -23,7 +23,7 @@ from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
 from sm12x_lab.ptx import interposed
 from sm120kit import patches
-from sm120kit.core.errors import BadRecord, CompileFailed, ExpectationFailed, NoGpu, UnknownName, WrongGpu
+from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
 from sm120kit.core.state import data_root
 from sm120kit.kernels.records import Tile, TileFacts
@@ -150,7 +150,7 @@ def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
 
 
 def test_rejected_arguments_raise_expectation_failed(tmp_path: Path) -> None:
-    with pytest.raises(ExpectationFailed, match="no such set"):
+    with pytest.raises(CheckFailed, match="no such set"):
         running.run(script(tmp_path / "p", "echo no such set >&2; exit 2"), TWO)
 
 
@@ -319,7 +319,7 @@ def test_wrong_instruction_fails_the_verification(bench: Bench) -> None:
 @pytest.mark.parametrize("text", ["exit 0", "echo nonsense", f"echo '{INSTRUCTION}'; exit 1"])
 def test_invalid_instruction_probe_output_is_an_error(bench: Bench, text: str) -> None:
     bench.put(verification.INSTRUCTIONS, f"#!/bin/sh\n{text}\n")
-    with pytest.raises(ExpectationFailed, match="instruction probe"):
+    with pytest.raises(CheckFailed, match="instruction probe"):
         bench.run()
 
 
@@ -437,7 +437,7 @@ def test_pattern_selects_kernels_by_name() -> None:
         "grouped-mxfp8-128x128x64-finalize-swap-bf16",
     ]
     assert len(matrix.matrix_of(facts(), pattern="dense-mxfp8-128x128x128-bf16").run) == 1
-    with pytest.raises(UnknownName, match="no configuration matches 'int8'") as failure:
+    with pytest.raises(NotFound, match="no configuration matches 'int8'") as failure:
         matrix.matrix_of(facts(), pattern="int8")
     assert "grouped-nvfp4-128x128x128-bf16" in failure.value.hint
 
@@ -468,7 +468,7 @@ def test_probe_without_driver_finds_no_gpu() -> None:
     ids=str,
 )
 def test_unsuitable_gpu_is_refused_with_a_hint(capability: tuple[int, int], backend: Backend, hint: str) -> None:
-    with pytest.raises(WrongGpu, match=f"compute capability {capability[0]}.{capability[1]}") as failure:
+    with pytest.raises(ResourceUnavailable, match=f"compute capability {capability[0]}.{capability[1]}") as failure:
         gpu.require(replace(H200, capability=capability), backend)
     assert hint in failure.value.hint
 
@@ -478,7 +478,7 @@ def test_suitable_gpus_and_their_targets() -> None:
     for minor in (0, 1):
         card = replace(H200, capability=(12, minor))
         assert gpu_tests.arch(Backend.NATIVE, gpu.require(card, Backend.NATIVE)) == f"sm_12{minor}a"
-    with pytest.raises(NoGpu, match=r"compute capability 9\.0"):
+    with pytest.raises(ResourceUnavailable, match=r"compute capability 9\.0"):
         gpu.require(None, Backend.EMULATE)
 
 

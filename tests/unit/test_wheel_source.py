@@ -13,16 +13,7 @@ import pytest
 from zip_bombs import wheel as zip_bomb
 
 from sm120kit import recipes
-from sm120kit.core.errors import (
-    BadArtifact,
-    BadRecipe,
-    FetchFailed,
-    HashMismatch,
-    OfflineMiss,
-    Sm120kitError,
-    UnsafeArchive,
-    WrongSource,
-)
+from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
 from sm120kit.core.state import Workspace, read_record, write_record
 from sm120kit.recipes import target as targets
 from sm120kit.sources import Origin, fetch
@@ -116,7 +107,7 @@ def test_second_fetch_and_download_need_no_index(workspace: Workspace, shelf: Pa
     ],
 )
 def test_unsafe_member_is_rejected(workspace: Workspace, shelf: Path, info: zipfile.ZipInfo, problem: str) -> None:
-    with pytest.raises(UnsafeArchive, match=re.escape(problem)) as caught:
+    with pytest.raises(NotTrusted, match=re.escape(problem)) as caught:
         fetch(put(shelf, GOOD, info), workspace, Origin(str(shelf)))
     assert repr(info.filename) in caught.value.message
     assert not list(workspace.checkouts.iterdir())
@@ -124,7 +115,7 @@ def test_unsafe_member_is_rejected(workspace: Workspace, shelf: Path, info: zipf
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_duplicate_member_is_rejected(workspace: Workspace, shelf: Path) -> None:
-    with pytest.raises(UnsafeArchive, match=r"'demo/run\.sh' occurs twice"):
+    with pytest.raises(NotTrusted, match=r"'demo/run\.sh' occurs twice"):
         fetch(put(shelf, GOOD, member("demo/run.sh")), workspace, Origin(str(shelf)))
 
 
@@ -141,12 +132,12 @@ def test_damaged_wheel_is_rejected(workspace: Workspace, shelf: Path, damage: st
     else:
         content[:] = b"<html>"
     (shelf / NAME).write_bytes(content)
-    with pytest.raises(UnsafeArchive, match="is encrypted" if damage == "encrypted" else f"{re.escape(NAME)} is damaged"):
+    with pytest.raises(NotTrusted, match="is encrypted" if damage == "encrypted" else f"{re.escape(NAME)} is damaged"):
         fetch(pin_of(shelf / NAME), workspace, Origin(str(shelf)))
     assert not list(workspace.checkouts.iterdir())
 
 
-@pytest.mark.parametrize(("stated", "error"), [(None, BadArtifact), (10, UnsafeArchive)])
+@pytest.mark.parametrize(("stated", "error"), [(None, BadInput), (10, NotTrusted)])
 def test_wheel_that_unpacks_to_too_much_is_rejected(
     workspace: Workspace, shelf: Path, stated: int | None, error: type[Sm120kitError]
 ) -> None:
@@ -167,7 +158,7 @@ def test_wheel_that_unpacks_to_too_much_is_rejected(
 )
 def test_wheel_of_another_release_is_rejected(workspace: Workspace, shelf: Path, metadata: bytes | None, problem: str) -> None:
     members = {name: entry for name, entry in GOOD.items() if name != METADATA}
-    with pytest.raises(WrongSource, match=re.escape(problem)):
+    with pytest.raises(Mismatch, match=re.escape(problem)):
         fetch(put(shelf, members | ({METADATA: (metadata, 0o644)} if metadata else {})), workspace, Origin(str(shelf)))
 
 
@@ -178,7 +169,7 @@ def test_missing_or_replaced_wheel_is_named(workspace: Workspace, shelf: Path) -
     assert f"copy its wheel to {workspace.downloads / pin.sha256}/" in offline.value.hint
     with pytest.raises(FetchFailed, match=r"no demo-1\.0-cp312-.*\.whl of demo 1\.0 at any configured location"):
         fetch(replace(pin, filename=NAME.replace("cp311", "cp312")), workspace, Origin(str(shelf)))
-    with pytest.raises(HashMismatch, match="is pinned to sha256 0000"):
+    with pytest.raises(NotTrusted, match="is pinned to sha256 0000"):
         fetch(replace(pin, sha256="0" * 64), workspace, Origin(str(shelf)))
 
 
@@ -217,7 +208,7 @@ def test_recipe_pins_wheel(tmp_path: Path) -> None:
     ],
 )
 def test_problem_of_source_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(BadRecipe, match=re.escape(message)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         recipes.load(str(written(tmp_path, old, new)))
 
 

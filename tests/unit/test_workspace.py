@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core import console, reporting
-from sm120kit.core.errors import BadRecord, StateUnsafe, StateUnwritable
+from sm120kit.core.errors import BadRecord, NotTrusted, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import LeftOut
 from sm120kit.core.state import (
@@ -72,10 +72,10 @@ def test_directory_of_somebody_else_is_no_state_directory(tmp_path: Path, entry:
     (tmp_path / "state").mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
     for root in (tmp_path, tmp_path / "link"):
-        with pytest.raises(StateUnsafe, match="was not made by sm120kit") as error:
+        with pytest.raises(NotTrusted, match="was not made by sm120kit") as error:
             Workspace.open(root)
         assert f"touch {tmp_path / MARKER}" in error.value.hint
-        with pytest.raises(StateUnsafe), Workspace.at(root).maintenance():
+        with pytest.raises(NotTrusted), Workspace.at(root).maintenance():
             pass
     assert file.read_text() == "precious" and not (tmp_path / MARKER).exists()
 
@@ -83,7 +83,7 @@ def test_directory_of_somebody_else_is_no_state_directory(tmp_path: Path, entry:
 def test_marker_that_is_a_link_counts_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "marked").touch()
     (tmp_path / MARKER).symlink_to(tmp_path / "marked")
-    with pytest.raises(StateUnsafe, match="was not made by sm120kit"):
+    with pytest.raises(NotTrusted, match="was not made by sm120kit"):
         Workspace.open(tmp_path)
 
 
@@ -117,7 +117,7 @@ def test_destination_below_an_unreadable_directory_is_unwritable(tmp_path: Path)
                 lambda path: require_new(path, "--output", overwrite=False),
                 lambda path: write_atomic(path, b""),
             ):
-                with pytest.raises(StateUnwritable, match="closed"):
+                with pytest.raises(SystemRefused, match="closed"):
                     require(path)
     finally:
         os.seteuid(user)
@@ -162,7 +162,7 @@ def test_new_state_directory_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
 def test_state_directory_writable_by_others_is_rejected(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(StateUnsafe, match=rf"{tmp_path} can be written by others \(mode {mode:04o}\)") as error:
+    with pytest.raises(NotTrusted, match=rf"{tmp_path} can be written by others \(mode {mode:04o}\)") as error:
         Workspace.open(tmp_path)
     assert error.value.hint == f"if nobody else wrote into it: chmod 700 {tmp_path}"
     tmp_path.chmod(0o700)
@@ -174,7 +174,7 @@ def test_subdirectory_writable_by_others_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "checkouts").mkdir()
     (tmp_path / "checkouts").chmod(0o777)
     tmp_path.chmod(0o755)
-    with pytest.raises(StateUnsafe, match=r"checkouts can be written by others"):
+    with pytest.raises(NotTrusted, match=r"checkouts can be written by others"):
         Workspace.open(tmp_path)
     tmp_path.chmod(0o700)  # others cannot enter, so modes below do not matter
     assert Workspace.open(tmp_path)
@@ -190,7 +190,7 @@ def test_group_writable_is_rejected_unless_private_group(tmp_path: Path, monkeyp
         if kind == "own":
             assert Workspace.open(tmp_path)
         else:
-            with pytest.raises(StateUnsafe, match=r"can be written by others \(mode 0775\)"):
+            with pytest.raises(NotTrusted, match=r"can be written by others \(mode 0775\)"):
                 Workspace.open(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_state_directory_of_another_user_is_rejected(tmp_path: Path, entry: str)
     (tmp_path / "checkouts").mkdir()
     (tmp_path / "costs.json").touch()
     os.chown(tmp_path / entry, 12345, 12345)
-    with pytest.raises(StateUnsafe, match=rf"{tmp_path / entry} belongs to user 12345, not to user root \(0\)") as error:
+    with pytest.raises(NotTrusted, match=rf"{tmp_path / entry} belongs to user 12345, not to user root \(0\)") as error:
         Workspace.open(tmp_path)
     assert "--user 12345" in error.value.hint and f"chown -R 0 {tmp_path}" in error.value.hint
 
@@ -216,14 +216,14 @@ def test_files_of_root_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if tmp_path.stat().st_uid == 0:
         assert Workspace.open(tmp_path)
     else:
-        with pytest.raises(StateUnsafe, match="not to user 12345"):
+        with pytest.raises(NotTrusted, match="not to user 12345"):
             Workspace.open(tmp_path)
 
 
 def test_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "state", Path("/proc/sm120kit")):
-        with pytest.raises(StateUnwritable, match="cannot write below"):
+        with pytest.raises(SystemRefused, match="cannot write below"):
             Workspace.open(path)
 
 
@@ -287,7 +287,7 @@ def test_file_larger_than_the_limit_of_the_shell(tmp_path: Path) -> None:
     )
     for way in ("one", "together"):
         done = subprocess.run([sys.executable, "-c", program, tmp_path / "file", way], capture_output=True, text=True)
-        assert "NotEnoughDisk" in done.stderr and "1.0 MiB" in done.stderr
+        assert "ResourceUnavailable" in done.stderr and "1.0 MiB" in done.stderr
     assert (tmp_path / "file").read_bytes() == b"before" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from sm120kit.bench import client, clocks, energy, environment, metrics, result_file, resume, saturation, settings, workload
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.workload import Case, NamedWorkload
-from sm120kit.core.errors import NotComparable, ServerUnreachable, WrongModel
+from sm120kit.core.errors import NotComparable, ServerFailed
 from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import find
@@ -57,8 +57,8 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
     """The model to measure: the requested one, else ``preferred`` if the server offers it, else the only one it offers.
 
     Raises:
-        ServerUnreachable: the server does not list its models.
-        WrongModel: the server does not offer the requested model, or offers several.
+        ServerFailed: the server does not list its models.
+        ServerFailed: the server does not offer the requested model, or offers several.
     """
     offered = client.models(server)
     if requested is None and preferred in offered:
@@ -67,7 +67,9 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
         return offered[0]
     if requested is None or requested not in offered:
         problem = f"does not offer {requested!r}" if requested else f"offers {len(offered)} models"
-        raise WrongModel(f"{server.url} {problem}", f"`bench run` measures one with --served-model-name: {', '.join(offered)}")
+        raise ServerFailed(
+            f"{server.url} {problem}", f"`bench run` measures one with --served-model-name: {', '.join(offered)}"
+        )
     return requested
 
 
@@ -99,7 +101,7 @@ def run(
 
     Raises:
         NotComparable: the environment of the interrupted run differs.
-        ServerUnreachable: the server went away; the result was saved.
+        ServerFailed: the server went away; the result was saved.
     """
     began = datetime.now(UTC)
     endpoint, named = server.endpoint, measurement.workload
@@ -119,7 +121,7 @@ def run(
         result = replace(result, cases=cases, complete=last_start and ended and not lost)
         measurement.save(result)
         if lost:
-            raise ServerUnreachable(
+            raise ServerFailed(
                 f"{endpoint.url} no longer answers; it went away in case {number + 1} of {len(order)}",
                 "the result has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
             )
@@ -246,6 +248,6 @@ def _is_gone(server: Endpoint) -> bool:
     """Whether the server no longer lists its models: not one failed request, but no server."""
     try:
         client.models(server)
-    except ServerUnreachable:
+    except ServerFailed:
         return True
     return False

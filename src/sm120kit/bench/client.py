@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
-from sm120kit.core.errors import ServerUnreachable
+from sm120kit.core.errors import ServerFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.engines import all_engines
@@ -104,7 +104,7 @@ def models(server: Endpoint) -> tuple[str, ...]:
     """The model ids that a server offers.
 
     Raises:
-        ServerUnreachable: no server answers, or not with a list of models.
+        ServerFailed: no server answers, or not with a list of models.
     """
     return tuple(str(model["id"]) for model in _models(server))
 
@@ -145,7 +145,7 @@ def _models(server: Endpoint) -> list[dict[str, Any]]:
             remedy = hint(reason)
         elif server.url.startswith("https://") and isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
             remedy = CLIENT_CERTIFICATE  # servers of asyncio, such as vLLM's, close the connection without a TLS alert
-        raise ServerUnreachable(f"{server.url}/v1/models does not answer with a list of models: {reason}", remedy) from error
+        raise ServerFailed(f"{server.url}/v1/models does not answer with a list of models: {reason}", remedy) from error
 
 
 def stream_all(

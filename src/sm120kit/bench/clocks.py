@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from sm120kit.core import process
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 
 PERIOD_MS = 500
 PATIENCE_SECONDS = 10
@@ -53,7 +53,7 @@ def sampled() -> Iterator[Callable[[], tuple[Clocks, ...] | None]]:
     clocks: tuple[Clocks, ...] | None = None
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as directory, ExitStack() as running:
         log = Path(directory) / "clocks.csv"
-        with suppress(ToolchainMissing):
+        with suppress(RequirementMissing):
             child = running.enter_context(process.background(ARGV, log))
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not log.stat().st_size and child.poll() is None and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input_text
 
 BLOCK_TOKENS = 512
@@ -52,21 +52,21 @@ def read(path: Path) -> tuple[Conversation, ...]:
     """Read a dataset: conversations with at least one message of a user.
 
     Raises:
-        BadRecipe: the file cannot be read, or an entry is of no known form; the message names its number.
+        BadInput: the file cannot be read, or an entry is of no known form; the message names its number.
     """
     conversations = []
     for number, entry in _entries(path):
         try:
             messages = tuple(_messages(entry))
         except (KeyError, TypeError, ValueError) as error:
-            raise BadRecipe(
+            raise BadInput(
                 f"{path}: entry {number} is no conversation ({_reason(error)})",
                 'an entry has "prompt", "messages" with role and content, or "conversations" with from and value',
             ) from error
         if any(message.role == "user" for message in messages):
             conversations.append(messages)
     if not conversations:
-        raise BadRecipe(f"{path} has no conversation with a message of a user", "name a dataset with prompts")
+        raise BadInput(f"{path} has no conversation with a message of a user", "name a dataset with prompts")
     return tuple(conversations)
 
 
@@ -74,19 +74,19 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
     """Read a trace, in the order of its timestamps.
 
     Raises:
-        BadRecipe: the file cannot be read, or an entry is not of a trace; the message names its number.
+        BadInput: the file cannot be read, or an entry is not of a trace; the message names its number.
     """
     arrivals = []
     for number, entry in _entries(path):
         try:
             arrivals.append(Arrival.model_validate(entry))
         except ValidationError as error:
-            raise BadRecipe(
+            raise BadInput(
                 f"{path}: entry {number} is not of a trace ({_reason(error)})",
                 "an entry has timestamp in milliseconds, input_length, output_length and optional hash_ids",
             ) from error
     if not arrivals:
-        raise BadRecipe(f"{path} has no entries", "name a trace with requests")
+        raise BadInput(f"{path} has no entries", "name a trace with requests")
     return tuple(sorted(arrivals, key=lambda arrival: arrival.timestamp))
 
 
@@ -104,13 +104,13 @@ def _entries(path: Path) -> Iterator[tuple[int, Any]]:
             yield from enumerate(parse_json(text), 1)
             return
     except (OSError, ValueError) as error:
-        raise BadRecipe(f"{path}: {getattr(error, 'strerror', None) or error}", "name a JSON or JSON Lines file") from error
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}", "name a JSON or JSON Lines file") from error
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 yield number, parse_json(line)
             except ValueError as error:
-                raise BadRecipe(f"{path}: line {number} is not JSON: {error}", "one JSON object per line") from error
+                raise BadInput(f"{path}: line {number} is not JSON: {error}", "one JSON object per line") from error
 
 
 def _messages(entry: Any) -> Iterator[Message]:

@@ -16,7 +16,7 @@ from sm120kit import __version__
 from sm120kit.bench import listener
 from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadResult, DaemonUnreachable, ToolchainMissing
+from sm120kit.core.errors import BadInput, DaemonUnreachable, RequirementMissing
 from sm120kit.core.state import file_sha256, read_record
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, containers
@@ -43,19 +43,19 @@ def served_by_record(path: Path, url: str) -> Served:
     """How the server at ``url`` was started, by the record of ``sm120kit serve`` at ``path``.
 
     Raises:
-        BadResult: there is no such record, or it is of another server, or of one that has ended.
+        BadInput: there is no such record, or it is of another server, or of one that has ended.
     """
     hint = "launch writes its records to runs/ in the state directory"
     try:
         run = read_record(Run, path)
     except OSError as error:
-        raise BadResult(f"{path}: {error.strerror}", hint) from error
+        raise BadInput(f"{path}: {error.strerror}", hint) from error
     except ValueError as error:
-        raise BadResult(f"{path} is not a record of launch: {error}", hint) from error
+        raise BadInput(f"{path} is not a record of launch: {error}", hint) from error
     if run.url != url:
-        raise BadResult(f"{path} is of a server at {run.url}; the measured server is {url}", hint)
+        raise BadInput(f"{path} is of a server at {run.url}; the measured server is {url}", hint)
     if ended := _ended(path, run):
-        raise BadResult(
+        raise BadInput(
             f"{path} is of a server that does not run: {ended}", "sm120kit ps --json lists servers and their records"
         )
     return served_from(run)
@@ -65,7 +65,7 @@ def _ended(path: Path, run: Run) -> str:
     """How the server of a record has ended, "" if it runs. Without a daemon that can tell, the record decides."""
     try:
         state = containers.state(path)
-    except (DaemonUnreachable, ToolchainMissing) as error:
+    except (DaemonUnreachable, RequirementMissing) as error:
         reporting.warn(f"whether the server of {path} runs is unknown: {error.message}")
         return run.ending
     return "" if state == "running" else run.ending or state or "its container is gone"

@@ -15,7 +15,7 @@ from sm120kit.bench import compare, figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.saturation import Objective
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def exported(kind: str, named: Sequence[NamedResult], objectives: Sequence[Objec
     """The content of a file of one of ``KINDS``.
 
     Raises:
-        ToolchainMissing: it has charts, and matplotlib is not installed.
+        RequirementMissing: it has charts, and matplotlib is not installed.
     """
     writers = {".csv": as_csv, ".md": as_markdown, ".html": as_html}
     return writers[kind](named, objectives).encode() if kind in writers else charts(named, kind.removeprefix("."))
@@ -113,7 +113,7 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
     """One page without external resources: figures, charts by concurrency and by context, and environment.
 
     Raises:
-        ToolchainMissing: matplotlib is not installed.
+        RequirementMissing: matplotlib is not installed.
     """
     title = ", ".join(dict.fromkeys(result.environment.model for _, result in named))
     parts = [f"<h1>{html.escape(title)}</h1>"]
@@ -182,7 +182,7 @@ def charts(named: Sequence[NamedResult], kind: str) -> bytes:
     The same results and matplotlib give the same bytes; text in an SVG stays text.
 
     Raises:
-        ToolchainMissing: matplotlib is not installed.
+        RequirementMissing: matplotlib is not installed.
     """
     by = "concurrency" if _lines(named, "concurrency") or not _lines(named, "context depth") else "context depth"
     return _drawn(_lines(named, by), by, kind)
@@ -193,7 +193,7 @@ def _drawn(lines: Lines, by: str, kind: str) -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ToolchainMissing("charts need matplotlib", "pip install 'sm120kit[plot]'") from error
+        raise RequirementMissing("charts need matplotlib", "pip install 'sm120kit[plot]'") from error
 
     style: dict[Any, Any] = {
         "svg.hashsalt": "sm120kit",

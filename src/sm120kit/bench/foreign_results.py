@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sm120kit.bench import foreign_formats
 from sm120kit.bench.foreign_formats import OUTPUT, Figure
-from sm120kit.core.errors import BadResult
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 
 SHORTEST_ANSWER = 200
@@ -39,7 +39,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
     """Read the figures of several files, checked alone and against each other.
 
     Raises:
-        BadResult: no file can be read, or is of a known format.
+        BadInput: no file can be read, or is of a known format.
     """
     accepted: list[Figure] = []
     refused: dict[str, str] = {}
@@ -48,7 +48,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
         try:
             content = _load(path)
             figures = _figures(path, content)
-        except BadResult as error:
+        except BadInput as error:
             refused[str(path)] = error.message
             if len(refused) == len(paths):
                 raise
@@ -72,30 +72,30 @@ def _load(path: Path) -> Any:
             return parse_json(content)
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except OSError as error:
-        raise BadResult(f"{path}: {error.strerror}", "name a published result file") from error
+        raise BadInput(f"{path}: {error.strerror}", "name a published result file") from error
     except csv.Error as error:
-        raise BadResult(f"{path} is not CSV: {error}", "name a published result file") from error
+        raise BadInput(f"{path} is not CSV: {error}", "name a published result file") from error
     except ValueError as error:
         kind = "CSV" if path.suffix.lower() == ".csv" else "JSON"
-        raise BadResult(f"{path} is not {kind}: {error}", "name a published result file") from error
+        raise BadInput(f"{path} is not {kind}: {error}", "name a published result file") from error
 
 
 def _figures(path: Path, content: Any) -> list[Figure]:
     """The checked figures of a file.
 
     Raises:
-        BadResult: the format is unknown, or a case is not of it.
+        BadInput: the format is unknown, or a case is not of it.
     """
     reader = foreign_formats.reader(content)
     if reader is None:
-        raise BadResult(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
+        raise BadInput(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
     try:
         return [_checked(figure) for figure in reader(path.name, content)]
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         reason = repr(error)
         if isinstance(error, ValidationError):
             reason = f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
-        raise BadResult(f"{path}: a case is not of its format: {reason}", "name a published result file") from error
+        raise BadInput(f"{path}: a case is not of its format: {reason}", "name a published result file") from error
 
 
 def _pool(content: Any) -> int:

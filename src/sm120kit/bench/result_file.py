@@ -10,7 +10,7 @@ from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.energy import Energy
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
-from sm120kit.core.errors import BadResult
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.state import read_record, write_record
 
@@ -138,17 +138,17 @@ def read(path: Path) -> Result:
     """Read a result.
 
     Raises:
-        BadResult: the file is missing, not a result, or of a newer format.
+        BadInput: the file is missing, not a result, or of a newer format.
     """
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
         if version != FORMAT:
-            raise BadResult(
+            raise BadInput(
                 f"{path}: format {version!r}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
             )
         return read_record(Result, path)
     except OSError as error:
-        raise BadResult(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
+        raise BadInput(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
     except ValueError as error:
-        raise BadResult(f"{path} is not a result: {error}", "name a file that bench run wrote") from error
+        raise BadInput(f"{path} is not a result: {error}", "name a file that bench run wrote") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from sm120kit.bench import result_file, saturation, workload
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.workload import Case, Workload
-from sm120kit.core.errors import BadResult, NotComparable, StateUnwritable
+from sm120kit.core.errors import BadInput, NotComparable, SystemRefused
 
 REPLACE = "choose another place for the result, or replace it with --overwrite"
 MIN_SHARE = 0.9
@@ -32,26 +32,26 @@ def existing(path: Path) -> Result | None:
     """The result at ``path``, None if there is no file.
 
     Raises:
-        StateUnwritable: the file is not a result.
+        SystemRefused: the file is not a result.
     """
     if not path.exists() or path.is_dir():
         return None
     try:
         return result_file.read(path)
-    except BadResult as error:
-        raise StateUnwritable(f"{path} exists and is not a result", REPLACE) from error
+    except BadInput as error:
+        raise SystemRefused(f"{path} exists and is not a result", REPLACE) from error
 
 
 def unfinished(path: Path, work: Workload, restarts: int = 0) -> Result | None:
     """The result at ``path`` of an interrupted run of a workload, reduced by :func:`kept`. None if there is no file.
 
     Raises:
-        StateUnwritable: the file is a complete result, or none at all.
+        SystemRefused: the file is a complete result, or none at all.
         NotComparable: see :func:`kept`.
     """
     before = existing(path)
     if before and before.complete:
-        raise StateUnwritable(f"{path} exists: a complete result of {before.started_utc}", REPLACE)
+        raise SystemRefused(f"{path} exists: a complete result of {before.started_utc}", REPLACE)
     return kept(before, path, work, restarts) if before else None
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Sample
-from sm120kit.core.errors import UnknownName, did_you_mean
+from sm120kit.core.errors import NotFound, did_you_mean
 
 GAIN = 0.1
 """Minimum increase of the tokens per second for twice the concurrency, below which the server is saturated."""
@@ -41,7 +41,7 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
     """Objectives from ``NAME=MILLISECONDS``; ``itl:p95=50`` for a percentile of a request's times.
 
     Raises:
-        UnknownName: another form or name.
+        NotFound: another form or name.
     """
     objectives = []
     for text in texts:
@@ -53,7 +53,7 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
             objective = Objective("", 0)
         if objective.name not in OBJECTIVES or objective.seconds <= 0 or not 0 < objective.share <= 1:
             known = "; ".join(f"{key}: {meaning}" for key, meaning in OBJECTIVES.items())
-            raise UnknownName(
+            raise NotFound(
                 f"{text!r} is no objective{did_you_mean(name, OBJECTIVES)}", f"NAME=MILLISECONDS or itl:p95=50; {known}"
             )
         objectives.append(objective)

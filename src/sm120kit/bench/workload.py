@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
-from sm120kit.core.errors import UnknownName, did_you_mean
+from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import data_root, digest_of, file_sha256
 from sm120kit.recipes.load import read_toml, validate
@@ -86,13 +86,13 @@ def load(name: str) -> NamedWorkload:
     """Load a workload by name, or by the path of a ``.toml`` file.
 
     Raises:
-        UnknownName: no workload has this name.
-        BadRecipe: the file is not well-formed; the message has every problem.
+        NotFound: no workload has this name.
+        BadInput: the file is not well-formed; the message has every problem.
     """
     path = Path(name) if name.endswith(".toml") else data_root() / "recipes" / "workloads" / f"{name}.toml"
     if problem := file_problem(path):
         reason = f": {path} {problem}" if name.endswith(".toml") else did_you_mean(name, names())
-        raise UnknownName(f"no workload {name!r}{reason}", f"workloads: {', '.join(names())}, or a .toml file")
+        raise NotFound(f"no workload {name!r}{reason}", f"workloads: {', '.join(names())}, or a .toml file")
     data = read_toml(path, "see recipes/workloads/ for examples")
     workload = validate(Workload, data, path, f"keys: {', '.join(Workload.model_fields)}")
     return NamedWorkload(path.stem, file_sha256(path), workload)
@@ -110,7 +110,7 @@ def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
     """A workload with other values, whose sha256 is that of the file and the changes.
 
     Raises:
-        BadRecipe: a value is not valid; the message lists every problem.
+        BadInput: a value is not valid; the message lists every problem.
     """
     if not changes:
         return named

@@ -34,7 +34,7 @@ class Program(Group):
             sys.exit(2)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        console.verbose = console.quiet = False
+        console.verbose = console.quiet = console.json_errors = False
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -80,7 +80,7 @@ def run_(
     from sm120kit import bench
     from sm120kit.bench import client, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
-    from sm120kit.core.errors import NothingMeasured
+    from sm120kit.core.errors import ServerFailed
     from sm120kit.core.state import require_writable
     from sm120kit.core.urls import is_url
     from sm120kit.recipes import configurations
@@ -116,7 +116,7 @@ def run_(
     failed = [sample for case in result.cases for sample in case.samples if sample.error]
     if all(sample.error for case in result.cases for sample in case.samples):
         hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"
-        raise NothingMeasured(f"every request failed; the first: {failed[0].error}", hint)
+        raise ServerFailed(f"every request failed; the first: {failed[0].error}", hint)
     render([(results.output.stem, result)], as_json=results.json)
     console.info(f"result: {results.output}")
     if failed:

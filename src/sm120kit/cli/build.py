@@ -39,7 +39,7 @@ class KernelOptions:
         """The request of a build with these kernels.
 
         Raises:
-            UnknownName: an arch or the stage does not exist.
+            NotFound: an arch or the stage does not exist.
         """
         from sm120kit.recipes import parse_arch
         from sm120kit.wheels.records import BuildRequest
@@ -97,13 +97,13 @@ class ImageOptions:
 
     def request(self) -> ImageRequest:
         """The request of an image with these options."""
-        from sm120kit.core.errors import UnknownName
+        from sm120kit.core.errors import NotFound
         from sm120kit.images.delivery import Builder, ImageRequest
 
         try:
             builder = Builder(self.builder) if self.builder else None
         except ValueError:
-            raise UnknownName(f"unknown builder {self.builder!r}", f"builders: {', '.join(Builder)}") from None
+            raise NotFound(f"unknown builder {self.builder!r}", f"builders: {', '.join(Builder)}") from None
         if builder is Builder.LAYERS and (self.context_only or self.network != "none"):
             raise typer.BadParameter("--context-only and --network are for --builder docker")
         return ImageRequest(self.base, builder, self.network, self.context_only)
@@ -175,13 +175,13 @@ def build(
 
 
 def _stage(text: str) -> Stage:
-    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.errors import NotFound
     from sm120kit.wheels.records import Stage
 
     try:
         return Stage(text)
     except ValueError:
-        raise UnknownName(f"unknown stage {text!r}", f"stages: {', '.join(Stage)}") from None
+        raise NotFound(f"unknown stage {text!r}", f"stages: {', '.join(Stage)}") from None
 
 
 def _require_applicable(

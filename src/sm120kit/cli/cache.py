@@ -27,13 +27,13 @@ def info(state: State = None, json: Json = False) -> None:
 
     "unreferenced" is what `sm120kit cache gc` would remove. Sizes are disk usage; a file that two entries share counts once.
     """
-    from sm120kit.core.errors import Sm120kitError, UnknownName
+    from sm120kit.core.errors import NotFound, Sm120kitError
     from sm120kit.core.state import Workspace
     from sm120kit.images import cache
 
     workspace = Workspace.at(state)
     if workspace.root.exists() and not workspace.root.is_dir():
-        raise UnknownName(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
+        raise NotFound(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
     referred = None
     try:
         referred = cache.references(workspace, _targets(workspace, ()))
@@ -85,7 +85,7 @@ def clean(
     Records are removed only if KIND names them: they cannot be created again. Tagged images are kept, and what running
     servers use. Waits until no other command uses the directory.
     """
-    from sm120kit.core.errors import UnknownName, did_you_mean
+    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.core.state import Workspace
     from sm120kit.images import cache
 
@@ -97,7 +97,7 @@ def clean(
     known = [kind.name for kind in cache.KINDS]
     for name in kinds or ():
         if name not in known:
-            raise UnknownName(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
+            raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
     chosen = kinds or [kind.name for kind in cache.KINDS if kind.reproducible]
     workspace = Workspace.at(state)
 
@@ -149,7 +149,7 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
-    from sm120kit.core.errors import DaemonUnreachable, ToolchainMissing
+    from sm120kit.core.errors import DaemonUnreachable, RequirementMissing
     from sm120kit.images import cache
     from sm120kit.serving import containers
 
@@ -158,7 +158,7 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
         return entries
     try:
         return cache.without(entries, containers.in_use())
-    except ToolchainMissing:
+    except RequirementMissing:
         return entries
     except DaemonUnreachable as error:
         console.info(f"servers and records are kept: {error.message}")

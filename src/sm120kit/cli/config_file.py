@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.cli import plugins
 from sm120kit.cli.options import SHARED
-from sm120kit.core.errors import BadConfigFile
+from sm120kit.core.errors import BadInput
 
 if TYPE_CHECKING:
     from sm120kit.cli.tree import Command, Group
@@ -37,13 +37,13 @@ def values(root: Group, command: Command) -> dict[str, Any]:
     """The values for ``command`` by parameter name: those of its table, else those outside all tables.
 
     Raises:
-        BadConfigFile: the file cannot be read, is not TOML, or has unknown keys or values of the wrong type.
+        BadInput: the file cannot be read, is not TOML, or has unknown keys or values of the wrong type.
     """
     content, options = _content(), command.settable()
     shared = {name: content[name] for name in SHARED & content.keys() & options.keys()}
     problems = [*_problems(content, root, ()), *_wrong(shared, options, "")]
     if problems:
-        raise BadConfigFile("\n  ".join([f"{path()}:", *problems]), HINT)
+        raise BadInput("\n  ".join([f"{path()}:", *problems]), HINT)
     table = content
     for name in command.path:
         table = table.get(name, {})
@@ -67,12 +67,12 @@ def _content() -> dict[str, Any]:
         return read_toml(file)
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
-            raise BadConfigFile(f"{VARIABLE} names {file}, which does not exist", f"correct or unset {VARIABLE}") from None
+            raise BadInput(f"{VARIABLE} names {file}, which does not exist", f"correct or unset {VARIABLE}") from None
         return {}
     except OSError as error:
-        raise BadConfigFile(f"cannot read {file}: {error.strerror}", f"{VARIABLE} names another file") from error
+        raise BadInput(f"cannot read {file}: {error.strerror}", f"{VARIABLE} names another file") from error
     except ValueError as error:
-        raise BadConfigFile(f"{file} is not TOML: {error}", HINT) from error
+        raise BadInput(f"{file} is not TOML: {error}", HINT) from error
 
 
 def _problems(table: Mapping[str, Any], group: Group, path: tuple[str, ...]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from sm120kit.core import console, signals
-from sm120kit.core.errors import OutputLost, Sm120kitError, SystemRefused, Unreadable
+from sm120kit.core.errors import BadInput, Sm120kitError, SystemRefused
 from sm120kit.core.secrets import register_environment
 
 TRACEBACK = "SM120KIT_TRACEBACK"
@@ -30,7 +30,8 @@ def print_usage_error(error: Any) -> None:
     message, _, suggestion = error.format_message().removesuffix(".").partition(". Did you mean ")
     path = error.ctx.command_path if error.ctx else "sm120kit COMMAND"
     help_ = f"`{path} --help` lists what it accepts"
-    console.error(message[:1].lower() + message[1:], f"did you mean {suggestion}" if suggestion else help_)
+    hint = f"did you mean {suggestion}" if suggestion else help_
+    console.failure("usage", 2, message[:1].lower() + message[1:], hint)
 
 
 def report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -64,7 +65,7 @@ def run(command: Callable[[], object]) -> int:
         except _StdoutFailed as failure:
             if failure.reason.errno == errno.EPIPE:
                 return 128 + signal.SIGPIPE
-            error: Sm120kitError = OutputLost(
+            error: Sm120kitError = SystemRefused(
                 f"cannot write to standard output: {failure.reason.strerror}", "the printed output is incomplete"
             )
         except Sm120kitError as failure:
@@ -77,7 +78,7 @@ def run(command: Callable[[], object]) -> int:
             message = "interrupted" if stop.signal is signal.SIGINT else f"ended by {stop.signal.name}"
             console.error(message, "finished work is kept; run the same command again to resume")
             return 128 + stop.signal
-        console.error(error.message, error.hint)
+        console.failure(error.kind, error.exit_code, error.message, error.hint)
         return error.exit_code
 
 
@@ -103,9 +104,9 @@ def explained(failure: OSError | UnicodeError | RecursionError) -> Sm120kitError
     """The error for a failure of the operating system or of Python that no other code has handled."""
     trace = f"set {TRACEBACK}=1 to print the traceback"
     if isinstance(failure, RecursionError):
-        return Unreadable("input is nested too deeply", trace)
+        return BadInput("input is nested too deeply", trace)
     if isinstance(failure, UnicodeError):
-        return Unreadable(
+        return BadInput(
             f"text cannot be converted: {failure}", f"use a UTF-8 locale (LC_ALL=C.UTF-8) and UTF-8 file names; {trace}"
         )
     reason = failure.strerror or str(failure) or type(failure).__name__

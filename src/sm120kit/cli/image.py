@@ -200,7 +200,7 @@ def pull(
     The image is kept only if it is the one that passed its checks: in the state directory, and in the container daemon if there
     is one.
     """
-    from sm120kit.core.errors import BadIndex
+    from sm120kit.core.errors import BadInput
     from sm120kit.core.state import Workspace
     from sm120kit.images import published
 
@@ -208,7 +208,7 @@ def pull(
         _check_index(images.index, json=json)
         return
     if not name:
-        raise BadIndex("no image is named", "name a recipe, tag or build id, or use --check")
+        raise BadInput("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = Workspace.open(state), images.source()
     entry = published.select(name, index, platform, workspace)
     pulled = published.pull_and_load(entry, index, workspace, load=load)

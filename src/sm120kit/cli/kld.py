@@ -57,16 +57,16 @@ class TextOptions:
 
         Raises:
             typer.BadParameter: no text.
-            UnknownName: no tokenizer.
+            NotFound: no tokenizer.
             Sm120kitError: see :func:`sm120kit.kld.read_tokens`.
         """
-        from sm120kit.core.errors import UnknownName
+        from sm120kit.core.errors import NotFound
         from sm120kit.kld import read_tokens
 
         if self.text is None:
             raise typer.BadParameter("a model or server requires a text", param_hint="--text")
         if self.tokenizer is None and not directories and self.text.suffix != ".json":
-            raise UnknownName("two servers and no tokenizer", "pass --tokenizer DIR, or token ids: --text ids.json")
+            raise NotFound("two servers and no tokenizer", "pass --tokenizer DIR, or token ids: --text ids.json")
         return read_tokens(self.text, self.tokenizer or next(iter(directories), None))
 
     def require_unused(self, path: str) -> None:

@@ -338,7 +338,7 @@ class RemoteCacheOptions(SigningOptions):
         Raises:
             typer.BadParameter: an option lacks the other that it is for.
             RegistryFailed: the repository is malformed.
-            BadKey: a key cannot be used.
+            BadInput: a key cannot be used.
         """
         if (self.key or self.keyless or self.trust_config) and not self.cache_push:
             raise typer.BadParameter("--key, --keyless and --trust-config sign what --cache-push stores")
@@ -392,7 +392,7 @@ class ServerAccess:
 
         Raises:
             typer.BadParameter: a header, key or certificate is malformed, or its file cannot be read.
-            BadUrl: see :meth:`sm120kit.core.urls.Endpoint.parse`.
+            BadInput: see :meth:`sm120kit.core.urls.Endpoint.parse`.
         """
         from sm120kit.core.urls import Endpoint
 

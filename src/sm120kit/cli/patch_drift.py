@@ -50,7 +50,7 @@ def drift(
     A patch of CUTLASS is tried on the CUTLASS inside each FlashInfer release. Of a patch that is not for a version, it is
     shown whether its diff would apply. Sdists are downloaded once. Exit code 1 if a release cannot be fetched or imported.
     """
-    from sm120kit.core.errors import UnknownName, did_you_mean
+    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.patches import matrix
     from sm120kit.sources.releases import Releases
 
@@ -59,7 +59,7 @@ def drift(
     for name in projects or ():
         if name not in known:
             message = f"{name!r} is no project with a patch series and releases{did_you_mean(name, known)}"
-            raise UnknownName(message, f"projects: {', '.join(known)}")
+            raise NotFound(message, f"projects: {', '.join(known)}")
     if since:
         _require_version(since)
     selected = [name for name in known if name in (projects or known)]

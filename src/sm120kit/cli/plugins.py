@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 
 if TYPE_CHECKING:
     from sm120kit.cli.tree import Leaf
@@ -42,6 +42,6 @@ def function(name: str) -> Callable[..., Any] | None:
     return next((point.load() for point in entry_points(group="sm120kit.laboratory", name=name)), None)
 
 
-def required(what: str) -> ToolchainMissing:
+def required(what: str) -> RequirementMissing:
     """The error for a use of the laboratory where it is not installed."""
-    return ToolchainMissing(f"{what} requires the distribution {LABORATORY}", f"pip install {LABORATORY}")
+    return RequirementMissing(f"{what} requires the distribution {LABORATORY}", f"pip install {LABORATORY}")

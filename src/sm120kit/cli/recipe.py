@@ -161,7 +161,7 @@ def requirements(
     For `pip install --require-hashes --no-deps -r` or uv. The wheel that sm120kit builds is not included.
     """
     from sm120kit import recipes
-    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.errors import NotFound
     from sm120kit.recipes import lockfile
 
     lock = lockfile.read(recipes.lock_path(recipes.locate(name)))
@@ -169,7 +169,7 @@ def requirements(
     platform = platform or next(iter(platforms), "")
     closure = next((closure for closure in lock.closures if closure.platform == platform), None)
     if closure is None:
-        raise UnknownName(f"{name} is not locked for platform {platform!r}", f"platforms: {', '.join(platforms) or 'none'}")
+        raise NotFound(f"{name} is not locked for platform {platform!r}", f"platforms: {', '.join(platforms) or 'none'}")
     console.data(lockfile.requirements_txt(closure).rstrip())
 
 

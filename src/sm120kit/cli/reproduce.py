@@ -90,7 +90,7 @@ def reproduce_(
 
     from sm120kit.bench import reproduce, result_file, roofline
     from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
-    from sm120kit.core.errors import BelowPublished, NotAsPublished
+    from sm120kit.core.errors import CheckFailed, NotComparable
     from sm120kit.recipes import configurations
 
     _require_consistent(results, running, launched, method)
@@ -118,11 +118,9 @@ def reproduce_(
     else:
         _show(report)
     if report.verdict is ReproductionVerdict.BELOW:
-        raise BelowPublished(
-            f"{configuration.name}: a published figure was not reached", "the output above has the known reasons"
-        )
+        raise CheckFailed(f"{configuration.name}: a published figure was not reached", "the output above has the known reasons")
     if measured and report.verdict is ReproductionVerdict.NOT_COMPARABLE:
-        raise NotAsPublished(
+        raise NotComparable(
             f"{configuration.name}: no published figure is comparable with the measurement",
             "the output above has the fields that differ; supply unknown ones with --run RECORD or --given gpu='2x ...'",
         )

@@ -189,7 +189,7 @@ class PlannedOutput:
         ``config`` is a name, or the absolute path of a file.
 
         Raises:
-            StateUnwritable: a file exists that may not be overwritten, or cannot be written.
+            SystemRefused: a file exists that may not be overwritten, or cannot be written.
         """
         from sm120kit.core.state import require_new
 

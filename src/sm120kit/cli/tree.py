@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from sm120kit.cli import config_file, help_text, plugins
 from sm120kit.cli.options import SHARED, expand_groups
 from sm120kit.core import console
-from sm120kit.core.errors import BadConfigFile
+from sm120kit.core.errors import BadInput
 
 PREFIX = "SM120KIT"
 
@@ -85,8 +85,11 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. An invalid value is reported with the environment variable or file that sets it."""
+        console.json_errors = "--json" in args
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            console.json_errors = bool(ctx.params.get("json") or ctx.params.get("as_json"))
+            return rest
         except typer.BadParameter as error:
             details: Any = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
             if details:
@@ -97,7 +100,7 @@ class Command(TyperCommand):
                 error.message += f" (from {_variable(option)})"
             if source is not None and source.name == "DEFAULT_MAP":
                 problem = f"{key(option)!r} for `sm120kit {' '.join(self.path)}`: {error.message}"
-                raise BadConfigFile(f"{config_file.path()}: {problem}", config_file.HINT) from error
+                raise BadInput(f"{config_file.path()}: {problem}", config_file.HINT) from error
             raise
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
@@ -123,7 +126,7 @@ class Group(TyperGroup):
         """The command of that name, or None.
 
         Raises:
-            ToolchainMissing: it is a command of the laboratory, which is not installed.
+            RequirementMissing: it is a command of the laboratory, which is not installed.
         """
         path = (*self.path, cmd_name)
         if path in plugins.ELSEWHERE and cmd_name not in self.commands and not ctx.resilient_parsing:

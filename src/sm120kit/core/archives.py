@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 
 MAX_RATIO = 100
 MAX_FREE_BYTES = 2**30
@@ -41,7 +41,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a wheel and check its list of members. Read them with :func:`read_chunks` or :func:`read_member`.
 
     Raises:
-        BadArtifact: it has too many members, is too large unpacked, or uses a compression that wheels may not use.
+        BadInput: it has too many members, is too large unpacked, or uses a compression that wheels may not use.
         OSError, zipfile.BadZipFile and others: it is damaged.
     """
     with zipfile.ZipFile(path) as wheel:
@@ -57,7 +57,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
         elif unsupported := [member.filename for member in members if member.compress_type not in _COMPRESSIONS]:
             problem = f"has a member with a compression that wheels may not use: {unsupported[0]}"
         if problem:
-            raise BadArtifact(f"{path} {problem}", "fetch or build it again, or use another wheel")
+            raise BadInput(f"{path} {problem}", "fetch or build it again, or use another wheel")
         yield wheel
 
 

@@ -54,6 +54,8 @@ def written(text: str) -> str:
 
 verbose = False
 """Whether :func:`detail` prints."""
+json_errors = False
+"""Whether :func:`failure` also prints JSON: the command has ``--json``."""
 quiet = False
 """Whether only results and errors are printed."""
 
@@ -87,6 +89,13 @@ def error(message: str, hint: str = "") -> None:
     if hint:
         console.print("[bold cyan]hint:[/] ", end="")
         console.print(printable(hint), markup=False)
+
+
+def failure(kind: str, exit_code: int, message: str, hint: str) -> None:
+    """Print the error that ends a command; with ``--json`` also as an object on stdout, in place of the result."""
+    if json_errors:
+        json_data({"error": {"kind": kind, "exit_code": exit_code, "message": printable(message), "hint": printable(hint)}})
+    error(message, hint)
 
 
 def warn(message: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import CommandFailed, ToolchainMissing
+from sm120kit.core.errors import CommandFailed, RequirementMissing
 from sm120kit.core.secrets import masked
 
 Environment = Mapping[str, str | None]
@@ -88,7 +88,7 @@ def run(
     appended to that file, without secrets.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0 and ``check`` is true.
     """
     with _child(argv, cwd=cwd, env=env, stdin=stdin is not None, tied=tied) as child:
@@ -113,7 +113,7 @@ def run_lines(
     """Run a program to its end and pass each line of its output, stderr included, to ``on_line`` as soon as it is printed.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0.
     """
     lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -131,7 +131,7 @@ def run_attached(argv: Sequence[str | Path], *, env: Environment | None = None) 
     """Run a program to its end with the input and output of this process, and return its exit code: 128 + N after signal N.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
     """
     child = _spawn(argv, env=env, stdin=0, stdout=1, stderr=2, tied=True)
     try:
@@ -150,7 +150,7 @@ def run_until(
     Ctrl-C reaches only the main thread, so a program that another thread waits for is ended this way.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
         Stopped: ``stop`` was set; the program was ended.
     """
     with _child(argv, env=env, tied=tied) as child:
@@ -181,7 +181,7 @@ def start(argv: Sequence[str | Path], *, env: Environment | None = None) -> Runn
     The input also ends when this process is killed.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
     """
     return _spawn(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
@@ -196,7 +196,7 @@ def background(
     behind. When this process is killed, the program itself gets SIGTERM.
 
     Raises:
-        ToolchainMissing: the program does not exist or cannot be run.
+        RequirementMissing: the program does not exist or cannot be run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -257,12 +257,12 @@ def _spawn(
     except FileNotFoundError as error:
         if cwd is not None and not cwd.is_dir():
             raise
-        raise ToolchainMissing(f"program not found: {argv[0]}", "install it or put it on PATH") from error
+        raise RequirementMissing(f"program not found: {argv[0]}", "install it or put it on PATH") from error
     except OSError as error:
         if cwd is not None and not cwd.is_dir():
             raise
         # EACCES without such a program in any readable directory; ENOEXEC: neither a binary for this CPU nor a script.
-        raise ToolchainMissing(
+        raise RequirementMissing(
             f"cannot run {argv[0]}: {error.strerror}",
             "check the file's type and permissions, and those of the directories on PATH",
         ) from error

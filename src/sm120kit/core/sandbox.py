@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import namespaces, process
-from sm120kit.core.errors import SandboxMissing, ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.process import Environment
 from sm120kit.core.records import Toolchain
 
@@ -89,7 +89,7 @@ def find() -> Sandbox:
     """The first sandbox that works on this system, determined by running a program in it.
 
     Raises:
-        SandboxMissing: none works; the message has the reason for each.
+        RequirementMissing: none works; the message has the reason for each.
     """
     reasons = []
     for program in ("bwrap", "unshare"):
@@ -97,13 +97,13 @@ def find() -> Sandbox:
         argv, env = wrap(["true"], sandbox)
         try:
             done = process.run(argv, env=env, check=False)
-        except ToolchainMissing as error:
+        except RequirementMissing as error:
             reasons.append(error.message)
             continue
         if done.returncode == 0:
             return sandbox
         reasons.append(f"{program} fails: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
-    raise SandboxMissing(
+    raise RequirementMissing(
         "this system offers no sandbox for the code of a patch that is in no series\n"
         + "\n".join(f"  {reason}" for reason in reasons),
         f"{remedy()}; or review the patch, and run its code with your rights: --trust-patch",

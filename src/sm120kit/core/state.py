@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadRecord, DataMissing, NotEnoughDisk, StateUnsafe, StateUnwritable, SystemRefused
+from sm120kit.core.errors import BadRecord, NotFound, NotTrusted, ResourceUnavailable, SystemRefused
 from sm120kit.core.outside import read_input
 from sm120kit.core.records import json_default, json_text
 from sm120kit.core.secrets import masked_json
@@ -51,14 +51,14 @@ def data_root() -> Path:
     The directory in ``SM120KIT_DATA``, else the data in the installed wheel, else the top level of a checkout.
 
     Raises:
-        DataMissing: ``SM120KIT_DATA`` names a directory without recipes.
+        NotFound: ``SM120KIT_DATA`` names a directory without recipes.
     """
     named = os.environ.get("SM120KIT_DATA")
     if named:
         root = Path(os.path.realpath(named))
         if not (root / "recipes").is_dir():
             problem = "has no recipes/" if root.is_dir() else "is not a directory"
-            raise DataMissing(f"SM120KIT_DATA names {root}, which {problem}", "unset it, or name a copy of sm120kit's data")
+            raise NotFound(f"SM120KIT_DATA names {root}, which {problem}", "unset it, or name a copy of sm120kit's data")
         return root
     package = Path(__file__).resolve().parents[1]
     installed = package / "data"
@@ -69,7 +69,7 @@ def writable_data_root() -> Path:
     """The data directory, for a command that writes recipes, patches, proofs or locks to it.
 
     Raises:
-        StateUnwritable: it is part of an installation.
+        SystemRefused: it is part of an installation.
     """
     root = data_root()
     require_not_installed(root)
@@ -80,12 +80,12 @@ def require_not_installed(path: Path) -> None:
     """Require that a file to be written is not in the data of an installation, whose next version deletes it.
 
     Raises:
-        StateUnwritable: it is.
+        SystemRefused: it is.
     """
-    with suppress(DataMissing):
+    with suppress(NotFound):
         root = data_root()
         if _is_installed(root) and Path(os.path.realpath(path)).is_relative_to(root):
-            raise StateUnwritable(
+            raise SystemRefused(
                 f"{root} is part of an installation of sm120kit, and the next installation deletes what is written there",
                 "work in a git clone of sm120kit (pip install -e CLONE), or name a copy of this directory with SM120KIT_DATA",
             )
@@ -111,8 +111,8 @@ class Workspace:
         other processes waits.
 
         Raises:
-            StateUnwritable: it cannot be created or written.
-            StateUnsafe: it has files and no marker, belongs to another user, or others can write it.
+            SystemRefused: it cannot be created or written.
+            NotTrusted: it has files and no marker, belongs to another user, or others can write it.
         """
         workspace = cls.at(root)
         root = workspace.root
@@ -124,7 +124,7 @@ class Workspace:
                 _require_own(root)
                 use = UseLock(root)  # creates the marker, before any other file, for commands that start at the same time
         except OSError as error:  # file systems such as /proc have other error codes
-            raise StateUnwritable(f"cannot write below {root}: {error.strerror}", UNWRITABLE_HINT) from error
+            raise SystemRefused(f"cannot write below {root}: {error.strerror}", UNWRITABLE_HINT) from error
         use.shared()
         for parent, prefix in ((root / "scratch", ""), (root / "cache" / "tiles", ".work-")):
             remove_abandoned(parent, prefix)
@@ -135,7 +135,7 @@ class Workspace:
         """The state directory that :meth:`open` would open, without opening it: to inspect, or for :meth:`maintenance`.
 
         Raises:
-            StateUnwritable: the user has no home directory.
+            SystemRefused: the user has no home directory.
         """
         if root is None:
             named = os.environ.get("SM120KIT_STATE")
@@ -148,14 +148,14 @@ class Workspace:
                     root = platformdirs.user_state_path("sm120kit")
                 except RuntimeError as error:
                     message = "the state directory is unknown: this user has no home directory, and HOME is not set"
-                    raise StateUnwritable(message, UNWRITABLE_HINT) from error
+                    raise SystemRefused(message, UNWRITABLE_HINT) from error
         return cls(Path(os.path.realpath(root)))  # Path.resolve raises no OSError for circular links
 
     def is_new(self) -> bool:
         """Whether it does not exist yet.
 
         Raises:
-            StateUnsafe: sm120kit did not make it.
+            NotTrusted: sm120kit did not make it.
         """
         if os.path.lexists(self.root):
             self.require_marked()
@@ -166,11 +166,11 @@ class Workspace:
         """Require that sm120kit made the directory.
 
         Raises:
-            StateUnsafe: it has no marker.
+            NotTrusted: it has no marker.
         """
         marker = self.root / MARKER
         if marker.is_symlink() or not marker.is_file():
-            raise StateUnsafe(
+            raise NotTrusted(
                 f"{self.root} was not made by sm120kit: it has no file {MARKER}",
                 f"choose a new or empty directory with --state or SM120KIT_STATE; if all of it is an earlier sm120kit's, whose"
                 f" directories had no such file: touch {shlex.quote(str(marker))}",
@@ -181,7 +181,7 @@ class Workspace:
         """Exclude all other commands while the block runs. Waits for commands that use the directory, and reports them.
 
         Raises:
-            StateUnsafe: sm120kit did not make it.
+            NotTrusted: sm120kit did not make it.
             SystemRefused: its file system has no locks, so that its users cannot be detected.
         """
         self.require_marked()
@@ -300,7 +300,7 @@ def _require_own(root: Path) -> None:
     Modes of entries do not matter if others cannot enter the directory. For links, their targets are checked.
 
     Raises:
-        StateUnsafe: with the first path that violates this.
+        NotTrusted: with the first path that violates this.
     """
     accessible = root.stat().st_mode & 0o011
     for path in (root, *sorted(root.iterdir())):
@@ -309,7 +309,7 @@ def _require_own(root: Path) -> None:
         except FileNotFoundError:  # removed by another sm120kit, or a dangling link
             continue
         if status.st_uid not in (os.geteuid(), 0):
-            raise StateUnsafe(
+            raise NotTrusted(
                 f"{path} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}: its files are run and delivered",
                 f"work as that user (containers: --user {status.st_uid}), or choose another with --state or SM120KIT_STATE; "
                 f"if you trust all files in it: chown -R {os.geteuid()} {root}",
@@ -317,7 +317,7 @@ def _require_own(root: Path) -> None:
         writable = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _private(status.st_gid))
         if writable and stat.S_ISDIR(status.st_mode) and (path == root or accessible):
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            raise StateUnsafe(
+            raise NotTrusted(
                 f"{path} can be written by others (mode {mode}): its files are run and delivered",
                 f"if nobody else wrote into it: chmod 700 {root}",
             )
@@ -429,7 +429,7 @@ def _shown(processes: Sequence[int]) -> str:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError for a write below ``path`` into NotEnoughDisk or StateUnwritable, which have a remedy."""
+    """Turn an OSError for a write below ``path`` into ResourceUnavailable or SystemRefused, which have a remedy."""
     try:
         yield
     except OSError as error:
@@ -438,30 +438,30 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def disk_error(error: OSError, path: Path) -> NotEnoughDisk | StateUnwritable | None:
+def disk_error(error: OSError, path: Path) -> ResourceUnavailable | SystemRefused | None:
     """The error for a write below ``path`` that failed for lack of space or permission; None if it failed otherwise."""
     if error.errno == errno.ENOSPC:
-        return NotEnoughDisk(
+        return ResourceUnavailable(
             full(path, os.statvfs(_existing(path))), "free some space or name another directory with --state or SM120KIT_STATE"
         )
     if error.errno == errno.EDQUOT:
         message = f"the disk quota of {_user(os.geteuid())} on the file system of {path} is used up"
-        return NotEnoughDisk(message, "remove files, or name another directory with --state or SM120KIT_STATE")
+        return ResourceUnavailable(message, "remove files, or name another directory with --state or SM120KIT_STATE")
     if error.errno == errno.EFBIG and error.strerror == os.strerror(errno.EFBIG):  # others are the readers' of core.outside
         return too_large(f"a file of {path}")
     if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
-        return StateUnwritable(f"cannot write below {path}: {error.strerror}", UNWRITABLE_HINT)
+        return SystemRefused(f"cannot write below {path}: {error.strerror}", UNWRITABLE_HINT)
     return None
 
 
-def too_large(file: str) -> NotEnoughDisk:
+def too_large(file: str) -> ResourceUnavailable:
     """The error for a file that exceeds the limit of this process for files (``ulimit -f``), or that of its file system."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY:
         message = f"{file} would have more than {limit / 2**20:.1f} MiB, the limit for files in this shell"
-        return NotEnoughDisk(message, "raise it: ulimit -f unlimited")
+        return ResourceUnavailable(message, "raise it: ulimit -f unlimited")
     message = f"{file} would be larger than its file system permits"
-    return NotEnoughDisk(message, "name a directory on another file system with --state or SM120KIT_STATE")
+    return ResourceUnavailable(message, "name a directory on another file system with --state or SM120KIT_STATE")
 
 
 def full(path: Path, status: os.statvfs_result) -> str:
@@ -475,11 +475,11 @@ def require_disk(path: Path, needed_bytes: int, work: str) -> None:
     """Require free space for ``work`` on the file system of ``path``.
 
     Raises:
-        NotEnoughDisk: fewer than ``needed_bytes`` are free.
+        ResourceUnavailable: fewer than ``needed_bytes`` are free.
     """
     free = shutil.disk_usage(_existing(path)).free
     if free < needed_bytes:
-        raise NotEnoughDisk(
+        raise ResourceUnavailable(
             f"{work} needs {needed_bytes / 2**30:.1f} GiB; the file system of {path} has {free / 2**30:.1f} GiB free",
             "free some space or name another directory with --state or SM120KIT_STATE",
         )
@@ -489,7 +489,7 @@ def require_writable(path: Path, option: str = "--output") -> None:
     """Require, before work of minutes, that a file can be written.
 
     Raises:
-        StateUnwritable: the path is a directory, or its parent is missing or not writable.
+        SystemRefused: the path is a directory, or its parent is missing or not writable.
     """
     try:
         reason = "is a directory" if path.is_dir() else ""
@@ -499,33 +499,33 @@ def require_writable(path: Path, option: str = "--output") -> None:
     except OSError as error:
         reason = f"{path.parent}: {error.strerror}"
     if reason:
-        raise StateUnwritable(f"cannot write {path}: {reason}", f"choose another file with {option}")
+        raise SystemRefused(f"cannot write {path}: {reason}", f"choose another file with {option}")
 
 
 def require_output_directory(path: Path) -> None:
     """Require, before work of minutes, that files can be written to the directory of ``--output``, which need not exist.
 
     Raises:
-        StateUnwritable: it is a file or a link to nothing, or it or the directory that would contain it is not writable.
+        SystemRefused: it is a file or a link to nothing, or it or the directory that would contain it is not writable.
     """
     try:
         with tempfile.TemporaryFile(dir=path if path.is_symlink() else _existing(path)):
             pass
     except OSError as error:
         message = f"cannot write to {path}: {error.strerror}"
-        raise StateUnwritable(message, "choose another directory with --output") from error
+        raise SystemRefused(message, "choose another directory with --output") from error
 
 
 def require_new(path: Path, option: str, overwrite: bool) -> None:
     """Require, before the work, that a file does not exist, unless it may be overwritten. Devices may exist.
 
     Raises:
-        StateUnwritable: the file exists, or its directory cannot be read.
+        SystemRefused: the file exists, or its directory cannot be read.
     """
     with disk_errors(path):
         exists = path.is_file()
     if exists and not overwrite:
-        raise StateUnwritable(f"{path} exists", f"choose another file with {option}, or add --overwrite to replace it")
+        raise SystemRefused(f"{path} exists", f"choose another file with {option}, or add --overwrite to replace it")
 
 
 def _existing(path: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from sm120kit.core import process
-from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 
 PLACEHOLDERS = Path(__file__).with_name("absent")
@@ -33,8 +33,8 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str =
     exactly ``version``, if one is given.
 
     Raises:
-        ToolchainMissing: no nvcc or no C++ compiler is installed.
-        ToolchainUnsuitable: no installed toolkit is suitable; the message has the reasons for each.
+        RequirementMissing: no nvcc or no C++ compiler is installed.
+        RequirementMissing: no installed toolkit is suitable; the message has the reasons for each.
     """
     host, host_version = host_compiler()
     rejected = []
@@ -47,23 +47,23 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str =
             return Toolchain(home, str(release), host, host_version)
         rejected.append(f"{origin} ({home}): {'; '.join(reasons)}")
     if not rejected:
-        raise ToolchainMissing(
+        raise RequirementMissing(
             "no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", INSTALL_HINT
         )
-    raise ToolchainUnsuitable("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in rejected), INSTALL_HINT)
+    raise RequirementMissing("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in rejected), INSTALL_HINT)
 
 
 def at(home: Path, archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:
     """The CUDA toolkit in ``home``, with this machine's C++ compiler.
 
     Raises:
-        ToolchainMissing: no C++ compiler.
-        ToolchainUnsuitable: see :func:`find`.
+        RequirementMissing: no C++ compiler.
+        RequirementMissing: see :func:`find`.
     """
     host, host_version = host_compiler()
     version = _nvcc_version(home / "bin" / "nvcc")
     if reasons := _unsuitable(home, version, archs, headers):
-        raise ToolchainUnsuitable(f"unsuitable CUDA compiler in {home}: {'; '.join(reasons)}", "lock a newer one in the recipe")
+        raise RequirementMissing(f"unsuitable CUDA compiler in {home}: {'; '.join(reasons)}", "lock a newer one in the recipe")
     return Toolchain(home, str(version), host, host_version)
 
 
@@ -82,13 +82,13 @@ def host_compiler() -> tuple[str, str]:
     """The C++ compiler (``CXX``, else ``c++``, else ``g++``) and its version line.
 
     Raises:
-        ToolchainMissing: none of them is a program.
+        RequirementMissing: none of them is a program.
     """
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++")):
         path = process.find_program(name)
         if path:
             return str(path), _run_once(path, "--version").stdout.splitlines()[0]
-    raise ToolchainMissing("no C++ compiler: neither CXX nor c++ nor g++ names a program", "install one: apt-get install g++")
+    raise RequirementMissing("no C++ compiler: neither CXX nor c++ nor g++ names a program", "install one: apt-get install g++")
 
 
 def installed_version(distribution: str) -> str:
@@ -104,7 +104,7 @@ def _homes() -> Iterator[tuple[Path, str]]:
     named = os.environ.get("CUDA_HOME")
     if named:
         if not (Path(named) / "bin" / "nvcc").is_file():
-            raise ToolchainMissing(f"CUDA_HOME={named} has no bin/nvcc", "correct or unset CUDA_HOME")
+            raise RequirementMissing(f"CUDA_HOME={named} has no bin/nvcc", "correct or unset CUDA_HOME")
         yield Path(named), "CUDA_HOME"
     on_path = process.find_program("nvcc")
     if on_path:
@@ -124,7 +124,7 @@ def _nvcc_version(nvcc: Path) -> Version:
     text = _run_once(nvcc, "--version").stdout
     release = re.search(r"release [\d.]+, V([\d.]+)", text)
     if not release:
-        raise ToolchainUnsuitable(f"{nvcc} --version does not state a release: {text.strip()[:200]!r}", INSTALL_HINT)
+        raise RequirementMissing(f"{nvcc} --version does not state a release: {text.strip()[:200]!r}", INSTALL_HINT)
     return Version(release[1])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from sm120kit.core.errors import BadUrl
+from sm120kit.core.errors import BadInput
 from sm120kit.core.secrets import REDACTED, SHORTEST, masked, redacted, register, register_header, register_url
 from sm120kit.core.tls import Tls
 
@@ -34,7 +34,7 @@ class Endpoint:
         ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``. ``headers`` are sent with it.
 
         Raises:
-            BadUrl: it is not an http(s) URL with a host, or has a user name in addition to an API key.
+            BadInput: it is not an http(s) URL with a host, or has a user name in addition to an API key.
         """
         text = f"http://{text}" if _HOST_AND_PORT.match(text) else text
         register(api_key)
@@ -45,13 +45,13 @@ class Endpoint:
             port = parts.port
         except ValueError:
             # The reason may quote a password.
-            raise BadUrl(f"{shown} is not a URL with a host and a port", _FORM) from None
+            raise BadInput(f"{shown} is not a URL with a host and a port", _FORM) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadUrl(f"{shown} is not an http(s) URL with a host", _FORM)
+            raise BadInput(f"{shown} is not an http(s) URL with a host", _FORM)
         sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         user = parts.netloc.rpartition("@")[0]
         if user and api_key:
-            raise BadUrl(
+            raise BadInput(
                 f"{shown} has a user name, and an API key is given: a request can have only one of them",
                 "remove the user name from the URL, or unset the API key",
             )

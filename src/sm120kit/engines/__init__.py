@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.engines.engine import ApiKey, Engine, LogSigns, Metrics, Node
 from sm120kit.engines.sglang import SGLANG
 from sm120kit.engines.vllm import VLLM
@@ -40,10 +40,10 @@ def of_recipe(recipe: str) -> Engine:
     """As :func:`find_of_recipe`.
 
     Raises:
-        UnknownName: no engine has that name.
+        NotFound: no engine has that name.
     """
     if engine := find_of_recipe(recipe):
         return engine
     name = recipe.partition("-")[0]
     known = ", ".join(engine.name for engine in all_engines())
-    raise UnknownName(f"unknown engine {name!r}", f"engines: {known}; others are entry points of the group {GROUP}")
+    raise NotFound(f"unknown engine {name!r}", f"engines: {known}; others are entry points of the group {GROUP}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sm120kit import engines
-from sm120kit.core.errors import BadRecipe, did_you_mean
+from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import data_root
 
@@ -66,7 +66,7 @@ def load(recipe: str) -> ParserRecord | None:
     """The recorded options of a recipe's engine, or None without a record.
 
     Raises:
-        BadRecipe: the record is damaged.
+        BadInput: the record is damaged.
     """
     path = record_path(recipe)
     return _read(path, path.stat().st_mtime_ns) if path.is_file() else None
@@ -80,7 +80,7 @@ def _read(path: Path, changed: int) -> ParserRecord:
             record["recipe"], record["wheel"]["sha256"], tuple(map(_option, record["options"])), record["answers"]
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise BadRecipe(f"{path} is not a record of arguments: {error!r}", "restore it") from error
+        raise BadInput(f"{path} is not a record of arguments: {error!r}", "restore it") from error
 
 
 def _option(table: dict[str, Any]) -> Option:
@@ -92,7 +92,7 @@ def recorded() -> tuple[ParserRecord, ...]:
     """All records of options, by recipe.
 
     Raises:
-        BadRecipe: a record is damaged.
+        BadInput: a record is damaged.
     """
     names = sorted(path.name.removesuffix(_SUFFIX) for path in record_path("").parent.glob(f"*{_SUFFIX}"))
     return tuple(record for name in names if (record := load(name)))

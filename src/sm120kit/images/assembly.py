@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import archives, process, reporting
-from sm120kit.core.errors import BadArtifact, BadRecipe, BadRecord, ImageBuildFailed
+from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, read_record, require_disk, write_record
 from sm120kit.images import b12x, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
@@ -153,9 +153,9 @@ def assemble(
     verified against its lock; it is called, by several threads, only for wheels that are read.
 
     Raises:
-        BadArtifact, UnsafeArchive: a wheel is damaged or hostile.
+        BadInput, NotTrusted: a wheel is damaged or hostile.
         CommandFailed: the Python of the base does not work.
-        NotEnoughDisk, StateUnwritable: the layers cannot be stored.
+        ResourceUnavailable, SystemRefused: the layers cannot be stored.
     """
     target = workspace.root / "images" / context.digest
     with workspace.exclusive(f"image-{context.digest}"):
@@ -344,7 +344,7 @@ def _left_out(inputs: _Inputs) -> dict[LockedWheel, frozenset[str]]:
     """The files that the recipe leaves out, as paths in the image.
 
     Raises:
-        BadRecipe: a pattern matches no file.
+        BadInput: a pattern matches no file.
     """
     site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
     by_name = {wheel.name: wheel for wheel in inputs.contents}
@@ -353,7 +353,7 @@ def _left_out(inputs: _Inputs) -> dict[LockedWheel, frozenset[str]]:
         files = inputs.contents[by_name[name]].files if name in by_name else {}
         matches = {pattern: [path for path in files if fnmatchcase(path.removeprefix(site), pattern)] for pattern in listed}
         if unmatched := [pattern for pattern, paths in matches.items() if not paths]:
-            raise BadRecipe(
+            raise BadInput(
                 f"{inputs.context.labels[f'{LABEL}recipe']}: leave_out of {name}: no file of its wheel matches {unmatched[0]}",
                 "correct or remove the pattern, then lock the recipe again",
             )
@@ -407,7 +407,7 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: froze
     owners = {path: wheel for path, wheel in files if path.startswith(directory)}
     header = f"{directory}/include/cuda.h"
     if header not in owners:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             f"no wheel of {inputs.context.reference} has {_CUDA}/include/cuda.h, from which its CUDA home is made",
             "the recipe's environment must require nvidia-cuda-runtime for CUDA 13",
         )
@@ -506,7 +506,7 @@ def _written(record: Path, layout: Layout) -> Descriptor | None:
     try:
         layer = read_record(Descriptor, record)
         present = layout.has(layer.digest, layer.size)
-    except (OSError, BadRecord, BadArtifact):
+    except (OSError, BadRecord, BadInput):
         return None
     if present:
         mark_used(record)

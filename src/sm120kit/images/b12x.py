@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core import process, reporting
-from sm120kit.core.errors import CommandFailed, ImageBuildFailed
+from sm120kit.core.errors import CommandFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import Workspace, data_root, digest_of, read_record, require_disk, write_record
 from sm120kit.kernels import cubin
@@ -131,8 +131,8 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
     """Compile the kernels of the request in ``image``, and write them to a layer above it.
 
     Raises:
-        ImageBuildFailed: the program failed, or found no kernel.
-        NamespacesMissing: this system does not permit to run programs in an image.
+        CommandFailed: the program failed, or found no kernel.
+        RequirementMissing: this system does not permit to run programs in an image.
     """
     from sm120kit.images.local import LocalImages
 
@@ -142,7 +142,7 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
         done = LocalImages(workspace).run(image, argv, {})
         compiled = Compiled.of(done.code, done.stdout, done.stderr)
     except ValueError as error:
-        raise ImageBuildFailed(f"kernels of b12x could not be compiled in the image: {error}", _HINT) from error
+        raise CommandFailed(f"kernels of b12x could not be compiled in the image: {error}", _HINT) from error
     used = f"{compiled.seconds:.0f} s of CPU time, {compiled.mib} MiB"
     reporting.info(f"compiled {len(compiled.kernels)} kernels of b12x: {used}")
     kernels = {path: asdict(entry) for path, entry in compiled.kernels.items()}
@@ -183,7 +183,7 @@ def tiles(target: EngineTarget, *, patched: bool) -> tuple[TileFacts, ...]:
 
     Raises:
         CommandFailed: the environment cannot be created, or a kernel cannot be compiled or launched.
-        NotEnoughDisk: the environment does not fit.
+        ResourceUnavailable: the environment does not fit.
     """
     assert target.recipe.b12x is not None
     workspace, name = target.options.workspace, target.recipe.name

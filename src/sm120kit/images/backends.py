@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import data_root, file_sha256
 from sm120kit.engines import Node
@@ -34,7 +34,7 @@ def load(recipe: str) -> dict[str, dict[str, Any]]:
     """The recorded entries of a recipe by configuration, none without a record.
 
     Raises:
-        BadRecipe: the record is damaged.
+        BadInput: the record is damaged.
     """
     path = record_path(recipe)
     if not path.is_file():
@@ -43,7 +43,7 @@ def load(recipe: str) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = parse_json(path.read_bytes())["configurations"]
         return {name: {"refusal": "", "selected": {}, **entry} for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadRecipe(f"{path} is not a record of back-ends: {error!r}", "restore it") from error
+        raise BadInput(f"{path} is not a record of back-ends: {error!r}", "restore it") from error
 
 
 def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str, Any]]:
@@ -52,7 +52,7 @@ def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str
     ``case`` is None for a configuration that was not recorded, or differently: its answer is not established.
 
     Raises:
-        BadRecipe: the record is damaged.
+        BadInput: the record is damaged.
     """
     recorded = load(recipe)
     requirements = {}

@@ -25,7 +25,7 @@ from typing import IO, Literal, cast
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH, UNFIT, max_unpacked_bytes
-from sm120kit.core.errors import BadRecord, UnsafeArchive
+from sm120kit.core.errors import BadRecord, NotTrusted
 from sm120kit.core.state import (
     Workspace,
     digest_of,
@@ -133,10 +133,10 @@ def base_layer(base: bases.Base, machine: str, layout: Layout, options: Options)
     The bytecode of a base for another machine is compiled by the same base for this machine.
 
     Raises:
-        LockDiffers: the base is not locked, or its lockfile is outdated.
-        PackageGone, FetchFailed and others: see :func:`sm120kit.sources.debian.fetch`.
-        UnsafeArchive: a package is damaged, or has a member that cannot be in a layer.
-        NotEnoughDisk, StateUnwritable: it cannot be stored.
+        Mismatch: the base is not locked, or its lockfile is outdated.
+        NotFound, FetchFailed and others: see :func:`sm120kit.sources.debian.fetch`.
+        NotTrusted: a package is damaged, or has a member that cannot be in a layer.
+        ResourceUnavailable, SystemRefused: it cannot be stored.
     """
     packages = bases.read_lock(base.name, machine)
     workspace = options.workspace
@@ -198,7 +198,7 @@ class DebianSystem:
         """Unpack packages into ``root``, an empty directory.
 
         Raises:
-            UnsafeArchive: a package is damaged, has a member that cannot be in a layer, or a path that another has, too.
+            NotTrusted: a package is damaged, has a member that cannot be in a layer, or a path that another has, too.
         """
         self._root = root
         self._base = base
@@ -222,7 +222,7 @@ class DebianSystem:
         if present is None:
             self.entries[entry.path] = entry
         elif not present.kind == entry.kind == "directory":
-            raise UnsafeArchive(f"{deb.name} has {entry.path}, which another package has, too", _HINT)
+            raise NotTrusted(f"{deb.name} has {entry.path}, which another package has, too", _HINT)
 
     def _require_directories(self) -> None:
         """Require that every path is below directories only, and add those that no package has."""
@@ -230,7 +230,7 @@ class DebianSystem:
             for parent in _parents(path):
                 present = self.entries.setdefault(parent, RootEntry(parent, "directory"))
                 if present.kind != "directory":
-                    raise UnsafeArchive(f"a package has {path} below {parent}, which is a {present.kind}", _HINT)
+                    raise NotTrusted(f"a package has {path} below {parent}, which is a {present.kind}", _HINT)
 
     def _create_links(self) -> None:
         """Create the links of packages. Of the names of a file, the first in order is the file, the others are links to it."""
@@ -246,7 +246,7 @@ class DebianSystem:
         for target, paths in names.items():
             file = self.entries.get(target)
             if file is None or file.kind != "file":
-                raise UnsafeArchive(f"a package has {paths[1]} as another name of {target}, which is no file", _HINT)
+                raise NotTrusted(f"a package has {paths[1]} as another name of {target}, which is no file", _HINT)
             first, *others = sorted(paths)
             for name in paths[1:]:
                 os.link(self._root / target, self._root / name)
@@ -262,7 +262,7 @@ class DebianSystem:
     def _file(self, path: str, content: bytes, mode: int = 0o644) -> None:
         self._directory(path.rpartition("/")[0])
         if path in self.entries:
-            raise UnsafeArchive(f"a package has {path}, which sm120kit writes", _HINT)
+            raise NotTrusted(f"a package has {path}, which sm120kit writes", _HINT)
         (self._root / path).write_bytes(content)
         self.entries[path] = RootEntry(path, "file", mode)
 
@@ -272,7 +272,7 @@ class DebianSystem:
         if present and present.kind == "directory" and not any((self._root / path).iterdir()):
             (self._root / path).rmdir()
         elif present:
-            raise UnsafeArchive(f"a package has {path}, where sm120kit puts a link", _HINT)
+            raise NotTrusted(f"a package has {path}, where sm120kit puts a link", _HINT)
         self._directory(path.rpartition("/")[0])
         (self._root / path).symlink_to(target)
         self.entries[path] = RootEntry(path, "symlink", 0o777, target=target)
@@ -280,7 +280,7 @@ class DebianSystem:
     def _content(self, path: str) -> bytes:
         entry = self.entries.get(path)
         if entry is None or entry.kind not in ("file", "hardlink"):
-            raise UnsafeArchive(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
+            raise NotTrusted(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
         return (self._root / path).read_bytes()
 
     def add_generated(self, machine: str) -> None:
@@ -302,7 +302,7 @@ class DebianSystem:
 
     def _content_exists(self, path: str) -> None:
         if path not in self.entries:
-            raise UnsafeArchive(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
+            raise NotTrusted(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
 
     def _add_certificates(self) -> None:
         """The bundle of all certificates and a link to each, as update-ca-certificates makes them."""
@@ -367,7 +367,7 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
     Links are not created: no member can be written through one. Paths are those of a file system with merged ``/usr``.
 
     Raises:
-        UnsafeArchive: it is damaged, or has a member that cannot be in a layer.
+        NotTrusted: it is damaged, or has a member that cannot be in a layer.
     """
     patterns = tuple(left_out)
     limit = max_unpacked_bytes(deb.stat().st_size)
@@ -401,13 +401,13 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
             raise ValueError("it has no control file")
     except (FileExistsError, NotADirectoryError) as error:
         occupied = Path(str(error.filename)).relative_to(root)
-        raise UnsafeArchive(f"{deb.name} has {occupied}, which another package has, too", _HINT) from error
+        raise NotTrusted(f"{deb.name} has {occupied}, which another package has, too", _HINT) from error
     except (ValueError, KeyError, EOFError, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile) as error:
-        raise UnsafeArchive(f"{deb} is not a Debian package: {error}", _HINT) from error
+        raise NotTrusted(f"{deb} is not a Debian package: {error}", _HINT) from error
     except OSError as error:
         if error.errno not in UNFIT:
             raise
-        raise UnsafeArchive(f"{deb.name} has a path that cannot exist: {error}", _HINT) from error
+        raise NotTrusted(f"{deb.name} has a path that cannot exist: {error}", _HINT) from error
     return UnpackedPackage(tuple(entries), tuple(paths), control, skipped)
 
 
@@ -460,10 +460,10 @@ def _members(archive: tarfile.TarFile, deb: Path, limit: int) -> Iterator[tuple[
         if path in ("", "."):
             continue
         if not {"", ".", ".."}.isdisjoint(path.split("/")) or "\n" in path:
-            raise UnsafeArchive(f"{deb.name} has a member outside its directory: {member.name!r}", _HINT)
+            raise NotTrusted(f"{deb.name} has a member outside its directory: {member.name!r}", _HINT)
         total += member.size
         if total > limit:
-            raise UnsafeArchive(f"{deb.name} unpacks to more than {limit / 2**20:.0f} MiB", _HINT)
+            raise NotTrusted(f"{deb.name} unpacks to more than {limit / 2**20:.0f} MiB", _HINT)
         yield path, member, archive.extractfile(member) if member.isreg() else None
 
 
@@ -477,7 +477,7 @@ def _entry(path: str, member: tarfile.TarInfo, deb: Path) -> RootEntry:
     }
     kind = kinds.get(member.type)
     if kind is None:
-        raise UnsafeArchive(f"{deb.name} has {path}, which is no file, directory or link", _HINT)
+        raise NotTrusted(f"{deb.name} has {path}, which is no file, directory or link", _HINT)
     target = _merged(member.linkname.removeprefix("./")) if kind == "hardlink" else member.linkname
     return RootEntry(path, kind, member.mode & 0o7777, member.uid, member.gid, target)
 

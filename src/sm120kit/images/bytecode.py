@@ -220,7 +220,7 @@ def compiler(argv: Sequence[str | Path], cache: Path, workers: int = 2) -> Itera
     """Compile with the Python that ``argv`` starts, that of an image, while the block runs. ``cache`` is a file.
 
     Raises:
-        ToolchainMissing: there is no such program.
+        RequirementMissing: there is no such program.
         CommandFailed: it is not a Python that works.
     """
     compiler = BytecodeCompiler(argv, cache, workers)

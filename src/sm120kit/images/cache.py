@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit import sources
-from sm120kit.core.errors import NoSuchImage, StateUnwritable
+from sm120kit.core.errors import NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import Workspace, is_owned, read_record
 from sm120kit.images import base
@@ -430,14 +430,14 @@ def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
     An image by id or digest loses all its tags. Call it only while no other command uses the state directory.
 
     Raises:
-        NoSuchImage: the state directory does not have one of the images. Nothing is removed.
-        ArtifactChanged, BadArtifact: none has the id ``sha256:...``, unless it is that of a damaged image.
+        NotFound: the state directory does not have one of the images. Nothing is removed.
+        Mismatch, BadInput: none has the id ``sha256:...``, unless it is that of a damaged image.
     """
     layout = _layout(root)
     listed = {reference: layout.find(reference) for reference in references}
     if absent := [reference for reference, manifest in listed.items() if manifest is None]:
         hint = "sm120kit image list lists the images; `docker image rm` removes those of the daemon"
-        raise NoSuchImage(f"the state directory has no image {', '.join(absent)}", hint)
+        raise NotFound(f"the state directory has no image {', '.join(absent)}", hint)
     tags = {manifest.digest: set(listed_tags) for manifest, listed_tags in layout.images()}
     untagged: list[str] = []
     for reference, manifest in listed.items():
@@ -469,7 +469,7 @@ def remove(entry: StateEntry) -> None:
     Call it only while no other command uses the state, see :meth:`Workspace.maintenance`.
 
     Raises:
-        StateUnwritable: a file in it belongs to another user, such as one that a container wrote.
+        SystemRefused: a file in it belongs to another user, such as one that a container wrote.
     """
     for path in entry.paths:
         hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.{os.getpid()}")
@@ -484,4 +484,4 @@ def remove(entry: StateEntry) -> None:
             continue
         except OSError as error:
             message = f"cannot remove {error.filename or hidden}: {error.strerror}"
-            raise StateUnwritable(message, f"as a user with permission: rm -r {shlex.quote(str(hidden))}") from error
+            raise SystemRefused(message, f"as a user with permission: rm -r {shlex.quote(str(hidden))}") from error

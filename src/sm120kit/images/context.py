@@ -19,16 +19,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from sm120kit.core import archives
-from sm120kit.core.errors import (
-    ArtifactChanged,
-    BadArtifact,
-    BadRecord,
-    HashMismatch,
-    ImageBuildFailed,
-    NoSuchImage,
-    NotAttested,
-    UnknownName,
-)
+from sm120kit.core.errors import BadInput, BadRecord, CommandFailed, Mismatch, NotAttested, NotFound, NotTrusted
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import (
     Workspace,
@@ -111,12 +102,12 @@ def make_context(
     wheels with their files. Files are hard links where the file system supports them, else copies.
 
     Raises:
-        NoSuchImage: ``base`` is not a digest or id.
-        UnknownName: there is no Dockerfile for the kind.
-        HashMismatch: a wheel does not have the locked hash.
-        BadArtifact: a wheel of ours lacks its ``sm120kit.json``.
-        ArtifactChanged: the existing context was changed.
-        NotEnoughDisk, StateUnwritable: the context cannot be stored.
+        NotFound: ``base`` is not a digest or id.
+        NotFound: there is no Dockerfile for the kind.
+        NotTrusted: a wheel does not have the locked hash.
+        BadInput: a wheel of ours lacks its ``sm120kit.json``.
+        Mismatch: the existing context was changed.
+        ResourceUnavailable, SystemRefused: the context cannot be stored.
     """
     context, text, scripts = describe(setup, base, ours, [wheel for wheel, _ in locked], workspace, INSTALLER)
     target = context.directory.parent
@@ -153,7 +144,7 @@ def describe(
     from the Dockerfile and writes the same files. Inputs, labels and name follow the same rules; digests differ.
 
     Raises:
-        NoSuchImage, UnknownName, BadArtifact: as for :func:`make_context`.
+        NotFound, BadInput: as for :func:`make_context`.
     """
     require_pinned(base)
     text, scripts = programs(setup)
@@ -234,7 +225,7 @@ def _write_context(
     built = {wheel.wheel for wheel in context.ours}
     for wheel, path in files.values():
         if wheel not in built and file_sha256(path) != wheel.sha256:
-            raise HashMismatch(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
+            raise NotTrusted(f"{path} is not {wheel.name} {wheel.version} with sha256 {wheel.sha256}", "fetch it again")
     require_disk(target, sum(path.stat().st_size for _, path in files.values()), "the build context")
     with publish_directory(target) as temporary:
         directory = temporary / "context"
@@ -258,7 +249,7 @@ def programs(setup: ImageSetup) -> tuple[str, dict[str, str]]:
     last = dockerfiles / f"{name}.Dockerfile"
     if not last.is_file():
         known = sorted(path.stem for path in dockerfiles.glob("*.Dockerfile"))
-        raise UnknownName(f"there is no Dockerfile for {name!r}", f"in {dockerfiles}: {', '.join(known)}")
+        raise NotFound(f"there is no Dockerfile for {name!r}", f"in {dockerfiles}: {', '.join(known)}")
     subdirectories = ("tools", "engine") if engine else ("tools",)
     paths = {f"{name}/{path.name}": path for name in subdirectories for path in sorted((dockerfiles / name).iterdir())}
     scripts = {name: path.read_text() for name, path in paths.items() if path.is_file()}  # pip adds __pycache__
@@ -316,11 +307,11 @@ def require_pinned(base: str) -> None:
     """Require that a base is given by digest or id, because a tag can move.
 
     Raises:
-        NoSuchImage: it is neither ``name@sha256:<64 digits>`` nor the id of a local image, ``sha256:<64 digits>``.
+        NotFound: it is neither ``name@sha256:<64 digits>`` nor the id of a local image, ``sha256:<64 digits>``.
     """
     digest = base.rpartition("sha256:")[2]
     if not (base.startswith("sha256:") or "@sha256:" in base) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise NoSuchImage(
+        raise NotFound(
             f"the base {base!r} is not given by digest",
             f"one of {', '.join(bases.names())}, name@sha256:<64 digits>, or the id of a local image as `docker image inspect "
             "--format {{.Id}} NAME` prints it",
@@ -331,12 +322,12 @@ def require_base(base: str, daemon: Daemon, report: Callable[[str], None]) -> No
     """Require that the daemon has a base; one that is named by digest is pulled.
 
     Raises:
-        NoSuchImage: neither the daemon nor a registry has it.
+        NotFound: neither the daemon nor a registry has it.
     """
     if daemon.inspect(base) is not None:
         return
     if base.startswith("sha256:"):
-        raise NoSuchImage(f"the daemon has no base {base}", "import or pull it, or pass a base as name@sha256:...")
+        raise NotFound(f"the daemon has no base {base}", "import or pull it, or pass a base as name@sha256:...")
     report(f"pulling the base {base}")
     daemon.pull(base, report)
 
@@ -349,8 +340,8 @@ def build(
     The image is not tagged; verification does that.
 
     Raises:
-        NoSuchImage: neither the daemon nor a registry has the base.
-        ImageBuildFailed: a step failed, or the image does not have the labels of the context.
+        NotFound: neither the daemon nor a registry has the base.
+        CommandFailed: a step failed, or the image does not have the labels of the context.
     """
     record = workspace.root / "images" / context.digest / "image.json"
     with workspace.exclusive(f"image-{context.digest}"):
@@ -361,7 +352,7 @@ def build(
         require_base(context.base, daemon, report)
         built = daemon.inspect(daemon.build(context, network, report))
         if built is None or {key: built.labels.get(key) for key in context.labels} != context.labels:
-            raise ImageBuildFailed("the image in the daemon lacks labels of its build", "look at the daemon's log")
+            raise CommandFailed("the image in the daemon lacks labels of its build", "look at the daemon's log")
         with disk_errors(record):
             write_record(record, built)
     return built, True
@@ -376,7 +367,7 @@ def _require_unchanged(directory: Path, texts: Mapping[str, bytes], files: Mappi
     """Require that an existing context has exactly the files that this run would write.
 
     Raises:
-        ArtifactChanged: a file was changed, added or removed.
+        Mismatch: a file was changed, added or removed.
     """
     existing = {
         str(path.relative_to(directory)): path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()
@@ -391,7 +382,7 @@ def _require_unchanged(directory: Path, texts: Mapping[str, bytes], files: Mappi
             same = not path.is_symlink() and (path.samefile(source) or file_sha256(path) == wheel.sha256)
         changed += [] if same else [name]
     if changed:
-        raise ArtifactChanged(
+        raise Mismatch(
             f"{directory / changed[0]} was changed since it was written for the build",
             f"find out why; to write the context again, remove it: rm -r {directory.parent}",
         )
@@ -407,6 +398,6 @@ def _built_wheel(wheel: Path, sha256: str) -> BuiltWheel:
         if absent:
             raise ValueError(f"its sm120kit.json has no {absent[0]}")
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadArtifact(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build builds one") from error
+        raise BadInput(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build builds one") from error
     name, version, *_ = parse_wheel_filename(wheel.name)
     return BuiltWheel(LockedWheel(name, str(version), wheel.name, sha256), origin)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit import recipes, sources
 from sm120kit.core import reporting, toolchain
-from sm120kit.core.errors import BadRecipe, BadRecord, DaemonUnreachable, NoSuchImage, NotVerified, ToolchainUnsuitable
+from sm120kit.core.errors import BadInput, BadRecord, DaemonUnreachable, NotFound, NotVerified, RequirementMissing
 from sm120kit.core.state import Workspace, digest_of, read_record, require_disk
 from sm120kit.images import assembly, backends, checks
 from sm120kit.images import base as base_layers
@@ -99,16 +99,16 @@ def read_closure(path: Path) -> Closure:
     """Read a closure from a file, in the form that it has in a lockfile.
 
     Raises:
-        BadRecipe: it is not a closure, or its wheels were edited.
+        BadInput: it is not a closure, or its wheels were edited.
     """
     try:
         closure = read_record(Closure, path)
     except (OSError, BadRecord) as error:
-        raise BadRecipe(
+        raise BadInput(
             f"{path} is not a closure of locked wheels: {error}", "`closures` of a lockfile shows the form"
         ) from error
     if closure.sha256 != digest_of(closure.wheels):
-        raise BadRecipe(f"{path}: its sha256 is not that of its wheels: they were edited", "resolve it again")
+        raise BadInput(f"{path}: its sha256 is not that of its wheels: they were edited", "resolve it again")
     return closure
 
 
@@ -116,12 +116,12 @@ def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
     """A request with its base and builder. Nothing is fetched.
 
     Raises:
-        NoSuchImage: neither the recipe nor the request names a base, or it is a tag.
-        ToolchainUnsuitable: the builder does not compile the kernels of the recipe.
+        NotFound: neither the recipe nor the request names a base, or it is a tag.
+        RequirementMissing: the builder does not compile the kernels of the recipe.
     """
     base = request.base or recipe.base_image or recipe.base or ""
     if not base:
-        raise NoSuchImage(
+        raise NotFound(
             f"no base: neither {recipe.name} nor --base names one",
             f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
             f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
@@ -132,7 +132,7 @@ def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
     of_docker = is_local or request.context_only or request.network != ImageRequest.network
     builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
     if builder is Builder.DOCKER and recipe.b12x:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
             "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
         )
@@ -147,25 +147,25 @@ def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, opt
     the base, which is pulled if it is named by digest, unless only the context is requested.
 
     Raises:
-        NoSuchImage: see :func:`complete`; or neither daemon nor registry has the base.
-        LockDiffers: the base is not locked for this machine.
-        NamespacesMissing: this system does not permit to run the checks without a daemon.
+        NotFound: see :func:`complete`; or neither daemon nor registry has the base.
+        Mismatch: the base is not locked for this machine.
+        RequirementMissing: this system does not permit to run the checks without a daemon.
         DaemonUnreachable: no daemon responds.
-        ToolchainMissing: the Docker SDK is not installed.
-        ToolchainUnsuitable: the image is for another machine and not built by ``layers`` on a base of ``recipes/bases/``, or an
+        RequirementMissing: the Docker SDK is not installed.
+        RequirementMissing: the image is for another machine and not built by ``layers`` on a base of ``recipes/bases/``, or an
             image as base lacks what the wheels need, or see :func:`complete`.
-        FetchFailed, NotEnoughDisk and others: base or wheels cannot be fetched or stored.
+        FetchFailed, ResourceUnavailable and others: base or wheels cannot be fetched or stored.
     """
     request = complete(request, recipe)
     base, builder = request.base, request.builder
     foreign = _machine(closure) != platform.machine()
     if foreign and (builder is Builder.DOCKER or base not in bases.names()):
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
             f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
         )
     if foreign and recipe.b12x:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
         )
@@ -269,9 +269,9 @@ def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest,
     No daemon is needed until the build context is complete.
 
     Raises:
-        NoSuchImage: the base does not exist.
+        NotFound: the base does not exist.
         DaemonUnreachable: no daemon responds; wheel and context are kept.
-        ImageBuildFailed: a step failed.
+        CommandFailed: a step failed.
     """
     assert build.plan is not None
     setup = contexts.ImageSetup(
@@ -312,7 +312,7 @@ def shared_key(target: EngineTarget, build: BuildRequest, request: ImageRequest)
     The builder ``docker`` is not shared, nor are images on a base that only a local daemon has.
 
     Raises:
-        NoSuchImage, ToolchainUnsuitable: see :func:`complete`.
+        NotFound, RequirementMissing: see :func:`complete`.
     """
     recipe, request = target.recipe, complete(request, target.recipe)
     base = request.base
@@ -432,12 +432,12 @@ def _native_checks(image: Image, workspace: Workspace) -> checks.RunChecks:
     """What runs the checks of an image for another machine: the Python of the same base for this machine.
 
     Raises:
-        ToolchainUnsuitable: the image is not in the state directory, or its base is none of ``recipes/bases/``.
+        RequirementMissing: the image is not in the state directory, or its base is none of ``recipes/bases/``.
         FetchFailed and others: the base cannot be fetched.
     """
     store, name = LocalImages(workspace), image.labels.get("org.opencontainers.image.base.name", "")
     if store.inspect(image.id) is None or name not in bases.names():
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"{image.id} is for {image.platform}, and this machine, {platform.machine()}, does not run its checks",
             f"verify it on a machine for {image.platform}",
         )
@@ -452,7 +452,7 @@ def expected(image: Image) -> checks.ExpectedImage:
 
     Raises:
         NotVerified: it is not an image that sm120kit built.
-        UnknownName: there is no recipe of that name.
+        NotFound: there is no recipe of that name.
     """
     prefix = contexts.LABEL
     labels = {key.removeprefix(prefix): value for key, value in image.labels.items() if key.startswith(prefix)}

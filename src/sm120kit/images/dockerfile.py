@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sm120kit.core.errors import ImageBuildFailed
+from sm120kit.core.errors import CommandFailed
 from sm120kit.core.outside import parse_json
 
 _NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -20,7 +20,7 @@ def image_settings(text: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """The ``config`` of an image built from a Dockerfile on a base with the config ``base``.
 
     Raises:
-        ImageBuildFailed: an instruction has a form that this function does not support.
+        CommandFailed: an instruction has a form that this function does not support.
     """
     config: dict[str, Any] = {key: value for key, value in base.items() if value}
     of_stage: set[str] = set()
@@ -31,14 +31,12 @@ def image_settings(text: str, base: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 _APPLY[instruction](config, rest)
             except (ValueError, KeyError, TypeError) as error:
-                raise ImageBuildFailed(
-                    f"{instruction} {rest}: {error}", "only the JSON form of commands is supported"
-                ) from error
+                raise CommandFailed(f"{instruction} {rest}: {error}", "only the JSON form of commands is supported") from error
             of_stage.add(instruction)
             if instruction == "ENTRYPOINT" and "CMD" not in of_stage:
                 config.pop("Cmd", None)  # that of the base belongs to another program
         elif instruction not in _SKIPPED:
-            raise ImageBuildFailed(f"the instruction {instruction} is not supported without Docker", "use --builder docker")
+            raise CommandFailed(f"the instruction {instruction} is not supported without Docker", "use --builder docker")
     return config
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, RegistryFailed, ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.errors import DaemonUnreachable, NotFound, RegistryFailed, RequirementMissing
 from sm120kit.core.state import require_disk
 from sm120kit.images import loading
 from sm120kit.images.assembly import ImageBase
@@ -63,10 +63,10 @@ def fetch(reference: str, layout: Layout) -> str:
     It is tagged with ``reference`` there. An image that the layout has is not fetched again.
 
     Raises:
-        NoSuchImage: neither daemon nor registry has it, or not for this machine.
-        HashMismatch: another image was delivered.
+        NotFound: neither daemon nor registry has it, or not for this machine.
+        NotTrusted: another image was delivered.
         RegistryFailed, DaemonUnreachable: the registry, or for an id the daemon, does not respond.
-        NotEnoughDisk, StateUnwritable: it cannot be stored.
+        ResourceUnavailable, SystemRefused: it cannot be stored.
     """
     image = layout.find(reference)
     if image is None:
@@ -86,12 +86,12 @@ def _daemon_with(reference: str, *, required: bool) -> Daemon | None:
     try:
         daemon = Daemon()
         inspected = daemon.inspect(reference)
-    except (DaemonUnreachable, ToolchainMissing):
+    except (DaemonUnreachable, RequirementMissing):
         if required:
             raise
         return None
     if inspected is None and required:
-        raise NoSuchImage(f"neither state directory nor daemon has a base {reference}", "pass it as name@sha256:...")
+        raise NotFound(f"neither state directory nor daemon has a base {reference}", "pass it as name@sha256:...")
     return daemon if inspected else None
 
 
@@ -110,8 +110,8 @@ def image_base(manifest: str, store: LocalImages) -> Iterator[ImageBase]:
     """What an image is built on, for an image of the state directory. Its Python can be started while the block runs.
 
     Raises:
-        NamespacesMissing: this system does not permit to run programs in it.
-        ToolchainUnsuitable: it has no Python.
+        RequirementMissing: this system does not permit to run programs in it.
+        RequirementMissing: it has no Python.
     """
     layout = store.layout
     programs = inspect(manifest, store)
@@ -131,12 +131,12 @@ def inspect(manifest: str, store: LocalImages) -> BasePrograms:
     """Inspect the Python of an image.
 
     Raises:
-        NamespacesMissing: this system does not permit to run programs in it.
-        ToolchainUnsuitable: it has no Python.
+        RequirementMissing: this system does not permit to run programs in it.
+        RequirementMissing: it has no Python.
     """
     done = store.run(manifest, ["python3", "-c", _INSPECT], {})
     if done.code != 0:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"the base has no Python 3 that works: {(done.stderr.strip().splitlines() or ['it has no python3'])[-1]}",
             "name a base with Python, as debian-12, or omit --base",
         )
@@ -147,7 +147,7 @@ def require_suitable(base: str, programs: BasePrograms, closure: Closure, *, com
     """Require what the wheels of a closure need, and with ``compiles`` also what compilers of kernels need.
 
     Raises:
-        ToolchainUnsuitable: with everything that is missing.
+        RequirementMissing: with everything that is missing.
     """
     problems = []
     needed = _version(".".join(closure.platform.split("_")[1:3]))  # manylinux_2_35_x86_64
@@ -163,7 +163,7 @@ def require_suitable(base: str, programs: BasePrograms, closure: Closure, *, com
     if compiles and not programs.has_headers:
         problems.append("no headers of Python, with which engines compile kernels at run time")
     if problems:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"the base {base} has {'; '.join(problems)}", "name a base that has it, or omit --base: that of the recipe has it"
         )
 

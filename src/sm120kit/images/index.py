@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.core.errors import BadIndex, BadRecord, RegistryFailed
+from sm120kit.core.errors import BadInput, BadRecord, RegistryFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import read_record
 from sm120kit.images.records import PublishedImage
@@ -46,16 +46,16 @@ def read_index(path: Path) -> PublishedIndex:
     """Read an index from its file.
 
     Raises:
-        BadIndex: the file is missing, not an index, or of another format.
+        BadInput: the file is missing, not an index, or of another format.
     """
     if why := file_problem(path):
-        raise BadIndex(f"the index {path} {why}", "publish writes it; --index names another")
+        raise BadInput(f"the index {path} {why}", "publish writes it; --index names another")
     try:
         index = read_record(PublishedIndex, path, "an index of images")
     except BadRecord as error:
-        raise BadIndex(error.message, "restore it; publish writes it") from error
+        raise BadInput(error.message, "restore it; publish writes it") from error
     if index.format != FORMAT:
-        raise BadIndex(f"{path} has format {index.format}, this version reads {FORMAT}", "use the version that wrote it")
+        raise BadInput(f"{path} has format {index.format}, this version reads {FORMAT}", "use the version that wrote it")
     for image in index.images:
         for field, value, pattern in (
             ("repository", image.repository, REPOSITORY),
@@ -63,7 +63,7 @@ def read_index(path: Path) -> PublishedIndex:
             ("time of publishing", image.published, _TIME),
         ):
             if not pattern.fullmatch(value):
-                raise BadIndex(f"{path}: {image.tag}: {value!r} is not a {field}", "restore the index; publish writes it")
+                raise BadInput(f"{path}: {image.tag}: {value!r} is not a {field}", "restore the index; publish writes it")
     return index
 
 
@@ -71,7 +71,7 @@ def find_image(name: str, path: Path, platform: str) -> PublishedImage:
     """Find the image for ``platform`` in an index by recipe name, tag, or the first 8 or more digits of its build id.
 
     Raises:
-        BadIndex: there is none, or more than one.
+        BadInput: there is none, or more than one.
     """
     images = read_index(path).images
     recipe_or_tag = name.replace("@", "-")
@@ -83,8 +83,8 @@ def find_image(name: str, path: Path, platform: str) -> PublishedImage:
     ]
     if not matches:
         recipes = ", ".join(sorted({image.recipe for image in images})) or "nothing"
-        raise BadIndex(f"{path} has no image {name!r} for {platform}", f"it lists {recipes}")
+        raise BadInput(f"{path} has no image {name!r} for {platform}", f"it lists {recipes}")
     if len(matches) > 1:
         tags = ", ".join(image.tag for image in matches)
-        raise BadIndex(f"{path} has {len(matches)} images {name!r} for {platform}", f"select by tag: {tags}")
+        raise BadInput(f"{path} has {len(matches)} images {name!r} for {platform}", f"select by tag: {tags}")
     return matches[0]

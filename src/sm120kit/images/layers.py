@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import NotTrusted
 from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
 
 AddEntry = Callable[[tarfile.TarInfo, Iterable[bytes]], None]
@@ -47,7 +47,7 @@ class LayerWriter:
         """Add a directory.
 
         Raises:
-            UnsafeArchive: the path is not a path in a layer, exists already, or leads through an entry that is no directory.
+            NotTrusted: the path is not a path in a layer, exists already, or leads through an entry that is no directory.
         """
         self._add(self._header(path, tarfile.DIRTYPE, mode=mode, uid=uid, gid=gid), ())
 
@@ -55,14 +55,14 @@ class LayerWriter:
         """Add a file of ``size`` bytes. See :meth:`directory`.
 
         Raises:
-            UnsafeArchive: also if ``chunks`` have another size.
+            NotTrusted: also if ``chunks`` have another size.
         """
         entry = self._header(path, tarfile.REGTYPE, mode=mode, uid=uid, gid=gid, size=size)
         start = self._blob.size
         self._add(entry, self._written(chunks))
         written = self._blob.size - start
         if written != size:
-            raise UnsafeArchive(f"{path} has {written} bytes, not {size}", "fetch its archive again")
+            raise NotTrusted(f"{path} has {written} bytes, not {size}", "fetch its archive again")
         self._write(bytes(-size % tarfile.BLOCKSIZE))
 
     def _written(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -77,7 +77,7 @@ class LayerWriter:
     def hardlink(self, path: str, target: str, *, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
         """Add another name of the file ``target``, an entry before this one. See :meth:`directory`."""
         if self._types.get(target) != tarfile.REGTYPE:
-            raise UnsafeArchive(f"{path} is a link to {target}, which is no file before it", "fetch its archive again")
+            raise NotTrusted(f"{path} is a link to {target}, which is no file before it", "fetch its archive again")
         self._add(self._header(path, tarfile.LNKTYPE, mode=mode, uid=uid, gid=gid, linkname=target), ())
 
     def finish(self) -> Descriptor:
@@ -92,14 +92,14 @@ class LayerWriter:
     def _header(self, path: str, type_: bytes, **fields: Any) -> tarfile.TarInfo:
         parts = path.split("/")
         if "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
-            raise UnsafeArchive(f"{path!r} is not a path in a layer", "fetch its archive again")
+            raise NotTrusted(f"{path!r} is not a path in a layer", "fetch its archive again")
         if path in self._types:
-            raise UnsafeArchive(f"{path} is in a layer twice", "fetch its archive again")
+            raise NotTrusted(f"{path} is in a layer twice", "fetch its archive again")
         parent = path.rpartition("/")[0]
         if parent not in self._types:
             self.directory(parent)
         elif self._types[parent] != tarfile.DIRTYPE:
-            raise UnsafeArchive(f"{path} is below {parent}, which is no directory", "fetch its archive again")
+            raise NotTrusted(f"{path} is below {parent}, which is no directory", "fetch its archive again")
         self._types[path] = type_
         entry = tarfile.TarInfo(path)
         entry.type, entry.mtime = type_, self._epoch

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.kernels.cubin.elf import Elf
 
 MACHINES = {"x86_64": (62, 0x0303, "x86_64-linux-gnu"), "aarch64": (183, 0x0A03, "aarch64-linux-gnu")}
@@ -62,7 +62,7 @@ def _soname(path: Path, elf_machine: int) -> str | None:
         if elf.machine != elf_machine:
             return None
         dynamic, strings = bytes(elf.bytes_of(".dynamic")), bytes(elf.bytes_of(".dynstr"))
-    except BadArtifact:  # a linker script
+    except BadInput:  # a linker script
         return None
     whole = len(dynamic) - len(dynamic) % _DYNAMIC.size
     offset = next((value for tag, value in _DYNAMIC.iter_unpack(dynamic[:whole]) if tag == _SONAME), None)

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import (
-    BadArtifact,
-    DaemonUnreachable,
-    HashMismatch,
-    NoSuchImage,
-    NotVerified,
-    StateUnwritable,
-    TagTaken,
-)
+from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotFound, NotTrusted, NotVerified, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import disk_errors, publish_directory, require_disk
 from sm120kit.images.distribution.compression import decompressed
@@ -46,11 +38,11 @@ def manifest_digest(layout: Layout, reference: str) -> str:
     """The digest of the manifest of an image, by id, tag or digest.
 
     Raises:
-        NoSuchImage: the layout does not have it.
+        NotFound: the layout does not have it.
     """
     manifest = layout.find(reference)
     if manifest is None:
-        raise NoSuchImage(f"the state directory has no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+        raise NotFound(f"the state directory has no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
     return manifest.digest
 
 
@@ -61,8 +53,8 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
 
     Raises:
         NotVerified: the daemon loaded other content.
-        TagTaken: the daemon has another image with a tag of this one. Nothing was loaded.
-        DaemonUnreachable, NotEnoughDisk: the daemon does not respond, or refuses.
+        AlreadyExists: the daemon has another image with a tag of this one. Nothing was loaded.
+        DaemonUnreachable, ResourceUnavailable: the daemon does not respond, or refuses.
     """
     image = layout.image(manifest)
     references = _references(layout, manifest)
@@ -87,11 +79,11 @@ def require_free(reference: str, image: Image, daemon: Daemon) -> None:
     """Require that a daemon has no other image with the name of this one.
 
     Raises:
-        TagTaken: it has one.
+        AlreadyExists: it has one.
     """
     taken = daemon.inspect(reference)
     if taken is not None and taken.content != image.content:
-        raise TagTaken(
+        raise AlreadyExists(
             f"{reference} is another local image, with content {taken.content}",
             f"docker rmi {reference} if it is not needed; tags are never moved",
         )
@@ -132,10 +124,10 @@ def read(layout: Layout, daemon: Daemon, reference: str) -> str:
     """Read an image of a daemon into a layout, without a tag. Returns the digest of its manifest there.
 
     Raises:
-        HashMismatch: its layers are not those in its config.
-        BadArtifact: what the daemon sends is not an image.
+        NotTrusted: its layers are not those in its config.
+        BadInput: what the daemon sends is not an image.
         DaemonUnreachable: it does not respond.
-        NotEnoughDisk, StateUnwritable: the layout cannot be written.
+        ResourceUnavailable, SystemRefused: the layout cannot be written.
     """
     size = daemon.find(reference).bytes
     require_disk(layout.directory, size, f"the image {reference}")
@@ -161,9 +153,9 @@ def read(layout: Layout, daemon: Daemon, reference: str) -> str:
         stored = [layers[links.get(name, name)] for name in saved["Layers"]]
         diff_ids = parse_json(config)["rootfs"]["diff_ids"]
     except (KeyError, ValueError, TypeError) as error:
-        raise BadArtifact(f"the daemon sends no image for {reference}: {error}", "look at the daemon's log") from error
+        raise BadInput(f"the daemon sends no image for {reference}: {error}", "look at the daemon's log") from error
     if [layer.digest for layer in stored] != diff_ids:
-        raise HashMismatch(f"the layers of {reference} in the daemon are not those of its config", "pull or build it again")
+        raise NotTrusted(f"the layers of {reference} in the daemon are not those of its config", "pull or build it again")
     return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), stored)).digest
 
 
@@ -183,9 +175,9 @@ def export(layout: Layout, manifest: str, path: Path) -> None:
     Blobs in a directory are hard links to those of ``layout`` where the file system permits: they must not be changed.
 
     Raises:
-        ArtifactChanged: a blob of the layout differs from its digest. Nothing was written.
-        StateUnwritable: the directory exists, or cannot be written.
-        NotEnoughDisk: the file system is full.
+        Mismatch: a blob of the layout differs from its digest. Nothing was written.
+        SystemRefused: the directory exists, or cannot be written.
+        ResourceUnavailable: the file system is full.
     """
     if path.suffix != ".tar":
         _export_directory(layout, manifest, path)
@@ -208,7 +200,7 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
     """Write an image, with its tags, to ``file`` as an archive.
 
     Raises:
-        ArtifactChanged: a blob of the layout differs from its digest. Nothing was written.
+        Mismatch: a blob of the layout differs from its digest. Nothing was written.
     """
     _verify(layout, manifest)
     pieces = archive(layout, manifest, _references(layout, manifest))
@@ -219,7 +211,7 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
 
 def _export_directory(layout: Layout, manifest: str, path: Path) -> None:
     if path.exists():
-        raise StateUnwritable(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
+        raise SystemRefused(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
     _verify(layout, manifest)
     with publish_directory(path) as directory:
         _link(layout, manifest, _references(layout, manifest), directory)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process, sandbox
-from sm120kit.core.errors import BadArtifact, NamespacesMissing, NoSuchImage, ToolchainMissing, UnsafeArchive
+from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.state import Workspace, disk_errors
 from sm120kit.images import rootfs
 from sm120kit.images.oci import Descriptor, Layout
@@ -68,7 +68,7 @@ class LocalImages:
         """Look up an image that must exist.
 
         Raises:
-            NoSuchImage: the layout does not have it.
+            NotFound: the layout does not have it.
         """
         return self.layout.image(self._manifest(reference).digest)
 
@@ -86,7 +86,7 @@ class LocalImages:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.records.start_settings`.
 
         Raises:
-            NoSuchImage: the layout does not have it.
+            NotFound: the layout does not have it.
         """
         return start_settings(self._config(reference).get("config") or {})
 
@@ -107,8 +107,8 @@ class LocalImages:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``.
 
         Raises:
-            NamespacesMissing: this system does not permit namespaces.
-            BadArtifact: the image has no such user as it names.
+            RequirementMissing: this system does not permit namespaces.
+            BadInput: the image has no such user as it names.
         """
         with self._container(image, files) as container:
             runtime, command = _isolated(container, argv)
@@ -122,7 +122,7 @@ class LocalImages:
         It is the Python of ``native``, the image of a base for this machine. Programs of ``image`` cannot be run.
 
         Raises:
-            NamespacesMissing, BadArtifact: as for :meth:`run`.
+            RequirementMissing, BadInput: as for :meth:`run`.
         """
         tree = self._layers(native)[0].tree
         loader = next((tree / "usr/lib").glob("*-linux-gnu/ld-linux-*.so.*")).relative_to(tree)
@@ -140,7 +140,7 @@ class LocalImages:
         """Require that programs can run in an image, as :meth:`run` runs them.
 
         Raises:
-            NamespacesMissing, BadArtifact: as for :meth:`run`.
+            RequirementMissing, BadInput: as for :meth:`run`.
         """
         with self._container(image, {}) as container:
             _isolated(container, [])
@@ -150,7 +150,7 @@ class LocalImages:
         """The command to which a program is appended that runs as by :meth:`run`, while the block runs. ``env`` is added.
 
         Raises:
-            NamespacesMissing, BadArtifact: as for :meth:`run`.
+            RequirementMissing, BadInput: as for :meth:`run`.
         """
         with self._container(image, {}) as container:
             yield tuple(map(str, _isolated(replace(container, env={**container.env, **env}), [])[1]))
@@ -159,11 +159,11 @@ class LocalImages:
         """A small file of an image.
 
         Raises:
-            BadArtifact: the image has no file of that path.
+            BadInput: the image has no file of that path.
         """
         entry = rootfs.find(self._layers(image), path)
         if entry is None or entry.below or not entry.source.is_file() or entry.source.is_symlink():
-            raise BadArtifact(f"the image {image} has no file /{path}", "use another image")
+            raise BadInput(f"the image {image} has no file /{path}", "use another image")
         return entry.source.read_bytes()
 
     def fetch(self, image: str, path: str, into: Path) -> bool:
@@ -172,14 +172,14 @@ class LocalImages:
         Returns false if the image does not have it.
 
         Raises:
-            UnsafeArchive: it contains a link.
+            NotTrusted: it contains a link.
         """
         entry = rootfs.find(self._layers(image), path)
         if entry is None:
             return False
         for member in [entry, *(rootfs.walk(entry.below, entry.path) if entry.below else ())]:
             if member.source.is_symlink():
-                raise UnsafeArchive(f"{image}: member {member.path!r} is a link", "sm120kit builds no such image")
+                raise NotTrusted(f"{image}: member {member.path!r} is a link", "sm120kit builds no such image")
         target = into / entry.source.name
         with disk_errors(into):
             if entry.below:
@@ -206,7 +206,7 @@ class LocalImages:
     def _manifest(self, reference: str) -> Descriptor:
         manifest = self.layout.find(reference)
         if manifest is None:
-            raise NoSuchImage(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+            raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
         return manifest
 
     def _config(self, reference: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     """The first runtime that works here, and its command for a program in a container.
 
     Raises:
-        NamespacesMissing: none works; the message has the reason for each.
+        RequirementMissing: none works; the message has the reason for each.
     """
     reasons = []
     if mounts := _overlay(container):
@@ -263,11 +263,11 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     reasons.append(f"unshare with hard links: {reason}")
     try:
         reason = _failure([*_bubblewrap(container, Path("/")), "true"])
-    except ToolchainMissing as error:
+    except RequirementMissing as error:
         reason = error.message
     if not reason:
         return "bubblewrap", [*_bubblewrap(container, _copy(container)), "--", *argv]
-    raise NamespacesMissing(
+    raise RequirementMissing(
         "this system does not permit running a program in a root file system of its own\n"
         + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
         f"{sandbox.remedy()}; or load the image into a container daemon and verify it there",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, NoSuchImage
+from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, write_atomic
 from sm120kit.images.records import Image, image_content
@@ -56,7 +56,7 @@ class Descriptor:
         """Read the form in manifests and indexes.
 
         Raises:
-            BadArtifact: a key is missing or malformed.
+            BadInput: a key is missing or malformed.
         """
         try:
             digest, size = _require_digest(document["digest"]), document["size"]
@@ -64,9 +64,7 @@ class Descriptor:
                 raise ValueError(size)
             return cls(str(document["mediaType"]), digest, size, dict(document.get("annotations") or {}))
         except (KeyError, TypeError, ValueError) as error:
-            raise BadArtifact(
-                f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again"
-            ) from error
+            raise BadInput(f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again") from error
 
 
 class BlobWriter:
@@ -99,7 +97,7 @@ class BlobWriter:
         :meth:`Layout.has` is false.
 
         Raises:
-            NotEnoughDisk, StateUnwritable: it cannot be stored.
+            ResourceUnavailable, SystemRefused: it cannot be stored.
         """
         blob = Descriptor(media_type, self.digest, self.size)
         with disk_errors(self._path):
@@ -125,7 +123,7 @@ class Layout:
         """The path of a blob, which need not exist.
 
         Raises:
-            BadArtifact: ``digest`` is not a sha256 digest.
+            BadInput: ``digest`` is not a sha256 digest.
         """
         return self._blobs / _require_digest(digest).removeprefix("sha256:")
 
@@ -141,7 +139,7 @@ class Layout:
         """Write a new blob. Without a commit, its file is removed; that of a killed process by the next writer.
 
         Raises:
-            NotEnoughDisk, StateUnwritable: it cannot be stored.
+            ResourceUnavailable, SystemRefused: it cannot be stored.
         """
         self._create()
         with ExitStack() as stack:
@@ -164,7 +162,7 @@ class Layout:
         """A small blob: a manifest or config.
 
         Raises:
-            ArtifactChanged: it is missing, too large, or does not have its digest.
+            Mismatch: it is missing, too large, or does not have its digest.
         """
         path = self.path(digest)
         try:
@@ -182,7 +180,7 @@ class Layout:
         ``config`` has everything but ``rootfs`` (OCI image-spec, config.md); ``diff_ids`` are the digests of unpacked layers.
 
         Raises:
-            ArtifactChanged: a layer is missing or has another size.
+            Mismatch: a layer is missing or has another size.
         """
         rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
         packed_config = self.add_blob(_canonical({**config, "rootfs": rootfs}), CONFIG)
@@ -192,8 +190,8 @@ class Layout:
         """Store the bytes of a manifest whose config and layers the layout has, and list it as an image.
 
         Raises:
-            ArtifactChanged: a blob is missing or has another size.
-            BadArtifact: it is not a manifest.
+            Mismatch: a blob is missing or has another size.
+            BadInput: it is not a manifest.
         """
         manifest = self.add_blob(content, MANIFEST)
         self._require_blobs(self.manifest(manifest.digest))
@@ -210,12 +208,12 @@ class Layout:
         """A manifest by its digest.
 
         Raises:
-            ArtifactChanged: it is missing or changed.
-            BadArtifact: it is not the manifest of an image.
+            Mismatch: it is missing or changed.
+            BadInput: it is not the manifest of an image.
         """
         document = self._document(digest)
         if not isinstance(document.get("config"), dict) or not isinstance(document.get("layers"), list):
-            raise BadArtifact(f"{self.path(digest)} is not the manifest of an image", "the image is damaged: fetch it again")
+            raise BadInput(f"{self.path(digest)} is not the manifest of an image", "the image is damaged: fetch it again")
         return document
 
     def layers(self, digest: str) -> tuple[Descriptor, ...]:
@@ -230,7 +228,7 @@ class Layout:
         """The digests of the layers of an image, uncompressed; none of a damaged image."""
         try:
             return set(self.config(manifest_digest)["rootfs"]["diff_ids"])
-        except (ArtifactChanged, BadArtifact, KeyError):
+        except (Mismatch, BadInput, KeyError):
             return set()
 
     def image(self, manifest_digest: str) -> Image:
@@ -271,7 +269,7 @@ class Layout:
             try:
                 if self.manifest(manifest.digest)["config"]["digest"] == reference:
                     return manifest
-            except (ArtifactChanged, BadArtifact) as error:
+            except (Mismatch, BadInput) as error:
                 damaged = error
         if damaged:  # it may be the one
             raise damaged
@@ -281,7 +279,7 @@ class Layout:
         """Give an image a reference. It moves if another image has it.
 
         Raises:
-            NoSuchImage: the layout does not have the image.
+            NotFound: the layout does not have the image.
         """
         tags = next((references for listed, references in self.images() if listed.digest == manifest_digest), ())
         if reference in tags:
@@ -289,7 +287,7 @@ class Layout:
         with self._index() as entries:
             of_image = [entry for entry in entries if entry["digest"] == manifest_digest]
             if not of_image:
-                raise NoSuchImage(f"{self.directory} has no image {manifest_digest}", "sm120kit build builds one")
+                raise NotFound(f"{self.directory} has no image {manifest_digest}", "sm120kit build builds one")
             self._drop(entries, reference)
             entries[:] = [entry for entry in entries if entry["digest"] != manifest_digest or _reference(entry)]
             bare = {key: value for key, value in of_image[0].items() if key != "annotations"}
@@ -318,11 +316,11 @@ class Layout:
             entries[:] = [entry for entry in entries if entry["digest"] not in manifest_digests]
             try:
                 kept = {blob for digest in {entry["digest"] for entry in entries} for blob in self._blobs_of(digest)}
-            except (ArtifactChanged, BadArtifact):
+            except (Mismatch, BadInput):
                 kept = set()
             else:
                 for digest in manifest_digests:
-                    with suppress(ArtifactChanged, BadArtifact):  # a damaged image can be removed
+                    with suppress(Mismatch, BadInput):  # a damaged image can be removed
                         own |= self._blobs_of(digest)
         freed = 0
         for digest in own - kept:
@@ -337,7 +335,7 @@ class Layout:
         """The files of all images, or of those with a reference: manifests, configs and layers, which may be missing.
 
         Raises:
-            ArtifactChanged, BadArtifact: an image is damaged, so that its files cannot be determined.
+            Mismatch, BadInput: an image is damaged, so that its files cannot be determined.
         """
         listed = [manifest for manifest, references in self.images() if references or not tagged]
         return {self.path(blob) for manifest in listed for blob in self._blobs_of(manifest.digest)}
@@ -358,7 +356,7 @@ class Layout:
         """Compare every blob of an image with its size and sha256.
 
         Raises:
-            ArtifactChanged: one is missing or changed.
+            Mismatch: one is missing or changed.
         """
         manifest = self.manifest(digest)
         self._require_blobs(manifest)
@@ -372,7 +370,7 @@ class Layout:
             if not isinstance(document, dict):
                 raise ValueError("no object")
         except ValueError as error:
-            raise BadArtifact(f"{self.path(digest)} is not JSON: {error}", "the image is damaged: fetch it again") from error
+            raise BadInput(f"{self.path(digest)} is not JSON: {error}", "the image is damaged: fetch it again") from error
         return document
 
     def _blobs_of(self, digest: str) -> set[str]:
@@ -402,7 +400,7 @@ class Layout:
                 Descriptor.from_json(entry)
         except FileNotFoundError:
             return []
-        except (ValueError, KeyError, TypeError, BadArtifact) as error:
+        except (ValueError, KeyError, TypeError, BadInput) as error:
             raise _damaged(path, f"is not the index of an OCI image layout: {error}") from error
         return list(entries)
 
@@ -444,9 +442,9 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 def _require_digest(digest: str) -> str:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise BadArtifact(f"{digest!r} is not a sha256 digest", "the image is damaged: fetch it again")
+        raise BadInput(f"{digest!r} is not a sha256 digest", "the image is damaged: fetch it again")
     return digest
 
 
-def _damaged(path: Path, problem: str) -> ArtifactChanged:
-    return ArtifactChanged(f"{path} {problem}", f"rm {path}, then build or pull the image again")
+def _damaged(path: Path, problem: str) -> Mismatch:
+    return Mismatch(f"{path} {problem}", f"rm {path}, then build or pull the image again")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import DaemonUnreachable, NotAttested, RolledBack, ToolchainMissing
+from sm120kit.core.errors import DaemonUnreachable, NotAttested, NotTrusted, RequirementMissing
 from sm120kit.core.state import Workspace, digest_of, read_record, write_record
 from sm120kit.images import attestation, checks, loading, registry
 from sm120kit.images.docker import Daemon
@@ -54,10 +54,10 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
     """Select an entry of an index by recipe name, tag or start of a build id, and require that it may be used.
 
     Raises:
-        BadIndex: there is none, or more than one.
+        BadInput: there is none, or more than one.
         NotVerified: it did not pass its checks, or its name does not follow from its labels.
         NotAttested: it is not signed by the key or identity of ``source``.
-        RolledBack: it is older than ``source`` allows.
+        NotTrusted: it is older than ``source`` allows.
     """
     entry = find_image(name, source.index, platform)
     registry.require_passed(entry.verified)
@@ -76,8 +76,8 @@ def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *
     ``load`` is whether it is loaded into the container daemon as well; by default if there is one.
 
     Raises:
-        TagTaken: the daemon has another image with its name. Nothing is pulled.
-        DaemonUnreachable, ToolchainMissing: ``load`` is set and no daemon can be used.
+        AlreadyExists: the daemon has another image with its name. Nothing is pulled.
+        DaemonUnreachable, RequirementMissing: ``load`` is set and no daemon can be used.
     """
     registry.require_canonical_name(entry.verified)
     daemon = None if load is False else _daemon(required=bool(load))
@@ -96,7 +96,7 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace, transport:
     """Pull an entry that :func:`select` returned, and record the image and its time of publishing.
 
     Raises:
-        NotVerified, NoSuchImage, HashMismatch, RegistryFailed, TagTaken: see :func:`sm120kit.images.registry.pull`.
+        NotVerified, NotFound, NotTrusted, RegistryFailed, AlreadyExists: see :func:`sm120kit.images.registry.pull`.
     """
     pulled = registry.pull(entry, transport)
     write_record(checks.record_path(workspace, pulled.image), pulled)
@@ -114,7 +114,7 @@ def require_signed(reference: str, source: Source, workspace: Workspace) -> None
     """Require that a local image is listed by ``source`` and signed by its key or identity.
 
     Raises:
-        NoSuchImage: neither the state directory nor the daemon has the image.
+        NotFound: neither the state directory nor the daemon has the image.
         NotAttested: it is not listed, or :func:`sm120kit.images.attestation.verify` refuses it.
     """
     image = EveryStore(workspace).find(reference)
@@ -137,7 +137,7 @@ def _daemon(*, required: bool) -> Daemon | None:
     """The container daemon; None if there is none and it is not required."""
     try:
         return Daemon()
-    except (DaemonUnreachable, ToolchainMissing):
+    except (DaemonUnreachable, RequirementMissing):
         if required:
             raise
         return None
@@ -147,12 +147,12 @@ def _require_recent(entry: PublishedImage, source: Source, workspace: Workspace)
     """Refuse an image that is older than ``source`` allows: an index can list an outdated image whose signature is valid."""
     name, when = f"{entry.repository}:{entry.tag}", f"published {entry.published}" if entry.published else "without a date"
     if entry.published < source.minimum:
-        raise RolledBack(f"{name} is {when}, before --min {source.minimum}", "get the current index, or lower --min")
+        raise NotTrusted(f"{name} is {when}, before --min {source.minimum}", "get the current index, or lower --min")
     if source.allow_older:
         return
     newest = _newest(entry, source, workspace)
     if newest and entry.published < newest.published:
-        raise RolledBack(
+        raise NotTrusted(
             f"{name} is {when}, older than {newest.repository}:{newest.tag}, published {newest.published} and pulled before",
             "get the current index, or pass --allow-older to use the older image",
         )
@@ -172,7 +172,7 @@ def _newest(entry: PublishedImage, source: Source, workspace: Workspace) -> Newe
     try:
         return read_record(NewestImage, path)
     except ValueError as error:
-        raise RolledBack(
+        raise NotTrusted(
             f"cannot compare {entry.repository}:{entry.tag} with the newest image pulled before: {path} is damaged",
             "remove that file if the index is the current one",
         ) from error

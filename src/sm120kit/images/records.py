@@ -174,7 +174,7 @@ class ImageStore(Protocol):
         """Look up an image that must exist.
 
         Raises:
-            NoSuchImage: it does not exist.
+            NotFound: it does not exist.
         """
         ...
 
@@ -210,7 +210,7 @@ class ImageStore(Protocol):
         """Copy a file or directory of an image below ``into``; false if the image does not have it.
 
         Raises:
-            UnsafeArchive: it contains a link or a special file.
+            NotTrusted: it contains a link or a special file.
         """
         ...
 

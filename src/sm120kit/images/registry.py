@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.core.errors import NotVerified, RegistryFailed, TagTaken
+from sm120kit.core.errors import AlreadyExists, NotVerified, RegistryFailed
 from sm120kit.core.state import write_record
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.index import FORMAT, PublishedIndex, read_index, require_repository
@@ -32,7 +32,7 @@ def publish(
 
     Raises:
         NotVerified: the local image with that name is not the one that was verified, or a check failed.
-        TagTaken: the registry has that tag with another image.
+        AlreadyExists: the registry has that tag with another image.
         RegistryFailed: the registry does not respond, or refuses the request.
     """
     require_repository(repository)
@@ -53,7 +53,7 @@ def publish(
         entry = listed[0]
     else:
         if remote is not None and not transport.has_content(local, repository, remote):
-            raise TagTaken(
+            raise AlreadyExists(
                 f"{target} exists in the registry with another image: {remote}", "tags are never moved; build another image"
             )
         entry = PublishedImage(
@@ -85,15 +85,15 @@ def pull(entry: PublishedImage, transport: ImageTransport) -> VerifiedImage:
 
     Raises:
         NotVerified: the index lists it without passed checks or with a foreign name, or its content is not what was verified.
-        TagTaken: another local image has its name.
-        NoSuchImage, HashMismatch, RegistryFailed: the registry does not deliver the listed image.
+        AlreadyExists: another local image has its name.
+        NotFound, NotTrusted, RegistryFailed: the registry does not deliver the listed image.
     """
     require_passed(entry.verified)
     require_canonical_name(entry.verified)
     expected, reference = entry.verified.image, entry.verified.reference
     local = transport.inspect(reference)
     if local is not None and local.content != expected.content:
-        raise TagTaken(
+        raise AlreadyExists(
             f"{reference} is another local image, with content {local.content}",
             f"remove it if it is not needed (docker rmi {reference}); tags are never moved",
         )

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, NotAttested, RegistryFailed
+from sm120kit.core.errors import BadInput, NotAttested, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import file_sha256, require_disk
 from sm120kit.images import attestation
@@ -33,7 +33,7 @@ ARTIFACT = "application/vnd.sm120kit.cache.v1"
 _FILE, _STATEMENT = "application/octet-stream", "application/vnd.sm120kit.statement.v1+json"
 _PREDICATE = "sm120kit:cache/v1"
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9_.+-]{1,200}(/(?!\.)[A-Za-z0-9_.+-]{1,200}){0,3}")
-_UNUSABLE = (BadArtifact, HashMismatch, NoSuchImage, NotAttested)
+_UNUSABLE = (BadInput, NotTrusted, NotFound, NotAttested)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RegistryCache:
 
         Raises:
             RegistryFailed: ``repository`` is malformed.
-            BadKey: the file of the trusted key or identity cannot be used.
+            BadInput: the file of the trusted key or identity cannot be used.
         """
         require_repository(repository)
         self.repository = repository
@@ -71,8 +71,8 @@ class RegistryCache:
         """Write the files of an entry into an empty directory; false if there is no entry that may be used.
 
         Raises:
-            NotEnoughDisk, StateUnwritable: the files cannot be written.
-            BadKey, FetchFailed, ToolchainMissing: no signature can be verified.
+            ResourceUnavailable, SystemRefused: the files cannot be written.
+            BadInput, FetchFailed, RequirementMissing: no signature can be verified.
         """
         return self._attempt(f"looking up {key}", lambda client: self._fetch(client, key, directory)) or False
 
@@ -80,7 +80,7 @@ class RegistryCache:
         """Store the files of a directory as an entry, unless there is one that may be used; another is replaced.
 
         Raises:
-            NotSigned, ToolchainMissing: the entry cannot be signed.
+            RequirementMissing: the entry cannot be signed.
         """
         if self._access.push and not self._attempt(f"looking up {key}", lambda client: self._is_stored(client, key)):
             self._attempt(f"pushing {key}", lambda client: self._push(client, key, directory))
@@ -140,7 +140,7 @@ class RegistryCache:
         """The files of an entry by name, provided that the trusted key or identity signed them, if there is one.
 
         Raises:
-            BadArtifact: it is not an entry, or too large.
+            BadInput: it is not an entry, or too large.
             NotAttested: it is not signed as required, or the statement is about another entry.
         """
         files = _named(entry, key)
@@ -166,7 +166,7 @@ def _named(entry: RemoteArtifact, key: str) -> dict[str, Descriptor]:
     """The files of an entry by name.
 
     Raises:
-        BadArtifact: it is not an entry of a cache, a name is unsafe or not unique, or the files are too large.
+        BadInput: it is not an entry of a cache, a name is unsafe or not unique, or the files are too large.
     """
     files = [blob for blob in entry.files if blob.media_type != _STATEMENT]
     names = [str(blob.annotations.get(TITLE, "")) for blob in files]
@@ -183,7 +183,7 @@ def _named(entry: RemoteArtifact, key: str) -> dict[str, Descriptor]:
     elif sum(blob.size for blob in files) > MAX_FILE_BYTES:
         problem = f"has {sum(blob.size for blob in files)} bytes"
     if problem:
-        raise BadArtifact(f"{key} {problem}", "remove it from the registry")
+        raise BadInput(f"{key} {problem}", "remove it from the registry")
     return dict(zip(names, files, strict=True))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from sm120kit.core import archives, reporting
-from sm120kit.core.errors import ArtifactChanged, BadArtifact, UnsafeArchive
+from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
 from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
 from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
@@ -64,9 +64,9 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
     """The layers of an image, lowest first, each unpacked in ``<state>/oci-unpacked`` if it is not yet.
 
     Raises:
-        ArtifactChanged: a layer is not the one that the image's config names.
-        UnsafeArchive: a layer is damaged, or a path leads out of it.
-        NotEnoughDisk, StateUnwritable: it cannot be unpacked.
+        Mismatch: a layer is not the one that the image's config names.
+        NotTrusted: a layer is damaged, or a path leads out of it.
+        ResourceUnavailable, SystemRefused: it cannot be unpacked.
     """
     described = list(zip(layout.config(manifest)["rootfs"]["diff_ids"], layout.layers(manifest), strict=True))
     last = dict(reversed(described))  # of a layer that an image has twice, the higher one counts
@@ -119,7 +119,7 @@ def _unpack_layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Wor
                 reader = _HashingReader(stream, stop)
                 record, digests = unpack(cast(IO[bytes], reader), directory / "tree", path)
                 if f"sha256:{reader.finish()}" != diff_id:
-                    raise ArtifactChanged(
+                    raise Mismatch(
                         f"{path} is not the layer {diff_id}: it was changed",
                         f"rm {path}, then build or pull the image again",
                     )
@@ -185,13 +185,13 @@ def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
                 with gzip.open(file) as unzipped:
                     yield cast(IO[bytes], unzipped)
             elif compression:
-                raise BadArtifact(f"{path} is compressed with {compression}, which is not supported", _HINT)
+                raise BadInput(f"{path} is compressed with {compression}, which is not supported", _HINT)
             else:
                 yield file
     except FileNotFoundError as error:
-        raise ArtifactChanged(f"{path} is missing", "build or pull the image again") from error
+        raise Mismatch(f"{path} is missing", "build or pull the image again") from error
     except damage as error:
-        raise ArtifactChanged(f"{path} is damaged: {error}", f"rm {path}, then build or pull the image again") from error
+        raise Mismatch(f"{path} is damaged: {error}", f"rm {path}, then build or pull the image again") from error
 
 
 class _HashingReader:
@@ -229,7 +229,7 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> tuple[LayerRecord, di
     directories include permission for their owner to read and change them.
 
     Raises:
-        UnsafeArchive: the archive is damaged, or a path or hard link leads out of ``tree``.
+        NotTrusted: the archive is damaged, or a path or hard link leads out of ``tree``.
     """
     unpacking = _Unpacking(tree, origin)
     try:
@@ -241,7 +241,7 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> tuple[LayerRecord, di
     except (tarfile.TarError, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in archives.UNFIT:
             raise
-        raise UnsafeArchive(f"{origin}: the layer is damaged: {error}", _HINT) from error
+        raise NotTrusted(f"{origin}: the layer is damaged: {error}", _HINT) from error
     return unpacking.finish()
 
 
@@ -275,7 +275,7 @@ class _Unpacking:
             self._set_mode(path, target, member.mode, 0o700)
             return
         if not path:
-            raise UnsafeArchive(f"{self._origin}: the root of the layer is not a directory", _HINT)
+            raise NotTrusted(f"{self._origin}: the root of the layer is not a directory", _HINT)
         self._replace(path, target)
         if member.issym():
             target.symlink_to(member.linkname)
@@ -284,9 +284,7 @@ class _Unpacking:
         elif member.islnk():
             source = self._path(member.linkname)
             if source not in self._files:
-                raise UnsafeArchive(
-                    f"{self._origin}: {member.name!r} is a hard link to {member.linkname!r}, no file of it", _HINT
-                )
+                raise NotTrusted(f"{self._origin}: {member.name!r} is a hard link to {member.linkname!r}, no file of it", _HINT)
             os.link(self._tree / source, target, follow_symlinks=False)
             self._files[path] = self._files[source]
         elif member.isreg():
@@ -317,7 +315,7 @@ class _Unpacking:
         path = PurePosixPath(name)
         parts = [part for part in path.parts if part != "/"]
         if ".." in parts or "\0" in name:
-            raise UnsafeArchive(f"{self._origin}: the path of member {name!r} leads out of its directory", _HINT)
+            raise NotTrusted(f"{self._origin}: the path of member {name!r} leads out of its directory", _HINT)
         return "/".join(parts)
 
     def _make_parents(self, path: str) -> None:
@@ -326,7 +324,7 @@ class _Unpacking:
             return
         self._make_parents(parent)
         if os.path.lexists(self._tree / parent):
-            raise UnsafeArchive(f"{self._origin}: {parent!r} is not a directory, and {path!r} is below it", _HINT)
+            raise NotTrusted(f"{self._origin}: {parent!r} is not a directory, and {path!r} is below it", _HINT)
         (self._tree / parent).mkdir(mode=0o755)
         self._directories[parent] = None
 
@@ -335,7 +333,7 @@ class _Unpacking:
         if path in self._directories:
             if keep_directory:
                 return
-            raise UnsafeArchive(f"{self._origin}: {path!r} is a directory and a file", _HINT)
+            raise NotTrusted(f"{self._origin}: {path!r} is a directory and a file", _HINT)
         if os.path.lexists(target):
             target.unlink()
             self._files.pop(path, None)
@@ -491,18 +489,18 @@ def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:
     """Ids and home directory of a ``User`` setting: ``name``, ``uid``, ``name:group`` or ``uid:gid``; by default root.
 
     Raises:
-        BadArtifact: the image has no user or group of that name.
+        BadInput: the image has no user or group of that name.
     """
     name, _, group = (user or "0").partition(":")
     accounts = [line for line in _lines(sources, "etc/passwd") if len(line) >= 6]
     account = next((line for line in accounts if name in (line[0], line[2])), None)
     if account is None and not name.isdigit():
-        raise BadArtifact(f"the image has no user {name!r}, as which it runs", _HINT)
+        raise BadInput(f"the image has no user {name!r}, as which it runs", _HINT)
     gid = group or (account[3] if account else "0")
     if not gid.isdigit():
         entry = next((line for line in _lines(sources, "etc/group") if len(line) >= 3 and line[0] == group), None)
         if entry is None:
-            raise BadArtifact(f"the image has no group {group!r}, as which it runs", _HINT)
+            raise BadInput(f"the image has no group {group!r}, as which it runs", _HINT)
         gid = entry[2]
     return {"uid": int(account[2] if account else name), "gid": int(gid), "home": account[5] if account else "/"}
 

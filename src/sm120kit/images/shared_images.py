@@ -11,15 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import (
-    BadRecord,
-    HashMismatch,
-    NoSuchImage,
-    NotVerified,
-    RegistryFailed,
-    TagTaken,
-    UnsafeArchive,
-)
+from sm120kit.core.errors import AlreadyExists, BadRecord, NotFound, NotTrusted, NotVerified, RegistryFailed
 from sm120kit.core.state import Workspace, read_record, write_record
 from sm120kit.images import checks, registry
 from sm120kit.images.oci import Layout
@@ -36,7 +28,7 @@ def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) ->
     Its record states whether its signature was not verified.
 
     Raises:
-        NotEnoughDisk, StateUnwritable: it cannot be stored.
+        ResourceUnavailable, SystemRefused: it cannot be stored.
     """
     with workspace.scratch() as scratch:
         if not remote.fetch(key, scratch):
@@ -46,7 +38,7 @@ def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) ->
             if entry.verified.image.labels.get("sm120kit.build-id") != build_id:
                 raise NotVerified(f"{key} is an image of another build id", "push it again")
             verified = registry.pull(entry, LayoutTransport(Layout(workspace.root / "oci")))
-        except (BadRecord, OSError, NotVerified, NoSuchImage, HashMismatch, RegistryFailed, TagTaken, UnsafeArchive) as error:
+        except (BadRecord, OSError, NotVerified, NotFound, NotTrusted, RegistryFailed, AlreadyExists) as error:
             reporting.warn(f"cache {remote.repository}: the image of {key} is not used: {error}")
             return None
     if not remote.publisher:
@@ -65,7 +57,7 @@ def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspa
     transport = LayoutTransport(layout)
     try:
         digest = transport.push(image.image, remote.repository, tag)
-    except (RegistryFailed, HashMismatch) as error:
+    except (RegistryFailed, NotTrusted) as error:
         reporting.warn(f"cache {remote.repository}: {image.reference} is not pushed: {error.message}")
         return
     published = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
+from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
 from sm120kit.core.state import Workspace
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
@@ -22,7 +22,7 @@ class EveryStore:
 
     def __init__(self, workspace: Workspace) -> None:
         self.layout = LocalImages(workspace)
-        self.unreachable: DaemonUnreachable | ToolchainMissing | None = None
+        self.unreachable: DaemonUnreachable | RequirementMissing | None = None
         """Why no daemon is used, once it was contacted."""
 
     @cached_property
@@ -30,7 +30,7 @@ class EveryStore:
         """The daemon; None if there is none."""
         try:
             return Daemon()
-        except (DaemonUnreachable, ToolchainMissing) as error:
+        except (DaemonUnreachable, RequirementMissing) as error:
             self.unreachable = error
             return None
 
@@ -47,8 +47,8 @@ class EveryStore:
         """Look up an image that must exist.
 
         Raises:
-            NoSuchImage: no store has it.
-            DaemonUnreachable, ToolchainMissing: the state directory does not have it, and no daemon can be used.
+            NotFound: no store has it.
+            DaemonUnreachable, RequirementMissing: the state directory does not have it, and no daemon can be used.
         """
         image = self.inspect(reference)
         if image is not None:
@@ -56,7 +56,7 @@ class EveryStore:
         if self.unreachable is not None:
             message = f"the state directory has no image {reference}, and the container daemon cannot be used: "
             raise type(self.unreachable)(message + self.unreachable.message, self.unreachable.hint)
-        raise NoSuchImage(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+        raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
 
     def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
         """All images with a label, each with its tags; those of the state directory first."""

@@ -74,8 +74,8 @@ class LayoutTransport:
 
         Raises:
             NotVerified: it has other content, or other labels.
-            NoSuchImage, HashMismatch, UnsafeArchive, RegistryFailed: see :meth:`RegistryClient.pull`.
-            NotEnoughDisk: the state directory's file system is too small.
+            NotFound, NotTrusted, RegistryFailed: see :meth:`RegistryClient.pull`.
+            ResourceUnavailable: the state directory's file system is too small.
         """
         with RegistryClient(repository) as client:
             remote = client.image(digest, expected.platform)
@@ -151,7 +151,7 @@ def transport_of(reference: str, layout: Layout, compression: Compression, repor
     """The transport of the layout if it has an image, else that of the daemon.
 
     Raises:
-        DaemonUnreachable, ToolchainMissing: the layout does not have it, and no daemon can be used.
+        DaemonUnreachable, RequirementMissing: the layout does not have it, and no daemon can be used.
     """
     if layout.find(reference):
         return LayoutTransport(layout, compression)

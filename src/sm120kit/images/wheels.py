@@ -31,7 +31,7 @@ from installer.records import InvalidRecordEntry, RecordEntry
 from installer.sources import WheelFile
 
 from sm120kit.core import archives
-from sm120kit.core.errors import BadArtifact, Sm120kitError, UnsafeArchive
+from sm120kit.core.errors import BadInput, NotTrusted, Sm120kitError
 from sm120kit.sources.records import LockedWheel
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelC
     """List the files of a wheel without unpacking them.
 
     Raises:
-        BadArtifact: it is damaged, or its layout is not that of a wheel.
-        UnsafeArchive: a path leads out of the environment.
+        BadInput: it is damaged, or its layout is not that of a wheel.
+        NotTrusted: a path leads out of the environment.
     """
     with _open(wheel, path) as source:
         listing = _Listing(wheel, python)
@@ -122,8 +122,8 @@ def install(wheel: LockedWheel, path: Path, layer: LayerWriter, compiler: Byteco
     """Write the files of a wheel into a layer, with ``exceptions``. Contents are compared with the wheel's RECORD.
 
     Raises:
-        BadArtifact: it is damaged, its layout is not that of a wheel, or a file does not have the sha256 of its RECORD.
-        UnsafeArchive: a path leads out of the environment, or exists in the layer.
+        BadInput: it is damaged, its layout is not that of a wheel, or a file does not have the sha256 of its RECORD.
+        NotTrusted: a path leads out of the environment, or exists in the layer.
     """
     with _open(wheel, path, exceptions.wrong_record) as source:
         destination = _LayerDestination(wheel, layer, compiler, exceptions.without)
@@ -147,7 +147,7 @@ def _open(wheel: LockedWheel, path: Path, wrong_record: Sequence[str] = ()) -> I
         raise
     except _DAMAGE as error:
         problem = error.args[-1] if isinstance(error, InstallerError) and error.args else error
-        raise BadArtifact(f"{path} cannot be installed: {problem}", _HINT) from error
+        raise BadInput(f"{path} cannot be installed: {problem}", _HINT) from error
 
 
 class _Member(io.RawIOBase):
@@ -161,7 +161,7 @@ class _Member(io.RawIOBase):
         """The contents.
 
         Raises:
-            BadArtifact: they do not have the hash of RECORD.
+            BadInput: they do not have the hash of RECORD.
         """
         algorithm, _, expected = self.recorded.partition("=")
         digest = hashlib.new(algorithm) if expected and self.compared else None
@@ -171,9 +171,7 @@ class _Member(io.RawIOBase):
                     digest.update(chunk)
                 yield chunk
         if digest is not None and base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != expected:
-            raise BadArtifact(
-                f"{self._archive.filename}: {self.path} does not have the {algorithm} of its RECORD", _RECORD_HINT
-            )
+            raise BadInput(f"{self._archive.filename}: {self.path} does not have the {algorithm} of its RECORD", _RECORD_HINT)
 
     def content(self) -> bytes:
         """All contents; see :meth:`chunks`."""
@@ -327,7 +325,7 @@ class _LayerDestination(_Environment):
 
     def write(self, path: str, chunks: Iterable[bytes], size: int, mode: int, digest: str) -> None:
         if _RESERVED.fullmatch(path):
-            raise UnsafeArchive(f"{self._wheel.filename} replaces /{path}, a part of the environment itself", _HINT)
+            raise NotTrusted(f"{self._wheel.filename} replaces /{path}, a part of the environment itself", _HINT)
         if path in self._without:
             return
         if path.endswith(".py") and path.startswith(f"{VENV}/lib/"):

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from sm120kit import patches, recipes
-from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, mark_used
 from sm120kit.kernels import tiles as tile_facts
@@ -52,20 +52,20 @@ def require_tiles(target: Target) -> Target:
     """Return ``target`` if its tiles can be listed: a FlashInfer recipe, or one with the source of an engine's own kernels.
 
     Raises:
-        UnknownName: it is the recipe of another engine.
-        BadRecipe: the engine requires another CUTLASS than its FlashInfer carries.
+        NotFound: it is the recipe of another engine.
+        BadInput: the engine requires another CUTLASS than its FlashInfer carries.
     """
     if target.engine is None:
         return target
     recipe, carried = target.engine.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
     if recipe.cutlass is None:
-        raise UnknownName(
+        raise NotFound(
             f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its official binaries",
             f"sm120kit tiles {recipe.flashinfer} lists the tiles of its FlashInfer; sm120kit inspect lists kernels of a wheel",
         )
     _, required = recipe.cutlass
     if required != carried.get("cutlass"):
-        raise BadRecipe(
+        raise BadInput(
             f"{recipe.name} requires cutlass {required}; {recipe.flashinfer} carries {carried.get('cutlass')}",
             "name a FlashInfer recipe that carries the version that the engine requires",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sm120kit.core.errors import NothingMeasured
+from sm120kit.core.errors import ServerFailed
 from sm120kit.kld import reference as references
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, WindowDivergences, divergences
 from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, require_same_tokenizer, require_window
@@ -42,13 +42,13 @@ def split_windows(tokens: Sequence[int], windowing: Windowing) -> list[Sequence[
     """Divide a text into windows.
 
     Raises:
-        NothingMeasured: the text is too short.
+        ServerFailed: the text is too short.
     """
     windows, length, stride = windowing.windows, windowing.window_tokens, windowing.stride_tokens
     required = length + (windows - 1) * stride
     if len(tokens) < required:
         possible = max(0, (len(tokens) - length) // stride + 1)
-        raise NothingMeasured(
+        raise ServerFailed(
             f"{windows} windows of {length} tokens with a stride of {stride} require {required:,} tokens; the text has "
             f"{len(tokens):,}",
             f"use a longer text, or --windows {possible}" if possible else "use a longer text, or a smaller --window",
@@ -73,7 +73,7 @@ def compare(
     each pair of windows with the comparison so far.
 
     Raises:
-        NothingMeasured: the text is too short, or no position has a divergence.
+        ServerFailed: the text is too short, or no position has a divergence.
     """
     windows = split_windows(tokens, windowing)
     sha256 = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
@@ -111,7 +111,7 @@ def save(
     ``on_progress`` is called with the number of windows so far. The file appears when all of them are computed.
 
     Raises:
-        NothingMeasured: the text is too short, or no position has a divergence.
+        ServerFailed: the text is too short, or no position has a divergence.
     """
     windows = split_windows(computed.text.tokens, computed.windowing)
     noise: list[WindowDivergences] = []
@@ -137,13 +137,13 @@ def _summary(windows: Sequence[WindowDivergences], name: str) -> DivergenceSumma
     """Summarize the windows of ``name``, a model or the control pair.
 
     Raises:
-        NothingMeasured: no position has a divergence.
+        ServerFailed: no position has a divergence.
     """
     nats = sorted(value for window in windows for value in window.nats)
     nan = [sum(window.nan_reference for window in windows), sum(window.nan_test for window in windows)]
     unbounded = sum(window.unbounded for window in windows)
     if not nats:
-        raise NothingMeasured(
+        raise ServerFailed(
             f"no position of {name} has a divergence: {nan[0]:,} with NaN in the reference, {nan[1]:,} in the test, "
             f"{unbounded:,} unbounded",
             "a model that returns NaN at every position was not loaded correctly",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm120kit.core.errors import CannotMeasure, NotACheckpoint, ServerUnreachable
+from sm120kit.core.errors import BadInput, RequirementMissing, ServerFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
@@ -43,9 +43,9 @@ class LocalModel:
         """Load the checkpoint.
 
         Raises:
-            NoModel: the directory does not exist.
-            NotACheckpoint: Transformers cannot load it.
-            ToolchainMissing: torch or Transformers is not installed.
+            NotFound: the directory does not exist.
+            BadInput: Transformers cannot load it.
+            RequirementMissing: torch or Transformers is not installed.
         """
         torch, transformers = libraries()
         self.name, self._torch = str(directory), torch
@@ -53,7 +53,7 @@ class LocalModel:
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(existing(directory), dtype="auto", local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
-            raise NotACheckpoint(f"{directory}: {error}", "Transformers must be able to load it") from error
+            raise BadInput(f"{directory}: {error}", "Transformers must be able to load it") from error
         self._model = model.to(self._device).eval()
 
     def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[FullDistributions]:
@@ -94,8 +94,8 @@ def require_window(directory: Path, tokens: int) -> None:
     """Check before a checkpoint is loaded that a window is not longer than its longest context.
 
     Raises:
-        NoModel: the directory does not exist.
-        CannotMeasure: the window is longer.
+        NotFound: the directory does not exist.
+        RequirementMissing: the window is longer.
     """
     try:
         config = parse_json((existing(directory) / "config.json").read_bytes(), lenient=True)
@@ -103,7 +103,7 @@ def require_window(directory: Path, tokens: int) -> None:
     except (OSError, ValueError, AttributeError):
         return  # loading reports a directory that is no checkpoint
     if isinstance(longest, int) and tokens > longest:
-        raise CannotMeasure(
+        raise RequirementMissing(
             f"{directory}: a window of {tokens:,} tokens is longer than max_position_embeddings {longest:,}",
             f"use --window {longest} or less",
         )
@@ -113,7 +113,7 @@ def require_same_tokenizer(directory: Path, text: TokenizedText) -> None:
     """Check before a checkpoint is loaded that its tokenizer is that of the text.
 
     Raises:
-        CannotMeasure: it has another tokenizer.
+        RequirementMissing: it has another tokenizer.
         Sm120kitError: see :func:`sm120kit.kld.tokens.vocabulary`.
     """
     if text.vocabulary is not None:
@@ -136,11 +136,11 @@ class ServedModel:
         """Check the server's longest context and its tokenizer, as far as it has ``max_model_len`` and ``/tokenize``.
 
         Raises:
-            CannotMeasure: a window is too long, or the tokenizer is not that of the text.
+            RequirementMissing: a window is too long, or the tokenizer is not that of the text.
         """
         longest = self._longest()
         if longest is not None and window + 1 > longest:  # one token is generated
-            raise CannotMeasure(
+            raise RequirementMissing(
                 f"{self.name}: a window of {window:,} tokens and one more are longer than max_model_len {longest:,}",
                 f"use --window {longest - 1} or less",
             )
@@ -151,7 +151,7 @@ class ServedModel:
         except (ValueError, KeyError, TypeError):
             tokens = None
         if tokens is not None and tokens != list(text.sample_tokens):
-            raise CannotMeasure(
+            raise RequirementMissing(
                 f"{self.name} has another tokenizer: the first {len(text.sample):,} characters of the text are other token ids",
                 "the same token ids are compared position by position: compare models with the same tokenizer",
             )
@@ -160,8 +160,8 @@ class ServedModel:
         """For each window, the distributions after all but its last token, which a server does not return.
 
         Raises:
-            ServerUnreachable: the server does not respond.
-            CannotMeasure: the server refuses the request, or returns no log-probabilities of prompts.
+            ServerFailed: the server does not respond.
+            RequirementMissing: the server refuses the request, or returns no log-probabilities of prompts.
         """
         if self._sglang is None:
             self._sglang = self._has("/get_model_info")
@@ -169,7 +169,7 @@ class ServedModel:
         status, content = self._post(path, body)
         if status != 200:
             message = self._server.without_secrets(content.decode("utf-8", "replace"))[:500]
-            raise CannotMeasure(
+            raise RequirementMissing(
                 f"{self.name} refuses the {self._top} most likely tokens of a prompt (status {status}): {message}",
                 "--top must be at most the server's --max-logprobs (vLLM's default is 20)",
             )
@@ -184,7 +184,7 @@ class ServedModel:
                 if len(positions.positions) != len(window) - 1:
                     raise ValueError(f"{len(positions.positions) + 1} positions for {len(window)} tokens")
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise CannotMeasure(
+            raise RequirementMissing(
                 f"{self.name} does not return the log-probabilities of its prompt ({type(error).__name__}: {error})",
                 "use vLLM or SGLang, which return them, or compare local checkpoints",
             ) from error
@@ -202,7 +202,7 @@ class ServedModel:
 
     def _sglang_request(self, tokens: Sequence[Sequence[int]]) -> tuple[str, dict[str, Any]]:
         if self._top < 1:
-            raise CannotMeasure(f"{self.name} is SGLang, which requires a number of tokens", "use --top 20 or more")
+            raise RequirementMissing(f"{self.name} is SGLang, which requires a number of tokens", "use --top 20 or more")
         return "/generate", {
             "input_ids": [list(window) for window in tokens],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
@@ -245,14 +245,14 @@ class ServedModel:
                 for part in response.iter_bytes():
                     received += part
                     if len(received) > MAX_RESPONSE_BYTES:
-                        raise CannotMeasure(
+                        raise RequirementMissing(
                             f"{self.name}: the response to {path} has more than {MAX_RESPONSE_BYTES // 2**20} MiB",
                             "use a smaller --window, or a smaller --top",
                         )
                 return response.status_code, bytes(received)
         except httpx2.HTTPError as error:
             reason = self._server.without_secrets(str(error)) or type(error).__name__
-            raise ServerUnreachable(
+            raise ServerFailed(
                 f"{self._server.url}{path} does not respond: {reason}", "check that the server is running"
             ) from error
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from sm120kit.core.errors import BadRecord, ToolchainMissing
+from sm120kit.core.errors import BadRecord, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import json_text
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, blocks, normalized
@@ -90,7 +90,7 @@ def writer(path: Path, top: int) -> Iterator[ReferenceWriter]:
     """Write a reference to ``path``, which appears when the block has ended without an error.
 
     Raises:
-        ToolchainMissing: numpy is not installed.
+        RequirementMissing: numpy is not installed.
     """
     _require_numpy()
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as new:
@@ -112,7 +112,7 @@ class SavedReference:
 
         Raises:
             BadRecord: the file is not a reference, or is damaged.
-            ToolchainMissing: numpy is not installed.
+            RequirementMissing: numpy is not installed.
         """
         from pydantic import TypeAdapter
 
@@ -213,4 +213,4 @@ def _require_numpy() -> None:
     try:
         import numpy  # noqa: F401
     except ImportError as error:
-        raise ToolchainMissing("numpy is not installed", "pip install 'sm120kit[kld]'") from error
+        raise RequirementMissing("numpy is not installed", "pip install 'sm120kit[kld]'") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import CannotMeasure, NoModel, NotACheckpoint, ToolchainMissing
+from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input_text
 
 SAMPLE_CHARACTERS = 4000
@@ -31,23 +31,23 @@ def read_tokens(text: Path, tokenizer: Path | None) -> TokenizedText:
     """Token ids of a text, without special tokens. A ``.json`` file contains the ids themselves.
 
     Raises:
-        NoModel: the text or the tokenizer directory does not exist.
-        NotACheckpoint: there is no tokenizer in the directory, or the file is not a list of ids.
-        ToolchainMissing: Transformers is not installed.
+        NotFound: the text or the tokenizer directory does not exist.
+        BadInput: there is no tokenizer in the directory, or the file is not a list of ids.
+        RequirementMissing: Transformers is not installed.
     """
     try:
         content = read_input_text(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise NoModel(
+        raise NotFound(
             f"{text} cannot be read as text: {error}", "--text names a file of UTF-8 text, or of token ids as JSON"
         ) from error
     if text.suffix == ".json":
         try:
             ids = parse_json(content)
         except ValueError as error:
-            raise NotACheckpoint(f"{text} is not JSON: {error}", "a list of token ids is expected") from error
+            raise BadInput(f"{text} is not JSON: {error}", "a list of token ids is expected") from error
         if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-            raise NotACheckpoint(f"{text} is not a list of token ids", "a JSON list is expected: [1, 2, 3, ...]")
+            raise BadInput(f"{text} is not a list of token ids", "a JSON list is expected: [1, 2, 3, ...]")
         return TokenizedText(tuple(ids), vocabulary(tokenizer) if tokenizer else None)
     assert tokenizer is not None
     loaded, sample = _tokenizer(tokenizer), content[:SAMPLE_CHARACTERS]
@@ -59,12 +59,12 @@ def vocabulary(directory: Path) -> Mapping[str, int] | None:
     """The tokens of a directory's tokenizer with their ids; None without a tokenizer.
 
     Raises:
-        NoModel: the directory does not exist.
-        ToolchainMissing: Transformers is not installed.
+        NotFound: the directory does not exist.
+        RequirementMissing: Transformers is not installed.
     """
     try:
         return dict(_tokenizer(directory).get_vocab())
-    except NotACheckpoint:
+    except BadInput:
         return None
 
 
@@ -72,7 +72,7 @@ def require_same_vocabulary(text: TokenizedText, name: str, other: Mapping[str, 
     """Compare the vocabulary of model ``name`` with that of the text. A token that only one has, such as an added one, may be.
 
     Raises:
-        CannotMeasure: an id is another token.
+        RequirementMissing: an id is another token.
     """
     if text.vocabulary is None or other is None:
         return
@@ -81,7 +81,7 @@ def require_same_vocabulary(text: TokenizedText, name: str, other: Mapping[str, 
     if different:
         first = min(different)
         token = next(token for token, number in other.items() if number == first)
-        raise CannotMeasure(
+        raise RequirementMissing(
             f"{name} has another tokenizer: {len(different):,} token ids differ; the first, {first:,}, is {token!r} and "
             f"{tokens[first]!r} in the reference",
             "the same token ids are compared position by position: compare models with the same tokenizer",
@@ -93,17 +93,17 @@ def _tokenizer(directory: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(existing(directory), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise NotACheckpoint(f"{directory} has no tokenizer: {error}", "--tokenizer names a directory that has one") from error
+        raise BadInput(f"{directory} has no tokenizer: {error}", "--tokenizer names a directory that has one") from error
 
 
 def existing(directory: Path) -> Path:
     """The directory.
 
     Raises:
-        NoModel: it does not exist.
+        NotFound: it does not exist.
     """
     if not directory.is_dir():
-        raise NoModel(f"no model directory {directory}", "download the checkpoint, or pass the URL of a server")
+        raise NotFound(f"no model directory {directory}", "download the checkpoint, or pass the URL of a server")
     return directory
 
 
@@ -111,13 +111,13 @@ def libraries() -> tuple[Any, Any]:
     """The modules ``torch`` and ``transformers``.
 
     Raises:
-        ToolchainMissing: one is not installed.
+        RequirementMissing: one is not installed.
     """
     try:
         import torch
         import transformers
     except ModuleNotFoundError as error:
-        raise ToolchainMissing(f"{error.name} is not installed", "pip install 'sm120kit[kld]'") from error
+        raise RequirementMissing(f"{error.name} is not installed", "pip install 'sm120kit[kld]'") from error
     logging: Any = transformers.utils.logging  # untyped
     logging.set_verbosity_error()
     logging.disable_progress_bar()

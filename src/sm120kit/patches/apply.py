@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict
+from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.patches.drift import Step, complete_steps, steps
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
@@ -32,9 +32,9 @@ def apply(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path, o
     All or nothing: if a patch conflicts or is already upstream, no ref of the repository changes.
 
     Raises:
-        BadPatch: a series is not well-formed, a patch leaves its project, or an override would hide an upstream header.
+        BadInput: a series is not well-formed, a patch leaves its project, or an override would hide an upstream header.
         PatchConflict: patches do not apply; the message has file, line and hunk of each conflict.
-        PatchAlreadyUpstream: the checkout already contains what a patch changes.
+        PatchConflict: the checkout already contains what a patch changes.
     """
     repository = Repository(checkout.repository)
     commit, tree = base_commit(repository, checkout, inside, overrides)
@@ -97,9 +97,7 @@ def _require_all_apply(tried: list[Step]) -> None:
             f" (Applies-To: {step.patch.trailer('Applies-To')}; Drop-When: {step.patch.trailer('Drop-When')})"
             for step in upstream
         ]
-        raise PatchAlreadyUpstream(
-            "\n".join(lines), "end its Applies-To below this version, or drop it if its Drop-When is fulfilled"
-        )
+        raise PatchConflict("\n".join(lines), "end its Applies-To below this version, or drop it if its Drop-When is fulfilled")
 
 
 def _with_overrides(repository: Repository, checkout: Checkout, inside: tuple[VendoredProject, ...], overrides: Path) -> str:
@@ -114,7 +112,7 @@ def _with_overrides(repository: Repository, checkout: Checkout, inside: tuple[Ve
         for file in files:
             path = f"{cutlass.prefix}include/{file.relative_to(base).as_posix()}"
             if path in upstream:
-                raise BadPatch(
+                raise BadInput(
                     f"{file} would hide {path} of {cutlass.project} {cutlass.version}",
                     "give it a name of its own below include/sm120kit and let a patch hook into it",
                 )

@@ -33,8 +33,8 @@ def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Option
     ``files`` is from :func:`series_files`.
 
     Raises:
-        WrongSource: the source, or a project inside it, is not the project or version that the recipe names.
-        PatchConflict, PatchAlreadyUpstream, BadPatch: see :func:`sm120kit.patches.apply`.
+        Mismatch: the source, or a project inside it, is not the project or version that the recipe names.
+        PatchConflict, BadInput: see :func:`sm120kit.patches.apply`.
     """
     cached = cached_tree(pin, inside, options.workspace, files)
     if cached is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from sm120kit.core.errors import BadPatch, BadRecipe, WrongSource
+from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
 from sm120kit.patches import anchors
 from sm120kit.patches.conflicts import describe, explain
@@ -61,7 +61,7 @@ def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) 
     """The status of each patch of each project in a checkout, on top of the patches before it that apply.
 
     Raises:
-        BadPatch: a series is not well-formed.
+        BadInput: a series is not well-formed.
     """
     patches = load_for_tree(checkout.pin, inside, root)
     return tuple(step.status for step in complete_steps(steps(checkout, inside, patches, checkout.tree)))
@@ -71,9 +71,9 @@ def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequ
     """Try patches in order, each on ``tree`` with the patches before it that apply.
 
     Raises:
-        BadPatch: a patch changes files outside its project, or git rejects it.
-        BadRecipe: the checkout has no directory at the path of a project inside it.
-        WrongSource: the checkout contains another version of CUTLASS than the recipe names.
+        BadInput: a patch changes files outside its project, or git rejects it.
+        BadInput: the checkout has no directory at the path of a project inside it.
+        Mismatch: the checkout contains another version of CUTLASS than the recipe names.
     """
     repository = Repository(checkout.repository)
     projects = projects_in_tree(checkout.pin, inside)
@@ -196,11 +196,11 @@ def apply_fitting(index: GitIndex, patch: Patch, project: TreeProject) -> None:
     """Apply a patch to an index that it fits.
 
     Raises:
-        BadPatch: git rejects it.
+        BadInput: git rejects it.
     """
     result = git_apply(index, patch, project)
     if result.returncode != 0:
-        raise BadPatch(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
+        raise BadInput(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
 
 
 def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
@@ -330,7 +330,7 @@ def _require_projects(repository: Repository, tree: str, projects: list[TreeProj
                 repository.subtree(tree, project.path)
             except FileNotFoundError:
                 own = projects[-1]
-                raise BadRecipe(
+                raise BadInput(
                     f"{own.project} {own.version} has no directory {project.path}, where {project.project} should be",
                     f"correct the path of [sources.{project.project}] in the recipe",
                 ) from None
@@ -347,7 +347,7 @@ def _require_cutlass(repository: Repository, tree: str, cutlass: TreeProject) ->
         text = ""
     version = cutlass_version(text)
     if not version or Version(version) != Version(cutlass.version):
-        raise WrongSource(
+        raise Mismatch(
             f"{path} states {f'version {version}' if version else 'no version'}; the recipe has cutlass {cutlass.version}",
             "correct version or path of [sources.cutlass] in the recipe",
         )
@@ -391,4 +391,4 @@ def _require_own_files(
     if not raw[:-1]:
         problems.append("  it changes nothing")
     if problems:
-        raise BadPatch("\n".join([f"{patch.name} on {project.project} {project.version}:", *problems]))
+        raise BadInput("\n".join([f"{patch.name} on {project.project} {project.version}:", *problems]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadPatch, EditMismatch, PatchConflict, StateUnwritable
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.core.seal import is_sealed, seal
 from sm120kit.core.state import digest_of, disk_errors, write_atomic
 from sm120kit.patches.apply import REFS
@@ -104,12 +104,12 @@ def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
     ``recipe`` is the recipe of the tree as an argument of commands; ``key`` seals the record of the directory.
 
     Raises:
-        StateUnwritable: the directory is not empty.
+        SystemRefused: the directory is not empty.
     """
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
+            raise SystemRefused(f"{directory} is not empty", "name a directory that does not exist yet")
     repository = Repository.init(directory / ".git")
     base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
     repository.fetch(tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
@@ -140,10 +140,10 @@ def export_edits(
     ``recipe``; ``key`` is that with which the directory was made, and for ``overwrite`` see :func:`write_back`.
 
     Raises:
-        EditMismatch: ``edit`` did not make the directory with this key, or made it from other pins, or the series changed since
+        Mismatch: ``edit`` did not make the directory with this key, or made it from other pins, or the series changed since
             and cannot be merged.
-        BadPatch: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
-        PatchOverwritten: see :func:`write_back`.
+        BadInput: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
+        AlreadyExists: see :func:`write_back`.
     """
     edited = directory.absolute() / ".git"
     with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
@@ -153,7 +153,7 @@ def export_edits(
         result = repository.fetch(edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
-            raise EditMismatch(
+            raise Mismatch(
                 f"{directory} was not made by `sm120kit patch edit` with this state directory{reason}",
                 "start with `sm120kit patch edit RECIPE --into DIR`, or name the state directory it was made with: --state;"
                 " from somebody else's repository: sm120kit patch import COMMIT --repository DIR",
@@ -164,13 +164,13 @@ def export_edits(
         present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, series), commits)
         _require_same_origin(directory, record, present)
         if (edited / "HEAD").read_text(errors="replace").strip() != f"ref: {SERIES}":
-            raise BadPatch(
+            raise BadInput(
                 f"HEAD of {directory} is not branch series: a rebase is not finished, or another branch is checked out",
                 "finish with `git rebase --continue`, or `git switch series`; `git branch -f series` moves series to HEAD",
             )
         with repository.index(SERIES) as index:
             if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
-                raise BadPatch(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
+                raise BadInput(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
         projects = projects_in_tree(pin, inside)
         headers = OwnHeaders.of(repository, BASE, projects)
         exported = export(repository, BASE, SERIES, projects, headers)
@@ -194,7 +194,7 @@ def export_edits(
             except (BothChanged, PatchConflict) as reason:
                 message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
                 listed = "".join(f"\n  {change}" for change in meanwhile)
-                raise EditMismatch(message + listed, _by_hand(directory, record, present)) from None
+                raise Mismatch(message + listed, _by_hand(directory, record, present)) from None
             exported = export(repository, BASE, merged, projects, headers)
         changed = write_back(repository, exported, projects, root, overwrite, own_files)
         for change in meanwhile:
@@ -226,7 +226,7 @@ def _applied(pin: Pin, inside: tuple[VendoredProject, ...], patches: Sequence[Pa
 def _require_same_origin(directory: Path, record: EditRecord, present: EditRecord) -> None:
     """Require that a directory was made from the pins that are ``present``."""
     if record.pin != present.pin:
-        raise EditMismatch(
+        raise Mismatch(
             f"{directory} was made from recipe {record.recipe}, not from {present.recipe}"
             if record.recipe != present.recipe
             else f"{directory} was made from other sources than those that recipe {present.recipe} pins",

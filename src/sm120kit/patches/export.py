@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
-from sm120kit.core.errors import BadPatch, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.outside import mail_date
 from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem
@@ -63,7 +63,7 @@ def export(
     ``headers`` are left out.
 
     Raises:
-        BadPatch: a commit is a merge, touches more than one project, or does not make a well-formed patch with a valid slug.
+        BadInput: a commit is a merge, touches more than one project, or does not make a well-formed patch with a valid slug.
     """
     commits = repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split()
     exported = (export_commit(repository, commit, projects, headers) for commit in commits)
@@ -77,19 +77,19 @@ def export_commit(
     message = read_message(repository, commit)
     title = _title(commit, message.subject)
     if " " in message.parents:
-        raise BadPatch(f"{title} is a merge", "rebase, so that every commit is one patch")
+        raise BadInput(f"{title} is a merge", "rebase, so that every commit is one patch")
     changed = repository.changed(message.parents, commit)
     own = [path for path in changed if path in headers]
     if own and len(own) == len(changed):
         return None
     if own:
-        raise BadPatch(
+        raise BadInput(
             f"{title} changes headers of cutlass_overrides, such as {own[0]}, and files of a project",
             "split it: git reset HEAD^, then commit the headers and the other files in two commits",
         )
     project = _owner_of_changes(changed, projects, title)
     if problem := slug_problem(message.slug):
-        raise BadPatch(
+        raise BadInput(
             f"{title}: its {'trailer Patch' if message.named else 'subject'} gives"
             f" {problem if message.slug else 'no file name'}",
             f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
@@ -128,7 +128,7 @@ def read_message(repository: Repository, commit: str) -> CommitMessage:
     """Read the message of a commit.
 
     Raises:
-        BadPatch: its date is before 1900, or after 9998.
+        BadInput: its date is before 1900, or after 9998.
     """
     form = "%P%x00%an <%ae>%x00%aD%x00%B"
     log = repository.git("log", "-1", "--encoding=UTF-8", f"--format={form}", commit).raw.decode(errors="replace")
@@ -138,7 +138,7 @@ def read_message(repository: Repository, commit: str) -> CommitMessage:
     try:
         authored = mail_date(date)
     except ValueError as error:
-        raise BadPatch(f"commit {commit}: {error}", "give it another with git commit --amend --date=now") from error
+        raise BadInput(f"commit {commit}: {error}", "give it another with git commit --amend --date=now") from error
     return CommitMessage(author, authored, subject, body, parents, f"{match[1]}/{match[2]}" if match else "")
 
 
@@ -160,7 +160,7 @@ def _owner_of_changes(changed: Sequence[str], projects: Sequence[TreeProject], t
     """The one project whose files a commit changes: of nested projects, the innermost that contains each file."""
     owners = {owner for path in changed if (owner := owner_of(path, projects))}
     if len(owners) != 1:
-        raise BadPatch(
+        raise BadInput(
             f"{title} touches {' and '.join(sorted(owner.project for owner in owners)) or 'nothing'}",
             "one commit is one patch of one project",
         )
@@ -186,19 +186,17 @@ def write_back(
     ``overwrite`` has the names (``project/slug``) of patches whose file is replaced although it is for other versions.
 
     Raises:
-        UnknownName: ``overwrite`` has a name that is no patch.
-        PatchOverwritten: the file of a patch for other versions would be replaced.
+        NotFound: ``overwrite`` has a name that is no patch.
+        AlreadyExists: the file of a patch for other versions would be replaced.
         PatchConflict: a patch would be removed that another one names as required.
-        BadPatch: the series would not be well-formed, or a patch is not for the version of its project.
+        BadInput: the series would not be well-formed, or a patch is not for the version of its project.
     """
     files: dict[Path, bytes | None] = {}
     kept: dict[str, Patch] = {patch.name: patch for each in all_projects(root) for patch in load(root, each)}
     removed: list[Patch] = []
     names = {patch.name for project in projects for patch in load(root, project.project)}
     if unknown := sorted({*overwrite} - names):
-        raise UnknownName(
-            f"no patch {', '.join(unknown)}", f"--overwrite takes the names of patches: {', '.join(sorted(names))}"
-        )
+        raise NotFound(f"no patch {', '.join(unknown)}", f"--overwrite takes the names of patches: {', '.join(sorted(names))}")
     for project in projects:
         directory = root / project.project
         existing = {patch.slug: patch for patch in load(root, project.project)}
@@ -208,7 +206,7 @@ def write_back(
                 continue
             patch = _file_of(repository, commit, project, existing, overwrite)
             if patch.slug in contents:
-                raise BadPatch(f"{commit.title}: two commits are for {patch.name}", "squash them or change a subject")
+                raise BadInput(f"{commit.title}: two commits are for {patch.name}", "squash them or change a subject")
             contents[patch.slug] = normal_form(patch)
             kept[patch.name] = patch
         slugs = list(contents)
@@ -260,12 +258,12 @@ def _file_of(
         patch = _variant(commit, project, existing)
         before = existing.get(patch.slug)
     if not patch.is_for(project.version):
-        raise BadPatch(
+        raise BadInput(
             f"{commit.title} is for {patch.trailer('Applies-To')}, which excludes {project.project} {project.version}",
             f"include {project.version}, the version in this directory; to drop the patch there, remove the commit",
         )
     if patch.anchors and not _has_effect(repository, patch, commit, project):
-        raise BadPatch(
+        raise BadInput(
             f"{commit.title}: a trailer Hunk-Below or Hunk-Above puts a hunk at another place than the commit",
             "correct the number of the hunk or the line, or remove the trailer",
         )
@@ -275,7 +273,7 @@ def _file_of(
         return replace(patch, diff=before.diff)
     lost = _first_lost(before.versions, patch.versions)
     if lost and before.name not in overwrite:
-        raise PatchOverwritten(
+        raise AlreadyExists(
             f"{commit.title} changes the diff of {before.name} and excludes {project.project} {lost}, which loses it",
             f"keep its Applies-To ({before.trailer('Applies-To')}), or pass --overwrite {before.name}",
         )
@@ -288,7 +286,7 @@ def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patc
     If its ``Applies-To`` is still that of the other version, it gets that of the existing variant, or this version alone.
 
     Raises:
-        PatchOverwritten: its ``Applies-To`` includes versions of another variant.
+        AlreadyExists: its ``Applies-To`` includes versions of another variant.
     """
     patch = commit.patch
     family = [other for other in existing.values() if other.family == patch.family]
@@ -299,7 +297,7 @@ def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patc
         patch = with_versions(patch, slug, versions)
     for other in family:
         if other.slug != slug and (shared := overlap(other.versions, patch.versions)):
-            raise PatchOverwritten(
+            raise AlreadyExists(
                 f"{commit.title} is for {patch.trailer('Applies-To')}: {other.name} is for {project.project} {shared} already",
                 f"exclude the versions of {other.name} ({other.trailer('Applies-To')}) to add {project.project}/{slug}"
                 + (f", or pass --overwrite {other.name} to replace it" if other.slug == commit.patch.slug else ""),

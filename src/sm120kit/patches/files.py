@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.state import write_together
 from sm120kit.patches import evidence
 from sm120kit.patches.apply import compose
@@ -58,17 +58,17 @@ def new_message(name: str, projects: Sequence[TreeProject], root: Path) -> str:
     """The message of a commit that becomes the patch ``name`` (``project/slug``) of one of the projects in a tree.
 
     Raises:
-        BadPatch: the name has not this form.
-        UnknownName: the tree does not contain the project.
-        PatchOverwritten: there is such a patch.
+        BadInput: the name has not this form.
+        NotFound: the tree does not contain the project.
+        AlreadyExists: there is such a patch.
     """
     named, separator, slug = name.partition("/")
     if problem := slug_problem(slug) if separator else "it is not of the form project/slug":
-        raise BadPatch(f"no name of a patch: {name[:MAX_SLUG]}: {problem}", "a name is like cutlass/stage-count")
+        raise BadInput(f"no name of a patch: {name[:MAX_SLUG]}: {problem}", "a name is like cutlass/stage-count")
     project = next((project for project in projects if project.project == named), None)
     if project is None:
         names = ", ".join(project.project for project in projects)
-        raise UnknownName(f"{name[:MAX_SLUG]}: no project {named} in the source of this recipe", f"projects: {names}")
+        raise NotFound(f"{name[:MAX_SLUG]}: no project {named} in the source of this recipe", f"projects: {names}")
     require_free(root, named, slug)
     return skeleton(name, project.version)
 
@@ -86,15 +86,15 @@ def find(root: Path, name: str) -> Patch:
     """Find a patch of a series by ``project/slug`` or by a unique slug.
 
     Raises:
-        UnknownName: no series has it, or those of several projects.
+        NotFound: no series has it, or those of several projects.
     """
     every = [patch for project in projects(root) for patch in load(root, project)]
     matches = [patch for patch in every if name in (patch.name, patch.slug)]
     if len(matches) > 1:
         names = ", ".join(patch.name for patch in matches)
-        raise UnknownName(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
+        raise NotFound(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
     if not matches:
-        raise UnknownName(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
+        raise NotFound(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
     return matches[0]
 
 
@@ -145,11 +145,11 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
     Returns the files that changed, old and new. If ``slug`` has another family than the patch, all variants get it.
 
     Raises:
-        BadPatch: ``slug`` is no slug.
-        PatchOverwritten: another patch or proof has the name.
+        BadInput: ``slug`` is no slug.
+        AlreadyExists: another patch or proof has the name.
     """
     if problem := slug_problem(slug):
-        raise BadPatch(problem, "patches/README.md describes the names of patches")
+        raise BadInput(problem, "patches/README.md describes the names of patches")
     directory = root / patch.project
     family = slug.partition("--")[0]
     slugs = {patch.slug: slug}
@@ -163,7 +163,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
         proof, renamed = (evidence.path_of(root, f"{patch.project}/{name}") for name in (old, new))
         if proof.is_file():
             if renamed.exists():
-                raise PatchOverwritten(f"{renamed} exists already", "choose another name, or remove it")
+                raise AlreadyExists(f"{renamed} exists already", "choose another name, or remove it")
             content = proof.read_bytes()
             before, after = (f'"patch": "{patch.project}/{name}"'.encode() for name in (old, new))
             files |= {proof: None, renamed: content.replace(before, after, 1)}

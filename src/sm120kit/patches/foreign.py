@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from sm120kit.core.errors import BadPatch, PatchAlreadyUpstream, PatchConflict, PatchOverwritten, UnknownName
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem, path_problem, scan
 from sm120kit.patches.drift import steps
@@ -88,13 +88,13 @@ def import_patches(
     ``tree`` has the series applied.
 
     Raises:
-        BadPatch: a part of a diff is refused, or its files belong to no project or several.
-        PatchConflict, PatchAlreadyUpstream: one does not apply to the tree with those before it, or is contained in it.
-        PatchOverwritten: there is a patch of its name.
-        UnknownName: the tree does not contain ``target.project``.
+        BadInput: a part of a diff is refused, or its files belong to no project or several.
+        PatchConflict: one does not apply to the tree with those before it, or is contained in it.
+        AlreadyExists: there is a patch of its name.
+        NotFound: the tree does not contain ``target.project``.
     """
     if len(foreign) > 1 and target.slug:
-        raise BadPatch(
+        raise BadInput(
             f"{foreign[0].file} contains {len(foreign)} patches", "leave out --name: each is named after its subject"
         )
     above, written, imported = tree.tree, dict[Path, bytes | None](), list[Imported]()
@@ -104,7 +104,7 @@ def import_patches(
         file, series = directory / f"{patch.slug}.patch", directory / "series"
         require_free(root, patch.project, patch.slug)
         if file in written:
-            raise BadPatch(f"two patches of {each.file} have the subject {patch.subject!r}", "change one")
+            raise BadInput(f"two patches of {each.file} have the subject {patch.subject!r}", "change one")
         slugs = [slug for _, slug in slug_lines(series)]
         new = [path.stem for path in written if path.parent == directory and path != series]
         written |= {file: patch.content, series: series_content(series, [*slugs, *new, patch.slug])}
@@ -118,11 +118,11 @@ def require_free(root: Path, project: str, slug: str) -> None:
     """Require that no patch has this name.
 
     Raises:
-        PatchOverwritten: a series or a file has it.
+        AlreadyExists: a series or a file has it.
     """
     file = root / project / f"{slug}.patch"
     if file.exists() or file.is_symlink() or slug in [name for _, name in slug_lines(file.with_name("series"))]:
-        raise PatchOverwritten(f"there is a patch {project}/{slug} already", "choose another name")
+        raise AlreadyExists(f"there is a patch {project}/{slug} already", "choose another name")
 
 
 def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> tuple[Patch, tuple[str, ...], str]:
@@ -133,7 +133,7 @@ def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Import
     slug = target.slug or own.slug or slug_of(foreign.file.stem)
     if problem := slug_problem(slug):
         reason = f"{foreign.file}: {problem}" if slug else f"the subject of {foreign.file} gives no file name"
-        raise BadPatch(reason, "name it with --name SLUG")
+        raise BadInput(reason, "name it with --name SLUG")
     subject, body = own.subject or SUBJECT, complete(own.body, f"{project.project}/{slug}", project.version)
     with repository.index(above) as index:
         plain, exact = _applied(index, foreign, place)
@@ -144,11 +144,11 @@ def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Import
         if plain not in ("", after):
             raise PatchConflict(f"{foreign.file} has hunks that are not at their lines, beside renames or modes", _BY_HAND)
     if after == above:
-        raise PatchAlreadyUpstream(f"{foreign.file} changes nothing in the source", "choose another --recipe")
+        raise PatchConflict(f"{foreign.file} changes nothing in the source", "choose another --recipe")
     content = render(own.author, own.date, subject, body, diff(repository, above, after, project.path))
     result = parse_own(project.project, slug, content)
     if not result.is_for(project.version):
-        raise BadPatch(
+        raise BadInput(
             f"{foreign.file} is for {result.trailer('Applies-To')}, which excludes {project.project} {project.version}",
             "choose another --recipe, or change its Applies-To",
         )
@@ -176,7 +176,7 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     """The tree with a diff whose hunks fit exactly one place each, though not at their lines.
 
     Raises:
-        PatchConflict, PatchAlreadyUpstream: a hunk fits no place or several, or the tree contains the diff.
+        PatchConflict: a hunk fits no place or several, or the tree contains the diff.
     """
     change = _normal_form(foreign, place)
     problems: list[Problem] = []
@@ -190,7 +190,7 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     if step.status.state is PatchState.CONFLICTS:
         raise PatchConflict(f"{foreign.file} does not apply to {where}:\n{step.status.detail}", hint)
     if step.status.state is PatchState.ALREADY_UPSTREAM:
-        raise PatchAlreadyUpstream(f"{where} contains {foreign.file} already", "choose another --recipe")
+        raise PatchConflict(f"{where} contains {foreign.file} already", "choose another --recipe")
     return step.tree
 
 
@@ -235,22 +235,22 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
     """The paths of a diff, and those of them that it creates, without ``strip`` leading directories.
 
     Raises:
-        BadPatch: git does not accept it, or a path is not allowed in a patch.
+        BadInput: git does not accept it, or a path is not allowed in a patch.
     """
     arguments = ("apply", f"-p{strip}")
     listed = repository.git(*arguments, "--numstat", "-z", "-", stdin=foreign.diff, check=False)
     if listed.returncode != 0:
         reason = next(iter(listed.stderr.strip().splitlines()), "git does not accept it").removeprefix("error: ")
-        raise BadPatch(f"{foreign.file}: {reason}", f"pass another --strip, make it again with git diff, or {_BY_HAND}")
+        raise BadInput(f"{foreign.file}: {reason}", f"pass another --strip, make it again with git diff, or {_BY_HAND}")
     rows = [row.split(b"\t", 2) for row in listed.raw.split(b"\0") if row]
     paths = [row[2].decode(errors="replace") for row in rows]
     if len(re.findall(rb"^diff --git ", foreign.diff, re.MULTILINE)) > len(rows):
-        raise BadPatch(f"{foreign.file}: git ignores a part of it, such as a binary file", _BY_HAND)
+        raise BadInput(f"{foreign.file}: git ignores a part of it, such as a binary file", _BY_HAND)
     if binary := next((path for row, path in zip(rows, paths, strict=True) if row[0] == b"-"), ""):
-        raise BadPatch(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _BY_HAND)
+        raise BadInput(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _BY_HAND)
     for path in paths:
         if problem := path_problem(path):
-            raise BadPatch(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
+            raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
     renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
     return paths, {*_CREATED.findall(summary), *renamed}
@@ -264,13 +264,13 @@ def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportT
     repository, projects = Repository(tree.checkout.repository), projects_in_tree(tree.checkout.pin, tree.inside)
     names = [project.project for project in projects]
     if target.project and target.project not in names:
-        raise UnknownName(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
+        raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
     existing = set(repository.paths(above))
     refused: list[str] = []
     for strip in (1, 0) if target.strip is None else (target.strip,):
         try:
             paths, created = _files(foreign, repository, strip)
-        except BadPatch:
+        except BadInput:
             if strip or target.strip is not None:
                 raise
             continue
@@ -285,12 +285,12 @@ def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportT
         if len(usable) == 1:
             return usable[0]
         if usable:
-            raise BadPatch(
+            raise BadInput(
                 f"the files of {foreign.file} can be those of {' or '.join(sorted({p.project.project for p in usable}))}",
                 _OPTIONS,
             )
     problems = sorted(set(refused)) or [f"its files are not those of {target.project}"]
-    raise BadPatch("\n".join([f"{foreign.file} is not for this source:", *(f"  {text}" for text in problems)]), _OPTIONS)
+    raise BadInput("\n".join([f"{foreign.file} is not for this source:", *(f"  {text}" for text in problems)]), _OPTIONS)
 
 
 def _fit(
@@ -314,7 +314,7 @@ def _fit(
     owners = {owner for path in kept if (owner := owner_of(directory + path, projects))}
     if len(owners) > 1:
         both = " and ".join(sorted(owner.project for owner in owners))
-        raise BadPatch(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
+        raise BadInput(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
     return _Place(owners.pop(), 1, directory, left_out), []
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from sm120kit.core.errors import BadPatch
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches import anchors, probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
@@ -221,21 +221,21 @@ def read_foreign(file: Path) -> Patch:
     and probes.
 
     Raises:
-        BadPatch: the file cannot be read, contains no diff, or has ``Applies-To`` and is not well-formed.
+        BadInput: the file cannot be read, contains no diff, or has ``Applies-To`` and is not well-formed.
     """
     try:
         content = read_input(file)
     except OSError as error:
-        raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a patch of a series or an existing file") from error
+        raise BadInput(f"{file} cannot be read: {error.strerror}", "name a patch of a series or an existing file") from error
     applies_to = re.search(rb"^Applies-To: *([\w.-]+)", content, re.MULTILINE)
     patch, problems = parse(applies_to[1].decode() if applies_to else "", file, content)
     if patch and not problems:
         return patch
     if applies_to:
-        raise BadPatch("\n".join(map(str, problems)), "patches/README.md describes the format")
+        raise BadInput("\n".join(map(str, problems)), "patches/README.md describes the format")
     start = re.search(rb"^diff --git ", content, re.MULTILINE)
     if not start:
-        raise BadPatch(f"{file} has no line 'diff --git': it is not a git diff", "make one with git diff or git format-patch")
+        raise BadInput(f"{file} has no line 'diff --git': it is not a git diff", "make one with git diff or git format-patch")
     return Patch("", file.stem, "", _EPOCH, file.stem, "", (), SpecifierSet(), content[start.start() :], (), content)
 
 

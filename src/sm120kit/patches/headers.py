@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch, EditMismatch
+from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.patches.apply import OVERRIDES_MESSAGE
 from sm120kit.patches.records import TreeProject
 from sm120kit.sources.git import Repository
@@ -44,8 +44,8 @@ class OwnHeaders:
         """The content of each file of ``overrides`` that differs between two commits; None if it was removed.
 
         Raises:
-            BadPatch: a header is a link, executable or hidden.
-            EditMismatch: a file of ``overrides`` has the content of neither commit.
+            BadInput: a header is a link, executable or hidden.
+            Mismatch: a file of ``overrides`` has the content of neither commit.
         """
         files: dict[Path, bytes | None] = {}
         for path in repository.changed(*commits):
@@ -55,13 +55,13 @@ class OwnHeaders:
             mode = repository.git("ls-tree", commits[1], "--", path).stdout.partition(" ")[0]
             if mode not in ("", "100644") or file.name.startswith("."):
                 kind = "hidden" if file.name.startswith(".") else f"of mode {mode}"
-                raise BadPatch(f"{path} is {kind}", "our headers are plain files: git update-index --chmod=-x, or rename it")
+                raise BadInput(f"{path} is {kind}", "our headers are plain files: git update-index --chmod=-x, or rename it")
             content = _read(repository, commits[1], path)
             present = file.read_bytes() if file.is_file() else None
             if content == present:
                 continue
             if present != _read(repository, commits[0], path):
-                raise EditMismatch(
+                raise Mismatch(
                     f"{file} was changed since the directory was made, and the directory changes it, too",
                     f"merge the two by hand into {file}, and commit its content in the directory",
                 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches.export import CommitMessage, diff, read_message, slug_of
 from sm120kit.patches.message import AUTHOR
@@ -44,18 +44,18 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
     """Read the patches of a file, the first to be applied first.
 
     Raises:
-        BadPatch: the file cannot be read, contains no diff, or more than ``MAX_PATCHES``.
+        BadInput: the file cannot be read, contains no diff, or more than ``MAX_PATCHES``.
     """
     try:
         content = read_input(file)
     except OSError as error:
-        raise BadPatch(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
+        raise BadInput(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
     parts = list(_split(content))
     if len(parts) > MAX_PATCHES:
-        raise BadPatch(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
+        raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
     found = [part for part in parts if _DIFF.search(part)]
     if not found:
-        raise BadPatch(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
+        raise BadInput(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
     return tuple(_read(file, part) for part in found)
 
 
@@ -160,7 +160,7 @@ def read_commit(directory: Path, revision: str) -> ForeignPatch:
     """Read a commit of a git repository, whose configuration is not applied.
 
     Raises:
-        BadPatch: the directory has no repository or no such commit, or the commit has not exactly one parent.
+        BadInput: the directory has no repository or no such commit, or the commit has not exactly one parent.
     """
     git_directory = directory / ".git"
     if not git_directory.exists():
@@ -176,9 +176,9 @@ def read_commit(directory: Path, revision: str) -> ForeignPatch:
             result = repository.fetch(source, f"{commit}:refs/heads/imported", options=("--depth=2",), check=False)
         if result.returncode != 0:
             reason = next(iter(result.stderr.strip().splitlines()), "no such revision").removeprefix("fatal: ")
-            raise BadPatch(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")
+            raise BadInput(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")
         own = read_message(repository, commit)
         if len(own.parents.split()) != 1:
             kind = "a merge" if own.parents else "the first commit of its repository"
-            raise BadPatch(f"{revision} of {directory} is {kind}", "name a commit with one parent")
+            raise BadInput(f"{revision} of {directory} is {kind}", "name a commit with one parent")
         return ForeignPatch(Path(f"{slug_of(own.subject) or commit[:12]}.patch"), own, diff(repository, own.parents, commit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.errors import SystemRefused
 from sm120kit.core.state import disk_errors, publish_directory
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import GitIndex, Repository
@@ -14,12 +14,12 @@ def write(tree: PatchedTree, directory: Path) -> None:
     """Write the files of a tree to a directory of the user's, all or none.
 
     Raises:
-        StateUnwritable: the directory has files, or cannot be written.
+        SystemRefused: the directory has files, or cannot be written.
     """
     directory = directory.resolve()
     with disk_errors(directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise StateUnwritable(f"{directory} is not empty", "name a directory that is empty or does not exist yet")
+            raise SystemRefused(f"{directory} is not empty", "name a directory that is empty or does not exist yet")
     with publish_directory(directory) as new:
         materialise(tree, new)
 
@@ -40,14 +40,14 @@ def materialise(tree: PatchedTree, directory: Path) -> None:
     written by sm120kit.
 
     Raises:
-        StateUnwritable: the directory contains files and was not written by sm120kit, or it is not writable.
+        SystemRefused: the directory contains files and was not written by sm120kit, or it is not writable.
     """
     directory = directory.resolve()
     repository = Repository(tree.checkout.repository)
     index = GitIndex(repository, index_file(directory))
     with disk_errors(directory):
         if directory.exists() and not index.file.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise StateUnwritable(
+            raise SystemRefused(
                 f"{directory} was not made by sm120kit and is not empty: all its files would be replaced",
                 "name a directory that is empty or does not exist yet",
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import FetchFailed, HashMismatch, OfflineMiss, UnsafeArchive, WrongSource
+from sm120kit.core.errors import FetchFailed, Mismatch, NotTrusted, OfflineMiss
 from sm120kit.core.state import digest_of, mark_used, publish_directory, read_record, write_record
 from sm120kit.patches.drift import VERSION_H, apply_fitting, cutlass_version, fit_patch
 from sm120kit.patches.format import Patch
@@ -128,7 +128,7 @@ def drift_matrix(
     A release that cannot be fetched or imported has an error instead of states. ``every``: also pre-releases and yanked ones.
 
     Raises:
-        BadPatch: a series is not well-formed.
+        BadInput: a series is not well-formed.
         FetchFailed, OfflineMiss: no release of a project is listed.
     """
     upstreams = [upstream for upstream in upstreams if not set(projects).isdisjoint(upstream.projects)]
@@ -155,7 +155,7 @@ def _row(series: _Series, release: Release, releases: Releases) -> ReleaseDrift:
     try:
         if not imports.is_dir():
             _import(series, release, releases, imports)
-    except (FetchFailed, HashMismatch, OfflineMiss, UnsafeArchive, WrongSource) as error:
+    except (FetchFailed, NotTrusted, OfflineMiss, Mismatch) as error:
         return ReleaseDrift(pin.project, pin.version, pin.sha256, error=error.message)
     mark_used(imports)
     imported = read_record(_Imported, imports / "files.json")
@@ -170,7 +170,7 @@ def _import(series: _Series, release: Release, releases: Releases, target: Path)
     """Write the files of a release that decide how patches fit as a repository and a record below ``target``.
 
     Raises:
-        WrongSource: CUTLASS in it states no version.
+        Mismatch: CUTLASS in it states no version.
     """
     pin, workspace = release.pin, releases.workspace
     with workspace.exclusive("drift"):
@@ -188,7 +188,7 @@ def _import(series: _Series, release: Release, releases: Releases, target: Path)
                 text = repository.read(_REF, path).decode(errors="replace") if path in files else ""
                 versions["cutlass"] = cutlass_version(text)
                 if not versions["cutlass"]:
-                    raise WrongSource(f"{sdist.name}: {path} states no version", "leave out releases before it with --since")
+                    raise Mismatch(f"{sdist.name}: {path} states no version", "leave out releases before it with --since")
             commit = repository.git("rev-parse", _REF).stdout.strip()
             write_record(directory / "files.json", _Imported(commit, versions, files))
 

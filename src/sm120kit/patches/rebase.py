@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from sm120kit.core.errors import BadPatch, BadRecipe, EditMismatch, PatchConflict, StateUnwritable
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.core.state import (
     digest_of,
     disk_errors,
@@ -129,16 +129,16 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
     Patches that are for the new version already, and those with a variant for it, are applied as they are.
 
     Raises:
-        StateUnwritable: the directory is not empty.
-        BadRecipe: the new tree lacks a project that has patches.
+        SystemRefused: the directory is not empty.
+        BadInput: the new tree lacks a project that has patches.
         PatchConflict: a patch that is for the new version and not for the old one does not apply.
-        BadPatch: see :func:`sm120kit.patches.export.write_back`.
+        BadInput: see :func:`sm120kit.patches.export.write_back`.
     """
     directory = directory.absolute()
     _require_projects(move)
     with disk_errors(directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise StateUnwritable(f"{directory} is not empty", "name a directory that does not exist yet")
+            raise SystemRefused(f"{directory} is not empty", "name a directory that does not exist yet")
     with publish_directory(directory) as new:
         gitdir = new / ".git"
         Repository.init(gitdir)
@@ -166,7 +166,7 @@ def recipes_of(directory: Path, key: bytes) -> tuple[str, str]:
     """The old and the new recipe of a rebase, as arguments of commands.
 
     Raises:
-        EditMismatch: no rebase is in progress in the directory.
+        Mismatch: no rebase is in progress in the directory.
     """
     with opened(directory.absolute()) as repository:
         return read_record(repository, directory, key).recipes
@@ -178,9 +178,9 @@ def resume(move: SeriesMove, directory: Path) -> RebaseProgress:
     A resolution is staged, or committed on branch ``series``. See :func:`begin` for what follows.
 
     Raises:
-        EditMismatch: no rebase is in progress in the directory, or the pins or the series changed since.
+        Mismatch: no rebase is in progress in the directory, or the pins or the series changed since.
         PatchConflict: conflicts are not resolved.
-        BadPatch: the directory has changes that are not part of the resolution, or another branch than ``series``; or see
+        BadInput: the directory has changes that are not part of the resolution, or another branch than ``series``; or see
             :func:`begin`.
     """
     directory = directory.absolute()
@@ -207,8 +207,8 @@ def abort(directory: Path, root: Path, key: bytes) -> None:
     """Remove the directory of a rebase with the patches moved so far. The series below ``root`` is as before.
 
     Raises:
-        EditMismatch: no rebase is in progress in the directory.
-        BadPatch: it contains work that is not part of the rebase: changes of other files than those with conflicts, new
+        Mismatch: no rebase is in progress in the directory.
+        BadInput: it contains work that is not part of the rebase: changes of other files than those with conflicts, new
             files, other branches.
     """
     directory = directory.absolute()
@@ -220,7 +220,7 @@ def abort(directory: Path, root: Path, key: bytes) -> None:
         trees = [record.before or record.tree, record.tree, refs.get("HEAD", record.head)]
         own += [f"  {path}" for path in unknown_files(repository, directory, trees) if path not in record.conflicts]
         if own:
-            raise BadPatch(
+            raise BadInput(
                 "\n".join([f"{directory} contains work that is not part of the rebase:", *own]),
                 f"move it elsewhere first, or remove all: rm -r {directory}",
             )
@@ -244,7 +244,7 @@ def _require_projects(move: SeriesMove) -> None:
     missing = [project for project in move.old_projects if project.project not in names]
     if missing:
         listed = ", ".join(project.project for project in missing)
-        raise BadRecipe(
+        raise BadInput(
             f"recipe {move.recipes[1]} has no source {listed}, whose patches are to be moved",
             f"name a recipe of {move.old.checkout.pin.project}, or add [sources.{missing[0].project}] to that one",
         )
@@ -342,7 +342,7 @@ def _collect(repository: Repository, directory: Path, record: RebaseRecord, head
             f"edit these files, `git add` or `git rm` them, then {proceed}",
         )
     if unstaged := [path for state, path in changes if state[1] != " "]:
-        raise BadPatch(
+        raise BadInput(
             "\n".join([f"{directory} has changes that are not staged:", *(f"  {path}" for path in unstaged)]),
             f"`git add` what belongs to the resolution and remove the rest, then {proceed}",
         )
@@ -353,7 +353,7 @@ def _collect(repository: Repository, directory: Path, record: RebaseRecord, head
             f"resolve them, `git add` the files, then {proceed}",
         )
     if changes and (head != record.head or not record.entries):
-        raise BadPatch(
+        raise BadInput(
             "\n".join([f"{directory} has uncommitted changes:", *(f"  {path}" for _, path in changes)]),
             f"commit or remove them, then {proceed}",
         )
@@ -405,7 +405,7 @@ def _plan_writes(repository: Repository, move: SeriesMove, record: RebaseRecord)
     They are written to a copy of the series, and both trees are patched from that.
 
     Raises:
-        BadPatch: they would not have this effect.
+        BadInput: they would not have this effect.
     """
     projects = [project.project for project in move.projects]
     exported = export(repository, record.base, record.head, move.projects)
@@ -420,7 +420,7 @@ def _plan_writes(repository: Repository, move: SeriesMove, record: RebaseRecord)
         onto = apply(move.onto.checkout, move.onto.inside, root, move.overrides)
         for tree, expected, recipe in zip((old, onto), (move.old.tree, record.tree), move.recipes, strict=True):
             if tree.tree != expected:
-                raise BadPatch(
+                raise BadInput(
                     f"with these commits, the series would not give the tree of recipe {recipe} that it should",
                     "keep the Applies-To of patches of other versions",
                 )
@@ -508,17 +508,17 @@ def _write_files(repository: Repository, root: Path, directory: Path, writes: Se
     """Write files of the series, all or none; those that were written already stay.
 
     Raises:
-        EditMismatch: a file has neither the content before nor the one after.
+        Mismatch: a file has neither the content before nor the one after.
     """
     files: dict[Path, bytes | None] = {}
     for write in writes:
         project, _, name = write.path.partition("/")
         if slug_problem(project) or (name != "series" and slug_problem(name.removesuffix(".patch"))):
-            raise EditMismatch(f"the record of {directory} names {write.path!r}, which is no file of a series", ANEW)
+            raise Mismatch(f"the record of {directory} names {write.path!r}, which is no file of a series", ANEW)
         path = root / project / name
         before, after = (repository.git("cat-file", "blob", blob).raw if blob else None for blob in (write.before, write.after))
         if _content(path) not in (before, after):
-            raise EditMismatch(f"{path} changed since the rebase in {directory} began", ANEW)
+            raise Mismatch(f"{path} changed since the rebase in {directory} began", ANEW)
         files[path] = after
     write_together(files)
 
@@ -526,6 +526,6 @@ def _write_files(repository: Repository, root: Path, directory: Path, writes: Se
 def _require_unchanged(move: SeriesMove, directory: Path, record: RebaseRecord) -> None:
     """Require the pins and the series with which a rebase began; while the series is written, its files are compared."""
     if record.pins != move.pins:
-        raise EditMismatch(f"{directory} was made from other sources than those that {' and '.join(move.recipes)} pin", ANEW)
+        raise Mismatch(f"{directory} was made from other sources than those that {' and '.join(move.recipes)} pin", ANEW)
     if not record.writes and record.series != move.series:
-        raise EditMismatch(f"the series changed since the rebase in {directory} began; its result would undo that", ANEW)
+        raise Mismatch(f"the series changed since the rebase in {directory} began; its result would undo that", ANEW)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch, EditMismatch
+from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.records import json_default
 from sm120kit.core.seal import is_sealed, seal
 from sm120kit.core.state import owned_directory, write_atomic
@@ -130,13 +130,13 @@ def head_of(repository: Repository, directory: Path) -> str:
     """The commit of branch ``series``, which HEAD must name; the scratch repository gets the same HEAD."""
     gitdir = directory / ".git"
     if (gitdir / "HEAD").read_text(errors="replace").strip() != f"ref: {SERIES}":
-        raise BadPatch(
+        raise BadInput(
             f"HEAD of {directory} is not branch series",
             f"`git switch series`, then sm120kit patch rebase --continue {directory}",
         )
     listed = repository.git("ls-remote", "--quiet", "--", gitdir, SERIES).stdout.split()
     if not listed:
-        raise EditMismatch(f"{directory} has no branch series", ANEW)
+        raise Mismatch(f"{directory} has no branch series", ANEW)
     repository.set_ref(SERIES, listed[0])
     repository.git("symbolic-ref", "HEAD", SERIES)
     return listed[0]
@@ -163,7 +163,7 @@ def unknown_files(repository: Repository, directory: Path, trees: Sequence[str])
 def require_known_files(repository: Repository, directory: Path, trees: Sequence[str]) -> None:
     """Require that an interrupted switch between two trees can be repeated without loss."""
     if unknown := unknown_files(repository, directory, trees):
-        raise BadPatch(
+        raise BadInput(
             "\n".join(
                 [
                     f"{directory} was interrupted; files that are neither as before nor as after it:",
@@ -179,11 +179,11 @@ def opened(directory: Path) -> Iterator[Repository]:
     """A scratch repository with the objects of that in a directory, but with refs and configuration of its own.
 
     Raises:
-        EditMismatch: the directory contains no repository.
+        Mismatch: the directory contains no repository.
     """
     gitdir = directory / ".git"
     if gitdir.is_symlink() or not (gitdir / "objects").is_dir():
-        raise EditMismatch(f"no rebase is in progress in {directory}", _START)
+        raise Mismatch(f"no rebase is in progress in {directory}", _START)
     with owned_directory(gitdir, "sm120kit-") as scratch:
         repository = Repository.init(scratch / "repository")
         shutil.rmtree(repository.path / "objects")
@@ -195,7 +195,7 @@ def read_record(repository: Repository, directory: Path, key: bytes) -> RebaseRe
     """The record in the configuration of a directory, of which git reads nothing else.
 
     Raises:
-        EditMismatch: there is none that was sealed with the key.
+        Mismatch: there is none that was sealed with the key.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -205,7 +205,7 @@ def read_record(repository: Repository, directory: Path, key: bytes) -> RebaseRe
         listed = [repository.git(*arguments, name, check=False).raw.rstrip(b"\0") for name in (_STATE, _SEAL)]
         state, found = (value.decode(errors="replace") for value in listed)
         if state and not is_sealed(key, _STATE, state, found):
-            raise EditMismatch(
+            raise Mismatch(
                 f"the rebase in {directory} was not begun with this state directory, so its record is not followed",
                 f"name the state directory with --state; if it is somebody else's, {_START} of your own",
             )
@@ -213,7 +213,7 @@ def read_record(repository: Repository, directory: Path, key: bytes) -> RebaseRe
             return TypeAdapter(RebaseRecord).validate_json(state)
         except ValidationError:
             pass
-    raise EditMismatch(f"no rebase is in progress in {directory}", _START)
+    raise Mismatch(f"no rebase is in progress in {directory}", _START)
 
 
 def write_state(gitdir: Path, record: RebaseRecord | None, key: bytes, more: str = "") -> None:

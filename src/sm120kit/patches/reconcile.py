@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
 
-from sm120kit.core.errors import BadPatch, PatchConflict
+from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.patches.apply import commit_patch
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import Exported
@@ -108,7 +108,7 @@ def by_name(exported: Sequence[Exported], series: Sequence[Patch], projects: Seq
     """Exported commits by the name of their file in a series: that of a ported commit is the variant for the tree's version.
 
     Raises:
-        BadPatch: two commits have the same name.
+        BadInput: two commits have the same name.
     """
     versions = {project.project: project.version for project in projects}
     for_tree = {f"{patch.project}/{patch.family}": patch.name for patch in series if patch.is_for(versions[patch.project])}
@@ -121,7 +121,7 @@ def by_name(exported: Sequence[Exported], series: Sequence[Patch], projects: Seq
     for commit in exported:
         name = names.get(commit.patch.name, commit.patch.name)
         if name in commits:
-            raise BadPatch(f"{commit.title}: two commits are for {name}", "squash them or change a subject")
+            raise BadInput(f"{commit.title}: two commits are for {name}", "squash them or change a subject")
         commits[name] = commit
     return commits
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from sm120kit.core.errors import BadPatch
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import write_atomic
 from sm120kit.patches import evidence
 from sm120kit.patches.diff import Problem
@@ -32,7 +32,7 @@ def load(root: Path, project: str) -> tuple[Patch, ...]:
     """The patches of a project in order; empty without a series.
 
     Raises:
-        BadPatch: a patch or the series is not well-formed; the message has every problem of every file.
+        BadInput: a patch or the series is not well-formed; the message has every problem of every file.
     """
     patches, problems = read(root, project)
     require_no_problems(problems)
@@ -112,10 +112,10 @@ def _is_complete(patch: Patch) -> bool:
 
 
 def require_no_problems(problems: list[Problem]) -> None:
-    """Raise :class:`BadPatch` with all problems, if there are any."""
+    """Raise :class:`BadInput` with all problems, if there are any."""
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the patches"
-        raise BadPatch("\n".join([count, *map(str, problems)]), "patches/README.md describes the format")
+        raise BadInput("\n".join([count, *map(str, problems)]), "patches/README.md describes the format")
 
 
 def read(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]]:
@@ -198,9 +198,9 @@ def _text(series: Path) -> str:
     """The text of a series file; empty if there is none.
 
     Raises:
-        BadPatch: it is not UTF-8.
+        BadInput: it is not UTF-8.
     """
     try:
         return series.read_text(encoding="utf-8") if series.is_file() else ""
     except UnicodeDecodeError as error:
-        raise BadPatch(f"{series} is not text: {error}", "patches/README.md describes the format") from error
+        raise BadInput(f"{series} is not text: {error}", "patches/README.md describes the format") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm120kit.core.errors import BadRecipe, UnknownName, did_you_mean
+from sm120kit.core.errors import BadInput, NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
 from sm120kit.core.state import data_root
@@ -71,7 +71,7 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
     """All recipe names, or those of one kind: sorted by engine, oldest version first.
 
     Raises:
-        BadRecipe: a file's name contains no version.
+        BadInput: a file's name contains no version.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -81,7 +81,7 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
             return engine, Version(version), variant
         except InvalidVersion:
             problem = f"{directory() / name}.toml: {version!r} is not a version"
-            raise BadRecipe(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
+            raise BadInput(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
 
     stems = [path.stem for path in directory().glob("*.toml") if path.stem.count("-")]
     return sorted((name for name in stems if kind is None or kind_of(_split_name(name)[0]) is kind), key=order)
@@ -101,8 +101,8 @@ def locate(name: str) -> Path:
     no variant, such as ``sglang-0.5.11-b12x``.
 
     Raises:
-        UnknownName: no such recipe; the hint lists the recipes.
-        BadRecipe: a recipe of that engine is not well-formed.
+        NotFound: no such recipe; the hint lists the recipes.
+        BadInput: a recipe of that engine is not well-formed.
     """
     return _locate(name)[0]
 
@@ -113,14 +113,14 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
         path = Path(name)
         if why := file_problem(path):
             hint = "name a recipe that `sm120kit recipe list` shows, or an existing file"
-            raise UnknownName(f"no recipe file {name}: it {why}", hint)
+            raise NotFound(f"no recipe file {name}: it {why}", hint)
         return path, None
     known = names()
     stem = name.replace("@", "-")
     if stem not in known:
         of_engine = [candidate for candidate in known if _split_name(candidate)[0] == stem]
         if not of_engine:
-            raise UnknownName(
+            raise NotFound(
                 f"unknown recipe {name!r}{did_you_mean(stem, known)}",
                 f"recipes: {', '.join(known) or 'none'} (in {directory()})",
             )
@@ -137,7 +137,7 @@ def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
         if recipe.state == "verified":
             return path, recipe
     choices = ", ".join(name.replace("-", "@", 1) for name in of_engine)
-    raise UnknownName(
+    raise NotFound(
         f"{engine!r} means its newest verified recipe, and none is verified yet",
         f"name one with its version: {choices}",
     )
@@ -152,8 +152,8 @@ def load_with_path(name: str) -> tuple[Path, Recipe]:
     """Load a recipe of either kind, and return its file as well. See :func:`locate` for the forms of a name.
 
     Raises:
-        UnknownName: no such recipe; the hint lists the recipes.
-        BadRecipe: the file is not well-formed; the message lists every problem.
+        NotFound: no such recipe; the hint lists the recipes.
+        BadInput: the file is not well-formed; the message lists every problem.
     """
     path, recipe = _locate(name)
     return path, recipe or read(path)
@@ -168,7 +168,7 @@ def load_flashinfer(name: str) -> FlashInferRecipe:
     """Load a FlashInfer recipe. See :func:`load_with_path` for errors.
 
     Raises:
-        UnknownName: also for the recipe of an engine; the hint names the FlashInfer recipe that it uses.
+        NotFound: also for the recipe of an engine; the hint names the FlashInfer recipe that it uses.
     """
     return load(name).require_kernels()
 
@@ -177,7 +177,7 @@ def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[Vendore
     """The source of a recipe that contains ``project``, and the projects inside it: by default the first, an engine's own.
 
     Raises:
-        UnknownName: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses. Or none of its
+        NotFound: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses. Or none of its
             sources contains the project.
     """
     projects = {pin: [*(part.project for part in inside), pin.project] for pin, inside in recipe.pins}
@@ -186,10 +186,10 @@ def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[Vendore
             return pin, inside
     if projects:
         every = ", ".join(name for listed in projects.values() for name in listed)
-        raise UnknownName(f"{recipe.name} has no source of {project}", f"it has sources of {every}")
+        raise NotFound(f"{recipe.name} has no source of {project}", f"it has sources of {every}")
     of_engine = [name for name in names(EngineRecipe) if name.startswith(f"{recipe.engine}-") and load(name).pin]
     others = f"; recipes of {recipe.engine} with a source: {', '.join(of_engine)}" if of_engine else ""
-    raise UnknownName(
+    raise NotFound(
         f"{recipe.name} takes {recipe.engine} from its official wheel: it has no source with a patch series",
         f"name {recipe.flashinfer}, the FlashInfer recipe that it uses{others}",
     )
@@ -199,7 +199,7 @@ def load_engine(name: str) -> EngineRecipe:
     """Load a recipe of an engine. See :func:`load` for errors.
 
     Raises:
-        UnknownName: also for a FlashInfer recipe.
+        NotFound: also for a FlashInfer recipe.
     """
     return load(name).require_engine()
 
@@ -212,13 +212,13 @@ def group(recipe: FlashInferRecipe, name: str | None) -> GroupTable:
     """A kernel group of a recipe, or :data:`NO_KERNELS`; its default group when ``name`` is None.
 
     Raises:
-        UnknownName: no such group; the hint lists the groups.
+        NotFound: no such group; the hint lists the groups.
     """
     name = name or recipe.default_group
     if name == NO_KERNELS:
         return GroupTable(summary="no module: FlashInfer compiles each at first use", modules=())
     if name not in recipe.groups:
-        raise UnknownName(
+        raise NotFound(
             f"recipe {recipe.name} has no kernel group {name!r}{did_you_mean(name, recipe.groups)}",
             "groups: " + "; ".join(f"{key} ({table.summary})" for key, table in recipe.groups.items()) + f"; {NO_KERNELS}",
         )
@@ -229,14 +229,14 @@ def parse_arch(text: str) -> Arch:
     """Parse ``sm_120a``, ``sm_120f`` or ``sm_121a``.
 
     Raises:
-        UnknownName: not an arch that SM12x can run.
+        NotFound: not an arch that SM12x can run.
     """
     try:
         return Arch(text)
     except ValueError:
         known = [str(arch) for arch in Arch]
         plain = re.sub(r"^(compute_|sm_?)?12\.?([01])", r"sm_12\2", text)
-        raise UnknownName(
+        raise NotFound(
             f"unknown arch {text!r}{did_you_mean(plain, known)}",
             f"archs: {', '.join(known)} (plain sm_120 lacks the block-scaled MMA instructions)",
         ) from None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import data_root
 from sm120kit.recipes.load import problems_message, read_toml, validate
 from sm120kit.recipes.schema import Name, Strict
@@ -121,12 +121,12 @@ def load(name: str) -> Architecture:
     """Load an architecture by name.
 
     Raises:
-        BadRecipe: the file is not well-formed; the message has every problem.
+        BadInput: the file is not well-formed; the message has every problem.
     """
     path = data_root() / "recipes" / "models" / f"{name}.toml"
     architecture = validate(Architecture, read_toml(path), path)
     if (architecture.attention is None) == (architecture.latent_attention is None):
-        raise BadRecipe(problems_message(path, ["exactly one of attention and latent_attention is required"]))
+        raise BadInput(problems_message(path, ["exactly one of attention and latent_attention is required"]))
     return architecture
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.engines import Node, parser
 from sm120kit.recipes import locate, lock_path, lockfile
 from sm120kit.recipes.configurations import Configuration
@@ -22,17 +22,17 @@ def require_known(configuration: Configuration) -> bool:
     Returns whether they were checked: false if there are any, and the options of the engine were not recorded.
 
     Raises:
-        BadRecipe: an argument is rejected, or needs a distribution that is not locked; the message has the reason.
+        BadInput: an argument is rejected, or needs a distribution that is not locked; the message has the reason.
     """
     if missing := missing_extras(configuration):
         engine = configuration.engine
-        raise BadRecipe(
+        raise BadInput(
             f"{configuration.name}: its arguments need {', '.join(missing)}, which the lockfile of {engine} lacks",
             f"add it to environment.requires of the recipe and run `sm120kit recipe lock {engine}`; or omit the argument",
         )
     known = parser.load(configuration.engine)
     if known and (reason := parser.rejection(known, configuration.arguments)):
-        raise BadRecipe(
+        raise BadInput(
             f"{configuration.name}: the argument parser of {configuration.engine} rejects: {reason}",
             f"correct its arguments; {parser.record_path(configuration.engine)} lists all options",
         )
@@ -43,7 +43,7 @@ def missing_extras(configuration: Configuration) -> tuple[str, ...]:
     """Distributions that an argument of a configuration needs and the lockfile of its engine lacks; none without a lockfile.
 
     Raises:
-        LockDiffers: the lockfile is damaged.
+        Mismatch: the lockfile is damaged.
     """
     path = lock_path(locate(configuration.engine))
     if not path.is_file():

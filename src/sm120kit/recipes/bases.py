@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from sm120kit.core.errors import BadRecipe, LockDiffers, UnknownName, did_you_mean
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
 from sm120kit.core.state import data_root, digest_of, record_json, require_not_installed, write_atomic
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
@@ -88,15 +88,15 @@ def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
     """Load a base by its name. ``heirs`` are the bases that are like it and loaded because of it.
 
     Raises:
-        UnknownName: there is no such base, or none that it is like; the hint lists them.
-        BadRecipe: the file is not well-formed, and the message lists every problem; or the base is like itself.
+        NotFound: there is no such base, or none that it is like; the hint lists them.
+        BadInput: the file is not well-formed, and the message lists every problem; or the base is like itself.
     """
     if name not in names():
-        raise UnknownName(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
+        raise NotFound(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
     path = _directory() / f"{name}.toml"
     data = read_toml(path, "see the files in recipes/bases for examples")
     if (like := data.pop("like", None)) in (name, *heirs):
-        raise BadRecipe(
+        raise BadInput(
             f"{path}: like: {like!r} is the base itself, or like it", "name a base that is complete, or omit the key"
         )
     if like in names():
@@ -108,9 +108,7 @@ def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
         }
         data = inherited | data | tables
     elif like is not None:
-        raise UnknownName(
-            f"{path}: like: unknown base {like!r}{did_you_mean(str(like), names())}", f"bases: {', '.join(names())}"
-        )
+        raise NotFound(f"{path}: like: unknown base {like!r}{did_you_mean(str(like), names())}", f"bases: {', '.join(names())}")
     stem = [] if data.get("name", name) == name else [f"name: {data['name']!r} is not the file's name {name!r}"]
     return validate(Base, data, path, f"correct the file and lock it again: sm120kit recipe lock {name}", stem)
 
@@ -124,7 +122,7 @@ def lock_id(name: str) -> str:
     """The sha256 of a base's lockfile, in hexadecimal.
 
     Raises:
-        LockDiffers: the file does not exist.
+        Mismatch: the file does not exist.
     """
     return hashlib.sha256(_content(name)).hexdigest()
 
@@ -133,14 +131,14 @@ def read_lock(name: str, machine: str) -> tuple[DebianPackage, ...]:
     """The locked packages of a base for a machine: ``x86_64`` or ``aarch64``.
 
     Raises:
-        LockDiffers: the lockfile is missing, edited or outdated, or has no such machine.
-        UnknownName: there is no such base.
+        Mismatch: the lockfile is missing, edited or outdated, or has no such machine.
+        NotFound: there is no such base.
     """
     lock = verify(load(name))
     closure = next((closure for closure in lock.closures if closure.machine == machine), None)
     if closure is None:
         listed = ", ".join(closure.machine for closure in lock.closures)
-        raise LockDiffers(f"{lock_path(name)} has no packages for {machine}, only for {listed}", "build on such a machine")
+        raise Mismatch(f"{lock_path(name)} has no packages for {machine}, only for {listed}", "build on such a machine")
     return closure.packages
 
 
@@ -148,11 +146,11 @@ def verify(base: Base) -> BaseLock:
     """Read the lockfile of a base and compare it with the base.
 
     Raises:
-        LockDiffers: it is missing, edited or outdated.
+        Mismatch: it is missing, edited or outdated.
     """
     lock, inputs = _read(base.name), base.inputs()
     if changed := sorted(key for key in {*inputs, *lock.base} if lock.base.get(key) != inputs.get(key)):
-        raise LockDiffers(
+        raise Mismatch(
             f"{lock_path(base.name)} is outdated: the base has other values of {', '.join(changed)}",
             f"write it again: sm120kit recipe lock {base.name}",
         )
@@ -185,7 +183,7 @@ def _reusable(base: Base) -> tuple[BaseClosure, ...]:
     """The packages of the lockfile if the base requests the same; empty otherwise."""
     try:
         lock = _read(base.name)
-    except LockDiffers:
+    except Mismatch:
         return ()
     inputs = base.inputs()
     return lock.closures if all(lock.base.get(key) == inputs[key] for key in ("suite", "machines", "packages")) else ()
@@ -204,11 +202,11 @@ def _parse(name: str, path: Path, content: bytes) -> BaseLock:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise LockDiffers(f"{path} is not a lockfile of a base: {where}{': ' * bool(where)}{first['msg']}", hint) from error
+        raise Mismatch(f"{path} is not a lockfile of a base: {where}{': ' * bool(where)}{first['msg']}", hint) from error
     if lock.format != FORMAT or record_json(lock).encode() != content:
-        raise LockDiffers(f"{path} was edited, or written by another version of sm120kit", hint)
+        raise Mismatch(f"{path} was edited, or written by another version of sm120kit", hint)
     if edited := [closure.machine for closure in lock.closures if closure.sha256 != digest_of(closure.packages)]:
-        raise LockDiffers(f"{path}: the packages for {', '.join(edited)} were edited", hint)
+        raise Mismatch(f"{path}: the packages for {', '.join(edited)} were edited", hint)
     return lock
 
 
@@ -216,7 +214,7 @@ def _content(name: str) -> bytes:
     try:
         return lock_path(name).read_bytes()
     except FileNotFoundError as error:
-        raise LockDiffers(f"{name} is not locked: there is no {lock_path(name)}", f"sm120kit recipe lock {name}") from error
+        raise Mismatch(f"{name} is not locked: there is no {lock_path(name)}", f"sm120kit recipe lock {name}") from error
 
 
 def _directory() -> Path:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from sm120kit import engines
-from sm120kit.core.errors import UnknownName, did_you_mean
+from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.state import data_root
 from sm120kit.engines import parser
@@ -148,7 +148,7 @@ class Configuration(Strict):
         """The engine.
 
         Raises:
-            UnknownName: there is none of that name.
+            NotFound: there is none of that name.
         """
         return engines.of_recipe(self.engine)
 
@@ -176,16 +176,16 @@ def load(name: str) -> Configuration:
     """Load a configuration by its name, or by the path of a file: with a ``/``, or ending in ``.toml``.
 
     Raises:
-        UnknownName: no such configuration or file.
-        BadRecipe: the file is not well-formed; the message lists every problem.
+        NotFound: no such configuration or file.
+        BadInput: the file is not well-formed; the message lists every problem.
     """
     given = name.endswith(".toml") or "/" in name
     path = Path(name) if given else _directory() / f"{name}.toml"
     if why := file_problem(path):
         if given:
             hint = "name a configuration that `sm120kit config list` shows, or an existing file"
-            raise UnknownName(f"no configuration file {name}: it {why}", hint)
-        raise UnknownName(
+            raise NotFound(f"no configuration file {name}: it {why}", hint)
+        raise NotFound(
             f"no configuration {name!r}{did_you_mean(name, names())}", f"configurations: {', '.join(names())}; or a .toml file"
         )
     data = read_toml(path, "see the files in recipes/configurations for examples")

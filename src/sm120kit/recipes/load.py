@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sm120kit.core import outside
-from sm120kit.core.errors import BadRecipe, did_you_mean
+from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.recipes.schema import (
     DAY,
     FILES,
@@ -32,13 +32,13 @@ def read(path: Path) -> Recipe:
     """Read the file of a recipe.
 
     Raises:
-        BadRecipe: the file is not well-formed; the message lists every problem.
+        BadInput: the file is not well-formed; the message lists every problem.
     """
     data = read_toml(path, "docs/recipes.md describes recipes")
     hint = "correct the file and run `sm120kit recipe check` again"
     engine = str(data.get("engine", FLASHINFER_KEY))
     if engine not in known_engines():
-        raise BadRecipe(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)
+        raise BadInput(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)
     return validate(kind_of(engine), data, path, hint, _bad_references(data, path.stem))
 
 
@@ -46,21 +46,21 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        BadRecipe: the file cannot be read or is not TOML.
+        BadInput: the file cannot be read or is not TOML.
     """
     try:
         return outside.read_toml(path)
     except OSError as error:
-        raise BadRecipe(f"{path} cannot be read: {error.strerror}", "name a file that you may read") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror}", "name a file that you may read") from error
     except ValueError as error:
-        raise BadRecipe(f"{path}: not TOML: {error}", hint) from error
+        raise BadInput(f"{path}: not TOML: {error}", hint) from error
 
 
 def validate(kind: type[T], data: dict[str, Any], path: Path, hint: str = "", contradictions: Iterable[str] = ()) -> T:
     """Validate the content of a file as a ``kind``; ``contradictions`` are problems that the caller detected in it.
 
     Raises:
-        BadRecipe: the content does not fit ``kind``, or there are contradictions; the message lists every problem.
+        BadInput: the content does not fit ``kind``, or there are contradictions; the message lists every problem.
     """
     problems = list(contradictions)
     try:
@@ -68,7 +68,7 @@ def validate(kind: type[T], data: dict[str, Any], path: Path, hint: str = "", co
     except ValidationError as error:
         problems += [_explain(details, kind) for details in error.errors()]
     if problems:
-        raise BadRecipe(problems_message(path, problems), hint)
+        raise BadInput(problems_message(path, problems), hint)
     return record
 
 

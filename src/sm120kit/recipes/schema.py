@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
 from sm120kit.engines import Engine, all_engines, find, of_recipe
@@ -389,9 +389,9 @@ class FlashInferRecipe(Strict):
         """Require the recipe of an engine.
 
         Raises:
-            UnknownName: always.
+            NotFound: always.
         """
-        raise UnknownName(
+        raise NotFound(
             f"{self.name} is a FlashInfer recipe, not a recipe of an engine", "`sm120kit recipe list` shows those of engines"
         )
 
@@ -538,9 +538,9 @@ class EngineRecipe(Strict):
         """Require a FlashInfer recipe.
 
         Raises:
-            UnknownName: always; the hint names the FlashInfer recipe that it uses.
+            NotFound: always; the hint names the FlashInfer recipe that it uses.
         """
-        raise UnknownName(
+        raise NotFound(
             f"{self.name} is a recipe of {self.engine} and lists no kernels",
             f"the kernels of its FlashInfer are those of {self.flashinfer}; "
             f"kernels that {self.engine} has besides are not listed",

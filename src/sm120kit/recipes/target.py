@@ -104,7 +104,7 @@ class Target:
         """The lockfile, verified against the recipe, its sources and its patch series.
 
         Raises:
-            LockDiffers: it does not exist, or it is edited or outdated.
+            Mismatch: it does not exist, or it is edited or outdated.
         """
         return self._verified[0]
 
@@ -251,8 +251,8 @@ def resolve(name: str, options: Options) -> Target:
     """Resolve a recipe by name. See :func:`sm120kit.recipes.locate` for the forms of a name.
 
     Raises:
-        UnknownName: there is no such recipe; the hint lists the recipes.
-        BadRecipe: it is not well-formed; the message lists every problem.
+        NotFound: there is no such recipe; the hint lists the recipes.
+        BadInput: it is not well-formed; the message lists every problem.
     """
     return next(resolve_each([name], options))
 
@@ -261,7 +261,7 @@ def resolve_flashinfer(name: str, options: Options) -> FlashInferTarget:
     """Resolve a FlashInfer recipe. See :func:`resolve` for errors.
 
     Raises:
-        UnknownName: also for the recipe of an engine.
+        NotFound: also for the recipe of an engine.
     """
     path, recipe = recipes.load_with_path(name)
     return FlashInferTarget(recipe.require_kernels(), path, options, series_files())

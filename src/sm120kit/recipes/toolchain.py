@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit import sources
 from sm120kit.core import toolchain
-from sm120kit.core.errors import ToolchainMissing, ToolchainUnsuitable
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.state import digest_of, mark_used, require_disk
 from sm120kit.recipes.lockfile.read import read
@@ -59,9 +59,9 @@ def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Seq
     without a lockfile, any toolkit of :func:`sm120kit.core.toolchain.find` is used.
 
     Raises:
-        ToolchainMissing: no C++ compiler, or no nvcc and no lockfile.
-        ToolchainUnsuitable: the toolkit in ``CUDA_HOME`` is too old for ``archs`` or lacks a header.
-        FetchFailed, HashMismatch, OfflineMiss, NotEnoughDisk: the locked wheels could not be fetched or unpacked.
+        RequirementMissing: no C++ compiler, or no nvcc and no lockfile.
+        RequirementMissing: the toolkit in ``CUDA_HOME`` is too old for ``archs`` or lacks a header.
+        FetchFailed, NotTrusted, OfflineMiss, ResourceUnavailable: the locked wheels could not be fetched or unpacked.
     """
     needed = target.recipe.headers if headers is None else headers
     wheels = locked_compilers(_locked(target))
@@ -71,13 +71,13 @@ def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Seq
     if os.environ.get("CUDA_HOME"):
         try:
             return toolchain.find(archs, needed)
-        except ToolchainUnsuitable as error:
+        except RequirementMissing as error:
             hint = f"unset CUDA_HOME: the compilers of the lockfile of {target.recipe.name} are used instead"
-            raise ToolchainUnsuitable(error.message, hint) from error
+            raise RequirementMissing(error.message, hint) from error
     toolchain.host_compiler()
     try:
         return toolchain.find(archs, needed, locked)
-    except (ToolchainMissing, ToolchainUnsuitable):
+    except RequirementMissing:
         return toolchain.at(_unpack(target, wheels) / "nvidia" / f"cu{locked.partition('.')[0]}", archs, needed)
 
 
@@ -85,15 +85,15 @@ def tvm_ffi(target: FlashInferTarget) -> TvmFfi:
     """The locked tvm-ffi of a FlashInfer recipe: the installed package if that has the version, else the unpacked wheel.
 
     Raises:
-        ToolchainMissing: the recipe is not locked, and no tvm-ffi is installed.
-        FetchFailed, HashMismatch, OfflineMiss, NotEnoughDisk: the wheel could not be fetched or unpacked.
+        RequirementMissing: the recipe is not locked, and no tvm-ffi is installed.
+        FetchFailed, NotTrusted, OfflineMiss, ResourceUnavailable: the wheel could not be fetched or unpacked.
     """
     wheels = locked_tvm_ffi(_locked(target))
     installed, spec = toolchain.installed_version(FFI), importlib.util.find_spec("tvm_ffi")
     if spec is not None and spec.origin is not None and all(wheel.version == installed for wheel in wheels):
         return TvmFfi(installed, Path(spec.origin).parent)
     if not wheels:
-        raise ToolchainMissing(
+        raise RequirementMissing(
             f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
             f"lock it: sm120kit recipe lock {target.argument}",
         )
@@ -162,12 +162,12 @@ def require_locked(target: FlashInferTarget) -> None:
     """Require the compiler that the lockfile of a FlashInfer recipe pins: an engine's closure has libraries that fit it.
 
     Raises:
-        ToolchainMissing, ToolchainUnsuitable: see :func:`compilers`; also if ``CUDA_HOME`` is another version.
-        LockDiffers: see :func:`sm120kit.recipes.lockfile.verify`.
+        RequirementMissing: see :func:`compilers`; also if ``CUDA_HOME`` is another version.
+        Mismatch: see :func:`sm120kit.recipes.lockfile.verify`.
     """
     differences = toolchain_differences(target.lock, compilers(target))
     if differences:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             "\n  ".join([f"this compiler is not the one that the lockfile of {target.recipe.name} pins:", *differences]),
             "unset CUDA_HOME: the locked compilers are used instead",
         )

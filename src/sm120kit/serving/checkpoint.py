@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sm120kit.core.errors import NoModel, NotACheckpoint, ShardDamaged, ShardMissing
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.outside import file_problem, parse_json, read_found
 from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, Attention, attention, count
 
@@ -119,11 +119,11 @@ def read(folder: Path) -> Checkpoint:
     """Read a model folder.
 
     Raises:
-        NoModel: the folder does not exist or cannot be read.
+        NotFound: the folder does not exist or cannot be read.
         Sm120kitError: see :func:`read_files`.
     """
     if not folder.is_dir():
-        raise NoModel(f"there is no model folder {folder}", "name a directory with config.json and *.safetensors")
+        raise NotFound(f"there is no model folder {folder}", "name a directory with config.json and *.safetensors")
     return read_files(LocalFiles(folder))
 
 
@@ -131,10 +131,10 @@ def read_files(files: ModelFiles) -> Checkpoint:
     """Read a model from its files.
 
     Raises:
-        NoModel: a file cannot be read.
-        NotACheckpoint: there is no ``config.json`` or no safetensors file, or a JSON file is not of the expected form.
-        ShardMissing: a file or tensor that the index lists is missing.
-        ShardDamaged: a file has another size than by its header, or no header.
+        NotFound: a file cannot be read.
+        BadInput: there is no ``config.json`` or no safetensors file, or a JSON file is not of the expected form.
+        BadInput: a file or tensor that the index lists is missing.
+        BadInput: a file has another size than by its header, or no header.
     """
     config = _json(files, "config.json")
     text = config.get("text_config") or config.get("llm_config") or config
@@ -144,7 +144,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
     for name, shard in files.headers(names):
         missing = sorted(tensor for tensor, file in listed.items() if file == name and tensor not in shard)
         if missing:
-            raise ShardMissing(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
+            raise BadInput(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
         every |= shard
     try:
         sizes: Counter[str] = Counter()
@@ -173,7 +173,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
             why_not_plain=why,
         )
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise NotACheckpoint(
+        raise BadInput(
             f"{files.source}: a value in its JSON files is not of the form of a checkpoint: {error}", DOWNLOAD
         ) from error
 
@@ -182,16 +182,16 @@ def header(path: Path) -> dict[str, Tensor]:
     """The tensors of a local safetensors file.
 
     Raises:
-        ShardMissing: the file does not exist, or is not a regular file.
-        ShardDamaged: see :func:`tensors`.
+        BadInput: the file does not exist, or is not a regular file.
+        BadInput: see :func:`tensors`.
     """
     if problem := file_problem(path):
-        raise ShardMissing(f"{path} {problem}", DOWNLOAD)
+        raise BadInput(f"{path} {problem}", DOWNLOAD)
     try:
         with path.open("rb") as file:
             return tensors(file.read, path.stat().st_size, str(path))
     except OSError as error:
-        raise ShardDamaged(f"{path} has no safetensors header: {error}", DOWNLOAD) from error
+        raise BadInput(f"{path} has no safetensors header: {error}", DOWNLOAD) from error
 
 
 def tensors(read: Callable[[int], bytes], size: int, name: str) -> dict[str, Tensor]:
@@ -200,23 +200,23 @@ def tensors(read: Callable[[int], bytes], size: int, name: str) -> dict[str, Ten
     ``read`` returns the next bytes of the file, which has ``size`` bytes; ``name`` is for messages.
 
     Raises:
-        ShardDamaged: it is truncated, too long, or has no header.
+        BadInput: it is truncated, too long, or has no header.
     """
     start = read(8)
     length = int.from_bytes(start, "little")
     if start.startswith(b"version "):
-        raise ShardDamaged(f"{name} is a Git LFS pointer, not the file", "fetch it: git lfs pull")
+        raise BadInput(f"{name} is a Git LFS pointer, not the file", "fetch it: git lfs pull")
     if size < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT_BYTES):
-        raise ShardDamaged(f"{name} is truncated or no safetensors file: {size} bytes", DOWNLOAD)
+        raise BadInput(f"{name} is truncated or no safetensors file: {size} bytes", DOWNLOAD)
     try:
         content = parse_json(read(length))
         content.pop("__metadata__", None)
         listed = {tensor: _tensor(entry) for tensor, entry in content.items()}
         end = 8 + length + sum(tensor.bytes for tensor in listed.values())  # the format has no gaps
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ShardDamaged(f"{name} has no safetensors header: {error}", DOWNLOAD) from error
+        raise BadInput(f"{name} has no safetensors header: {error}", DOWNLOAD) from error
     if end != size:
-        raise ShardDamaged(f"{name} has {size} bytes instead of the {end} in its header", DOWNLOAD)
+        raise BadInput(f"{name} has {size} bytes instead of the {end} in its header", DOWNLOAD)
     return listed
 
 
@@ -238,20 +238,20 @@ def _shards(files: ModelFiles, present: frozenset[str]) -> tuple[list[str], dict
     if INDEX in present:
         listed = _json(files, INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:
-            raise NotACheckpoint(f"{files.source}: {INDEX} has no weight_map", DOWNLOAD)
+            raise BadInput(f"{files.source}: {INDEX} has no weight_map", DOWNLOAD)
         if odd := [name for name in listed.values() if not isinstance(name, str)]:
-            raise NotACheckpoint(f"{files.source}: weight_map of {INDEX} names {odd[0]!r}, which is no file name", DOWNLOAD)
+            raise BadInput(f"{files.source}: weight_map of {INDEX} names {odd[0]!r}, which is no file name", DOWNLOAD)
         names = sorted(set(listed.values()))
         absent = [name for name in names if name not in present]
         if absent:
-            raise ShardMissing(
+            raise BadInput(
                 f"{files.source}: {len(absent)} of {len(names)} shards are missing: {', '.join(absent[:3])}", DOWNLOAD
             )
         return names, listed
     single = "model.safetensors"
     names = [single] if single in present else sorted(name for name in present if name.endswith(".safetensors"))
     if not names:
-        raise NotACheckpoint(f"{files.source} has no safetensors files", "sm120kit reads checkpoints in this format only")
+        raise BadInput(f"{files.source} has no safetensors files", "sm120kit reads checkpoints in this format only")
     return names, {}
 
 
@@ -259,13 +259,13 @@ def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
         content = parse_json(files.content(name), lenient=True)
     except FileNotFoundError as error:
-        raise NotACheckpoint(f"{files.source} has no {name}", "name the folder that contains it") from error
+        raise BadInput(f"{files.source} has no {name}", "name the folder that contains it") from error
     except OSError as error:
-        raise NoModel(f"{files.source}: {name} cannot be read: {error.strerror}", "make it a readable file") from error
+        raise NotFound(f"{files.source}: {name} cannot be read: {error.strerror}", "make it a readable file") from error
     except ValueError as error:
-        raise NotACheckpoint(f"{files.source}: {name} is not JSON: {error}", DOWNLOAD) from error
+        raise BadInput(f"{files.source}: {name} is not JSON: {error}", DOWNLOAD) from error
     if not isinstance(content, dict):
-        raise NotACheckpoint(f"{files.source}: {name} is not a JSON object", DOWNLOAD)
+        raise BadInput(f"{files.source}: {name} is not a JSON object", DOWNLOAD)
     return content
 
 

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import chain
 from pathlib import Path
 
-from sm120kit.core.errors import NoModel
+from sm120kit.core.errors import NotFound
 from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
 from sm120kit.engines import ApiKey, Node
 from sm120kit.images.context import entrypoint
@@ -150,7 +150,7 @@ def make_service(
     With ``planned``, the model is not yet, or not completely, where a download cache has it.
 
     Raises:
-        NoModel: a file in the model folder is a link to what is not mounted.
+        NotFound: a file in the model folder is a link to what is not mounted.
     """
     mounts = list(_model_mounts(model, planned=planned))
     cache = cache_directory(configuration, image, [name for _, name in placement.gpus], placement.workspace)
@@ -246,7 +246,7 @@ def _model_mounts(model: Path, *, planned: bool = False) -> tuple[Mount, ...]:
     at the same places to each other as on the host.
 
     Raises:
-        NoModel: a file is a link to something else.
+        NotFound: a file is a link to something else.
     """
     folder = model.resolve()
     repository = folder.parents[1] if folder.parent.name == "snapshots" else Path()
@@ -271,7 +271,7 @@ def _mounted_target(link: Path, directories: Sequence[Path]) -> Path:
     """The file that a link leads to, in the container too: it is in one of the directories that are mounted.
 
     Raises:
-        NoModel: it leads elsewhere, or has an absolute path, which the container does not have.
+        NotFound: it leads elsewhere, or has an absolute path, which the container does not have.
     """
     text = link.readlink()
     targets = [Path(os.path.normpath(link.parent / text))]
@@ -279,7 +279,7 @@ def _mounted_target(link: Path, directories: Sequence[Path]) -> Path:
         targets.append(link.resolve())
     inside = [target for target in targets if any(target.is_relative_to(directory) for directory in directories)]
     if text.is_absolute() or len(inside) < 2:
-        raise NoModel(
+        raise NotFound(
             f"{link} links to {targets[-1]}, which the container does not have: only {directories[0]} is mounted",
             "copy the file to the place of the link",
         )

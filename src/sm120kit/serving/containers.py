@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import DaemonUnreachable, NoSuchServer, StateUnwritable
+from sm120kit.core.errors import DaemonUnreachable, NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import disk_errors, read_record, write_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
@@ -45,7 +45,7 @@ def listed() -> tuple[ServingContainer, ...]:
     """The containers on this host, newest first.
 
     Raises:
-        ToolchainMissing: there is no docker program.
+        RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
     labels = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL)
@@ -73,7 +73,7 @@ def find(name: str) -> ServingContainer:
     """The container with a name, or of a configuration; without a name, the only one.
 
     Raises:
-        NoSuchServer: there is none, or more than one.
+        NotFound: there is none, or more than one.
     """
     every = listed()
     matches = [each for each in every if name in ("", each.name, each.configuration)]
@@ -82,8 +82,8 @@ def find(name: str) -> ServingContainer:
         return (exact or matches)[0]
     names = ", ".join(each.name for each in matches or every)
     if not matches:
-        raise NoSuchServer(f"no server is named {name}" if name else "no server was started", f"servers: {names or 'none'}")
-    raise NoSuchServer(f"{len(matches)} servers match", f"name one of {names}")
+        raise NotFound(f"no server is named {name}" if name else "no server was started", f"servers: {names or 'none'}")
+    raise NotFound(f"{len(matches)} servers match", f"name one of {names}")
 
 
 def logs(container: ServingContainer, on_line: Callable[[str], None], *, follow: bool) -> None:
@@ -95,7 +95,7 @@ def stop(container: ServingContainer) -> None:
     """Stop a container, complete the log and the record of its run, and remove it.
 
     Raises:
-        StateUnwritable: the record cannot be read, or nothing be written beside it: it is another user's. The server runs on.
+        SystemRefused: the record cannot be read, or nothing be written beside it: it is another user's. The server runs on.
         BadRecord: the record is damaged. The server runs on.
     """
     path = Path(container.record)
@@ -120,7 +120,7 @@ def _record(container: ServingContainer, path: Path) -> Run | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateUnwritable(
+        raise SystemRefused(
             f"the record of {container.name} cannot be completed: {path}: {error.strerror}",
             f"stop it as the user who started it, or without its record: docker rm --force {container.name}",
         ) from error
@@ -143,7 +143,7 @@ def in_use() -> frozenset[Path]:
     """The files of servers that run on this host, also of those whose launcher has ended: mounts, records and logs.
 
     Raises:
-        ToolchainMissing: there is no docker program.
+        RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
     ids = _launched("--quiet")
@@ -168,7 +168,7 @@ def state(record: Path) -> str:
     """The state of the container of a run, as the daemon has it, such as "running" or "exited"; "" without a container.
 
     Raises:
-        ToolchainMissing: there is no docker program.
+        RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
     return next(iter(_launched("--all", f"--filter=label={RECORD_LABEL}={record.resolve()}", "--format", "{{.State}}")), "")

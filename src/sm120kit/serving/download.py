@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sm120kit.core import errors, process, reporting
-from sm120kit.core.errors import CommandFailed, FetchFailed, ModelRefused, NoSuchModel, OfflineMiss, Sm120kitError
+from sm120kit.core.errors import CommandFailed, FetchFailed, NotFound, OfflineMiss, Sm120kitError
 from sm120kit.core.outside import MAX_FOUND_BYTES, parse_json, read_found
 from sm120kit.core.state import disk_errors, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
@@ -66,8 +66,8 @@ def plan(configuration: Configuration, revision: str, *, offline: bool) -> Model
     that is complete in the download cache needs no network.
 
     Raises:
-        NoSuchModel: there is no such repository or revision.
-        ModelRefused: the Hub refuses access to it.
+        NotFound: there is no such repository or revision.
+        FetchFailed: the Hub refuses access to it.
         FetchFailed: the Hub cannot be reached.
         OfflineMiss: ``offline`` is set and the cache does not have all files.
     """
@@ -97,7 +97,7 @@ def preview(download: ModelDownload) -> Checkpoint:
 
     Raises:
         Sm120kitError: see :func:`sm120kit.serving.checkpoint.read_files` and :func:`plan`.
-        StateUnwritable: the download cache cannot be written.
+        SystemRefused: the download cache cannot be written.
     """
     with reporting.working(f"reading the headers of {download.repository}"):
         return checkpoint.read_files(_HubFiles(download.repository, download.commit, download.sizes))
@@ -228,9 +228,9 @@ def fetch(download: ModelDownload) -> Path:
     Those that it did not finish are removed: the library gives the file of each download another name and resumes none.
 
     Raises:
-        NoSuchModel, ModelRefused, FetchFailed: see :func:`plan`.
-        NotEnoughDisk: the missing files are larger than the free space.
-        StateUnwritable: the download cache cannot be written.
+        NotFound, FetchFailed, FetchFailed: see :func:`plan`.
+        ResourceUnavailable: the missing files are larger than the free space.
+        SystemRefused: the download cache cannot be written.
     """
     from huggingface_hub import constants
 
@@ -376,15 +376,15 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
     try:
         yield
     except errors.RevisionNotFoundError as error:
-        raise NoSuchModel(
+        raise NotFound(
             f"{repository} has no revision {revision}",
             "name another with --revision, or correct model.revision",
         ) from error
     except (errors.GatedRepoError, errors.DisabledRepoError) as error:
-        raise ModelRefused(f"the Hub refuses access to {name}", "accept its terms on its page, and set HF_TOKEN") from error
+        raise FetchFailed(f"the Hub refuses access to {name}", "accept its terms on its page, and set HF_TOKEN") from error
     except errors.RepositoryNotFoundError as error:
         given = "the token in use may lack access to it" if get_token() else "if it is private, set HF_TOKEN"
-        raise NoSuchModel(f"the Hub has no model {repository}", f"correct model.repository; {given}") from error
+        raise NotFound(f"the Hub has no model {repository}", f"correct model.repository; {given}") from error
     except errors.HfHubHTTPError as error:
         raise _refusal(name, error.response.status_code) from error
     except (httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
@@ -396,7 +396,7 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
 
 def _refusal(name: str, status: int) -> Sm120kitError:
     if status in (401, 403):
-        return ModelRefused(
+        return FetchFailed(
             f"the Hub refuses access to {name}: status {status}", "set HF_TOKEN to a valid token, or unset it for public models"
         )
     return FetchFailed(f"the Hub answers {name} with status {status}", "run the command again later: finished files are kept")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sm120kit.core.errors import DoesNotFit, GpusTaken, MtpMissing, NoModel, TooFewGpus, WrongImage
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import parse_json
 from sm120kit.images.backends import model_path
 from sm120kit.images.records import VerifiedImage
@@ -66,17 +66,17 @@ def choose_gpus(configuration: Configuration, devices: Sequence[Device], numbers
     """The GPUs with these numbers among those that a configuration can use.
 
     Raises:
-        TooFewGpus: they are not as many as the configuration uses, or one is not among ``devices``.
+        ResourceUnavailable: they are not as many as the configuration uses, or one is not among ``devices``.
     """
     count, known = configuration.hardware.gpus_per_node, {device.number: device for device in devices}
     if len(numbers) != count:
-        raise TooFewGpus(
+        raise ResourceUnavailable(
             f"{configuration.name} needs {count} GPUs, and --gpus names {len(numbers)}", f"name {count}, or omit --gpus"
         )
     absent = ", ".join(str(number) for number in numbers if number not in known)
     if absent:
         usable = ", ".join(map(str, known)) or "none"
-        raise TooFewGpus(
+        raise ResourceUnavailable(
             f"{configuration.name} cannot use GPU {absent}; of this host it can use {usable}",
             "nvidia-smi lists the GPUs with their numbers",
         )
@@ -87,20 +87,20 @@ def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: 
     """The GPUs that a configuration uses: the first ones that no server has. ``taken`` has the server of each other GPU.
 
     Raises:
-        TooFewGpus: there are fewer GPUs than the configuration uses.
-        GpusTaken: there are enough, but servers have them.
+        ResourceUnavailable: there are fewer GPUs than the configuration uses.
+        ResourceUnavailable: there are enough, but servers have them.
     """
     needed, count = configuration.hardware, configuration.hardware.gpus_per_node
     if len(devices) < count:
         memory = "that share the host's memory" if needed.unified else "with memory of their own"
-        raise TooFewGpus(
+        raise ResourceUnavailable(
             f"{configuration.name} needs {count} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
             f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config list has configurations for others",
         )
     free = [device for device in devices if device.number not in taken]
     if len(free) < count:
         servers = sorted({taken[device.number] for device in devices if device.number in taken})
-        raise GpusTaken(
+        raise ResourceUnavailable(
             f"{configuration.name} needs {count} GPUs; {len(free)} of {len(devices)} are free, others are used by "
             + ", ".join(servers),
             f"sm120kit stop {servers[0]}",
@@ -112,9 +112,9 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     """Memory use of a configuration that can run on ``gpus``.
 
     Raises:
-        NoModel: see :func:`require_architecture`.
-        MtpMissing: the configuration speculates with tensors that the checkpoint lacks.
-        DoesNotFit: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
+        NotFound: see :func:`require_architecture`.
+        BadInput: the configuration speculates with tensors that the checkpoint lacks.
+        ResourceUnavailable: the weights, or the KV cache of one sequence of full length, exceed the memory for them.
     """
     require_architecture(configuration, model)
     _require_mtp(configuration, model)
@@ -123,9 +123,11 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
         return fit
     lines = "\n".join(f"  {line}" for line in fit.lines())
     if fit.weight_bytes >= fit.memory_bytes * fit.share:
-        raise DoesNotFit(f"the weights do not fit:\n{lines}", "choose a smaller checkpoint, or a configuration for more GPUs")
+        raise ResourceUnavailable(
+            f"the weights do not fit:\n{lines}", "choose a smaller checkpoint, or a configuration for more GPUs"
+        )
     if fit.capacity_tokens is not None and fit.context and fit.capacity_tokens < fit.context:
-        raise DoesNotFit(
+        raise ResourceUnavailable(
             f"one sequence of full length does not fit into the KV cache:\n{lines}",
             "copy the configuration to a file and lower --max-model-len (vLLM) or --context-length (SGLang) in it",
         )
@@ -136,12 +138,12 @@ def require_architecture(configuration: Configuration, model: Checkpoint) -> Non
     """Require the architecture of the configuration's own model, if that is recorded in ``recipes/checkpoints/``.
 
     Raises:
-        NoModel: the model has another one.
+        NotFound: the model has another one.
     """
     recorded = model_path(configuration)
     expected = parse_json(recorded.read_bytes())["config"].get("architectures") if recorded.is_file() else None
     if expected and model.architectures and model.architectures != tuple(expected):
-        raise NoModel(
+        raise NotFound(
             f"{model.source} is a {', '.join(model.architectures)[:200]}; {configuration.name} is for "
             f"{configuration.model.repository}, a {', '.join(expected)}",
             "sm120kit config list has other configurations; or copy this one to a file, and name the model in it",
@@ -152,12 +154,12 @@ def require_image(configuration: Configuration, image: VerifiedImage) -> None:
     """Require an image of the configuration's engine.
 
     Raises:
-        WrongImage: the image is of another engine, or contains a version that is known to be bad.
+        Mismatch: the image is of another engine, or contains a version that is known to be bad.
     """
     recipe = image.image.labels.get("sm120kit.recipe", "")
     if recipe != configuration.engine:
         labelled = f"an image of {recipe}" if recipe else "labelled with no recipe"
-        raise WrongImage(
+        raise Mismatch(
             f"{image.reference} is {labelled}; {configuration.name} is for {configuration.engine}",
             f"name an image of {configuration.engine} with --image",
         )
@@ -165,7 +167,7 @@ def require_image(configuration: Configuration, image: VerifiedImage) -> None:
     installed = {_normalized(name): version for name, _, version in pairs}
     for bad in configuration.known_bad:
         if installed.get(_normalized(bad.distribution)) == bad.version:
-            raise WrongImage(
+            raise Mismatch(
                 f"{image.reference} contains {bad.distribution} {bad.version}, known to be bad: {bad.reason}",
                 f"use an image with another version; source: {bad.source}",
             )
@@ -184,7 +186,7 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
         else "MTP"
     )
     unlisted = f"; the index does not list {', '.join(model.outside)}" if model.outside else ""
-    raise MtpMissing(
+    raise BadInput(
         f"{configuration.name} speculates with the checkpoint's own MTP layers ({method}); {model.source} has none: "
         f"config.json claims {model.mtp_layers}, none of the {model.tensors} tensors belongs to one{unlisted}",
         f"use a checkpoint with MTP tensors, such as {configuration.model.repository}, or a configuration without speculation",

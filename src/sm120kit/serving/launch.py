@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
-from sm120kit.core.errors import BadRecord, GpusTaken, NoAnswer, NoSuchImage, NotHealthy, PortTaken, ServerDied
+from sm120kit.core.errors import BadRecord, NoAnswer, NotFound, ResourceUnavailable, ServerFailed
 from sm120kit.core.secrets import masked, register
 from sm120kit.core.state import Workspace, host_exclusive, read_record, write_record
 from sm120kit.core.urls import Endpoint
@@ -122,10 +122,10 @@ def manifest(prepared: PreparedLaunch) -> str:
     """The Kubernetes manifest of a launch.
 
     Raises:
-        NoSuchImage: the image has no digest in a registry.
+        NotFound: the image has no digest in a registry.
     """
     if prepared.image and not prepared.published:
-        raise NoSuchImage(
+        raise NotFound(
             f"{prepared.image.reference} exists only in this daemon; a cluster cannot pull it",
             "publish it (sm120kit publish) and omit --image: then the index's digest is used",
         )
@@ -138,9 +138,9 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     ``work`` is called with the record of the healthy server, which is stopped afterwards; see :func:`serving.serve`.
 
     Raises:
-        PortTaken: another process listens on the port.
-        GpusTaken: another launched container has the GPUs, also one whose launcher was killed.
-        ServerDied, NotHealthy: with the known errors in its log.
+        ResourceUnavailable: another process listens on the port.
+        ResourceUnavailable: another launched container has the GPUs, also one whose launcher was killed.
+        ServerFailed, ServerFailed: with the known errors in its log.
         NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
     service = _with_image(prepared, options)
@@ -195,7 +195,7 @@ def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: Launch
     """Start the container of a launch.
 
     Raises:
-        ServerDied: docker cannot start it.
+        ServerFailed: docker cannot start it.
     """
     options.report(f"log: {record.log}")
     argv = serving.docker_run(prepared.service, values=False, detach=True)
@@ -211,7 +211,7 @@ def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOp
     """Wait until the server in a detached container has answered a request.
 
     Raises:
-        ServerDied, NotHealthy, NoAnswer: see :func:`run`.
+        ServerFailed, ServerFailed, NoAnswer: see :func:`run`.
     """
     service = prepared.service
 
@@ -285,12 +285,12 @@ def _remove_ended(service: Service) -> None:
     """Remove a container with a service's name that has ended.
 
     Raises:
-        PortTaken: it has not ended.
+        ResourceUnavailable: it has not ended.
     """
     for other in containers.listed():
         if other.name == service.name:
             if not other.ended:
-                raise PortTaken(
+                raise ResourceUnavailable(
                     f"{other.name} exists and serves {other.url}: {other.status}",
                     f"sm120kit stop {other.name}, or choose another port with --port",
                 )
@@ -321,8 +321,8 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
     """The container on GPUs that no server has at the time of the call: its own, or others of the same kind.
 
     Raises:
-        GpusTaken: servers have them.
-        PortTaken: see :func:`require_port`.
+        ResourceUnavailable: servers have them.
+        ResourceUnavailable: see :func:`require_port`.
         DaemonUnreachable: see :func:`launched_here`.
     """
     require_port(service.port, service.listen)
@@ -334,7 +334,7 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
         if len([device for device in equal if device.number not in taken]) < len(service.gpus):
             other = next(other for other in running if set(other.gpus) & set(service.gpus))
             orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
-            raise GpusTaken(
+            raise ResourceUnavailable(
                 f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
                 f"sm120kit stop {other.name}",
             )
@@ -347,9 +347,9 @@ def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
     """Require what a launch needs of docker, before its model is downloaded: program, daemon, and a name for the image.
 
     Raises:
-        ToolchainMissing: there is no docker program, or no Docker SDK.
+        RequirementMissing: there is no docker program, or no Docker SDK.
         DaemonUnreachable: the daemon does not respond.
-        TagTaken: the daemon has another image with the name of one that is to be loaded.
+        AlreadyExists: the daemon has another image with the name of one that is to be loaded.
     """
     daemon = Daemon()
     containers.listed()
@@ -363,7 +363,7 @@ def loaded(image: VerifiedImage, workspace: Workspace) -> str:
 
     Raises:
         DaemonUnreachable: no daemon responds.
-        TagTaken, NotVerified: see :func:`sm120kit.images.loading.load`.
+        AlreadyExists, NotVerified: see :func:`sm120kit.images.loading.load`.
     """
     layout = Layout(workspace.root / "oci")
     manifest = layout.find(image.image.id)
@@ -435,7 +435,7 @@ def serve(
     return record.run
 
 
-def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:
+def _failure(outcome: Outcome, log: Path) -> ServerFailed | ServerFailed:
     with log.open("rb") as stream:
         explained = log_rules.explain(stream, ended=outcome.ending is not Ending.NOT_HEALTHY)
     known = [match for match in explained.found if match.kind is not log_rules.Kind.HARMLESS]
@@ -445,6 +445,6 @@ def _failure(outcome: Outcome, log: Path) -> ServerDied | NotHealthy:
     hint = f"{fix}the whole log: {log}"
     shown = "\n".join(lines)
     if outcome.ending is Ending.NOT_HEALTHY:
-        return NotHealthy(f"the server was not healthy after {outcome.seconds:.0f} s and was stopped\n{shown}", hint)
+        return ServerFailed(f"the server was not healthy after {outcome.seconds:.0f} s and was stopped\n{shown}", hint)
     when = "while it started" if outcome.healthy_seconds is None else "after it had been healthy"
-    return ServerDied(f"the server exited {when}, with exit code {outcome.exit_code}\n{shown}", hint)
+    return ServerFailed(f"the server exited {when}, with exit code {outcome.exit_code}\n{shown}", hint)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sm120kit.core.errors import BadRecipe, WrongNodes
+from sm120kit.core.errors import BadInput
 from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import Host
 from sm120kit.recipes import bases
@@ -25,8 +25,8 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
     """Require that a configuration is for as many machines as a server is to span; without a ``node`` for this one only.
 
     Raises:
-        WrongNodes: it is for another number of machines.
-        BadRecipe: the engine's parser lacks the options for that, or was not recorded; or its image has no libraries for RDMA.
+        BadInput: it is for another number of machines.
+        BadInput: the engine's parser lacks the options for that, or was not recorded; or its image has no libraries for RDMA.
     """
     needed, count = configuration.hardware.nodes, len(node.addresses) if node else 1
     if needed != count:
@@ -36,19 +36,19 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
             if needed > 1
             else "copy it to a file and set hardware.nodes there; sm120kit config list has others"
         )
-        raise WrongNodes(f"{configuration.name} is for {span}, not for {count}", hint)
+        raise BadInput(f"{configuration.name} is for {span}, not for {count}", hint)
     if node is None:
         return
     known = parser.load(engine.name)
     if known is None:
-        raise BadRecipe(f"the options of {engine.name} were not recorded", f"record them: nox -s arguments -- {engine.name}")
+        raise BadInput(f"the options of {engine.name} were not recorded", f"record them: nox -s arguments -- {engine.name}")
     if reason := parser.rejection(known, engine.served_by.node_arguments(node)):
-        raise BadRecipe(
+        raise BadInput(
             f"{engine.name} cannot span several machines: its argument parser rejects: {reason}",
             "use a configuration with a newer engine",
         )
     if node.rdma and engine.base and RDMA_PACKAGE not in bases.load(engine.base).packages:
-        raise BadRecipe(
+        raise BadInput(
             f"the images of {engine.name} are based on {engine.base}, without {RDMA_PACKAGE}: NCCL would use TCP",
             "omit --rdma, or use a configuration for an engine whose base has it, such as debian-12-rdma",
         )

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from sm120kit import recipes, serving
-from sm120kit.core.errors import NoApiKey, NoSuchImage, PortTaken, WrongImage
+from sm120kit.core.errors import Mismatch, NotFound, RequirementMissing, ResourceUnavailable
 from sm120kit.core.state import Workspace
 from sm120kit.engines import Node
 from sm120kit.hosts.doctor import requirements
@@ -94,22 +94,22 @@ def resolve(
     use do not matter, and on this host, GPUs that it lacks are assumed.
 
     Raises:
-        UnknownName: no recipe builds the configuration's engine.
-        BadRecipe: the engine's argument parser refuses the configuration's arguments.
-        WrongNodes: see :func:`sm120kit.serving.nodes.require_span`.
-        NoApiKey: other machines can reach the address, and there is no API key.
-        TooFewGpus, GpusTaken: see :func:`serving.choose_gpus` and :func:`serving.select_gpus`.
-        PortTaken: see :func:`require_port`.
-        NoSuchImage: there is no image of the engine, or more than one.
+        NotFound: no recipe builds the configuration's engine.
+        BadInput: the engine's argument parser refuses the configuration's arguments.
+        BadInput: see :func:`sm120kit.serving.nodes.require_span`.
+        RequirementMissing: other machines can reach the address, and there is no API key.
+        ResourceUnavailable: see :func:`serving.choose_gpus` and :func:`serving.select_gpus`.
+        ResourceUnavailable: see :func:`require_port`.
+        NotFound: there is no image of the engine, or more than one.
         NotVerified: the image did not pass its checks.
-        WrongImage: it is of another engine, or for another kind of machine.
-        NotAttested, RolledBack: see :func:`published.select`.
+        Mismatch: it is of another engine, or for another kind of machine.
+        NotAttested, NotTrusted: see :func:`published.select`.
     """
     engine = recipes.load_engine(configuration.engine)
     arguments.require_known(configuration)
     nodes.require_span(configuration, engine, location.node)
     if not (ip_address(location.listen).is_loopback or location.key or serving.api_key(configuration)):
-        raise NoApiKey(
+        raise RequirementMissing(
             f"other machines can reach {location.listen}: a server there requires an API key",
             "set SM120KIT_API_KEY or pass --api-key @FILE; openssl rand -hex 32 makes a key",
         )
@@ -129,7 +129,7 @@ def resolve(
         resolved = replace(resolved, image=verified)
     elif not planned:
         name = configuration.engine
-        raise NoSuchImage(
+        raise NotFound(
             f"there is no image of {name} on this host",
             f"`sm120kit build {name}` builds one; `sm120kit pull {name} --index FILE` pulls a published one",
         )
@@ -137,7 +137,7 @@ def resolve(
         serving.require_image(configuration, resolved.image)
         own = f"linux/{MACHINES.get(os.uname().machine, os.uname().machine)}"
         if not planned and resolved.image.image.platform != own:
-            raise WrongImage(
+            raise Mismatch(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
                 "sm120kit config list has configurations with other engines",
             )
@@ -148,7 +148,7 @@ def on_node(resolved: ResolvedLaunch, node: Node | None, root: Path) -> Resolved
     """A planned launch on another of the machines that its server spans, which is like the host at ``root``.
 
     Raises:
-        TooFewGpus: see :func:`resolve`.
+        ResourceUnavailable: see :func:`resolve`.
     """
     moved = replace(resolved, host=probe(root), location=replace(resolved.location, node=node))
     return _on_host(moved, root, planned=True)
@@ -177,7 +177,7 @@ def _local_image(recipe: str, workspace: Workspace) -> str:
     """The name of the verified image of a recipe in the state directory or the daemon, "" without one.
 
     Raises:
-        NoSuchImage: there are several.
+        NotFound: there are several.
     """
     verified = {
         local.image.content: local.tags[0] if local.tags else local.image.id
@@ -185,7 +185,7 @@ def _local_image(recipe: str, workspace: Workspace) -> str:
         if local.image.labels.get("sm120kit.recipe") == recipe and local.standing is CheckStatus.VERIFIED
     }
     if len(verified) > 1:
-        raise NoSuchImage(
+        raise NotFound(
             f"this host has {len(verified)} images of {recipe}", f"name one with --image: {', '.join(verified.values())}"
         )
     return next(iter(verified.values()), "")
@@ -195,12 +195,12 @@ def require_port(port: int, listen: str) -> None:
     """Require that a server can listen on a port of an address.
 
     Raises:
-        PortTaken: another process does, or this host does not have the address.
+        ResourceUnavailable: another process does, or this host does not have the address.
     """
     try:
         free = serving.port_is_free(port, listen)
     except OSError as error:
         message = f"no server can listen on {listen}: {error.strerror}"
-        raise PortTaken(message, "name an address of this host with --listen; `ip address` lists them") from error
+        raise ResourceUnavailable(message, "name an address of this host with --listen; `ip address` lists them") from error
     if not free:
-        raise PortTaken(f"{listen}:{port} is in use", "stop what listens there, or choose another port with --port")
+        raise ResourceUnavailable(f"{listen}:{port} is in use", "stop what listens there, or choose another port with --port")

@@ -72,12 +72,12 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
 
     Raises:
         FetchFailed: no location delivered it.
-        HashMismatch: a location delivered other content.
-        UnsafeArchive, BadArtifact: the archive is damaged, too large, or has a member that cannot be in a tree.
-        UnsafeSource: a git URL is of a form that is not allowed.
-        WrongSource: it is another project or version than the pin names.
+        NotTrusted: a location delivered other content.
+        NotTrusted, BadInput: the archive is damaged, too large, or has a member that cannot be in a tree.
+        NotTrusted: a git URL is of a form that is not allowed.
+        Mismatch: it is another project or version than the pin names.
         OfflineMiss: ``origin`` is offline and the source is not cached.
-        NotEnoughDisk, StateUnwritable: it cannot be stored.
+        ResourceUnavailable, SystemRefused: it cannot be stored.
     """
     key = checkout_name(pin)
     target = workspace.checkouts / key

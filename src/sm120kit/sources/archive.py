@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes, open_wheel
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import NotTrusted
 from sm120kit.core.state import require_disk
 from sm120kit.sources.git import DATE, IDENTITY, Repository
 from sm120kit.sources.records import SdistPin, WheelPin
@@ -51,7 +51,7 @@ def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, 
     checked and dropped.
 
     Raises:
-        UnsafeArchive: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
+        NotTrusted: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
     """
     _import(pin, packed, repository, ref, _sdist_members(packed, only))
 
@@ -60,8 +60,8 @@ def import_wheel(pin: WheelPin, packed: Path, repository: Repository, ref: str) 
     """Commit the content of a wheel as ``ref`` of an empty repository, with ``.dist-info`` and native libraries.
 
     Raises:
-        UnsafeArchive: it is damaged or has a member that cannot be in a tree.
-        BadArtifact: it is too large, or uses a compression that wheels may not use.
+        NotTrusted: it is damaged or has a member that cannot be in a tree.
+        BadInput: it is too large, or uses a compression that wheels may not use.
     """
     _import(pin, packed, repository, ref, _wheel_members(packed))
 
@@ -93,7 +93,7 @@ def _stream(pin: SdistPin | WheelPin, packed: Path, ref: str, members: Iterator[
                 yield piece
             yield b"\n"
     except _DAMAGE as error:
-        raise UnsafeArchive(
+        raise NotTrusted(
             f"{packed.name} is damaged: {error or type(error).__name__}",
             "its sha256 matches the pin, so it was published damaged: pin another release",
         ) from error
@@ -174,12 +174,12 @@ class _Unpacked:
         """Read bytes, as :mod:`tarfile` requires of a file object.
 
         Raises:
-            UnsafeArchive: a header is too large.
+            NotTrusted: a header is too large.
         """
         self._left -= size
         if self._left < 0:
             limit = f"{MAX_HEADER_BYTES // 2**10} KiB"
-            raise UnsafeArchive(f"{self._name} has a header of more than {limit}", "nothing was stored; pin another release")
+            raise NotTrusted(f"{self._name} has a header of more than {limit}", "nothing was stored; pin another release")
         self._last = self._file.read(size)
         return self._last
 
@@ -200,14 +200,14 @@ class _Checks:
         self.files: set[str] = set()
         self.directories: set[str] = set()
 
-    def error(self, member: str, problem: str) -> UnsafeArchive:
-        return UnsafeArchive(f"{self.archive}: member {member!r} {problem}", "nothing was stored; pin another release")
+    def error(self, member: str, problem: str) -> NotTrusted:
+        return NotTrusted(f"{self.archive}: member {member!r} {problem}", "nothing was stored; pin another release")
 
     def accept(self, member: tarfile.TarInfo) -> str | None:
         """The path of a file or link in the tree; None for a directory.
 
         Raises:
-            UnsafeArchive: the member cannot be in a tree.
+            NotTrusted: the member cannot be in a tree.
         """
         name = member.name
         self.members += 1
@@ -263,10 +263,10 @@ class _Checks:
         """Check symbolic links and the archive as a whole, after the last member.
 
         Raises:
-            UnsafeArchive: a link points out of the tree, or there are no files.
+            NotTrusted: a link points out of the tree, or there are no files.
         """
         if not self.files:
-            raise UnsafeArchive(f"{self.archive} has no files", "pin another release")
+            raise NotTrusted(f"{self.archive} has no files", "pin another release")
         steps = [MAX_LINK_STEPS]
         for path, target in self.links.items():
             if target.startswith("/") or not self._stays_inside(path, steps):

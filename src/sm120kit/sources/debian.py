@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import (
-    ArchiveNotTrusted,
-    FetchFailed,
-    NoPackageArchive,
-    OfflineMiss,
-    PackageGone,
-    ResolutionFailed,
-    ToolchainMissing,
-    UnknownName,
-)
+from sm120kit.core.errors import FetchFailed, NotFound, NotTrusted, OfflineMiss, RequirementMissing, ResolutionFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.process import Completed, find_program, run
 from sm120kit.core.state import Workspace
@@ -55,9 +46,9 @@ def resolve(
     """Resolve packages of a suite such as ``bookworm`` and all that they depend on, sorted by name, not what they recommend.
 
     Raises:
-        NoPackageArchive: this machine has no sources of Debian packages, and no mirror is given.
-        ToolchainMissing: it has no apt.
-        ArchiveNotTrusted: the signature of an index is missing or not of a key in the keyring.
+        RequirementMissing: this machine has no sources of Debian packages, and no mirror is given.
+        RequirementMissing: it has no apt.
+        NotTrusted: the signature of an index is missing or not of a key in the keyring.
         FetchFailed: an index could not be fetched.
         ResolutionFailed: a package does not exist, or the packages contradict each other.
         OfflineMiss: ``origin`` is offline.
@@ -65,7 +56,7 @@ def resolve(
     if origin.offline:
         raise OfflineMiss("the versions of Debian packages are in the archive's index, and --offline is given", "leave it out")
     if not find_program("apt-get"):
-        raise ToolchainMissing(
+        raise RequirementMissing(
             "Debian packages are resolved by apt, and this machine has no apt-get",
             "lock bases on Debian or Ubuntu; to build from a lockfile, apt is not needed",
         )
@@ -80,11 +71,11 @@ def fetch(packages: Sequence[DebianPackage], workspace: Workspace, origin: Origi
     """The file of every package, in the order of ``packages``. Those not in ``downloads/`` are fetched to it, several at once.
 
     Raises:
-        PackageGone: no archive has the locked version of a package any longer.
-        FetchFailed, HashMismatch: no archive delivered a package, or only with other content.
-        NoPackageArchive: this machine has no sources of Debian packages, and no mirror is given.
+        NotFound: no archive has the locked version of a package any longer.
+        FetchFailed, NotTrusted: no archive delivered a package, or only with other content.
+        RequirementMissing: this machine has no sources of Debian packages, and no mirror is given.
         OfflineMiss: ``origin`` is offline and some packages are not cached.
-        NotEnoughDisk, StateUnwritable: a package cannot be stored.
+        ResourceUnavailable, SystemRefused: a package cannot be stored.
     """
     with workspace.exclusive("debian-packages"):
         for leftover in workspace.downloads.glob(".deb-*"):  # of a killed run
@@ -114,7 +105,7 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
             try:
                 return download.fetch(package, workspace.downloads, f"deb-{package.name}", locations, advance)
             except download.NowhereListed as error:
-                raise PackageGone(
+                raise NotFound(
                     f"{package.name} {package.version} ({package.architecture}) left the archive: {error.message}",
                     "a newer version has replaced it: name a snapshot archive that has it with --debian-mirror, or lock the"
                     " present versions: sm120kit recipe lock BASE --upgrade",
@@ -157,7 +148,7 @@ def _archives(origin: Origin) -> list[str]:
     usable = [uri for uri in dict.fromkeys(archives) if uri.startswith(("http://", "https://", "file:"))]
     if not usable:
         shown = ", ".join(map(redacted, archives))
-        raise NoPackageArchive(f"the apt sources of this machine are of kinds that only apt reads: {shown}", _HINT)
+        raise RequirementMissing(f"the apt sources of this machine are of kinds that only apt reads: {shown}", _HINT)
     return usable
 
 
@@ -205,13 +196,13 @@ def _host_releases() -> list[tuple[str, str]]:
     """URI and release of the package sources of this machine that are Debian's own.
 
     Raises:
-        NoPackageArchive: there is none.
+        RequirementMissing: there is none.
     """
     system = _os_release()
     if system.get("ID") != "debian" or not find_program("apt-get"):
         name = system.get("PRETTY_NAME", "this system")
         problem = "no apt" if system.get("ID") == "debian" else "no sources of Debian packages"
-        raise NoPackageArchive(f"{name} has {problem}", _HINT)
+        raise RequirementMissing(f"{name} has {problem}", _HINT)
     codename = system.get("VERSION_CODENAME", "")
     listed = run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)", "Created-By: Packages"],
@@ -224,7 +215,7 @@ def _host_releases() -> list[tuple[str, str]]:
         if component == "main" and release in [f"{codename}{pocket}" for pocket in _POCKETS]
     ]
     if not releases:
-        raise NoPackageArchive(f"the apt sources of this machine have no component main of {codename}", _HINT)
+        raise RequirementMissing(f"the apt sources of this machine have no component main of {codename}", _HINT)
     return list(dict.fromkeys(releases))
 
 
@@ -239,16 +230,16 @@ def _keyring(origin: Origin) -> Path:
     """The keys whose signatures are accepted.
 
     Raises:
-        UnknownName: the given file does not exist.
-        ArchiveNotTrusted: none is given, and this machine has none.
+        NotFound: the given file does not exist.
+        NotTrusted: none is given, and this machine has none.
     """
     if origin.debian.keyring is not None:
         if why := file_problem(origin.debian.keyring):
-            raise UnknownName(f"no keyring {origin.debian.keyring}: it {why}", "name a file of OpenPGP keys")
+            raise NotFound(f"no keyring {origin.debian.keyring}: it {why}", "name a file of OpenPGP keys")
         return origin.debian.keyring
     keyring = next((path for path in KEYRINGS if path.is_file()), None)
     if keyring is None:
-        raise ArchiveNotTrusted(
+        raise NotTrusted(
             f"the signatures of Debian's indexes cannot be verified: there is no {KEYRINGS[0]}",
             "install debian-archive-keyring, or name a file of keys with --debian-keyring",
         )
@@ -308,7 +299,7 @@ class _PrivateApt:
             return
         problems = redacted("\n  ".join(line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))))
         if re.search(r"GPG error|is not signed|NO_PUBKEY|couldn't be verified|not authenticated", problems):
-            raise ArchiveNotTrusted(
+            raise NotTrusted(
                 f"a Debian index has no signature of a key in {self._keyring}:\n  {problems}",
                 "name a file with the keys of the archive with --debian-keyring",
             )

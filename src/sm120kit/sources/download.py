@@ -14,7 +14,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import FetchFailed, HashMismatch
+from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.outside import file_problem
 from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
@@ -75,7 +75,7 @@ def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations, a
     caller's task, which may be that of several files at once.
 
     Raises:
-        HashMismatch: a location delivered other content, and no other location the pinned content.
+        NotTrusted: a location delivered other content, and no other location the pinned content.
         FetchFailed: no location delivered the file.
     """
     mismatches: list[str] = []
@@ -110,7 +110,7 @@ def fetch(pinned: PinnedFile, downloads: Path, key: str, locations: Locations, a
                 pause(attempt)
     release = f"{pinned.distribution} {pinned.version}"
     if mismatches:
-        raise HashMismatch(
+        raise NotTrusted(
             "\n  ".join([f"{release} is pinned to sha256 {pinned.sha256}, but", *mismatches]),
             "nothing was stored; if the release was replaced on purpose, check it and pin its new sha256",
         )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
-from sm120kit.core.errors import CommandFailed, NotEnoughDisk, UnsafeSource
+from sm120kit.core.errors import CommandFailed, NotTrusted, ResourceUnavailable
 from sm120kit.core.process import Completed, RunningProgram, run, start
 from sm120kit.core.state import write_atomic
 from sm120kit.sources.git_urls import without_credentials
@@ -141,8 +141,8 @@ class Repository:
 
         Raises:
             CommandFailed: git failed and ``check`` is true.
-            ToolchainMissing: git is not installed.
-            NotEnoughDisk: the file system is full.
+            RequirementMissing: git is not installed.
+            ResourceUnavailable: the file system is full.
         """
         self._reset_configuration()
         return _git([f"--git-dir={self.path}", *args], stdin=stdin, env=env, check=check, network=network, tied=tied)
@@ -286,10 +286,10 @@ def _revision(revision: str) -> str:
     """A commit, tree or ref as an argument of git.
 
     Raises:
-        UnsafeSource: git would parse it as an option.
+        NotTrusted: git would parse it as an option.
     """
     if revision.startswith("-"):
-        raise UnsafeSource(f"{revision!r} is not a git revision", "git would parse it as an option")
+        raise NotTrusted(f"{revision!r} is not a git revision", "git would parse it as an option")
     return revision
 
 
@@ -327,7 +327,7 @@ def _git(
         )
     except CommandFailed as error:
         if "No space left on device" in error.message or "Out of diskspace" in error.message:
-            raise NotEnoughDisk(
+            raise ResourceUnavailable(
                 "git: no space left on the file system",
                 "free some space, or name another directory with --state or SM120KIT_STATE",
             ) from error

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from urllib.parse import unquote, urlsplit
 
-from sm120kit.core.errors import UnsafeSource
+from sm120kit.core.errors import NotTrusted
 from sm120kit.core.outside import integer
 from sm120kit.core.urls import redacted
 
@@ -77,7 +77,7 @@ def require_allowed(url: str, transports: Collection[str], subject: str) -> None
     """Require that a git URL has a plain form with one of ``transports``. The error message starts with ``subject``.
 
     Raises:
-        UnsafeSource: it has another form or transport.
+        NotTrusted: it has another form or transport.
     """
     transport = transport_of(url)
     if transport in transports:
@@ -85,10 +85,10 @@ def require_allowed(url: str, transports: Collection[str], subject: str) -> None
     message = f"{subject} is {redacted(url)!r}"
     mirror = "or name a directory that holds a clone with --mirror"
     if transport == "file":
-        raise UnsafeSource(f"{message}: a remote repository must not refer to a local one", f"pin another commit, {mirror}")
+        raise NotTrusted(f"{message}: a remote repository must not refer to a local one", f"pin another commit, {mirror}")
     if transport:
-        raise UnsafeSource(f"{message}: only {' and '.join(REMOTE)} are allowed", f"write https, {mirror}")
-    raise UnsafeSource(
+        raise NotTrusted(f"{message}: only {' and '.join(REMOTE)} are allowed", f"write https, {mirror}")
+    raise NotTrusted(
         f"{message}: a URL of this form is not allowed, because git could run it as an option or program",
         "write https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; file:///PATH for a repository on this machine",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm120kit.core.errors import WrongSource
+from sm120kit.core.errors import Mismatch
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import GitPin, Pin, WheelPin
 
@@ -17,7 +17,7 @@ def require_identity(pin: Pin, repository: Repository, commit: str) -> None:
     :mod:`sm120kit.patches`.
 
     Raises:
-        WrongSource: it is another project or version, or lacks its metadata, which PEP 517, PEP 643 and PEP 427 require.
+        Mismatch: it is another project or version, or lacks its metadata, which PEP 517, PEP 643 and PEP 427 require.
     """
     from packaging.metadata import parse_email
     from packaging.utils import canonicalize_name
@@ -34,7 +34,7 @@ def require_identity(pin: Pin, repository: Repository, commit: str) -> None:
         return
     if canonicalize_name(name) != canonicalize_name(expected) or not _equal(version, pin.version):
         actual = f"{name} {version}" if name and version else "no name and version"
-        raise WrongSource(
+        raise Mismatch(
             f"the source of {pin.project} with {digest} has {actual} in {file}; the recipe has {expected} {pin.version}",
             "correct version or pin in the recipe",
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core.errors import BadUrl, OfflineMiss
+from sm120kit.core.errors import BadInput, OfflineMiss
 from sm120kit.sources.index import local_directory
 from sm120kit.sources.records import APT_SOURCES, DebianArchives
 from sm120kit.sources.settings import Settings, read_settings
@@ -59,14 +59,14 @@ class Origin:
         """The settings of pip and uv, with the options of this command applied; empty for a local mirror.
 
         Raises:
-            BadUrl: ``index_url`` is not a URL.
+            BadInput: ``index_url`` is not a URL.
         """
         if self.directory is not None:
             return Settings(no_index=True)
         settings = read_settings()
         if self.index_url:
             if not self.index_url.startswith(("https://", "http://", "file:///")):
-                raise BadUrl(f"{self.index_url!r} is not the URL of a package index", "write https://HOST/PATH/simple")
+                raise BadInput(f"{self.index_url!r} is not the URL of a package index", "write https://HOST/PATH/simple")
             settings = replace(settings, index=(self.index_url,), no_index=False)
         return replace(settings, find_links=tuple(dict.fromkeys((*self.links, *settings.find_links))))
 

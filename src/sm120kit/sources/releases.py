@@ -114,7 +114,7 @@ class Releases:
 
         Raises:
             FetchFailed: it is listed without a sha256, or its location does not deliver it.
-            HashMismatch: its location delivers other content.
+            NotTrusted: its location delivers other content.
             OfflineMiss: ``origin`` is offline and its copy is damaged.
         """
         pin, downloads = release.pin, self.workspace.downloads
@@ -138,8 +138,8 @@ def import_files(pin: SdistPin, sdist: Path, paths: Collection[str], repository:
     """Commit the files at ``paths`` of an sdist as ``ref`` of an empty repository. All members are checked.
 
     Raises:
-        UnsafeArchive: the sdist is damaged or has a member that cannot be in a tree.
-        WrongSource: its ``PKG-INFO`` has another name or version.
+        NotTrusted: the sdist is damaged or has a member that cannot be in a tree.
+        Mismatch: its ``PKG-INFO`` has another name or version.
     """
     archive.import_sdist(pin, sdist, repository, ref, {*paths, "PKG-INFO"})
     identity.require_identity(pin, repository, ref)

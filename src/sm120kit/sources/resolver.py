@@ -20,7 +20,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from sm120kit.core import process, reporting
-from sm120kit.core.errors import BadRecipe, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
+from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
 from sm120kit.core.state import Workspace
 from sm120kit.core.urls import redacted
 from sm120kit.sources.origin import DEFAULT, Origin
@@ -53,7 +53,7 @@ def resolve_wheels(requirements: Requirements, workspace: Workspace, origin: Ori
         ResolutionFailed: the requirements contradict each other, or a wheel for the platform does not exist.
         FetchFailed: the index or the mirror did not answer.
         OfflineMiss: ``origin`` is offline and the cache lacks something.
-        BadRecipe: the resolver does not support the platform.
+        BadInput: the resolver does not support the platform.
     """
     directory = origin.directory
     if directory is not None and not directory.is_dir():
@@ -127,7 +127,7 @@ def _split(platform: str) -> tuple[str, str]:
     """``manylinux_2_35_x86_64`` as ``manylinux_2_35`` and ``x86_64``."""
     match = re.fullmatch(r"(manylinux_2_\d+)_(x86_64|aarch64)", platform)
     if match is None:
-        raise BadRecipe(f"unknown platform {platform!r}", "write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64")
+        raise BadInput(f"unknown platform {platform!r}", "write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64")
     return match[1], match[2]
 
 
@@ -205,7 +205,7 @@ def _error(output: str, query: str, platform: str, offline: bool) -> Sm120kitErr
     """The error for uv's message."""
     reason = re.sub(r"^warning: .*\n?", "", redacted(output), flags=re.MULTILINE).strip()
     if "invalid value" in reason and "--python-platform" in reason:
-        return BadRecipe(f"uv does not support platform {platform!r}", "name another glibc in the recipe's environment")
+        return BadInput(f"uv does not support platform {platform!r}", "name another glibc in the recipe's environment")
     if offline and ("network was disabled" in reason or "network connectivity is disabled" in reason):
         return OfflineMiss(
             f"{query}: not all of it is cached, and --offline is given\n{reason}",

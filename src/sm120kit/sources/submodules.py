@@ -7,7 +7,7 @@ import re
 from urllib.parse import urljoin, urlsplit
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import FetchFailed, UnsafeSource
+from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.process import Completed
 from sm120kit.core.urls import redacted
 from sm120kit.sources import git, git_urls
@@ -26,11 +26,11 @@ def import_commit(pin: GitPin, repository: Repository, ref: str, mirror: str | N
     The base commit has no parents, and our own identity and date; its message names the upstream commit.
 
     Raises:
-        UnsafeSource: the URL of the pin or of a submodule is of a form that is not allowed.
+        NotTrusted: the URL of the pin or of a submodule is of a form that is not allowed.
         FetchFailed: a repository cannot be read or does not have the commit.
     """
     if not re.fullmatch(r"[0-9a-f]{40}", pin.commit):
-        raise UnsafeSource(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
+        raise NotTrusted(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
     with reporting.task(f"fetching {pin.project} {pin.version}", None):
         url = _fetch_url(pin.url, mirror, pin.project, ("file",), f"the git URL of {pin.project} {pin.version}")
         _fetch(repository, url, pin.commit, pin.version)
@@ -140,7 +140,7 @@ def _fetch_url(url: str, mirror: str | None, project: str, local: tuple[str, ...
     """The URL to fetch from: ``url`` with a transport of ``git_urls.REMOTE`` or ``local``, or its clone in the mirror.
 
     Raises:
-        UnsafeSource: the URL is of a form that is not allowed; the message starts with ``subject``.
+        NotTrusted: the URL is of a form that is not allowed; the message starts with ``subject``.
         FetchFailed: the mirror is a directory without a clone.
     """
     if not mirror:
@@ -149,7 +149,7 @@ def _fetch_url(url: str, mirror: str | None, project: str, local: tuple[str, ...
     git_urls.require_allowed(url, (*git_urls.MIRROR, "git"), subject)
     name = repository_name(url)
     if not re.fullmatch(r"[\w+-][\w.+-]*\.git", name):
-        raise UnsafeSource(
+        raise NotTrusted(
             f"{subject} is {redacted(url)!r}, and {name!r} is not a valid file name for a mirror", "pin another URL"
         )
     directory = local_directory(mirror)

@@ -12,7 +12,7 @@ from email import message_from_bytes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from sm120kit.core.errors import FetchFailed, UnsafeArchive
+from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.urls import redacted
 from sm120kit.sources.index import Location
 from sm120kit.sources.origin import Origin
@@ -44,18 +44,18 @@ def read_contents(filename: str, location: Location, origin: Origin) -> WheelMet
 
     Raises:
         FetchFailed: the location does not deliver it, or the server has no range requests.
-        UnsafeArchive: it is damaged, or has no METADATA or a too large one.
+        NotTrusted: it is damaged, or has no METADATA or a too large one.
     """
     try:
         with opened(location, origin) as file, zipfile.ZipFile(file) as wheel:
             entry = next(info for info in wheel.infolist() if info.filename.endswith(".dist-info/METADATA"))
             if entry.file_size > MAX_METADATA_BYTES:
-                raise UnsafeArchive(f"{location.shown}: its METADATA has {entry.file_size} bytes", "use another release")
+                raise NotTrusted(f"{location.shown}: its METADATA has {entry.file_size} bytes", "use another release")
             message = message_from_bytes(wheel.read(entry))
             members = tuple(wheel.namelist())
     except (*_DAMAGE, StopIteration, OSError) as error:
         reason = str(error) or "no METADATA"
-        raise UnsafeArchive(f"{location.shown} is not a wheel: {reason}", "use another release, or another index") from error
+        raise NotTrusted(f"{location.shown} is not a wheel: {reason}", "use another release, or another index") from error
     return WheelMetadata(
         tuple(map(str, message.get_all("Requires-Dist", []))), tuple(map(str, message.get_all("Provides-Extra", []))), members
     )

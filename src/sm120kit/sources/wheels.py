@@ -33,9 +33,9 @@ def wheelhouse(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Orig
 
     Raises:
         FetchFailed: no location delivered a wheel.
-        HashMismatch: a location delivered other content.
+        NotTrusted: a location delivered other content.
         OfflineMiss: ``origin`` is offline and some wheels are not cached.
-        NotEnoughDisk, StateUnwritable: a wheel cannot be stored.
+        ResourceUnavailable, SystemRefused: a wheel cannot be stored.
     """
     with workspace.exclusive("wheels"):
         for leftover in workspace.downloads.glob(".wheel-*"):  # of a killed run
@@ -137,7 +137,7 @@ def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str) -> None:
 
     Raises:
         CommandFailed: they are not for this Python or machine.
-        NotEnoughDisk, StateUnwritable: they cannot be stored.
+        ResourceUnavailable, SystemRefused: they cannot be stored.
     """
     if directory.is_dir():
         return

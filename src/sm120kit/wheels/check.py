@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import BadArtifact, ExpectationFailed
+from sm120kit.core.errors import BadInput, CheckFailed
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.kernels.cubin.records import Cubin
 from sm120kit.wheels.records import BuildPlan, Module
@@ -38,7 +38,7 @@ def check_modules(
     ``load_problems`` returns why a linked module cannot be used, see :func:`tvm_ffi_loader`.
 
     Raises:
-        ExpectationFailed: device code that SM12x cannot run, an expected kernel that is missing, or a library that does not
+        CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, or a library that does not
             load, such as one with undefined symbols.
     """
     cubins: dict[str, tuple[Cubin, ...]] = {}
@@ -50,7 +50,7 @@ def check_modules(
             problems += [f"{module.name}: {problem}" for problem in load_problems(module)]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{plan.recipe} was built but is not what its recipe expects\n{listed}",
             f"look with `sm120kit inspect` at {work}",
         )
@@ -68,7 +68,7 @@ def _cubins(module: Module, work: Path) -> tuple[Cubin, ...]:
     for file in files:
         try:
             cubins += read(file)
-        except BadArtifact:  # an object file may have no device code
+        except BadInput:  # an object file may have no device code
             if module.packed:
                 raise
     return tuple(cubins)

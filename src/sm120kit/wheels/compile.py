@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
 from sm120kit.core.state import require_disk, write_atomic
@@ -68,8 +68,8 @@ def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, s
     """Bring every unit and library of the plan up to date with ninja.
 
     Raises:
-        NotEnoughMemory: the largest unit needs more than the budget.
-        NotEnoughDisk: the file system is too small.
+        ResourceUnavailable: the largest unit needs more than the budget.
+        ResourceUnavailable: the file system is too small.
         CompileFailed: the compiler rejected a unit; all others that were running have ended.
     """
     units = longest_first(unit for module in plan.modules for unit in module.units)
@@ -94,8 +94,8 @@ def compile_ptx(
     """Write the PTX of units with ninja, by the commands that compile them; returns the files, in order.
 
     Raises:
-        NotEnoughMemory: the largest unit needs more than the budget.
-        NotEnoughDisk: the file system is too small.
+        ResourceUnavailable: the largest unit needs more than the budget.
+        ResourceUnavailable: the file system is too small.
         CompileFailed: the compiler rejected a unit.
     """
     targets = {unit.output: replace(unit, output=_ptx_file(unit.output)) for unit in units}
@@ -180,8 +180,8 @@ def run_gated(
     starts first. The program's output is the log of the work directory.
 
     Raises:
-        NotEnoughMemory: the largest unit needs more than the budget.
-        NotEnoughDisk: the file system is too small.
+        ResourceUnavailable: the largest unit needs more than the budget.
+        ResourceUnavailable: the file system is too small.
     """
     budget_bytes = settings.budget_bytes or available_bytes()
     _require_resources(stale, work, budget_bytes)
@@ -218,11 +218,11 @@ def require_memory(what: str, needed_bytes: int, budget_bytes: int | None) -> No
     """Require the memory for a unit; without a budget, what is available.
 
     Raises:
-        NotEnoughMemory: it does not fit.
+        ResourceUnavailable: it does not fit.
     """
     usable = budget_bytes or available_bytes()
     if needed_bytes > usable:
-        raise NotEnoughMemory(
+        raise ResourceUnavailable(
             f"{what} needs about {needed_bytes / 2**30:.1f} GiB to compile; {usable / 2**30:.1f} GiB can be used",
             "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe show)",
         )
@@ -270,7 +270,7 @@ def _stale_units(ninja: Sequence[str], work: Path, units: Sequence[Unit]) -> lis
     return [unit for unit in units if f" -o {unit.output} " in dry.stdout + " "]
 
 
-def compile_error(output: str, finished: Sequence[FinishedUnit], log: Path) -> CompileFailed | NotEnoughMemory:
+def compile_error(output: str, finished: Sequence[FinishedUnit], log: Path) -> CompileFailed | ResourceUnavailable:
     """The error for the ``output`` of a failed ninja: the unit that failed and the first message of its compiler."""
     lines = output.splitlines()
     at = next((index for index, line in enumerate(lines) if line.startswith("FAILED: ")), 0)
@@ -281,7 +281,7 @@ def compile_error(output: str, finished: Sequence[FinishedUnit], log: Path) -> C
     event = next((event for event in finished if event.output == failed), None)
     if ran_out_of_memory(event.exit_code if event else 1, "\n".join(messages[:40])):
         peak = event.peak_bytes if event else 0
-        return NotEnoughMemory(
+        return ResourceUnavailable(
             f"{Path(failed).name}: the compiler ran out of memory (it had reached {peak / 2**30:.1f} GiB; "
             f"{available_bytes() / 2**30:.1f} GiB are available now)",
             f"end other programs, or compile one unit at a time with --jobs 1; log: {log}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import CommandFailed, ToolchainMissing
+from sm120kit.core.errors import CommandFailed, RequirementMissing
 
 ENVIRONMENT = "environment"
 """The directory of the locked wheels below a work directory."""
@@ -19,7 +19,7 @@ def find_python(version: str) -> tuple[Path, str]:
     """Find an interpreter of ``version`` (``3.12``): that of this process, else ``python3.12`` on PATH. Also its full version.
 
     Raises:
-        ToolchainMissing: there is none.
+        RequirementMissing: there is none.
     """
     program = f"python{version}"
     own = version == f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -27,7 +27,7 @@ def find_python(version: str) -> tuple[Path, str]:
     code = "import platform, sys; print(sys.executable, platform.python_version())"
     done = process.run([path, "-I", "-c", code], check=False) if path else None
     if done is None or done.returncode != 0:
-        raise ToolchainMissing(
+        raise RequirementMissing(
             f"no Python {version}: the locked wheels of the build environment are for it, and {program} on PATH "
             + ("does not run" if done else "does not exist"),
             f"install Python {version} with its headers, and put {program} on PATH",
@@ -47,7 +47,7 @@ def network_isolation() -> tuple[str, ...]:
         try:
             if process.run([*prefix, "true"], check=False).returncode == 0:
                 return prefix
-        except ToolchainMissing:
+        except RequirementMissing:
             break
     return ()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import archives, process
-from sm120kit.core.errors import ExpectationFailed, ToolchainMissing
+from sm120kit.core.errors import CheckFailed, RequirementMissing
 from sm120kit.core.memory import Gate
 from sm120kit.core.state import file_sha256, publish_directory, record_json, write_atomic, write_record
 from sm120kit.patches.records import PatchedTree
@@ -83,10 +83,10 @@ def cmake_program() -> str:
     """Path of the cmake in this environment's wheel.
 
     Raises:
-        ToolchainMissing: there is none.
+        RequirementMissing: there is none.
     """
     if importlib.util.find_spec("cmake") is None:
-        raise ToolchainMissing(
+        raise RequirementMissing(
             "building an engine's extensions needs cmake, which this environment lacks",
             "install it: pip install 'sm120kit[kernels]'",
         )
@@ -99,11 +99,11 @@ def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: Compile
     """Configure the engine's project, unless an earlier run did, and bring the targets of the plan up to date.
 
     Raises:
-        ToolchainMissing: the environment has no nvcc.
-        ToolchainUnsuitable: the path of the work directory splits arguments of CMake.
+        RequirementMissing: the environment has no nvcc.
+        RequirementMissing: the path of the work directory splits arguments of CMake.
         CommandFailed: CMake fails, as it does when it would have to fetch something.
-        ExpectationFailed: CMake fetched something, or compiles other units than those of the recipe.
-        NotEnoughMemory, NotEnoughDisk, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
+        CheckFailed: CMake fetched something, or compiles other units than those of the recipe.
+        ResourceUnavailable, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
     """
     plan, work = build.plan, site.work
     _configure_once(build, site)
@@ -179,13 +179,13 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
     """Run CMake on the engine's project.
 
     Raises:
-        ExpectationFailed: CMake fetched something.
+        CheckFailed: CMake fetched something.
     """
     require_path_for_cmake(site.work)
     work, toolchain = site.work, plan.toolchain
     home = work / toolchain.cuda_home
     if not (home / "bin" / "nvcc").is_file():
-        raise ToolchainMissing(
+        raise RequirementMissing(
             f"the build environment of {plan.recipe} has no CUDA compiler: {toolchain.cuda_home}/bin/nvcc does not exist",
             "name nvidia-cuda-nvcc and its dependencies in from_source.environment of the recipe",
         )
@@ -224,7 +224,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
     )
     fetched = sorted(path.name for path in (work / "_deps").glob("*-src"))
     if fetched:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"the CMake project of {plan.recipe} fetched {', '.join(fetched)}",
             "every source must be pinned: fill its variable in from_source.injected of the recipe",
         )
@@ -277,7 +277,7 @@ def _require_units(plan: BuildPlan, site: BuildSite) -> None:
     """Require that CMake compiles exactly the units of a plan.
 
     Raises:
-        ExpectationFailed: it compiles others; the message lists each difference.
+        CheckFailed: it compiles others; the message lists each difference.
     """
     problems = []
     for module in plan.modules:
@@ -288,7 +288,7 @@ def _require_units(plan: BuildPlan, site: BuildSite) -> None:
         problems += [f"{module.name}: {output} is not compiled" for output in sorted(expected - compiled)]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"CMake compiles other units than those of {plan.recipe}\n{listed}",
             "correct from_source.targets of the recipe, or patch the project",
         )
@@ -298,7 +298,7 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
     """Check finished modules, also that they can replace those of the wheel ``official``, and return their number of kernels.
 
     Raises:
-        ExpectationFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the official
+        CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the official
             module does not need, a search path for the loader, a symbol that does not resolve, or a wrong answer.
     """
     work = site.work

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadRecord, UnknownName
+from sm120kit.core.errors import BadRecord, NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import (
@@ -55,10 +55,10 @@ def build(
     """Build a FlashInfer wheel up to the stage of the request.
 
     Raises:
-        UnknownName: the recipe has no such kernel group.
-        LockDiffers: the recipe's lockfile is edited or outdated.
-        ToolchainMissing, ToolchainUnsuitable: no compiler for the archs.
-        CompileFailed, NotEnoughMemory, NotEnoughDisk, ExpectationFailed: a unit does not compile, or the result is not what
+        NotFound: the recipe has no such kernel group.
+        Mismatch: the recipe's lockfile is edited or outdated.
+        RequirementMissing: no compiler for the archs.
+        CompileFailed, ResourceUnavailable, CheckFailed: a unit does not compile, or the result is not what
             the recipe expects.
     """
     recipe, workspace, stage = target.recipe, target.options.workspace, request.stage
@@ -153,21 +153,19 @@ def unit_ptx(
     The commands are those of the build with -ptx instead of -c: ptxas gets this text in a build.
 
     Raises:
-        UnknownName: the recipe has no such kernel group, or no unit matches.
-        CompileFailed, NotEnoughMemory, NotEnoughDisk: a unit does not compile.
+        NotFound: the recipe has no such kernel group, or no unit matches.
+        CompileFailed, ResourceUnavailable: a unit does not compile.
     """
     from sm120kit.wheels import compile as compiling
 
     if request.group == recipes.NO_KERNELS:
-        raise UnknownName(f"kernel group {recipes.NO_KERNELS} has no units", "leave out --kernels, or name another group")
+        raise NotFound(f"kernel group {recipes.NO_KERNELS} has no units", "leave out --kernels, or name another group")
     workspace = target.options.workspace
     prepared = _prepare(target, request)
     units = [unit for module in prepared.plan.modules for unit in module.units if unit.source.endswith(".cu")]
     chosen = [unit for unit in units if pattern in unit.name or fnmatch.fnmatch(unit.name, pattern)]
     if not chosen:
-        raise UnknownName(
-            f"no unit of {prepared.plan.recipe} matches {pattern!r}", f"units: {', '.join(u.name for u in units)}"
-        )
+        raise NotFound(f"no unit of {prepared.plan.recipe} matches {pattern!r}", f"units: {', '.join(u.name for u in units)}")
     work = workspace.work(prepared.selection.directory)
     with workspace.exclusive(prepared.selection.directory):
         _generate_files(prepared.selection, target.tree, prepared.tools, workspace)
@@ -228,8 +226,8 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     Where units were compiled before or a remote cache may have them, :func:`build` checks what is left to compile.
 
     Raises:
-        UnknownName: the recipe has no such kernel group.
-        NotEnoughMemory: it does not fit.
+        NotFound: the recipe has no such kernel group.
+        ResourceUnavailable: it does not fit.
     """
     from sm120kit.wheels import compile as compiling
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting, toolchain
-from sm120kit.core.errors import BadRecipe, UnknownName
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import write_record
@@ -44,12 +44,12 @@ def require_source(target: EngineTarget) -> PatchedTree:
     """Fetch an engine's own source and return its patched tree.
 
     Raises:
-        UnknownName: nothing of the engine can be built from source.
+        NotFound: nothing of the engine can be built from source.
     """
     if target.recipe.from_source is None or target.engine_tree is None:
         names = recipes.names(recipes.EngineRecipe)
         capable = [name for name in names if recipes.load_engine(name).from_source]
-        raise UnknownName(
+        raise NotFound(
             f"{target.recipe.name} has nothing that can be built from source",
             "its recipe gives the reason for each official part; "
             f"engines with a part that can be built: {', '.join(capable) or 'none'}",
@@ -61,9 +61,9 @@ def plan_extensions(target: EngineTarget) -> ExtensionBuild:
     """Plan the build of an engine's extension modules from its lockfile.
 
     Raises:
-        UnknownName: nothing of the engine can be built from source.
-        BadRecipe: the lockfile lacks a wheel that the recipe names for the build, or another CUTLASS is required.
-        ToolchainMissing: no host compiler, no cmake, or no Python for the locked wheels.
+        NotFound: nothing of the engine can be built from source.
+        BadInput: the lockfile lacks a wheel that the recipe names for the build, or another CUTLASS is required.
+        RequirementMissing: no host compiler, no cmake, or no Python for the locked wheels.
     """
     tree, recipe, flashinfer = require_source(target), target.recipe, target.flashinfer.tree
     repository = Repository(flashinfer.checkout.repository)
@@ -90,7 +90,7 @@ def _environment_wheels(recipe: recipes.EngineRecipe, locked: dict[str, LockedWh
     names = recipe.from_source.environment
     absent = [name for name in names if name not in locked]
     if absent or NVCC not in names:
-        raise BadRecipe(
+        raise BadInput(
             f"{recipe.name}: the build environment "
             + (f"names {', '.join(absent)}, which the lockfile lacks" if absent else f"has no compiler: no {NVCC}"),
             "correct from_source.environment; `sm120kit recipe requirements` lists the locked wheels",
@@ -110,9 +110,9 @@ def build_extensions(
     An interrupted build resumes. Once the wheel exists, the work directory with its environment is removed.
 
     Raises:
-        FetchFailed, HashMismatch, OfflineMiss: a locked wheel could not be fetched.
+        FetchFailed, NotTrusted, OfflineMiss: a locked wheel could not be fetched.
         PatchConflict: a patch of the engine's own package is not for the official wheel.
-        CommandFailed, ExpectationFailed, NotEnoughMemory, NotEnoughDisk, CompileFailed, ToolchainMissing: the build failed.
+        CommandFailed, CheckFailed, ResourceUnavailable, CompileFailed, RequirementMissing: the build failed.
     """
     plan, recipe, workspace = build.plan, build.recipe, options.workspace
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
@@ -148,7 +148,7 @@ def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], Non
     The work directory is that of :func:`build_extensions`, and stays.
 
     Raises:
-        UnknownName: nothing of the engine can be built from source, or no unit matches.
+        NotFound: nothing of the engine can be built from source, or no unit matches.
         As :func:`build_extensions`.
     """
     build, options = plan_extensions(target), target.options
@@ -157,7 +157,7 @@ def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], Non
     paths = {unit: extensions.unit_path(unit) for unit in units}
     chosen = [unit for unit, path in paths.items() if pattern in path or fnmatch.fnmatch(path, pattern)]
     if not chosen:
-        raise UnknownName(f"no unit of {plan.recipe} matches {pattern!r}", f"units: {', '.join(paths.values())}")
+        raise NotFound(f"no unit of {plan.recipe} matches {pattern!r}", f"units: {', '.join(paths.values())}")
     name = _work_name(build)
     with workspace.exclusive(name):
         wheels = sources.wheelhouse(build.wheels, workspace, options.origin)

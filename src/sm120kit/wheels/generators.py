@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.recipes.toolchain import TvmFfi
@@ -45,7 +45,7 @@ def generate(
     ``requests`` are from :func:`sm120kit.wheels.plan.generator_requests`; the generated code includes the headers of ``ffi``.
 
     Raises:
-        CommandFailed, ExpectationFailed: a generator fails, or prints no result.
+        CommandFailed, CheckFailed: a generator fails, or prints no result.
     """
     output = run_generators(tree, work, requests, archs, toolchain, ffi)
     links = work / "include"
@@ -80,7 +80,7 @@ def run_generators(
     """Run the generators, which write to ``work/jit``. In a sandbox, that directory and their output are foreign data.
 
     Raises:
-        CommandFailed, ExpectationFailed: a generator fails, or prints no result.
+        CommandFailed, CheckFailed: a generator fails, or prints no result.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -111,7 +111,7 @@ def run_generators(
     try:
         return TypeAdapter(GeneratorsOutput).validate_json((done.stdout.splitlines() or [""])[-1])
     except ValidationError as error:
-        raise ExpectationFailed(f"the generators of {tree} printed no list of modules: {error.errors()[0]['msg']}") from error
+        raise CheckFailed(f"the generators of {tree} printed no list of modules: {error.errors()[0]['msg']}") from error
 
 
 def _link_data(tree: Path) -> None:
@@ -124,4 +124,4 @@ def _link_data(tree: Path) -> None:
             if (tree / source).is_dir() and not link.is_symlink():
                 link.symlink_to(Path("../..") / source)
     except FileExistsError as error:
-        raise ExpectationFailed(f"{error.filename2 or error.filename} is a file of the source, not its build's link") from error
+        raise CheckFailed(f"{error.filename2 or error.filename} is a file of the source, not its build's link") from error

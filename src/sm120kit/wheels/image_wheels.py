@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm120kit.core.errors import ToolchainUnsuitable
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.state import digest_of
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
@@ -61,12 +61,12 @@ def require_native(recipe: EngineRecipe, request: BuildRequest) -> None:
     """Require that this machine has the architecture of a recipe's image, unless nothing is compiled.
 
     Raises:
-        ToolchainUnsuitable: it has another.
+        RequirementMissing: it has another.
     """
     machine = recipe.environment.platforms[0].split("_", 3)[3]
     compiles = request.from_source or (request.group or recipe.kernels) != NO_KERNELS
     if compiles and machine != platform.machine():
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"the kernels of {recipe.name} are compiled natively on {machine}; this machine is {platform.machine()}",
             f"--kernels {NO_KERNELS} builds its image without compiled kernels; --dry-run plans it on any machine",
         )
@@ -80,10 +80,10 @@ def build(
     The group of the request replaces the kernel group of the recipe. FlashInfer's wheel is built last.
 
     Raises:
-        UnknownName: nothing of the engine can be built from source.
+        NotFound: nothing of the engine can be built from source.
         PatchConflict: a patch of the engine's own package, or of another, is not for the official wheel.
-        LockDiffers: the lockfile of the engine or of its FlashInfer recipe is missing, edited or outdated.
-        ToolchainUnsuitable: the image is for another machine, or the compilers are not the locked ones.
+        Mismatch: the lockfile of the engine or of its FlashInfer recipe is missing, edited or outdated.
+        RequirementMissing: the image is for another machine, or the compilers are not the locked ones.
     """
     recipe, lock = target.recipe, target.lock
     if request.stage in (Stage.COMPILE, Stage.PACK):

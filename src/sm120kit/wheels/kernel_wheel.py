@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
-from sm120kit.core.errors import CommandFailed, ToolchainMissing, ToolchainUnsuitable, UnknownName
+from sm120kit.core.errors import CommandFailed, NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
 from sm120kit.core.state import (
     data_root,
@@ -60,16 +60,14 @@ def build(
     """Build the kernel wheel against the patched CUTLASS of a recipe, up to the stage of the request.
 
     Raises:
-        UnknownName: the recipe has no CUTLASS, or no kernel has the requested prefix.
-        ToolchainMissing, ToolchainUnsuitable: no compiler for the archs, or a build package is not installed.
-        CommandFailed, CompileFailed, NotEnoughMemory, NotEnoughDisk, ExpectationFailed: the build failed.
+        NotFound: the recipe has no CUTLASS, or no kernel has the requested prefix.
+        RequirementMissing: no compiler for the archs, or a build package is not installed.
+        CommandFailed, CompileFailed, ResourceUnavailable, CheckFailed: the build failed.
     """
     recipe, workspace, stage = target.recipe, target.options.workspace, request.stage
     cutlass = next((project for project in recipe.inside if project.project == "cutlass"), None)
     if cutlass is None:
-        raise UnknownName(
-            f"the sources of {recipe.name} contain no CUTLASS", "name a recipe with one: kernels@flashinfer-0.6.6"
-        )
+        raise NotFound(f"the sources of {recipe.name} contain no CUTLASS", "name a recipe with one: kernels@flashinfer-0.6.6")
     if stage is Stage.FETCH:
         _ = target.checkout
         return WheelBuild(recipe)
@@ -124,14 +122,14 @@ def compile_kernels(plan: BuildPlan, tree: PatchedTree, cutlass: Path, work: Pat
     ``cutlass`` is the directory of the patched CUTLASS.
 
     Raises:
-        ToolchainMissing: a Python package of the build is absent.
-        ToolchainUnsuitable: the path of ``work`` has a character that splits arguments of CMake or nvcc.
+        RequirementMissing: a Python package of the build is absent.
+        RequirementMissing: the path of ``work`` has a character that splits arguments of CMake or nvcc.
         CommandFailed: CMake or the backend fails.
-        NotEnoughMemory, NotEnoughDisk, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
+        ResourceUnavailable, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
     """
     absent = [name for name in BUILD_PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
-        raise ToolchainMissing(
+        raise RequirementMissing(
             f"building the kernels needs {', '.join(absent)}, which this environment lacks",
             "install its packages: pip install 'sm120kit[kernels]'",
         )
@@ -188,11 +186,11 @@ def require_path_for_cmake(work: Path) -> None:
     """Require a directory in which CMake and nvcc can work.
 
     Raises:
-        ToolchainUnsuitable: its path has a character that splits their arguments.
+        RequirementMissing: its path has a character that splits their arguments.
     """
     separator = re.search(r"[\s,;'\"$]", str(work))
     if separator:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"CMake and nvcc cannot work in {work}: {separator[0]!r} splits their arguments",
             "name a state directory without it: --state or SM120KIT_STATE",
         )

@@ -20,16 +20,15 @@ from packaging.version import InvalidVersion, Version
 from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting
 from sm120kit.core.errors import (
-    BadRecipe,
+    AlreadyExists,
+    BadInput,
     CommandFailed,
     FetchFailed,
-    PatchAlreadyUpstream,
+    Mismatch,
+    NotFound,
     PatchConflict,
-    RecipeExists,
     ResolutionFailed,
-    StateUnwritable,
-    UnknownName,
-    WrongSource,
+    SystemRefused,
     did_you_mean,
 )
 from sm120kit.core.state import data_root, writable_data_root, write_together
@@ -54,7 +53,7 @@ from sm120kit.wheels.generators import run_generators
 from sm120kit.wheels.records import BuildRequest, Stage
 
 LATEST = "latest"
-_REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
+_REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}
 
 
 @dataclass(frozen=True)
@@ -96,18 +95,18 @@ def parse_release(text: str) -> tuple[str, str]:
     """Engine and version of ``ENGINE@VERSION`` or ``ENGINE@latest``.
 
     Raises:
-        UnknownName: it has another form, or is another engine.
+        NotFound: it has another form, or is another engine.
     """
     engine, _, version = text.partition("@")
     if engine not in (known := recipes.known_engines()):
-        raise UnknownName(f"unknown engine {engine!r}{did_you_mean(engine, known)}", f"engines: {', '.join(known)}")
+        raise NotFound(f"unknown engine {engine!r}{did_you_mean(engine, known)}", f"engines: {', '.join(known)}")
     if not version:
-        raise UnknownName(f"{text} names no release", f"write {engine}@VERSION, or {engine}@{LATEST}")
+        raise NotFound(f"{text} names no release", f"write {engine}@VERSION, or {engine}@{LATEST}")
     if version != LATEST:
         try:
             Version(version)
         except InvalidVersion:
-            raise UnknownName(f"{version!r} is not a version", f"write {engine}@VERSION, or {engine}@{LATEST}") from None
+            raise NotFound(f"{version!r} is not a version", f"write {engine}@VERSION, or {engine}@{LATEST}") from None
     return engine, version
 
 
@@ -149,16 +148,16 @@ class RecipeMaker:
         """The recipes that are missing for the request, the FlashInfer recipe first; locked unless they stay unfinished.
 
         Raises:
-            UnknownName: the index lists no such release, or there is no recipe to draft from.
-            RecipeExists: the recipe exists, and is not to be replaced.
-            StateUnwritable: the directory of recipes cannot be written.
-            PatchConflict, PatchAlreadyUpstream: a patch does not fit the source.
+            NotFound: the index lists no such release, or there is no recipe to draft from.
+            AlreadyExists: the recipe exists, and is not to be replaced.
+            SystemRefused: the directory of recipes cannot be written.
+            PatchConflict: a patch does not fit the source.
             ResolutionFailed: the engine requires no particular FlashInfer, or its wheels cannot be resolved.
-            WrongSource: the source contains no CUTLASS.
+            Mismatch: the source contains no CUTLASS.
         """
         writable_data_root()
         if not os.access(recipes.directory(), os.W_OK):
-            raise StateUnwritable(f"cannot write to {recipes.directory()}", "use a checkout, or name a copy with SM120KIT_DATA")
+            raise SystemRefused(f"cannot write to {recipes.directory()}", "use a checkout, or name a copy with SM120KIT_DATA")
         engine, files = self.request.engine, self._files(distribution(self.request.engine))
         version = self._version(files)
         template, variant = self._template(engine, version, files)
@@ -186,7 +185,7 @@ class RecipeMaker:
             if Version(each) == Version(version):
                 return each
         newest = ", ".join(final[:8])
-        raise UnknownName(
+        raise NotFound(
             f"the index lists no release {version} of {title(engine)}{did_you_mean(version, final)}",
             f"newest releases: {newest}",
         )
@@ -197,27 +196,27 @@ class RecipeMaker:
         if self.request.like and engine == self.request.engine:
             path, recipe = recipes.load_with_path(self.request.like)
             if recipe.engine != engine:
-                raise UnknownName(f"{recipe.name} is a recipe of {recipe.engine}", f"name a recipe of {engine} with --like")
+                raise NotFound(f"{recipe.name} is a recipe of {recipe.engine}", f"name a recipe of {engine} with --like")
             variant = recipe.name.removeprefix(f"{engine}-{recipe.version}")
         else:
             released = [file.version for file in files or self._files(distribution(engine))]
             others = [each for each in _versions(engine) if Version(each) != Version(version)]
             if not others:
-                raise UnknownName(f"there is no recipe of {engine} to draft from", "write the first one, see docs/recipes.md")
+                raise NotFound(f"there is no recipe of {engine} to draft from", "write the first one, see docs/recipes.md")
             path = recipes.locate(f"{engine}-{drafts.nearest(version, others, released)}")
         return Template(path.stem, read_toml(path), path.read_text(encoding="utf-8")), variant
 
     def _require_new(self, name: str) -> None:
         path = recipes.directory() / f"{name}.toml"
         if path.exists() and not self.request.overwrite:
-            raise RecipeExists(f"{path} exists", "lock it again with `sm120kit recipe lock`, or replace it with --overwrite")
+            raise AlreadyExists(f"{path} exists", "lock it again with `sm120kit recipe lock`, or replace it with --overwrite")
 
     def _flashinfer(self, version: str, template: Template, engine: Draft | None = None, ffi: str = "") -> StagedRecipe:
         """Make a FlashInfer recipe; ``engine`` requires it, with a version ``ffi`` of tvm-ffi or none in particular."""
         listed = self._files(lockfile.contents.FLASHINFER)
         sdist = next((f for f in listed if Version(f.version) == Version(version) and not f.filename.endswith(".whl")), None)
         if sdist is None:
-            raise UnknownName(f"the index lists no sdist of FlashInfer {version}", "its kernels are compiled from the sdist")
+            raise NotFound(f"the index lists no sdist of FlashInfer {version}", "its kernels are compiled from the sdist")
         if not sdist.location.sha256:
             raise FetchFailed(f"{sdist.location.shown} is listed without a sha256", "name an index that lists hashes")
         pin = SdistPin("flashinfer", lockfile.contents.FLASHINFER, sdist.version, sdist.location.sha256)
@@ -294,7 +293,7 @@ class RecipeMaker:
                         failures[name] = _last_line(error.message)
         if not names:
             listed = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
-            raise BadRecipe(
+            raise BadInput(
                 f"no generator of {draft.template} runs on {recipe.name}\n{listed}", "name another recipe with --like"
             )
         drafts.keep_modules(draft, names, failures)
@@ -378,7 +377,7 @@ def require_fitting(name: str, states: Sequence[PatchStatus]) -> None:
     """Require that every patch for the version of a recipe's source applies to it.
 
     Raises:
-        PatchConflict, PatchAlreadyUpstream: one does not; the message lists all.
+        PatchConflict: one does not; the message lists all.
     """
     unfit = [state for state in states if state.state in _REFUSED]
     if unfit:
@@ -440,7 +439,7 @@ def _wheel(files: Sequence[ListedFile], version: str, engine: str, python: Pytho
             if rank is not None:
                 ranked.append((rank, file.filename, file))
     if not ranked:
-        raise UnknownName(
+        raise NotFound(
             f"the index lists no wheel of {title(engine)} {version} for Python {python.version} on {python.platform}",
             "name a recipe for another Python or platform with --like",
         )
@@ -456,7 +455,7 @@ def _find_cutlass(repository: Repository, checkout: Checkout, template: Template
     version = cutlass_version(repository.read(checkout.commit, f"{path}/{VERSION_H}").decode(errors="replace")) if path else ""
     if not version:
         problem = f"states no version in {path}/{VERSION_H}" if path else f"has no {VERSION_H}"
-        raise WrongSource(
+        raise Mismatch(
             f"{checkout.pin.project} {checkout.pin.version} {problem}: where is CUTLASS?", "write the recipe by hand"
         )
     return path, version

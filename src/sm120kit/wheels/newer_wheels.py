@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from sm120kit import recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadRecipe, FetchFailed, LockDiffers
+from sm120kit.core.errors import BadInput, FetchFailed, Mismatch
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.drafts import distribution
 from sm120kit.sources.context import Options
@@ -62,7 +62,7 @@ def _pinned_by(recipe: str) -> Iterator[tuple[str, str]]:
     """Names and versions that a recipe pins by ``==`` or an override, and those of :data:`WATCHED` in its lockfile."""
     try:
         loaded = recipes.load(recipe)
-    except BadRecipe as error:
+    except BadInput as error:
         reporting.warn(error.message)
         return
     if loaded.environment:
@@ -73,7 +73,7 @@ def _pinned_by(recipe: str) -> Iterator[tuple[str, str]]:
             yield canonicalize_name(name), override.version
     try:
         lock = lockfile.read(recipes.lock_path(recipes.locate(recipe)))
-    except LockDiffers:  # it is not locked
+    except Mismatch:  # it is not locked
         return
     for closure in lock.closures:
         yield from ((wheel.name, wheel.version) for wheel in closure.wheels if re.fullmatch(WATCHED, wheel.name))

@@ -111,7 +111,7 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
 
     Raises:
         PatchConflict: a patch is not for this wheel.
-        FetchFailed, HashMismatch, OfflineMiss: the official wheel could not be fetched.
+        FetchFailed, NotTrusted, OfflineMiss: the official wheel could not be fetched.
     """
     recipe, workspace = target.recipe, target.options.workspace
     project = tree.checkout.pin.project if tree else ""

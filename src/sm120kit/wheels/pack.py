@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from sm120kit.core import archives, process
-from sm120kit.core.errors import BadArtifact, CommandFailed, ExpectationFailed
+from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed
 from sm120kit.core.state import digest_of, file_sha256, record_json
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
@@ -61,7 +61,7 @@ def pack_wheel(
     patches, overrides, the version and modules change or add. Returns the wheel in ``out``.
 
     Raises:
-        ExpectationFailed: the version of the package cannot be set.
+        CheckFailed: the version of the package cannot be set.
         CommandFailed: the backend failed.
     """
     plain, changed = _kept_wheel(tree, work / "plain") or (_run_backend(tree, work), {})
@@ -143,7 +143,7 @@ def _kept_wheel(tree: PatchedTree, kept: Path) -> tuple[Path, dict[str, bytes]] 
             if file_sha256(wheel) == sha256:
                 changed = _changed_members(repository, before, tree.tree, wheel)
                 return None if changed is None else (wheel, changed)
-        except (OSError, CommandFailed, BadArtifact):  # the repository was fetched again, or the file removed meanwhile
+        except (OSError, CommandFailed, BadInput):  # the repository was fetched again, or the file removed meanwhile
             return None
     return None
 
@@ -185,7 +185,7 @@ def _substitute(wheel: zipfile.ZipFile, member: str, pattern: str, line: str, re
     """A text of a wheel with its single line that matches ``pattern`` replaced."""
     text, count = re.subn(pattern, line, archives.read_member(wheel, member).decode(), flags=re.MULTILINE)
     if count != 1:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{member} of the wheel of {recipe} has {count} lines that match {pattern}, not 1",
             "this release needs another way to set its version",
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from sm120kit import engines
 from sm120kit.core import archives, process, reporting
-from sm120kit.core.errors import CommandFailed, ExpectationFailed, UnknownName
+from sm120kit.core.errors import CheckFailed, CommandFailed, NotFound
 from sm120kit.core.state import Workspace, require_disk
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin, resolver, wheelhouse
@@ -46,15 +46,15 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
     """The text of the record of a recipe's engine, and the parser's answers to the command lines ``lines``, by their names.
 
     Raises:
-        NotEnoughDisk: the environment does not fit.
+        ResourceUnavailable: the environment does not fit.
         FetchFailed, OfflineMiss: the engine's wheel cannot be fetched.
         CommandFailed: uv cannot create the environment, or the parser cannot be imported in it.
-        UnknownName: the engine has no parser.
-        ExpectationFailed: the parser accepts an option that no engine has.
+        NotFound: the engine has no parser.
+        CheckFailed: the parser accepts an option that no engine has.
     """
     workspace, engine = target.options.workspace, target.recipe.served_by
     if engine.parser is None:
-        raise UnknownName(f"{engine.title} has no parser whose options can be recorded", "leave out --arguments")
+        raise NotFound(f"{engine.title} has no parser whose options can be recorded", "leave out --arguments")
     require_disk(workspace.root, DISK_BYTES, f"an environment for the argument parser of {target.recipe.name}")
     control = [*engine.model_arguments("/model"), "--no-such-option"]
     given = {"parser": inspect.getsource(engine.parser), "lines": {**lines, CONTROL: control}}
@@ -73,7 +73,7 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
     except ValueError as error:
         raise CommandFailed(f"the argument parser of {target.recipe.name} printed no options", done.stderr[-500:]) from error
     if "--no-such-option" not in parsed["answers"].pop(CONTROL):
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"the argument parser of {target.recipe.name} accepts --no-such-option: its answers are void",
             f"the engine has another parser than that of sm120kit.engines.{engine.name}",
         )

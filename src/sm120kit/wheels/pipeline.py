@@ -43,8 +43,8 @@ def require_machine(target: BuildTarget, request: BuildRequest) -> None:
     """Require the architecture and the memory that a build needs, as far as they follow from the recipe. Nothing is fetched.
 
     Raises:
-        ToolchainUnsuitable: an engine's kernels are compiled on machines of another architecture.
-        NotEnoughMemory: the largest unit does not fit.
+        RequirementMissing: an engine's kernels are compiled on machines of another architecture.
+        ResourceUnavailable: the largest unit does not fit.
     """
     from sm120kit.wheels import flashinfer, image_wheels
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sm120kit.core.errors import BadRecipe, ExpectationFailed, UnknownName
+from sm120kit.core.errors import BadInput, CheckFailed, NotFound
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.core.state import digest_of
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, TileFacts
@@ -102,7 +102,7 @@ def plan_flashinfer(
     none if no module consists of them.
 
     Raises:
-        ExpectationFailed: the tree generates a tile that SM12x cannot launch.
+        CheckFailed: the tree generates a tile that SM12x cannot launch.
     """
     recipe, table = selection.recipe, group(selection.recipe, selection.group)
     group_name = selection.group or recipe.default_group
@@ -155,13 +155,13 @@ def plan_kernel_wheel(
     with their sha256, one kernel in each ``kernels/*.cu``; ``version`` is the wheel's.
 
     Raises:
-        UnknownName: no kernel has that prefix.
+        NotFound: no kernel has that prefix.
     """
     prefix = selection.group
     kernels = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
     chosen = [name for name in kernels if prefix in (None, "all") or name == prefix or name.startswith(f"{prefix}_")]
     if not chosen:
-        raise UnknownName(
+        raise NotFound(
             f"no kernel's name is or starts with {prefix!r}", f"kernels: {', '.join(kernels)}; or the start of a name, or all"
         )
     units = []
@@ -207,7 +207,7 @@ def plan_extensions(
     uses. ``wheels`` are installed for the build; ``toolchain.cuda_home`` is in the directory where they are installed.
 
     Raises:
-        BadRecipe: a project that the engine requires is not carried, or in another version.
+        BadInput: a project that the engine requires is not carried, or in another version.
     """
     table = recipe.from_source
     assert table is not None
@@ -215,7 +215,7 @@ def plan_extensions(
     for variable, filled in table.injected.items():
         version, source = carried.get(filled.project or "", ("", ""))
         if filled.project is not None and version != filled.version:
-            raise BadRecipe(
+            raise BadInput(
                 f"{recipe.name}: {variable} requires {filled.project} {filled.version}; "
                 f"{recipe.flashinfer} carries {version or 'no such project'}",
                 "name the version that the engine requires in from_source.injected, and a FlashInfer recipe that carries it",
@@ -300,7 +300,7 @@ def _tiles_left_out(recipe: FlashInferRecipe, tiles: Sequence[TileFacts]) -> lis
     broken = [fact for fact in tiles if fact.generated and not fact.fits]
     if broken:
         listed = "\n".join(f"  {_tile_name(fact)}: {_why_not(fact)}" for fact in broken)
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{recipe.name} generates tiles that SM12x cannot launch\n{listed}",
             "a patch has to make them fit or leave them out; sm120kit tiles shows all",
         )

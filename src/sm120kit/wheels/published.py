@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import ArtifactChanged, BadRecord
+from sm120kit.core.errors import BadRecord, Mismatch
 from sm120kit.core.state import Workspace, disk_errors, file_sha256, mark_used, owned_directory, read_record, write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.context import RemoteCache
@@ -28,7 +28,7 @@ def published(plan: BuildPlan, directory: Path, remote: RemoteCache | None = Non
     """The artifacts that an earlier build of a plan published in ``directory``; None if there are none. The wheel is hashed.
 
     Raises:
-        ArtifactChanged: the wheel is missing or is not the one that was published.
+        Mismatch: the wheel is missing or is not the one that was published.
     """
     if not (directory / "artifacts.json").is_file():
         return None
@@ -71,8 +71,8 @@ def shared(plan: BuildPlan, directory: Path, remote: RemoteCache | None) -> Arti
     A copy of an entry that the publisher of ``remote`` did not sign is removed.
 
     Raises:
-        ArtifactChanged: see :func:`published`.
-        NotEnoughDisk, StateUnwritable: the copy cannot be stored.
+        Mismatch: see :func:`published`.
+        ResourceUnavailable, SystemRefused: the copy cannot be stored.
     """
     artifacts = published(plan, directory, remote)
     if artifacts or remote is None:
@@ -87,7 +87,7 @@ def shared(plan: BuildPlan, directory: Path, remote: RemoteCache | None) -> Arti
                 return None
             try:
                 artifacts = _artifacts(plan, staging)
-            except (ArtifactChanged, BadRecord, OSError) as error:
+            except (Mismatch, BadRecord, OSError) as error:
                 reporting.warn(f"the entry of the cache is not a build of {plan.recipe}, and not used: {error}")
                 return None
             write_record(staging / _ORIGIN, CacheOrigin(remote.repository, remote.publisher))
@@ -114,7 +114,7 @@ def _artifacts(plan: BuildPlan, directory: Path) -> Artifacts:
     """The record of a build in a directory with its files.
 
     Raises:
-        ArtifactChanged: the wheel is missing, or the record is of another plan or another wheel.
+        Mismatch: the wheel is missing, or the record is of another plan or another wheel.
     """
     artifacts = read_record(Artifacts, directory / "artifacts.json")
     wheel = directory / artifacts.wheel.path
@@ -126,9 +126,7 @@ def _artifacts(plan: BuildPlan, directory: Path) -> Artifacts:
         problem = f"{wheel} has sha256 {sha256}; when it was built it had {artifacts.wheel.sha256}"
     else:
         return artifacts
-    raise ArtifactChanged(
-        f"{problem}: it was damaged or replaced", f"find the cause; to build it again, remove it: rm -r {directory}"
-    )
+    raise Mismatch(f"{problem}: it was damaged or replaced", f"find the cause; to build it again, remove it: rm -r {directory}")
 
 
 def wheel_record(plan: BuildPlan, tree: PatchedTree) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sm120kit.core import archives
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import file_sha256
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.records import LockedWheel
@@ -50,20 +50,20 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Ma
     has the tags of the wheel's WHEEL file.
 
     Raises:
-        BadArtifact: it is not a wheel of one distribution, or lacks a member.
+        BadInput: it is not a wheel of one distribution, or lacks a member.
     """
     with archives.open_wheel(official) as wheel:
         info = _dist_info(official, wheel)
         absent = sorted({*replaced} - {*wheel.namelist()})
         if absent:
-            raise BadArtifact(
+            raise BadInput(
                 f"{official.name} has no {', '.join(absent)}", "the recipe's from_source.targets name what is replaced"
             )
         name, _, official_version = info.removesuffix(".dist-info").partition("-")
         renamed = f"{name}-{version}.dist-info"
         tags = _tags(archives.read_member(wheel, f"{info}/WHEEL").decode())
         if not re.fullmatch(r"[\w.]+-[\w.]+-[\w.]+", tags):
-            raise BadArtifact(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
+            raise BadInput(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
         target = out / f"{name}-{version}-{tags}.whl"
         rows: list[tuple[str, str, str]] = []
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -91,7 +91,7 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Ma
 def _dist_info(path: Path, wheel: zipfile.ZipFile) -> str:
     directories = {name.split("/")[0] for name in wheel.namelist() if re.match(r"[^/]+\.dist-info/", name)}
     if len(directories) != 1:
-        raise BadArtifact(f"{path.name} has {len(directories)} .dist-info directories, not 1", "is it a wheel?")
+        raise BadInput(f"{path.name} has {len(directories)} .dist-info directories, not 1", "is it a wheel?")
     return directories.pop()
 
 
@@ -106,7 +106,7 @@ def _with_version(metadata: bytes, before: str, after: str, wheel: str) -> bytes
         rf"^Version: {re.escape(before)}$".encode(), f"Version: {after}".encode(), metadata, flags=re.MULTILINE
     )
     if count != 1:
-        raise BadArtifact(f"METADATA of {wheel} has {count} lines 'Version: {before}', not 1", "is it a wheel?")
+        raise BadInput(f"METADATA of {wheel} has {count} lines 'Version: {before}', not 1", "is it a wheel?")
     return text
 
 

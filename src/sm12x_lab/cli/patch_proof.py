@@ -185,11 +185,11 @@ def _tile(facts: TileFacts | None) -> str:
 
 
 def _dtype(name: str | None) -> str | None:
-    from sm120kit.core.errors import UnknownName
+    from sm120kit.core.errors import NotFound
     from sm120kit.patches.probes import DTYPES
 
     if name is not None and name not in DTYPES:
-        raise UnknownName(f"unknown dtype {name!r}", f"dtypes: {', '.join(DTYPES)}")
+        raise NotFound(f"unknown dtype {name!r}", f"dtypes: {', '.join(DTYPES)}")
     return name
 
 
@@ -200,13 +200,13 @@ def _arch(name: str | None) -> Arch | None:
 
 
 def _probe(text: str) -> Probe:
-    from sm120kit.core.errors import BadPatch
+    from sm120kit.core.errors import BadInput
     from sm120kit.patches import probes
 
     try:
         return probes.parse(text)
     except probes.BadProbe as problem:
-        raise BadPatch(f"--probe {text!r}: {problem}", "patches/README.md describes probes") from problem
+        raise BadInput(f"--probe {text!r}: {problem}", "patches/README.md describes probes") from problem
 
 
 def _cells(result: ProbeComparison) -> list[str]:

@@ -77,20 +77,20 @@ def verify_kernels(
     """Compare kernels on a GPU with an integer reference, bit for bit.
 
     Runs every SM120 kernel of an engine, and kernels with seeded faults, which must be detected. Exit code 0: all kernels are
-    right; 1: a kernel is wrong; 45, 46: no GPU, or an unsuitable one; 54: a seeded fault was not detected, so that the result
+    right; 1: a kernel is wrong; 41: no GPU, or an unsuitable one; 51: a seeded fault was not detected, so that the result
     proves nothing.
     """
     from sm12x_lab.gpu_tests import Backend, VerificationScope, session
     from sm12x_lab.gpu_tests.compiled import RECORD
     from sm12x_lab.ptx import interposed
-    from sm120kit.core.errors import ControlMissed, UnknownName
+    from sm120kit.core.errors import CheckFailed, NotFound
     from sm120kit.core.state import data_root, require_new, require_writable, write_record
     from sm120kit.recipes.target import resolve_flashinfer
 
     try:
         device = Backend(selection.device)
     except ValueError:
-        raise UnknownName(f"unknown device {selection.device!r}", f"devices: {', '.join(Backend)}") from None
+        raise NotFound(f"unknown device {selection.device!r}", f"devices: {', '.join(Backend)}") from None
     scope = VerificationScope(device, selection.only, selection.quick)
     if (output.receipt or output.write) and (selection.compile_only or not scope.complete):
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
@@ -116,7 +116,7 @@ def verify_kernels(
     else:
         _show(report, record)
     if report.missed:
-        raise ControlMissed(
+        raise CheckFailed(
             f"seeded faults were not detected: {'; '.join(report.missed)}",
             "passed kernels prove nothing; no receipt was written",
         )

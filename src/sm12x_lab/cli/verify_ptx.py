@@ -68,12 +68,12 @@ def verify_ptx(
 
     Replaces each instruction that Hopper lacks by a call of a software function, assembles the result for sm_90a, and lists the
     replacements; no GPU is needed. Of a recipe, the PTX is that of the units that `build` compiles, by the same commands; of an
-    engine's recipe, those of `build --from-source`. Exit code 55: an instruction has no replacement; the message names it. With
-    --instructions, 1: an instruction differs from the model; 45, 46: no Hopper GPU; 54: a fault seeded in the rewriter was not
+    engine's recipe, those of `build --from-source`. Exit code 11: an instruction has no replacement; the message names it. With
+    --instructions, 1: an instruction differs from the model; 41: no Hopper GPU; 51: a fault seeded in the rewriter was not
     detected.
     """
     from sm12x_lab.ptx import session
-    from sm120kit.core.errors import ControlMissed
+    from sm120kit.core.errors import CheckFailed
     from sm120kit.core.state import require_new, require_writable, write_record
 
     if source is None and not selection.instructions:
@@ -115,7 +115,7 @@ def verify_ptx(
     if record is None:
         return
     if missed:
-        raise ControlMissed(
+        raise CheckFailed(
             f"seeded faults were not detected: {'; '.join(missed)}", "the comparison proves nothing; no receipt was written"
         )
     if output.receipt:
@@ -136,7 +136,7 @@ def _verify_build(
     """Rewrite the PTX of a build's units."""
     from sm12x_lab.ptx import session
     from sm120kit.cli.build import watcher
-    from sm120kit.core.errors import BadPtx
+    from sm120kit.core.errors import BadInput
     from sm120kit.recipes.target import resolve
     from sm120kit.wheels import flashinfer, from_source
 
@@ -159,7 +159,7 @@ def _verify_build(
         _show_units(units)
     refused = [unit for unit in units if unit.refused]
     if refused:
-        raise BadPtx(
+        raise BadInput(
             f"{len(refused)} of {len(units)} units have an instruction without a replacement\n"
             + "\n".join(f"  {unit.refused}" for unit in refused),
             "the other units were rewritten; --only leaves units out",

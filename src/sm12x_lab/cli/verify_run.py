@@ -31,11 +31,11 @@ def verify_run(
     """Run a program for SM120 on a Hopper GPU.
 
     The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
-    preloaded for that. Exit code: that of the program; 45, 46: no Hopper GPU; 55: a module was refused although the program
+    preloaded for that. Exit code: that of the program; 41: no Hopper GPU; 11: a module was refused although the program
     succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
     """
     from sm12x_lab.ptx import interposed
-    from sm120kit.core.errors import BadPtx, ControlMissed
+    from sm120kit.core.errors import BadInput, CheckFailed
     from sm120kit.core.state import Workspace, require_new, require_writable, write_record
 
     if receipt and fast:
@@ -53,9 +53,9 @@ def verify_run(
     if done.exit_code:
         raise typer.Exit(done.exit_code)
     if done.refused_modules:
-        raise BadPtx(f"{done.refused_modules} modules for SM12x were refused", "the messages above name the instructions")
+        raise BadInput(f"{done.refused_modules} modules for SM12x were refused", "the messages above name the instructions")
     if not done.modules:
-        raise ControlMissed(
+        raise CheckFailed(
             "the program loaded no module for SM12x: nothing was verified",
             "modules with code for Hopper run unchanged; build for sm_120a or sm_120f alone",
         )

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from sm12x_lab.emulation.records import Emulation
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, ExpectationFailed, NotEnoughMemory
+from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import Toolchain
@@ -170,8 +170,8 @@ class Emulator:
 
         Raises:
             CompileFailed: this CUTLASS has no mainloop for the tile; the message is its first error.
-            NotEnoughMemory: the compiler ran out of memory.
-            ExpectationFailed: the emulation ended without a result.
+            ResourceUnavailable: the compiler ran out of memory.
+            CheckFailed: the emulation ended without a result.
         """
         result = self._run_group([mainloop], fault, stop)[mainloop]
         if isinstance(result, CompileFailed):
@@ -237,7 +237,7 @@ class Emulator:
         """Compile emulations to one program, which the directory of each links; the error of each that does not compile.
 
         Raises:
-            NotEnoughMemory: the compiler ran out of memory.
+            ResourceUnavailable: the compiler ran out of memory.
         """
         if not group:
             return {}
@@ -255,7 +255,7 @@ class Emulator:
             )
             done = process.run_until(argv, stop, env=env)
             if done.returncode and ran_out_of_memory(done.returncode, done.stderr):
-                raise NotEnoughMemory(
+                raise ResourceUnavailable(
                     f"the compiler ran out of memory: the emulations of a shape need {UNIT_BYTES / 1e9:.1f} GB to compile",
                     "end other programs, or use a machine with more memory",
                 )
@@ -298,7 +298,7 @@ def _failure(done: process.Completed) -> CompileFailed:
 def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:
     """The record of an emulation, from the JSON that it printed."""
     if done.returncode not in (0, 1):
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"emulating {tile.dtype} {tile.shape} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
             f"command: {process.shell_line(done.argv)}",
         )
@@ -309,7 +309,7 @@ def _result(tile: Tile, fault: str, done: process.Completed) -> Emulation:
         findings = [{"kind": kind, **finding} for kind, finding in fields.pop("findings").items()]
         return TypeAdapter(Emulation).validate_python({**fields, "tile": tile, "fault": fault, "findings": findings})
     except (ValueError, TypeError, AttributeError, KeyError, ValidationError) as error:
-        raise ExpectationFailed(f"emulating {tile.dtype} {tile.shape} printed no result: {str(error)[:300]}") from error
+        raise CheckFailed(f"emulating {tile.dtype} {tile.shape} printed no result: {str(error)[:300]}") from error
 
 
 def _content(directory: Path) -> list[list[str]]:

@@ -17,7 +17,7 @@ from sm12x_lab.gpu_tests.matrix import KernelConfiguration
 from sm12x_lab.gpu_tests.programs import SOURCES, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, worst
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, ExpectationFailed
+from sm120kit.core.errors import CheckFailed, CompileFailed
 from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.kernels.records import Tile
 
@@ -53,7 +53,7 @@ def mutants(tree: EngineTree, directory: Path, backend: Backend) -> list[SeededF
     A missing barrier is a race whose effect depends on timing. Only the emulation controls timing, so others leave it out.
 
     Raises:
-        ExpectationFailed: the text of an edit does not occur exactly once in the tree.
+        CheckFailed: the text of an edit does not occur exactly once in the tree.
     """
     faults = []
     for mutant in json.loads(MUTANTS.read_text()):
@@ -70,7 +70,7 @@ def _edited(mutant: dict[str, str], tree: EngineTree, directory: Path) -> Engine
     text = (tree.root / mutant["file"]).read_text()
     occurrences = text.count(mutant["old"])
     if occurrences != 1:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"the seeded fault {mutant['name']} cannot be applied: its text occurs {occurrences} times in {mutant['file']}",
             f"correct it in {MUTANTS}",
         )
@@ -118,7 +118,7 @@ def in_arguments(name: str, program: Path, stop: threading.Event, sets: Collecti
         every = {fault["name"]: fault for fault in json.loads(done.stdout)["faults"] if fault["name"] != "none"}
         listed = {fault: values for fault, values in every.items() if values["set"] in sets}
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{program} --list printed {done.stdout[:200]!r}, not a list of faults",
             f"delete {program.parent}; the next run compiles the program again",
         ) from error
@@ -139,7 +139,7 @@ def in_program(fault: SeededFault, program: Path | CompileFailed, stop: threadin
     """Run a program that contains a fault."""
     name = fault.program.name
     if isinstance(program, CompileFailed):
-        raise ExpectationFailed(f"the seeded fault {fault.name} does not compile: {program.message}", program.hint)
+        raise CheckFailed(f"the seeded fault {fault.name} does not compile: {program.message}", program.hint)
     runs = run(program, fault.arguments, stop)
     signature = next((each.signature for each in runs if each.signature), "")
     result = _result(fault.name, fault.kind, fault.what, name, runs, signature)

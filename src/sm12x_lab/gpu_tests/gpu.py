@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sm120kit.core.errors import NoGpu, WrongGpu
+from sm120kit.core.errors import ResourceUnavailable
 
 WITHOUT_GPU = "without a GPU, `sm120kit tiles RECIPE --emulate` runs the mainloops on the CPU"
 
@@ -77,18 +77,18 @@ def require(gpu: CudaDevice | None, backend: Backend, command: str = "", without
     ``without_gpu`` is the hint for machines without a suitable GPU.
 
     Raises:
-        NoGpu: ``gpu`` is None.
-        WrongGpu: its compute capability does not fit.
+        ResourceUnavailable: ``gpu`` is None.
+        ResourceUnavailable: its compute capability does not fit.
     """
     needs = f"{command or f'verify kernels --device {backend}'} needs {REQUIRED_GPU[backend]}"
     if gpu is None:
-        raise NoGpu(f"{needs}; CUDA programs see no GPU here", without_gpu)
+        raise ResourceUnavailable(f"{needs}; CUDA programs see no GPU here", without_gpu)
     major, minor = gpu.capability
     if major == 12 if backend is Backend.NATIVE else (major, minor) == (9, 0):
         return gpu
     other = Backend.NATIVE if major == 12 else Backend.EMULATE if (major, minor) == (9, 0) else None
     hint = f"use --device {other}" if other and not command else f"choose another GPU with CUDA_VISIBLE_DEVICES; {without_gpu}"
-    raise WrongGpu(f"{needs}; this is {gpu.name}, compute capability {major}.{minor}", hint)
+    raise ResourceUnavailable(f"{needs}; this is {gpu.name}, compute capability {major}.{minor}", hint)
 
 
 def arch(backend: Backend, gpu: CudaDevice | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from sm12x_lab.gpu_tests.gpu import Backend
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.core.records import LeftOut
 from sm120kit.kernels.records import Tile, TileFacts
 
@@ -95,7 +95,7 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
     """The matrix for a tile table. ``pattern`` is a glob on configuration names; without wildcards, a substring of them.
 
     Raises:
-        UnknownName: no configuration matches ``pattern``.
+        NotFound: no configuration matches ``pattern``.
     """
     candidates: list[KernelConfiguration] = []
     excluded: dict[str, list[LeftOut]] = {"too big": [], "does not compile": [], "left out": []}
@@ -132,7 +132,7 @@ def matrix_of(facts: Iterable[TileFacts], *, pattern: str = "", quick: bool = Fa
         selected = [configuration for configuration in selected if fnmatch(configuration.name, glob)]
         excluded = {kind: [left for left in lefts if fnmatch(left.what, glob)] for kind, lefts in excluded.items()}
         if not selected and not any(excluded.values()):
-            raise UnknownName(f"no configuration matches {pattern!r}", f"names are such as {examples}")
+            raise NotFound(f"no configuration matches {pattern!r}", f"names are such as {examples}")
     return Matrix(tuple(selected), *(tuple(excluded[kind]) for kind in ("too big", "does not compile", "left out")))
 
 

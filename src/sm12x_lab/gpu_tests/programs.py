@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import Costs, Gate, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
 from sm120kit.core.records import Toolchain
@@ -156,7 +156,7 @@ class Compiler:
         Leaving the block early ends the compilers that still run.
 
         Raises:
-            NotEnoughMemory: a compiler ran out of memory.
+            ResourceUnavailable: a compiler ran out of memory.
         """
         stop = threading.Event()
         gate = Gate(self.cache / "gate")
@@ -217,7 +217,7 @@ class Compiler:
         if done.returncode != 0:
             messages = done.stderr + done.stdout
             if ran_out_of_memory(done.returncode, messages):
-                raise NotEnoughMemory(
+                raise ResourceUnavailable(
                     f"the compiler of {program.name} ran out of memory; {available_bytes() / 2**30:.1f} GiB are available now",
                     "end other programs, or lower --memory or --jobs",
                 )

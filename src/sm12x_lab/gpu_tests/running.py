@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import CheckFailed
 
 RUN_TIMEOUT_SECONDS = 120.0
 """Time limit of one process. A run takes well below a second; the programs' own watchdog ends a hung kernel after 20 s."""
@@ -167,14 +167,14 @@ def run(
     """The runs of one process, in order. A hang or a crash ends the process: it is the last run of the result.
 
     Raises:
-        ExpectationFailed: the program rejects the arguments.
+        CheckFailed: the program rejects the arguments.
         Stopped: another thread set ``stop``.
     """
     done = run_with_timeout([program, *arguments.argv()], stop or threading.Event(), timeout_seconds)
     if done is None:
         return [_failed(arguments, 0, RunOutcome.HANG, f"no result after {timeout_seconds:g} s")]
     if done.returncode == 2:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{program} rejects its arguments: {done.stderr.strip()[:300]}", f"command: {process.shell_line(done.argv)}"
         )
     expected = arguments.combinations()

@@ -27,10 +27,10 @@ def verify_kernels(
     :func:`compile_verification` wrote, without which the programs are compiled here.
 
     Raises:
-        BadPtx: ``captured`` has no PTX files.
+        BadInput: ``captured`` has no PTX files.
         BadRecord: ``programs`` is of another verification.
-        NoGpu: CUDA programs see no GPU.
-        WrongGpu: the GPU cannot run ``scope.backend``.
+        ResourceUnavailable: CUDA programs see no GPU.
+        ResourceUnavailable: the GPU cannot run ``scope.backend``.
     """
     recipe = target.recipe
     gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)

@@ -20,7 +20,7 @@ from sm12x_lab.gpu_tests.matrix import KernelConfiguration, Matrix
 from sm12x_lab.gpu_tests.programs import TOO_BIG, EngineTree, Program, Programs
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, run_with_timeout, worst
 from sm120kit.core import reporting
-from sm120kit.core.errors import CompileFailed, ExpectationFailed
+from sm120kit.core.errors import CheckFailed, CompileFailed
 from sm120kit.core.records import LeftOut
 
 LONG_JITTER_NS = 524_287
@@ -282,10 +282,10 @@ def _why(failed: GemmRun) -> str:
 def _instructions(built: Path | CompileFailed, stop: threading.Event) -> list[Instruction]:
     """Run the instruction probe and read its results."""
     if isinstance(built, CompileFailed):
-        raise ExpectationFailed(f"the instruction probe does not compile: {built.message}", built.hint)
+        raise CheckFailed(f"the instruction probe does not compile: {built.message}", built.hint)
     done = run_with_timeout([built], stop)
     if done is None:
-        raise ExpectationFailed("the instruction probe does not end", f"command: {built}")
+        raise CheckFailed("the instruction probe does not end", f"command: {built}")
     results = []
     for line in filter(None, done.stdout.splitlines()):
         try:
@@ -300,9 +300,9 @@ def _instructions(built: Path | CompileFailed, stop: threading.Event) -> list[In
                 )
             )
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ExpectationFailed(f"not a result of the instruction probe: {line[:200]!r}", f"command: {built}") from error
+            raise CheckFailed(f"not a result of the instruction probe: {line[:200]!r}", f"command: {built}") from error
     if not results or (done.returncode == 0) != all(result.verdict is RunOutcome.PASS for result in results):
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"the instruction probe ended with exit code {done.returncode} after {len(results)} results",
             f"command: {built}; its messages: {done.stderr.strip()[-300:]}",
         )

@@ -7,7 +7,7 @@ A directory for the Python that has the engine, which needs nothing of sm120kit:
 
 Faults are planted in the arguments of calls, and each must be detected. Exit codes: 0, every operator that ran is right; 1, one
 is wrong, or what an engine selects by default was refused; 2, this Python or GPU cannot run the program, or nothing was
-compared; 54, a planted fault was not detected.
+compared; 51, a planted fault was not detected.
 """
 
 from __future__ import annotations

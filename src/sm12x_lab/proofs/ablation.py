@@ -8,7 +8,7 @@ from sm12x_lab.proofs.records import Ablation, PatchAblation, TileChange
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches
 from sm120kit.core import reporting
-from sm120kit.core.errors import CompileFailed, UnknownName
+from sm120kit.core.errors import CompileFailed, NotFound
 from sm120kit.core.state import data_root
 from sm120kit.kernels.records import TileFacts
 from sm120kit.kernels.tiles import compare
@@ -23,11 +23,11 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
     ``dtype`` limits the tiles. A table of tiles takes about a minute; tiles with unchanged headers are read from the cache.
 
     Raises:
-        UnknownName: the source contains no CUTLASS, the recipe's series has no such patch, or no tile has that dtype.
+        NotFound: the source contains no CUTLASS, the recipe's series has no such patch, or no tile has that dtype.
     """
     recipe, options = target.recipe, target.options
     if not has_cutlass(target):
-        raise UnknownName(
+        raise NotFound(
             f"the source of {recipe.name} contains no CUTLASS, so it has no tiles to compare", "name another FlashInfer recipe"
         )
     tools = compilers(target)
@@ -39,12 +39,12 @@ def ablate(target: FlashInferTarget, *, dtype: str | None = None, only: Sequence
     missing = [name for name in only if not any(name in (patch.name, patch.slug) for patch in selected)]
     if missing:
         names = ", ".join(patch.name for patch in series)
-        raise UnknownName(f"the series of {recipe.name} has no patch {', '.join(missing)}", f"it has {names}")
+        raise NotFound(f"the series of {recipe.name} has no patch {', '.join(missing)}", f"it has {names}")
     with options.workspace.scratch() as scratch:
         full = Side(target, full_tree.tree, tools, scratch)
         facts = full.tiles(dtype)
         if not facts:
-            raise UnknownName(f"{recipe.name} has no tile of dtype {dtype}", "leave out --for")
+            raise NotFound(f"{recipe.name} has no tile of dtype {dtype}", "leave out --for")
         results = []
         for patch in selected:
             reporting.info(f"without {patch.name}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sm12x_lab.proofs.records import KernelCode
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import ran_out_of_memory
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
@@ -47,7 +47,7 @@ def compile_unit(
 
     Raises:
         CompileFailed: the unit does not compile, or contains no kernel.
-        NotEnoughMemory: nvcc ran out of memory.
+        ResourceUnavailable: nvcc ran out of memory.
     """
     key = digest_of([unit.source, unit.definitions, unit.key, FLAGS, arch, toolchain.nvcc_version, toolchain.host_version])
     record = cache / "prove" / "code" / f"{key}.json"
@@ -85,7 +85,7 @@ def _compile(
     done = process.run(argv, cwd=directory, env=env, check=False, tied=True)
     if done.returncode:
         if ran_out_of_memory(done.returncode, done.stderr):
-            raise NotEnoughMemory("nvcc ran out of memory: a probe needs 6 GB to compile", "end other programs")
+            raise ResourceUnavailable("nvcc ran out of memory: a probe needs 6 GB to compile", "end other programs")
         errors = [line for line in done.stderr.splitlines() if re.search(r"\berror\b", line)]
         raise CompileFailed(
             f"nvcc does not compile a probe: {errors[0] if errors else done.stderr.strip()[-300:]}",

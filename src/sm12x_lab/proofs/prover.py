@@ -15,16 +15,7 @@ from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest, SourceCha
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
-from sm120kit.core.errors import (
-    BadPatch,
-    CommandFailed,
-    CompileFailed,
-    ExpectationFailed,
-    PatchAlreadyUpstream,
-    PatchConflict,
-    PatchFails,
-    UnknownName,
-)
+from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed, CompileFailed, NotFound, PatchConflict
 from sm120kit.core.state import data_root, write_atomic
 from sm120kit.patches.evidence import gaps
 from sm120kit.patches.records import PatchState, Probe
@@ -36,7 +27,7 @@ from sm120kit.sources.git import Repository
 __all__ = ["ablate", "find_patch", "prove_patch", "series_effects", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
-_REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchAlreadyUpstream}
+_REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,8 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
     """Find a patch by ``project/slug``, by a unique slug, or by path; also returns whether a series contains it.
 
     Raises:
-        UnknownName: no series has the patch, or several projects have a patch of that name.
-        BadPatch: the file is not a patch.
+        NotFound: no series has the patch, or several projects have a patch of that name.
+        BadInput: the file is not a patch.
     """
     root = data_root() / "patches"
     if name.endswith((".patch", ".diff")) or Path(name).is_file():
@@ -104,7 +95,7 @@ def _target_for(patch: patches.Patch, options: Options, target: Target | None) -
     """``target``, or the first recipe that a patch is for. Nothing is fetched.
 
     Raises:
-        UnknownName: the recipe of ``target`` has no source.
+        NotFound: the recipe of ``target`` has no source.
         PatchConflict: the patch is for the version of no recipe that has a source, or not for that of ``target``.
     """
     if target is None:
@@ -166,16 +157,16 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
     The code of a patch that is in no series runs in a sandbox.
 
     Raises:
-        UnknownName: the patch does not exist, or has no probe of that dtype, or is for a source without CUTLASS.
+        NotFound: the patch does not exist, or has no probe of that dtype, or is for a source without CUTLASS.
         PatchConflict: the patch does not apply.
-        SandboxMissing: the patch is in no series, and this system offers no sandbox.
-        PatchFails: its code fails in the sandbox.
+        RequirementMissing: the patch is in no series, and this system offers no sandbox.
+        PatchConflict: its code fails in the sandbox.
     """
     patch, in_series = find_patch(name)
     target = _target_for(patch, options, target)
     title = patch.name if patch.project else patch.slug
     if target.engine or not has_cutlass(target):
-        raise UnknownName(
+        raise NotFound(
             f"no probe of {title} can be compiled: the source of {target.recipe.name} contains no CUTLASS",
             f"leave out --write and the options of probes to list what it changes; its evidence: {_evidence(patch)}",
         )
@@ -184,11 +175,11 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
     archs = ([arch] if arch else list(recipe.archs)) if request.code else []
     candidates = list(request.probes or patch.probes)
     if not candidates:
-        raise UnknownName(f"{title} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
+        raise NotFound(f"{title} names no probe", "pass one: --probe 'collective grouped nvfp4 128x128x64'")
     selected = [probe for probe in candidates if dtype in (None, probe.dtype)]
     if not selected:
         dtypes = ", ".join(sorted({probe.dtype for probe in candidates} - {""})) or "no dtype in particular"
-        raise UnknownName(f"{title} has no probe for {dtype}", f"its probes are for {dtypes}")
+        raise NotFound(f"{title} has no probe for {dtype}", f"its probes are for {dtypes}")
     confined = None if in_series or request.trusted else sandbox.find()
     trees = _trees(patch, in_series, target)
     tools = compilers(target, [arch] if arch else [])
@@ -225,7 +216,7 @@ def series_effects(target: FlashInferTarget, options: Options) -> tuple[dict[str
         if probes and target.source.has_version_of(patch):
             try:
                 proof = prove_patch(patch.name, options, ProofRequest(probes=probes), target)
-            except (CommandFailed, CompileFailed, ExpectationFailed, UnknownName) as error:
+            except (CommandFailed, CompileFailed, CheckFailed, NotFound) as error:
                 errors[patch.name] = error.message.partition("\n")[0]
             else:
                 found[patch.name] = ", ".join(sorted(_seen(proof))) or str(Effect.NOT_COMPARED)
@@ -245,12 +236,12 @@ def _failures_of(patch: patches.Patch, confined: sandbox.Sandbox | None) -> Iter
     """Report what fails in a sandbox as an error of the patch."""
     try:
         yield
-    except (CommandFailed, CompileFailed, ExpectationFailed) as error:
+    except (CommandFailed, CompileFailed, CheckFailed) as error:
         if confined is None:
             raise
         # The first line of a failed command names the program that made the sandbox.
         reason = error.message.partition("\n")[2] or error.message
-        raise PatchFails(
+        raise PatchConflict(
             f"the code of {patch.name} fails in the sandbox:\n{reason}",
             "the sandbox has no network, home directory or variables of the user, and only /tmp can be written; "
             "if you trust the patch, run its code with your rights: --trust-patch",
@@ -261,14 +252,14 @@ def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:
     """Write a proof to the receipts of the checkout, or beside a patch file of no series; stored machine code is retained.
 
     Raises:
-        BadPatch: it shows no effect, or lacks what a probe requests to compare.
+        BadInput: it shows no effect, or lacks what a probe requests to compare.
     """
     _, in_series = find_patch(name)
     path = proofs.path_of(data_root() / "patches", proof.patch) if in_series else Path(name).with_suffix(".json")
     complete = proofs.with_stored_code(proof, proofs.read(path))
     if open_ := [*gaps(json.loads(proofs.text(complete)))]:
         listed = "\n".join(f"  it {gap}" for gap in open_)
-        raise BadPatch(f"no proof of {proof.patch} is written:\n{listed}", "compile the probes with --code, or change them")
+        raise BadInput(f"no proof of {proof.patch} is written:\n{listed}", "compile the probes with --code, or change them")
     write_atomic(path, proofs.text(complete).encode())
     return complete, path
 

@@ -13,7 +13,7 @@ from sm12x_lab import emulation, proofs
 from sm12x_lab.emulation.records import Emulation
 from sm12x_lab.proofs.records import ProbeResult
 from sm120kit.core import reporting
-from sm120kit.core.errors import CompileFailed, ExpectationFailed, UnknownName
+from sm120kit.core.errors import CheckFailed, CompileFailed, NotFound
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox
 from sm120kit.core.state import digest_of, file_sha256, read_record, write_record
@@ -156,7 +156,7 @@ class Side:
             if (call.tile.family, call.tile.dtype, call.tile.epilogue, call.tile.swap, call.tile.output) == expected
         ]
         if not similar:
-            raise UnknownName(f"{self.recipe.name} has no launcher call like {probe.text!r}", "use a collective probe")
+            raise NotFound(f"{self.recipe.name} has no launcher call like {probe.text!r}", "use a collective probe")
         for call in similar:
             if call.tile.shape == probe.shape:
                 return call
@@ -182,9 +182,7 @@ class Side:
         orders: dict[str, object] = {}
         for probe in probes:
             if probe.module not in self.recipe.modules:
-                raise UnknownName(
-                    f"{self.recipe.name} has no module {probe.module}", f"modules: {', '.join(self.recipe.modules)}"
-                )
+                raise NotFound(f"{self.recipe.name} has no module {probe.module}", f"modules: {', '.join(self.recipe.modules)}")
             orders[probe.module] = {**self.recipe.modules[probe.module].call, "leave_out": [], "only": None}
         key = digest_of([self.tree, orders, self.recipe.archs, self.tools.nvcc_version])
         record = self.cache / "flags" / f"{key}.json"
@@ -246,7 +244,7 @@ def _definitions(ninja: str) -> str:
     """The -D flags in a ninja file's ``cuda_cflags``."""
     assigned = re.search(r"^cuda_cflags = (.*)$", ninja.replace("$\n", " "), re.MULTILINE)
     if not assigned:
-        raise ExpectationFailed("a generated ninja file has no cuda_cflags", "sm120kit does not support this engine version")
+        raise CheckFailed("a generated ninja file has no cuda_cflags", "sm120kit does not support this engine version")
     return " ".join(sorted({flag for flag in assigned[1].split() if flag.startswith("-D")}))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import CheckFailed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ class CubinLauncher:
         """Launch a block for each case of ``inputs[case, lane, word]``; returns ``[case, lane, results]``.
 
         Raises:
-            ExpectationFailed: a call of the driver fails, such as a kernel that faults.
+            CheckFailed: a call of the driver fails, such as a kernel that faults.
         """
         import numpy as np
 
@@ -58,7 +58,7 @@ def loaded(cubin: bytes) -> Iterator[CubinLauncher]:
     """Load a cubin on the first GPU that CUDA programs see.
 
     Raises:
-        ExpectationFailed: the driver rejects it.
+        CheckFailed: the driver rejects it.
     """
     library = ctypes.CDLL("libcuda.so.1")
     device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -79,6 +79,6 @@ def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     if status != 0:
         text = ctypes.c_char_p()
         library.cuGetErrorString(status, ctypes.byref(text))
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{name} failed with {status}: {(text.value or b'unknown error').decode()}", "check the driver with nvidia-smi"
         )

@@ -24,7 +24,7 @@ from sm12x_lab.ptx import library
 from sm12x_lab.ptx.library import AssembledKernel
 from sm12x_lab.ptx.rewrite import rewrite
 from sm120kit.core import toolchain
-from sm120kit.core.errors import BadPtx, Sm120kitError
+from sm120kit.core.errors import BadInput, Sm120kitError
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import write_atomic
 from sm120kit.kernels.cubin import device, fatbin
@@ -125,8 +125,8 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
     ``kept`` are files of machine code beside its PTX. The host code of CuTe DSL loads that machine code in a fatbin.
 
     Raises:
-        BadPtx: the module has machine code only, and a kernel was not captured.
-        BadArtifact: the image is damaged.
+        BadInput: the module has machine code only, and a kernel was not captured.
+        BadInput: the image is damaged.
     """
     machine_code: list[memoryview] = []
     if bytes(image[:4]) == fatbin.MAGIC:
@@ -148,7 +148,7 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
     missing = sorted(names - captured.keys())
     if not missing:  # whoever looks a kernel up gets the captured one
         return _EMPTY, "machine code whose kernels were captured" if names else "no kernels"
-    raise BadPtx(
+    raise BadInput(
         f"a module for SM12x has machine code only, and no PTX was captured for {len(missing)} of its {len(names)} kernels: "
         f"{missing[0][:160]}",
         "capture it: sm120kit verify ptx RECIPE --capture DIR, then sm120kit verify run --ptx DIR; or compile it with PTX",
@@ -167,7 +167,7 @@ def _text(image: memoryview) -> str:
     try:
         return bytes(image).rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadPtx(
+        raise BadInput(
             f"the PTX of a module is not text: byte {error.start} is {error.object[error.start]:#04x}",
             "ptxas accepts ASCII only, without a byte order mark; otherwise the module is damaged",
         ) from error
@@ -182,7 +182,7 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     """Rewrite a module for Hopper and write its machine code to ``cubin``.
 
     Raises:
-        BadPtx, BadArtifact: see :func:`module_ptx`; or an instruction has no replacement.
+        BadInput: see :func:`module_ptx`; or an instruction has no replacement.
     """
     started = time.monotonic()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))

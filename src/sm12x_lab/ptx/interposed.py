@@ -18,7 +18,7 @@ from sm12x_lab.gpu_tests.gpu import CudaDevice
 from sm12x_lab.gpu_tests.verification import Launcher
 from sm12x_lab.ptx import images, library, syntax
 from sm120kit.core import process, toolchain
-from sm120kit.core.errors import BadPtx, StateUnwritable, ToolchainUnsuitable
+from sm120kit.core.errors import BadInput, RequirementMissing, SystemRefused
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import Workspace, digest_of, file_sha256, owned_directory
 
@@ -112,14 +112,14 @@ def captured_kernels(directory: Path) -> dict[str, Path]:
     """The PTX file of each kernel in a directory.
 
     Raises:
-        BadPtx: it has no PTX files with kernels, or one that cannot be read.
+        BadInput: it has no PTX files with kernels, or one that cannot be read.
     """
     try:
         kernels = images.captured_kernels(directory)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadPtx(f"{directory} has a PTX file that cannot be read: {error}", "remove it, or capture it again") from error
+        raise BadInput(f"{directory} has a PTX file that cannot be read: {error}", "remove it, or capture it again") from error
     if not kernels:
-        raise BadPtx(f"{directory} has no PTX files with kernels", "make them: sm120kit verify ptx RECIPE --capture DIR")
+        raise BadInput(f"{directory} has no PTX files with kernels", "make them: sm120kit verify ptx RECIPE --capture DIR")
     return kernels
 
 
@@ -133,13 +133,13 @@ def prepared(
     of its own. Kernels of a module that share variables would not share them then.
 
     Raises:
-        BadPtx: ``captured`` has no PTX files, or one that cannot be read.
-        StateUnwritable: the dynamic loader cannot preload a library from the state directory.
-        ToolchainUnsuitable: no C compiler that makes the library.
+        BadInput: ``captured`` has no PTX files, or one that cannot be read.
+        SystemRefused: the dynamic loader cannot preload a library from the state directory.
+        RequirementMissing: no C compiler that makes the library.
     """
     kernels = captured_kernels(captured) if captured else {}
     if re.search(r"[\s:]", str(workspace.cache)):
-        raise StateUnwritable(
+        raise SystemRefused(
             f"no library can be preloaded from {workspace.cache}: its path has a space or colon, which separate libraries",
             "name another directory with --state or SM120KIT_STATE",
         )
@@ -162,9 +162,9 @@ def run(
     """Run a program with the preloaded driver; returns the run and its record. Other arguments are those of :func:`prepared`.
 
     Raises:
-        NoGpu, WrongGpu: not on a Hopper GPU.
-        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler, or no C compiler that makes the library.
-        BadPtx: ``captured`` has no PTX files.
+        ResourceUnavailable: not on a Hopper GPU.
+        RequirementMissing: no CUDA compiler, or no C compiler that makes the library.
+        BadInput: ``captured`` has no PTX files.
     """
     device = gpu.require(
         gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only"
@@ -202,11 +202,11 @@ def compile_shim(output: Path, tools: Toolchain) -> None:
     """Compile the preloaded driver with the host compiler.
 
     Raises:
-        ToolchainUnsuitable: the compiler rejects it.
+        RequirementMissing: the compiler rejects it.
     """
     done = process.run([tools.host_compiler, *FLAGS, str(SHIM), "-o", str(output), "-ldl"], check=False)
     if done.returncode:
-        raise ToolchainUnsuitable(
+        raise RequirementMissing(
             f"{tools.host_compiler} rejects {SHIM.name}: {done.stderr.strip()[-300:]}", "use g++ or clang++ on Linux with glibc"
         )
 
@@ -219,7 +219,7 @@ def _write_apart(directory: Path, kernels: Mapping[str, Path]) -> dict[str, Path
         content = path.read_text(encoding="ascii")
         modules = single_kernels(content)
         if missing := sorted(images.kernel_names(content) - modules.keys()):
-            raise BadPtx(
+            raise BadInput(
                 f"{path}: kernel {missing[0][:160]} cannot be divided from the others", "capture it again: verify ptx --capture"
             )
         for number, (name, text) in enumerate(modules.items()):

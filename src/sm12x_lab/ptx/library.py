@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import BadPtx, CompileFailed
+from sm120kit.core.errors import BadInput, CompileFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import digest_of, file_sha256
 
@@ -90,7 +90,7 @@ def assemble(text: str, output: Path, toolchain: Toolchain, arch: str = "sm_90a"
     """Assemble a module with ptxas and return its kernels.
 
     Raises:
-        BadPtx: ptxas rejects it; the message has the first error with the instruction.
+        BadInput: ptxas rejects it; the message has the first error with the instruction.
     """
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "module.ptx"
@@ -101,9 +101,9 @@ def assemble(text: str, output: Path, toolchain: Toolchain, arch: str = "sm_90a"
     if done.returncode:
         error = re.search(r"line (\d+); error\s*: (.*)", messages)
         if not error:
-            raise BadPtx(f"ptxas failed for {arch}: {messages.strip()[-300:]}", "pass the PTX of a complete module")
+            raise BadInput(f"ptxas failed for {arch}: {messages.strip()[-300:]}", "pass the PTX of a complete module")
         statement = text.splitlines()[int(error[1]) - 1].strip()
-        raise BadPtx(
+        raise BadInput(
             f"ptxas rejects for {arch}: {statement[:200]} ({error[2].strip()})",
             "the instruction has no replacement, or the PTX is newer than this ptxas",
         )

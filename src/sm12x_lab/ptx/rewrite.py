@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sm12x_lab.ptx.library import SoftwareFunctions
 from sm12x_lab.ptx.syntax import PtxInstruction, elements, header, instructions, register_types
-from sm120kit.core.errors import BadPtx
+from sm120kit.core.errors import BadInput
 
 BYTE_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 """Element types of m16n8k32; the index is the code that functions.cu uses."""
@@ -80,14 +80,14 @@ def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutat
     that is replaced.
 
     Raises:
-        BadPtx: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
+        BadInput: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
     """
     directives = header(text)
     if {*directives} != {"version", "target", "address_size"} or directives["address_size"]["value"] != "64":
-        raise BadPtx("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
+        raise BadInput("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
     source_target = directives["target"]["value"].split(",")[0].strip()
     if not re.fullmatch(r"sm_12\d[af]?", source_target):
-        raise BadPtx(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
+        raise BadInput(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
     types = register_types(text)
     edits: list[tuple[int, int, str]] = []
     replacements: list[PtxReplacement] = []
@@ -176,8 +176,8 @@ def _lacking(instruction: PtxInstruction) -> bool:
             return "f32x2" in rest
 
 
-def _unsupported(instruction: PtxInstruction) -> BadPtx:
-    return BadPtx(f"line {instruction.line}: no replacement on Hopper for: {instruction}", _REMEDY)
+def _unsupported(instruction: PtxInstruction) -> BadInput:
+    return BadInput(f"line {instruction.line}: no replacement on Hopper for: {instruction}", _REMEDY)
 
 
 def _guarded(instruction: PtxInstruction, code: Sequence[str], number: int, mutate: Mutation | None) -> str:

@@ -16,7 +16,7 @@ from sm12x_lab.ptx.forms import InstructionForm
 from sm12x_lab.ptx.rewrite import BYTE_TYPES, Mutation, rewrite
 from sm12x_lab.ptx.syntax import PtxInstruction, elements
 from sm120kit.core import reporting
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Toolchain
 
 FORMAT = 1
@@ -93,7 +93,7 @@ def run(toolchain: Toolchain, seed: int = 1) -> InstructionReport:
     """Run every form, then every fault with some of the forms that it changes.
 
     Raises:
-        ToolchainMissing: numpy is not installed.
+        RequirementMissing: numpy is not installed.
     """
     _require_numpy()
     started = time.monotonic()
@@ -186,7 +186,7 @@ def _require_numpy() -> None:
     try:
         import numpy  # noqa: F401
     except ImportError as error:
-        raise ToolchainMissing("the self-test of instructions requires numpy", "pip install numpy") from error
+        raise RequirementMissing("the self-test of instructions requires numpy", "pip install numpy") from error
 
 
 # ---- seeded faults

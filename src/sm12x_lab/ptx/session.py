@@ -15,7 +15,7 @@ from sm12x_lab.ptx import library, selftest
 from sm12x_lab.ptx.library import AssembledKernel
 from sm12x_lab.ptx.rewrite import RewrittenPtx, rewrite
 from sm120kit.core import reporting, toolchain
-from sm120kit.core.errors import BadPtx
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Toolchain
 from sm120kit.core.state import write_atomic
@@ -36,17 +36,17 @@ def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None)
     """Rewrite a PTX file and assemble it for sm_90a; write PTX and cubin if paths are given.
 
     Raises:
-        BadPtx: not PTX for SM12x, or an instruction that has no replacement.
-        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+        BadInput: not PTX for SM12x, or an instruction that has no replacement.
+        RequirementMissing: no CUDA compiler.
     """
     if why := file_problem(path):
-        raise BadPtx(f"{path} {why}", "name a file that `nvcc -ptx` writes")
+        raise BadInput(f"{path} {why}", "name a file that `nvcc -ptx` writes")
     if path.stat().st_size > LARGEST_BYTES:
-        raise BadPtx(f"{path} has {path.stat().st_size:,} B", f"PTX modules have at most {LARGEST_BYTES:,} B")
+        raise BadInput(f"{path} has {path.stat().st_size:,} B", f"PTX modules have at most {LARGEST_BYTES:,} B")
     try:
         text = path.read_text(encoding="ascii")
     except UnicodeDecodeError as error:
-        raise BadPtx(
+        raise BadInput(
             f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
         ) from error
     report, content = _rewrite(str(path), text, Assembler())
@@ -75,8 +75,8 @@ def _rewrite(name: str, text: str, assembler: Assembler) -> tuple[PtxReport, byt
             output = Path(directory) / "module.cubin"
             kernels = library.assemble(module.text, output, assembler.tools)
             return PtxReport(module, tuple(kernels)), output.read_bytes()
-    except BadPtx as error:
-        raise BadPtx(f"{name}: {error.message}", error.hint) from error
+    except BadInput as error:
+        raise BadInput(f"{name}: {error.message}", error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list
     """Rewrite and assemble the PTX of a build's units, by name; write it unchanged to ``capture``, a directory.
 
     Raises:
-        ToolchainMissing, ToolchainUnsuitable: no CUDA compiler.
+        RequirementMissing: no CUDA compiler.
     """
     assembler, reports = Assembler(), []
     for name, text in units.items():
@@ -103,7 +103,7 @@ def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list
             write_atomic(capture / f"{name.replace('/', '.').removesuffix('.cu')}.ptx", text.encode())
         try:
             reports.append(UnitReport(name, digest, _rewrite(name, text, assembler)[0]))
-        except BadPtx as error:
+        except BadInput as error:
             reports.append(UnitReport(name, digest, None, error.message))
         reporting.info(f"{name}: {'refused' if reports[-1].refused else 'rewritten and assembled for sm_90a'}")
     return reports
@@ -135,7 +135,7 @@ def verify_instructions() -> tuple[list[str], dict[str, Any]]:
     """Run the self-test on the first GPU; returns the faults that were missed, and the record.
 
     Raises:
-        NoGpu, WrongGpu: see :func:`sm12x_lab.gpu_tests.gpu.require`.
+        ResourceUnavailable: see :func:`sm12x_lab.gpu_tests.gpu.require`.
     """
     device = gpu.require(gpu.probe(), gpu.Backend.EMULATE, "verify ptx --instructions", "without a GPU, name a PTX file only")
     tools = toolchain.find()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sm120kit.core.errors import BadPtx
+from sm120kit.core.errors import BadInput
 
 _IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|#[^\n]*', re.DOTALL)
 _LINE_DIRECTIVES = (".file", ".loc")
@@ -68,7 +68,7 @@ def instructions(text: str) -> Iterator[PtxInstruction]:
     """The instructions of a module, in order.
 
     Raises:
-        BadPtx: a statement that is neither an instruction, a directive nor a label.
+        BadInput: a statement that is neither an instruction, a directive nor a label.
     """
     code = blank_comments(text)
     lines = [match.start() for match in re.finditer("\n", code)]
@@ -95,7 +95,7 @@ def instructions(text: str) -> Iterator[PtxInstruction]:
         else:
             line = bisect.bisect_left(lines, at) + 1
             statement = code[at:].split(";", 1)[0].split("\n", 1)[0].strip()
-            raise BadPtx(
+            raise BadInput(
                 f"line {line}: not an instruction of PTX: {statement[:80]!r}", "pass the PTX that nvcc or ptxas accepts"
             )
 

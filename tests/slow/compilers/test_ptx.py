@@ -14,7 +14,7 @@ import pytest
 from sm12x_lab.ptx import forms, library
 from sm12x_lab.ptx.rewrite import rewrite
 from sm120kit.core import toolchain
-from sm120kit.core.errors import BadPtx
+from sm120kit.core.errors import BadInput
 from sm120kit.core.records import Toolchain
 from sm120kit.wheels.compile import ninja_program
 
@@ -36,7 +36,7 @@ def test_forms_are_instructions_of_sm120(tools: Toolchain, tmp_path: Path) -> No
 def test_hopper_lacks_every_form(tools: Toolchain, tmp_path: Path) -> None:
     chosen = [form for form in EVERY if form.isa == "8.8"]
     for form in chosen[:: len(chosen) // 30]:
-        with pytest.raises(BadPtx, match="ptxas rejects for sm_90a"):
+        with pytest.raises(BadInput, match="ptxas rejects for sm_90a"):
             library.assemble(forms.module([form], "sm_90a"), tmp_path / "hopper.cubin", tools)
 
 

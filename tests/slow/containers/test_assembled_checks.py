@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import small_flashinfer
 
-from sm120kit.core.errors import NoPackageArchive
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.state import Workspace, file_sha256
 from sm120kit.images import assembly, base, context, delivery, rootfs
 from sm120kit.images.layers import LayerWriter
@@ -31,7 +31,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
     layout = Layout(workspace.root / "oci")
     try:
         image_base = base.image_base(bases.load(base_name), machine, layout, Options(workspace))
-    except NoPackageArchive as error:
+    except RequirementMissing as error:
         pytest.skip(error.message)
     wheels = small_flashinfer.wheels(workspace, directory)
     locked = dict(wheels.locked)

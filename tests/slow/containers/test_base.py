@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core.errors import NoPackageArchive
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.state import Workspace
 from sm120kit.images import base, loader_cache
 from sm120kit.images.oci import Layout
@@ -40,7 +40,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(state: Path) -> base.BaseLayer:
     try:
         return make(state, Origin())
-    except NoPackageArchive as error:
+    except RequirementMissing as error:
         pytest.skip(error.message)
 
 

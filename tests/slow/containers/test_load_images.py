@@ -16,7 +16,7 @@ import containers
 import pytest
 from layout_images import RECIPE, Host, add_image, killed
 
-from sm120kit.core.errors import TagTaken
+from sm120kit.core.errors import AlreadyExists
 from sm120kit.images import loading
 from sm120kit.images.docker import Daemon
 
@@ -82,7 +82,7 @@ def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, add
 
     # A tag of another image is not moved.
     client.images.get(name).tag(*patched_name.rsplit(":", 1))
-    assert "tags are never moved" in publisher.run("image", "load", patched_name, code=TagTaken.exit_code).stderr
+    assert "tags are never moved" in publisher.run("image", "load", patched_name, code=AlreadyExists.exit_code).stderr
     client.images.remove(patched_name)
 
     # `docker load` reads an exported archive.

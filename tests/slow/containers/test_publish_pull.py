@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
 ]
 
-NOT_ATTESTED, BAD_KEY = 79, 47
+NOT_ATTESTED, BAD_KEY = 21, 47
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from small_assembly import SmallImage
 
-from sm120kit.core.errors import NotEnoughDisk
+from sm120kit.core.errors import ResourceUnavailable
 from sm120kit.images import assembly, oci
 from sm120kit.images.oci import BlobWriter
 from sm120kit.images.records import Image
@@ -125,7 +125,7 @@ def test_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "state").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k,mode=700", "tmpfs", tmp_path / "state"], check=True)
     try:
-        with pytest.raises(NotEnoughDisk, match="the image with its unpacked files needs"):
+        with pytest.raises(ResourceUnavailable, match="the image with its unpacked files needs"):
             small.assemble()
         assert small.layout.images() == []
         monkeypatch.setattr(assembly, "require_disk", lambda *_: None)
@@ -135,7 +135,7 @@ def test_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.
             filler.write_bytes(bytes(max(0, shutil.disk_usage(filler.parent).free - room * 1024)))
             try:
                 small.assemble()
-            except NotEnoughDisk as error:
+            except ResourceUnavailable as error:
                 failed += 1
                 assert "no space left" in error.message
                 assert [*(small.layout.directory / "partial").iterdir()] == []

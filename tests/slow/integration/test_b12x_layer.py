@@ -13,7 +13,7 @@ import pytest
 from python_base import add_python_image
 from small_assembly import SmallImage
 
-from sm120kit.core.errors import ImageBuildFailed
+from sm120kit.core.errors import CommandFailed
 from sm120kit.images import b12x, checks, context, existing_base
 from sm120kit.images.local import LocalImages
 from sm120kit.images.records import CheckResult, Image
@@ -79,9 +79,9 @@ def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> Non
     image = small.with_kernels([8])
     assert small.with_kernels([8], ours=b"patched = 2\n").layers[-1] == image.layers[-1]
     assert small.with_kernels([8], ours=b"patched = 3\n").layers[-1] == image.layers[-1]
-    with pytest.raises(ImageBuildFailed, match="exit code 1: compiled again"):
+    with pytest.raises(CommandFailed, match="exit code 1: compiled again"):
         small.with_kernels([8], fails, ours=b"patched = 4\n")
-    with pytest.raises(ImageBuildFailed, match="exit code 1: compiled again"):
+    with pytest.raises(CommandFailed, match="exit code 1: compiled again"):
         small.with_kernels([8], fails, patched=b"barrier = 2\n")
     assert small.with_kernels([8], patched=b"barrier = 2\n").layers[-1] == image.layers[-1], "the same bytes"
     assert small.with_kernels([8, 16]).layers[-1] != image.layers[-1]
@@ -96,7 +96,7 @@ def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> Non
     ],
 )
 def test_output_of_another_form_is_refused(small: KernelImage, output: str) -> None:
-    with pytest.raises(ImageBuildFailed, match="could not be compiled in the image: exit code 0"):
+    with pytest.raises(CommandFailed, match="could not be compiled in the image: exit code 0"):
         small.with_kernels([8], f"print('''{output}''')")
 
 
@@ -109,7 +109,7 @@ def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_pat
 
 
 def test_kernel_whose_launch_is_not_recorded_is_refused(small: KernelImage) -> None:
-    with pytest.raises(ImageBuildFailed, match=r'no launch of the kernel for two "words" and .* is recorded'):
+    with pytest.raises(CommandFailed, match=r'no launch of the kernel for two "words" and .* is recorded'):
         small.with_kernels([8], PROGRAM.replace("[launch]", "[]"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core.errors import NoPackageArchive
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.state import Workspace
 from sm120kit.images.base import DebianSystem
 from sm120kit.images.loader_cache import loader_cache
@@ -27,7 +27,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> tuple[DebianSystem, Path
     base = Base(edition=1, name="small", summary="s", suite="bookworm", python="3.11", machines=("x86_64",), packages=names)
     try:
         locked = debian.resolve(base.suite, base.packages, "amd64", workspace)
-    except NoPackageArchive as error:
+    except RequirementMissing as error:
         pytest.skip(error.message)
     debs = debian.fetch(locked, workspace)
     (directory / "root").mkdir()

@@ -19,7 +19,7 @@ from registry_server import RegistryServer, registry_server
 from small_assembly import SmallImage
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, ToolchainUnsuitable
+from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.state import Workspace, data_root
 from sm120kit.images import delivery, existing_base, loading
 from sm120kit.images.delivery import ImageRequest
@@ -100,12 +100,12 @@ def test_interpreter_elsewhere(tmp_path: Path, source: tuple[Layout, Descriptor]
 def test_what_a_base_lacks(source: tuple[Layout, Descriptor], tmp_path: Path) -> None:
     store = LocalImages(Workspace.open(source[0].directory.parent))
     found = existing_base.inspect(source[1].digest, store)
-    with pytest.raises(ToolchainUnsuitable, match=r"Python .*, the lock is for Python 3\.9; glibc .*, the wheels need 9\.99"):
+    with pytest.raises(RequirementMissing, match=r"Python .*, the lock is for Python 3\.9; glibc .*, the wheels need 9\.99"):
         existing_base.require_suitable("base", found, closure("3.9", "9_99"), compiles=True)
     bare = layers.add_image(store.layout, [layers.packed(*python_members()), layers.packed(*ACCOUNTS)], SETTINGS)
     found = existing_base.inspect(bare.digest, store)
     existing_base.require_suitable("base", found, closure(), compiles=False)
-    with pytest.raises(ToolchainUnsuitable, match=r"no C\+\+ compiler .*; no headers of Python"):
+    with pytest.raises(RequirementMissing, match=r"no C\+\+ compiler .*; no headers of Python"):
         existing_base.require_suitable("base", found, closure(), compiles=True)
 
 
@@ -118,14 +118,14 @@ def test_base_is_refused_before_anything_is_fetched(tmp_path: Path, registry: Re
     recipe = recipes.load("vllm-0.19.1")
     (locked,) = lockfile.read(data_root() / "recipes" / "engines" / f"{recipe.name}.lock.json").closures
     request = ImageRequest(f"{registry.address}/bare@{digest}")
-    with pytest.raises(ToolchainUnsuitable, match="the base has no Python 3 that works"):
+    with pytest.raises(RequirementMissing, match="the base has no Python 3 that works"):
         delivery.prepare(request, recipe, locked, Options(workspace))
     assert not workspace.downloads.exists()
 
 
 def test_neither_registry_nor_daemon_has_it(tmp_path: Path, registry: RegistryServer) -> None:
     layout = Layout(tmp_path / "oci")
-    with pytest.raises(NoSuchImage):
+    with pytest.raises(NotFound):
         existing_base.fetch(f"{registry.address}/python@sha256:{'0' * 64}", layout)
     assert layout.images() == []
 
@@ -179,8 +179,8 @@ def test_damaged_image_of_a_daemon(tmp_path: Path) -> None:
     theirs, ours = Layout(tmp_path / "theirs"), Layout(tmp_path / "ours")
     manifest = layers.add_image(theirs, [layers.packed(*ACCOUNTS)], SETTINGS).digest
     content = saved(theirs, manifest, "classic")
-    with pytest.raises(HashMismatch):
+    with pytest.raises(NotTrusted):
         loading.read(ours, Archive(content.replace(b"/root:", b"/other"), 1), "base")
-    with pytest.raises(BadArtifact):
+    with pytest.raises(BadInput):
         loading.read(ours, Archive(layers.packed(("manifest.json", b"[]", {})), 1), "base")
     assert ours.images() == []

@@ -22,16 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sm120kit.cli import app
-from sm120kit.core.errors import (
-    BadRecord,
-    CannotMeasure,
-    NoModel,
-    NotACheckpoint,
-    NothingMeasured,
-    ServerUnreachable,
-    StateUnwritable,
-    WrongModel,
-)
+from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing, ServerFailed, SystemRefused
 
 WINDOWS = ["--windows", "3", "--window", "32", "--stride", "8"]
 
@@ -130,7 +121,7 @@ def test_nan_in_some_or_all_positions(tiny: Path, text: Path, tmp_path: Path) ->
     assert shown.exit_code == 1 and "the test returns NaN at 32 of 96 positions" in shown.output
     assert "not rated" in shown.output and "lossless" not in shown.output
     everywhere = modified_copy(tiny, tmp_path / "all", lambda name, weight: weight * torch.nan)
-    assert refused(kld(tiny, everywhere, "--text", text, *WINDOWS), NothingMeasured, "96 in the test")
+    assert refused(kld(tiny, everywhere, "--text", text, *WINDOWS), ServerFailed, "96 in the test")
 
 
 def refused(result: Result, kind: type[Exception], message: str) -> bool:
@@ -243,7 +234,9 @@ def test_models_behind_servers(tiny: Path, perturbed: Path, text: Path, serve: A
     from_sglang = comparison(first, sglang, "--text", text, "--tokenizer", tiny, *WINDOWS, "--top", 2000)["result"]
     assert from_sglang["positions"] == 93
     assert from_sglang["mean"] == pytest.approx(full["result"]["mean"], rel=1e-6), "2000 are all tokens of this model"
-    assert refused(kld(first, sglang, "--text", text, "--tokenizer", tiny, *WINDOWS, "--top", -1), CannotMeasure, "is SGLang")
+    assert refused(
+        kld(first, sglang, "--text", text, "--tokenizer", tiny, *WINDOWS, "--top", -1), RequirementMissing, "is SGLang"
+    )
     control = comparison(first, second, "--text", text, "--tokenizer", tiny, *WINDOWS, "--control", second)
     assert control["control"] == f"tiny at {second}"
     assert control["noise"]["mean"] == pytest.approx(control["result"]["mean"])
@@ -253,21 +246,21 @@ def test_bad_input_is_refused(tiny: Path, perturbed: Path, text: Path, tmp_path:
     ids = tmp_path / "ids.json"
     ids.write_text(json.dumps(list(range(3, 100))))
     assert comparison(tiny, perturbed, "--text", ids, *WINDOWS)["result"]["positions"] == 96
-    assert refused(kld(tiny, tmp_path / "absent", "--text", text, *WINDOWS), NoModel, "absent")
+    assert refused(kld(tiny, tmp_path / "absent", "--text", text, *WINDOWS), NotFound, "absent")
     (tmp_path / "empty").mkdir()
-    assert refused(kld(tiny, tmp_path / "empty", "--text", text, *WINDOWS), NotACheckpoint, "empty")
-    assert refused(kld(tiny, tiny, "--text", tmp_path / "no.txt", *WINDOWS), NoModel, "no.txt")
+    assert refused(kld(tiny, tmp_path / "empty", "--text", text, *WINDOWS), BadInput, "empty")
+    assert refused(kld(tiny, tiny, "--text", tmp_path / "no.txt", *WINDOWS), NotFound, "no.txt")
     ids.write_text('["a"]')
-    assert refused(kld(tiny, tiny, "--text", ids, *WINDOWS), NotACheckpoint, "not a list of token ids")
-    assert refused(kld(tiny, tiny, "--text", text), NothingMeasured, "100 windows of 2048 tokens")
-    assert refused(kld(tiny, tiny, "--text", text, *WINDOWS, "--output", tmp_path / "no" / "x.json"), StateUnwritable, "x.json")
+    assert refused(kld(tiny, tiny, "--text", ids, *WINDOWS), BadInput, "not a list of token ids")
+    assert refused(kld(tiny, tiny, "--text", text), ServerFailed, "100 windows of 2048 tokens")
+    assert refused(kld(tiny, tiny, "--text", text, *WINDOWS, "--output", tmp_path / "no" / "x.json"), SystemRefused, "x.json")
     gone = "http://127.0.0.1:9"
-    assert refused(kld(tiny, gone, "--text", text, *WINDOWS), ServerUnreachable, gone)
+    assert refused(kld(tiny, gone, "--text", text, *WINDOWS), ServerFailed, gone)
     narrow, silent = serve(tiny, 5), serve(tiny, -1, silent=True)
-    assert refused(kld(tiny, narrow, "--text", text, *WINDOWS), CannotMeasure, "greater than max allowed")
+    assert refused(kld(tiny, narrow, "--text", text, *WINDOWS), RequirementMissing, "greater than max allowed")
     assert comparison(tiny, narrow, "--text", text, *WINDOWS, "--top", 5)["result"]["positions"] == 93
-    assert refused(kld(tiny, silent, "--text", text, *WINDOWS), CannotMeasure, "does not return the log-probabilities")
-    assert refused(kld(tiny, f"{narrow}#other", "--text", text, *WINDOWS), WrongModel, "'other'")
+    assert refused(kld(tiny, silent, "--text", text, *WINDOWS), RequirementMissing, "does not return the log-probabilities")
+    assert refused(kld(tiny, f"{narrow}#other", "--text", text, *WINDOWS), ServerFailed, "'other'")
 
 
 def test_saved_reference(tiny: Path, perturbed: Path, text: Path, tmp_path: Path, serve: Any) -> None:
@@ -315,11 +308,11 @@ def test_other_tokenizers_and_long_windows_are_refused(tiny: Path, text: Path, t
     saved = tmp_path / "r.kld"
     assert kld(tiny, "--text", text, *WINDOWS, "--save", saved).exit_code == 0
     for reference in ([tiny, other, "--text", text, *WINDOWS], [saved, other]):
-        assert refused(kld(*reference), CannotMeasure, "other has another tokenizer: 2 token ids differ")
+        assert refused(kld(*reference), RequirementMissing, "other has another tokenizer: 2 token ids differ")
     for reference in ([tiny, serve(other), "--text", text, *WINDOWS], [saved, serve(other)]):
-        assert refused(kld(*reference), CannotMeasure, "has another tokenizer: the first")
+        assert refused(kld(*reference), RequirementMissing, "has another tokenizer: the first")
     ids_file = tmp_path / "ids.json"
     ids_file.write_text(json.dumps([5] * 5000))
     long = ["--text", ids_file, "--windows", 1, "--window", 4097]
-    assert refused(kld(tiny, tiny, *long), CannotMeasure, "4,097 tokens is longer than max_position_embeddings 4,096")
-    assert refused(kld(tiny, serve(tiny), *long[:-1], 4096), CannotMeasure, "longer than max_model_len 4,096")
+    assert refused(kld(tiny, tiny, *long), RequirementMissing, "4,097 tokens is longer than max_position_embeddings 4,096")
+    assert refused(kld(tiny, serve(tiny), *long[:-1], 4096), RequirementMissing, "longer than max_model_len 4,096")

@@ -63,4 +63,4 @@ def test_program_runs_from_the_wheel(dist: Path, tmp_path: Path) -> None:
 
     assert "run " in program("--help").stdout
     done = program("run", "--", sys.executable, "-c", "print(1)")
-    assert (done.returncode, done.stdout) == (45, "") and "Hopper" in done.stderr
+    assert (done.returncode, done.stdout) == (41, "") and "Hopper" in done.stderr

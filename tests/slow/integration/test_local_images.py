@@ -19,7 +19,7 @@ import layers
 import pytest
 import zstandard
 
-from sm120kit.core.errors import ArtifactChanged, NamespacesMissing, NoSuchImage, UnsafeArchive
+from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.state import Workspace
 from sm120kit.images import local
 from sm120kit.images.local import LocalImages
@@ -143,10 +143,10 @@ def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monk
     monkeypatch.setattr(local, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"])
     monkeypatch.setattr(local, "_bubblewrap", lambda *request: ["no-such-bwrap"])
     image = store.find(layers.small_image(store.layout).digest)
-    with pytest.raises(NamespacesMissing) as error:
+    with pytest.raises(RequirementMissing) as error:
         store.run(image.id, ["true"], {})
     assert "Operation not permitted" in error.value.message and "no-such-bwrap" in error.value.message
-    assert "daemon" in error.value.hint and error.value.exit_code == 37
+    assert "daemon" in error.value.hint and error.value.exit_code == 40
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
@@ -199,7 +199,7 @@ def test_changed_layer_is_refused(store: LocalImages) -> None:
     blob = store.layout.path(store.layout.layers(manifest.digest)[1].digest)
     content = blob.read_bytes()
     blob.write_bytes(content.replace(b"hello", b"HELLO"))
-    with pytest.raises(ArtifactChanged, match=blob.name):
+    with pytest.raises(Mismatch, match=blob.name):
         store.owners(manifest.digest)
     assert not [path for path in (store._workspace.root / "oci-unpacked").iterdir() if path.name == blob.name]
     blob.write_bytes(content)
@@ -212,7 +212,7 @@ def test_fetch(store: LocalImages, tmp_path: Path) -> None:
     assert store.fetch(image.id, "/opt/kept", tmp_path) and (tmp_path / "kept").read_text() == "of the lower layer\n"
     assert not store.fetch(image.id, "/opt/removed", tmp_path) and not store.fetch(image.id, "/opt/kept/below", tmp_path)
     linked = store.find(layers.small_image(store.layout, [("opt/l", b"", {"type": b"2", "linkname": "/etc"})]).digest)
-    with pytest.raises(UnsafeArchive, match="is a link"):
+    with pytest.raises(NotTrusted, match="is a link"):
         store.fetch(linked.id, "/opt/", tmp_path / "state")
 
 
@@ -227,7 +227,7 @@ def test_references(store: LocalImages) -> None:
     assert store.find("x:2") == image
     store.remove("x:2")
     store.remove("x:2")
-    with pytest.raises(NoSuchImage):
+    with pytest.raises(NotFound):
         store.find(image.id)
 
 

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from sm120kit.core.errors import NotAttested, NotVerified, RolledBack, TagTaken
+from sm120kit.core.errors import AlreadyExists, NotAttested, NotTrusted, NotVerified
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
 from sm120kit.images.delivery import CLAIMS
@@ -134,13 +134,13 @@ def test_pull_with_signatures_ages_and_foreign_names(site: Site, tmp_path: Path)
         # After a newer image was pulled, the older image is refused although it is signed.
         assert user.run("pull", RECIPE, "--index", "new.json", "--trust", "key.pub").stdout.strip() == new
         site.client.images.remove(old, force=True)
-        refused = user.run("pull", RECIPE, "--index", "old.json", "--trust", "key.pub", code=RolledBack.exit_code).stderr
+        refused = user.run("pull", RECIPE, "--index", "old.json", "--trust", "key.pub", code=NotTrusted.exit_code).stderr
         assert "older than" in refused and "--allow-older" in refused and old not in site.tags()
         allowed = user.run("pull", RECIPE, "--index", "old.json", "--trust", "key.pub", "--allow-older")
         assert allowed.stdout.strip() == old and old in site.tags()
-        user.run("pull", RECIPE, "--index", "old.json", "--trust", "key.pub", code=RolledBack.exit_code)
+        user.run("pull", RECIPE, "--index", "old.json", "--trust", "key.pub", code=NotTrusted.exit_code)
         minimum = ("--trust", "key.pub", "--min", "2999-01-01")
-        user.run("pull", RECIPE, "--index", "new.json", *minimum, code=RolledBack.exit_code)
+        user.run("pull", RECIPE, "--index", "new.json", *minimum, code=NotTrusted.exit_code)
 
         assert_foreign_names_are_refused(site, user, new)
 
@@ -164,6 +164,6 @@ def assert_foreign_names_are_refused(site: Site, user: Site, new: str) -> None:
     # A name of sm120kit that another local image has.
     site.client.images.remove(new, force=True)
     site.client.images.get(victim).tag(*new.rsplit(":", 1))
-    refused = user.run("pull", RECIPE, "--index", "new.json", code=TagTaken.exit_code).stderr
+    refused = user.run("pull", RECIPE, "--index", "new.json", code=AlreadyExists.exit_code).stderr
     assert "is another local image" in refused and "docker rmi" in refused
     assert site.tags()[new] == victim

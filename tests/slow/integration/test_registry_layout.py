@@ -15,7 +15,7 @@ import layers
 import pytest
 from layout_images import PLATFORM, RECIPE, Host, add_image
 
-from sm120kit.core.errors import ArtifactChanged, NoSuchImage, StateUnwritable, TagTaken
+from sm120kit.core.errors import AlreadyExists, Mismatch, NotFound, SystemRefused
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
@@ -66,7 +66,7 @@ def test_tag_with_another_image_is_not_moved(publisher: Host, address: str, tmp_
     shutil.rmtree(publisher.state)
     publisher.state.mkdir()
     add_image(publisher.workspace, (1, 5))
-    refused = publisher.run("publish", name, repository, "--index", "new.json", code=TagTaken.exit_code).stderr
+    refused = publisher.run("publish", name, repository, "--index", "new.json", code=AlreadyExists.exit_code).stderr
     assert "exists in the registry with another image" in refused
     with RegistryClient(repository) as client:
         assert again.endswith(client.in_registry(name.rpartition(":")[2]) or "absent")
@@ -78,20 +78,20 @@ def test_changed_layer_is_not_published(publisher: Host, address: str, tmp_path:
     content = bytearray(path.read_bytes())
     content[700] ^= 1
     path.write_bytes(content)
-    assert str(path) in publisher.run("publish", name, f"{address}/x", code=ArtifactChanged.exit_code).stderr
+    assert str(path) in publisher.run("publish", name, f"{address}/x", code=Mismatch.exit_code).stderr
     assert requests_of(tmp_path, "POST", "") == requests_of(tmp_path, "PUT", "") == 0
     assert not (tmp_path / "images.json").exists()
     for target in ("image.tar", "directory"):
-        assert str(path) in publisher.run("image", "export", name, target, code=ArtifactChanged.exit_code).stderr
+        assert str(path) in publisher.run("image", "export", name, target, code=Mismatch.exit_code).stderr
         assert not (tmp_path / target).exists()
 
 
 def test_export_refuses_absent_images_and_existing_directories(publisher: Host, tmp_path: Path) -> None:
     _, name = add_image(publisher.workspace, (1,))
     (tmp_path / "directory").mkdir()
-    publisher.run("image", "export", name, "directory", code=StateUnwritable.exit_code)
-    assert "no image absent" in publisher.run("image", "export", "absent", "x.tar", code=NoSuchImage.exit_code).stderr
-    publisher.run("image", "load", "absent", code=NoSuchImage.exit_code)
+    publisher.run("image", "export", name, "directory", code=SystemRefused.exit_code)
+    assert "no image absent" in publisher.run("image", "export", "absent", "x.tar", code=NotFound.exit_code).stderr
+    publisher.run("image", "load", "absent", code=NotFound.exit_code)
     publisher.run("image", "load", name, code=60)
     assert {path.name for path in tmp_path.iterdir()} == {"state", "directory"} and not any((tmp_path / "directory").iterdir())
 
@@ -102,7 +102,7 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     image = publisher.layout.image(manifest)
     publisher.run("image", "export", name, "directory")
     publisher.run("image", "export", name, "image.tar")
-    publisher.run("image", "export", name, "image.tar", code=StateUnwritable.exit_code)
+    publisher.run("image", "export", name, "image.tar", code=SystemRefused.exit_code)
     publisher.run("image", "export", name, "image.tar", "--overwrite")
     for source in ("oci:directory", "oci-archive:image.tar", f"oci:{publisher.layout.directory}"):
         shown = json.loads(skopeo(tmp_path, "inspect", source))

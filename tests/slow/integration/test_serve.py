@@ -26,7 +26,7 @@ from cpu_server import MODEL, QUIET, free_port, tiny_model
 from model_hub import ModelHub, model_hub
 
 from sm120kit.bench import circumstances
-from sm120kit.core.errors import BadResult
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
@@ -271,7 +271,7 @@ def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, mo
     assert host.run("stop")[0] == 0
     record = json.loads(path.read_text())
     assert record["ending"] == "stopped" and "Uvicorn running" in Path(record["log"]).read_text()
-    with pytest.raises(BadResult, match="does not run: stopped"):
+    with pytest.raises(BadInput, match="does not run: stopped"):
         circumstances.served_by_record(path, url)
 
 

@@ -234,7 +234,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def wheel(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished wheel, after a first attempt that had too little memory."""
     state = tmp_path_factory.mktemp("state")
-    refused = engine.build(state, code=42, memory=0.2)
+    refused = engine.build(state, code=41, memory=0.2)
     assert "device.cu needs about 2.0 GiB" in refused.stderr
     assert not list(state.glob("build/vllm/*"))
     done = engine.build(state)
@@ -400,7 +400,7 @@ def test_wheel_of_another_source_is_refused(engine: Engine, tmp_path: Path) -> N
         shutil.copytree(getattr(engine, name), tmp_path / name)
     make_wheel(other.mirror, "vllm", "9.0", "cp38-abi3-linux_x86_64", files={PYTHON: b"version = '9'\n"})
     other.command(tmp_path / "state", "recipe", "lock", "--upgrade")
-    message = other.build(tmp_path / "state", program=OVERLAY, code=31).stderr
+    message = other.build(tmp_path / "state", program=OVERLAY, code=30).stderr
     assert (
         f"{PYTHON}, changed by vllm/longer-version: the wheel has sha256" in message and "do not fit vllm-9.0-cp38" in message
     )
@@ -509,5 +509,5 @@ def test_units_that_differ_from_the_recipe_are_refused(engine: Engine, tmp_path:
     path = changed.data / "recipes" / "engines" / "vllm-9.0.toml"
     path.write_text(path.read_text().replace('"csrc/host.cpp", ', '"csrc/more.cu", '))
     changed.command(tmp_path / "state", "recipe", "lock")
-    message = changed.build(tmp_path / "state", code=52).stderr
+    message = changed.build(tmp_path / "state", code=51).stderr
     assert "host.cpp.o is compiled, and no unit of the recipe" in message and "more.cu.o is not compiled" in message

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core.errors import CannotMeasure
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts.doctor import measure
 
 
@@ -43,7 +43,7 @@ def test_measure_requires_torch_with_gpus(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -c 'import torch'\n")
     python.chmod(0o755)
-    with pytest.raises(CannotMeasure, match="No module named 'torch'"):
+    with pytest.raises(RequirementMissing, match="No module named 'torch'"):
         measure.run_transfers("copies", 2, str(python))
-    with pytest.raises(CannotMeasure, match="detects 0 of 64 GPUs"):
+    with pytest.raises(RequirementMissing, match="detects 0 of 64 GPUs"):
         measure.run_transfers("copies", 64, sys.executable)

@@ -23,7 +23,7 @@ from sm120kit.bench.reproduce.judging import (
 )
 from sm120kit.bench.result_file import Machine, Result
 from sm120kit.bench.workload import Case, NamedWorkload
-from sm120kit.core.errors import StateUnwritable
+from sm120kit.core.errors import SystemRefused
 from sm120kit.core.state import require_writable
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding
@@ -92,14 +92,14 @@ def earlier(
     """The results of an interrupted run in ``directory`` by name of their workload, complete ones among them.
 
     Raises:
-        StateUnwritable: all are complete, or a file is not a result.
+        SystemRefused: all are complete, or a file is not a result.
         NotComparable: a result was measured with other options, such as ``--quick``.
     """
     paths = {named.name: result_path(directory, configuration, named) for named in workloads}
     results = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
     if len(results) == len(paths) and all(existing.complete for existing in results.values()):
         judge_them = " ".join(f"--result {path}" for path in paths.values())
-        raise StateUnwritable(
+        raise SystemRefused(
             f"{directory} has complete results of {configuration.name}",
             f"judge them with {judge_them}; to measure again, choose another --results or replace them with --overwrite",
         )
@@ -120,7 +120,7 @@ def measurements(
     ``resumed`` are the results of an interrupted run, by workload.
 
     Raises:
-        StateUnwritable: a result cannot be written.
+        SystemRefused: a result cannot be written.
     """
     paths = [result_path(directory, configuration, named) for named in workloads]
     for path in paths:

@@ -14,7 +14,7 @@ from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCase, expectation
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
-from sm120kit.core.errors import NotAsPublished
+from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Finding, Impact
 from sm120kit.recipes.configurations import Configuration, Reference
 
@@ -331,13 +331,13 @@ def expected_cases(configuration: Configuration, results: Sequence[Result], know
     the GPU.
 
     Raises:
-        NotAsPublished: a result is of another model.
+        NotComparable: a result is of another model.
     """
     cases = []
     for result in results:
         for difference in differences.of_model(configuration, result):
             if difference.field == "model":
-                raise NotAsPublished(
+                raise NotComparable(
                     f"the result of {result.environment.workload} is of {difference.here}, not of {difference.published}",
                     "name the configuration that it was measured with",
                 )

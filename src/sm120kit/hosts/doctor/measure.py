@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import CannotMeasure
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.process import Stopped, deadline, run_until
 from sm120kit.hosts.doctor.findings import Diagnosis, Finding, Impact, ok, problem
 from sm120kit.hosts.facts import GpuPair, Host
@@ -64,11 +64,11 @@ def measure(host: Host, python: str = sys.executable) -> tuple[Finding, ...]:
     """Copy between every pair of GPUs and verify the bytes, then all-reduce with two ranks and with all GPUs.
 
     Raises:
-        CannotMeasure: fewer than two discrete GPUs, or no torch that can use them.
+        RequirementMissing: fewer than two discrete GPUs, or no torch that can use them.
     """
     count = sum(not gpu.unified for gpu in host.gpus)
     if count < 2:
-        raise CannotMeasure(
+        raise RequirementMissing(
             f"--measure requires two discrete GPUs; this host has {count}",
             "sm120kit doctor without --measure only reads facts",
         )
@@ -82,7 +82,7 @@ def run_transfers(mode: str, count: int, python: str, kind: str = "cuda", second
     """Run ``transfers.py`` and return its output, also when it hangs or fails.
 
     Raises:
-        CannotMeasure: this Python has no torch, or torch does not detect the GPUs.
+        RequirementMissing: this Python has no torch, or torch does not detect the GPUs.
     """
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory, "output")
@@ -102,7 +102,7 @@ def run_transfers(mode: str, count: int, python: str, kind: str = "cuda", second
     if process is None:
         return TransferOutput(lines, hung=steps[-1] if steps else "starting torch")
     if process.returncode and not steps:
-        raise CannotMeasure(f"{python}: {message}", "name a Python whose torch supports CUDA and NCCL: --python PATH")
+        raise RequirementMissing(f"{python}: {message}", "name a Python whose torch supports CUDA and NCCL: --python PATH")
     return TransferOutput(lines, failed=message if process.returncode else "")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sm120kit.core.errors import UnknownName
+from sm120kit.core.errors import NotFound
 from sm120kit.hosts.doctor import gpus
 from sm120kit.hosts.doctor.findings import (
     Diagnosis,
@@ -35,12 +35,12 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
     """The ``general`` checks, as far as they apply to a configuration, then one for each of its requirements.
 
     Raises:
-        UnknownName: the configuration lists a check that does not exist.
+        NotFound: the configuration lists a check that does not exist.
     """
     by_name = {check.name: check for check in general}
     missing = [name for name in configuration.host if name not in by_name]
     if missing:
-        raise UnknownName(
+        raise NotFound(
             f"{configuration.name}: host: no check named {', '.join(map(repr, missing))}", f"checks: {', '.join(by_name)}"
         )
     single = configuration.hardware.gpus_per_node == 1

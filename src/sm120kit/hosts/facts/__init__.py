@@ -10,7 +10,7 @@ import os
 from itertools import combinations
 from pathlib import Path
 
-from sm120kit.core.errors import HostUnreadable
+from sm120kit.core.errors import BadInput
 from sm120kit.hosts.facts import nvidia, pci, system
 from sm120kit.hosts.facts.reader import COMMANDS, HostReader
 from sm120kit.hosts.facts.records import (
@@ -53,11 +53,11 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
     """Read all facts of the host below ``root``; everything that is read is also written to the new directory ``record``.
 
     Raises:
-        HostUnreadable: /proc or /sys does not exist, or ``record`` cannot be created.
+        BadInput: /proc or /sys does not exist, or ``record`` cannot be created.
     """
     for directory in ("proc", "sys"):
         if not (root / directory).is_dir():
-            raise HostUnreadable(
+            raise BadInput(
                 f"{root / directory} does not exist or is not readable",
                 "mount /proc and /sys, or pass a recorded host with --root",
             )
@@ -67,7 +67,7 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
             for directory in ("proc", "sys"):
                 (record / directory).mkdir()
         except OSError as error:
-            raise HostUnreadable(
+            raise BadInput(
                 f"cannot record to {record}: {error.strerror}", "pass a directory that does not exist yet"
             ) from error
     reader = HostReader(Path(os.path.realpath(root)), record)

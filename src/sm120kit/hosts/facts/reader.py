@@ -15,7 +15,7 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from sm120kit.core.errors import HostUnreadable, Sm120kitError
+from sm120kit.core.errors import BadInput, Sm120kitError
 from sm120kit.core.process import Stopped, deadline, find_program, run_until
 from sm120kit.hosts.facts.redact import HOME, redacted
 
@@ -169,9 +169,7 @@ class HostReader:
         try:
             self._write(self.record, path, content)
         except OSError as error:
-            raise HostUnreadable(
-                f"cannot record to {self.record}: {error.strerror}", "record to another file system"
-            ) from error
+            raise BadInput(f"cannot record to {self.record}: {error.strerror}", "record to another file system") from error
 
     def _write(self, record: Path, path: str, content: bytes | None) -> None:
         current, rest, followed = Path(), path.strip("/").split("/"), set[Path]()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sm120kit.core import process
-from sm120kit.core.errors import LogUnreadable, ToolchainMissing
+from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.hosts.log_rules import BLOCK_BYTES, LogScan
 
 POLL_SECONDS = 0.5
@@ -35,7 +35,7 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
     """Match a file, or standard input for ``-``; with ``follow`` until the program is interrupted.
 
     Raises:
-        LogUnreadable: the file cannot be read, is compressed, or is a device such as ``/dev/zero``, which does not end.
+        BadInput: the file cannot be read, is compressed, or is a device such as ``/dev/zero``, which does not end.
     """
     try:
         if str(path) == "-":
@@ -50,7 +50,7 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
                 _require_plain(path, stream)
                 read_stream(stream, scan, changed, growing=lambda: follow)
     except OSError as error:
-        raise LogUnreadable(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error
+        raise BadInput(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error
 
 
 def _require_plain(path: Path, stream: BinaryIO) -> None:
@@ -58,14 +58,14 @@ def _require_plain(path: Path, stream: BinaryIO) -> None:
     for magic, program in COMPRESSED.items():
         if start.startswith(magic):
             name, file = ("standard input", "FILE") if str(path) == "-" else (path, shlex.quote(str(path)))
-            raise LogUnreadable(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
+            raise BadInput(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
 
 
 def read_container(name: str, scan: LogScan, changed: Changed, *, follow: bool = False) -> None:
     """Match the log of a Docker container.
 
     Raises:
-        LogUnreadable: there is no such container, or Docker cannot be used.
+        BadInput: there is no such container, or Docker cannot be used.
     """
     read_program(["docker", "logs", *(["--follow"] if follow else []), name], scan, changed)
 
@@ -74,11 +74,11 @@ def read_kernel(scan: LogScan, changed: Changed, *, follow: bool = False) -> Non
     """Match the kernel's log since boot, from journalctl or dmesg.
 
     Raises:
-        LogUnreadable: neither program can read it.
+        BadInput: neither program can read it.
     """
     try:
         read_program(["journalctl", "-k", "-b", "--no-pager", "-o", "short-iso", *(["-f"] if follow else [])], scan, changed)
-    except LogUnreadable:
+    except BadInput:
         read_program(["dmesg", *(["--follow"] if follow else [])], scan, changed)
 
 
@@ -100,17 +100,17 @@ def read_program(argv: Sequence[str], scan: LogScan, changed: Changed) -> None:
     """Match what a program prints, which may be more than memory holds, through a temporary file.
 
     Raises:
-        LogUnreadable: the program cannot be run, or fails.
+        BadInput: the program cannot be run, or fails.
     """
     with tempfile.TemporaryDirectory(prefix="sm120kit-log-") as directory:
         output = Path(directory, "output")
         try:
             with process.background(argv, output) as child, output.open("rb") as stream:
                 read_stream(stream, scan, changed, growing=lambda: child.poll() is None)
-        except ToolchainMissing as error:
-            raise LogUnreadable(f"{' '.join(argv)}: program not found", "give a log file instead") from error
+        except RequirementMissing as error:
+            raise BadInput(f"{' '.join(argv)}: program not found", "give a log file instead") from error
         except OSError as error:
-            raise LogUnreadable(f"{' '.join(argv)}: {error.strerror}", "give a log file instead") from error
+            raise BadInput(f"{' '.join(argv)}: {error.strerror}", "give a log file instead") from error
         if child.returncode != 0:
             tail = output.read_bytes()[-400:].decode(errors="replace").strip()
-            raise LogUnreadable(f"{' '.join(argv)} failed: {tail or 'no output'}", "check the name and your permissions")
+            raise BadInput(f"{' '.join(argv)} failed: {tail or 'no output'}", "check the name and your permissions")

@@ -57,8 +57,8 @@ def write(
     ``packages`` are those of the base, ``wheels`` what the wheels state by the names of their files.
 
     Raises:
-        ToolchainMissing: the SBOM library is not installed.
-        NotEnoughDisk, StateUnwritable: the files cannot be written.
+        RequirementMissing: the SBOM library is not installed.
+        ResourceUnavailable, SystemRefused: the files cannot be written.
     """
     name = entry.digest.replace(":", "-")
     bill = sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
@@ -79,7 +79,7 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
 
     Raises:
         NotAttested: the statement is missing, unsigned, signed by another key or identity, changed, or about another image.
-        BadKey: ``trusted`` is neither a key nor an identity.
+        BadInput: ``trusted`` is neither a key nor an identity.
         FetchFailed: the keys of Sigstore's public services cannot be fetched.
     """
     name = f"{entry.repository}@{entry.digest}"
@@ -113,7 +113,7 @@ def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
 
     Raises:
         NotAttested: it is not signed by that key or identity, or was changed.
-        BadKey, FetchFailed, ToolchainMissing: see :func:`verify`.
+        BadInput, FetchFailed, RequirementMissing: see :func:`verify`.
     """
     who = identity.read(trusted)
     return identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
@@ -123,7 +123,7 @@ def publisher_digest(trusted: Path) -> str:
     """Digest of the key or identity in the file ``trusted``, independent of the file's formatting.
 
     Raises:
-        BadKey: the file is neither a public key nor an identity.
+        BadInput: the file is neither a public key nor an identity.
     """
     who = identity.read(trusted)
     return digest_of([who.name, who.issuer]) if who else signature.fingerprint(trusted)

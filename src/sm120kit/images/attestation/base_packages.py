@@ -6,7 +6,7 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import NotTrusted
 from sm120kit.core.state import Workspace
 from sm120kit.images.attestation.origins import UNKNOWN, Origin, Read, of_debian_package
 from sm120kit.images.records import Image, ImageStore
@@ -57,7 +57,7 @@ def reader(image: Image, store: ImageStore, workspace: Workspace) -> Read:
     """Reads texts of an image. A link is not followed: what it leads to may be outside."""
 
     def read(path: str) -> str:
-        with workspace.scratch() as directory, suppress(UnsafeArchive):
+        with workspace.scratch() as directory, suppress(NotTrusted):
             if store.fetch(image.id, path, directory):
                 return (directory / path.rpartition("/")[2]).read_text(errors="replace")
         return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm120kit.core.errors import BadKey, FetchFailed, NotAttested, NotSigned, ToolchainMissing
+from sm120kit.core.errors import BadInput, FetchFailed, NotAttested, RequirementMissing
 from sm120kit.core.outside import read_input_text, read_toml
 from sm120kit.images.attestation.signature import PAYLOAD_TYPE
 
@@ -37,7 +37,7 @@ def read(path: Path) -> Identity | None:
     Returns None if the file is missing or not TOML, such as a key in PEM.
 
     Raises:
-        BadKey: it is TOML with other content.
+        BadInput: it is TOML with other content.
     """
     try:
         content = read_toml(path)
@@ -45,7 +45,7 @@ def read(path: Path) -> Identity | None:
         return None
     texts = all(isinstance(value, str) and value for value in content.values())
     if not texts or not {"identity", "issuer"} <= {*content} <= {"identity", "issuer", "config"}:
-        raise BadKey(
+        raise BadInput(
             f"{path} is not an identity: its keys are {', '.join(map(repr, content)) or 'missing'}",
             "required are the strings identity and issuer, and optionally config, the path of a file beside it",
         )
@@ -57,10 +57,10 @@ def signer(config: Path | None) -> Callable[[bytes], bytes]:
     """A function that puts a statement into a bundle signed by the identity of the environment, such as that of a CI job.
 
     Raises:
-        NotSigned: the environment provides no identity.
-        BadKey: ``config`` is not a trust configuration.
+        RequirementMissing: the environment provides no identity.
+        BadInput: ``config`` is not a trust configuration.
         FetchFailed: the trust configuration of the public services cannot be fetched.
-        ToolchainMissing: ``sigstore`` is not installed.
+        RequirementMissing: ``sigstore`` is not installed.
     """
     services = _trust_config(config)
     from sigstore.oidc import IdentityError, IdentityToken, detect_credential
@@ -68,13 +68,15 @@ def signer(config: Path | None) -> Callable[[bytes], bytes]:
     try:
         credential = detect_credential()
         if credential is None:
-            raise NotSigned(
+            raise RequirementMissing(
                 "the environment provides no identity", "give the CI job the permission id-token: write, or sign with --key"
             )
         token = IdentityToken(credential)
     except IdentityError as error:
         message = str(error).partition(" (")[0]  # the rest may contain the response, and with it the token
-        raise NotSigned(f"the identity of the environment cannot be used: {message}", "--key signs without one") from None
+        raise RequirementMissing(
+            f"the identity of the environment cannot be used: {message}", "--key signs without one"
+        ) from None
 
     def sign(payload: bytes) -> bytes:
         from sigstore.dsse import Statement
@@ -85,7 +87,7 @@ def signer(config: Path | None) -> Callable[[bytes], bytes]:
                 return sigstore_signer.sign_dsse(Statement(payload)).to_json().encode()
         except Exception as error:  # the exceptions of its clients have no common public class
             message = str(error) or type(error).__name__
-            raise NotSigned(
+            raise RequirementMissing(
                 f"Sigstore did not sign: {message}", "run the same command again, or sign with --key, which needs no service"
             ) from error
 
@@ -97,7 +99,7 @@ def verified_payload(bundle: bytes, trusted: Identity, name: str) -> bytes:
 
     Raises:
         NotAttested: it is not signed by that identity, or ``bundle`` is not a Sigstore bundle.
-        BadKey, FetchFailed, ToolchainMissing: as for :func:`signer`.
+        BadInput, FetchFailed, RequirementMissing: as for :func:`signer`.
     """
     config = _trust_config(trusted.config)
     from sigstore.errors import Error
@@ -125,7 +127,7 @@ def _trust_config(config: Path | None) -> ClientTrustConfig:
         from sigstore.errors import Error
         from sigstore.models import ClientTrustConfig
     except ModuleNotFoundError as error:
-        raise ToolchainMissing("sigstore is not installed", "pip install 'sm120kit[keyless]'") from error
+        raise RequirementMissing("sigstore is not installed", "pip install 'sm120kit[keyless]'") from error
     if config is None:
         try:
             return ClientTrustConfig.production()
@@ -137,6 +139,6 @@ def _trust_config(config: Path | None) -> ClientTrustConfig:
     try:
         return ClientTrustConfig.from_json(read_input_text(config))
     except (Error, OSError, ValueError) as error:
-        raise BadKey(
+        raise BadInput(
             f"{config} is not a trust configuration of Sigstore: {error}", "the operator of the services provides it"
         ) from error

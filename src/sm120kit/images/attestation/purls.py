@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm120kit.core.errors import ToolchainMissing
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.records import BuiltWheel
 from sm120kit.sources.records import LockedWheel
@@ -17,12 +17,12 @@ def purl(kind: str, name: str, version: str, namespace: str | None = None, /, **
     """A package URL.
 
     Raises:
-        ToolchainMissing: the SBOM library, which requires packageurl, is not installed.
+        RequirementMissing: the SBOM library, which requires packageurl, is not installed.
     """
     try:
         from packageurl import PackageURL
     except ModuleNotFoundError as error:
-        raise ToolchainMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
+        raise RequirementMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
     return PackageURL(type=kind, namespace=namespace, name=name, version=version, qualifiers=qualifiers or None)
 
 

@@ -40,7 +40,7 @@ def document(
     has the licences and the supplier that it states; ``wheels`` are those of wheels, by the names of their files.
 
     Raises:
-        ToolchainMissing: the SBOM library is not installed.
+        RequirementMissing: the SBOM library is not installed.
     """
     purl = purls.image_purl(context.reference.partition(":")[0].rpartition("/")[2], digest)
     from cyclonedx.model.bom import Bom, BomMetaData

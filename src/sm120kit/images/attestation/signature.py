@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import BadKey, NotAttested, ToolchainMissing
+from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.state import record_json
 
@@ -24,8 +24,8 @@ def signer(path: Path) -> Callable[[bytes], bytes]:
     """A function that puts a statement into an envelope signed with the private key in ``path``, PEM without a passphrase.
 
     Raises:
-        BadKey: the file is not such a key.
-        ToolchainMissing: ``cryptography`` is not installed.
+        BadInput: the file is not such a key.
+        RequirementMissing: ``cryptography`` is not installed.
     """
     key = _load(path, private=True)
 
@@ -43,8 +43,8 @@ def verified_payload(envelope: bytes, trusted: Path, name: str) -> bytes:
 
     Raises:
         NotAttested: no signature is by that key, or ``envelope`` is not a DSSE envelope.
-        BadKey: ``trusted`` is not a public key.
-        ToolchainMissing: ``cryptography`` is not installed.
+        BadInput: ``trusted`` is not a public key.
+        RequirementMissing: ``cryptography`` is not installed.
     """
     key = _load(trusted, private=False)
     try:
@@ -72,8 +72,8 @@ def fingerprint(trusted: Path) -> str:
     """sha256 of the public key in ``trusted``, independent of the file's formatting.
 
     Raises:
-        BadKey: ``trusted`` is not a public key.
-        ToolchainMissing: ``cryptography`` is not installed.
+        BadInput: ``trusted`` is not a public key.
+        RequirementMissing: ``cryptography`` is not installed.
     """
     key = _load(trusted, private=False)
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -88,20 +88,20 @@ def _load(path: Path, *, private: bool) -> Any:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     except ModuleNotFoundError as error:
-        raise ToolchainMissing("cryptography is not installed", "pip install 'sm120kit[docker]'") from error
+        raise RequirementMissing("cryptography is not installed", "pip install 'sm120kit[docker]'") from error
     kind = "private" if private else "public"
     try:
         content = read_input(path)
         key = serialization.load_pem_private_key(content, None) if private else serialization.load_pem_public_key(content)
     except OSError as error:
-        raise BadKey(f"cannot read the {kind} key {path}: {error.strerror}", f"to create a key: {_CREATE}") from error
+        raise BadInput(f"cannot read the {kind} key {path}: {error.strerror}", f"to create a key: {_CREATE}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadKey(
+        raise BadInput(
             f"{path} is not a {kind} key in PEM without a passphrase: {error}", f"to create a key: {_CREATE}"
         ) from error
     curve = getattr(key, "curve", None)
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey) and not isinstance(curve, ec.SECP256R1):
-        raise BadKey(f"{path} is neither an ed25519 nor an ECDSA P-256 key", f"to create a key: {_CREATE}")
+        raise BadInput(f"{path} is neither an ed25519 nor an ECDSA P-256 key", f"to create a key: {_CREATE}")
     return key
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from sm120kit import engines
 from sm120kit.core import reporting
-from sm120kit.core.errors import BadArtifact, BadRecord, NotAttested, NotVerified, UnknownName
+from sm120kit.core.errors import BadInput, BadRecord, NotAttested, NotFound, NotVerified
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import Workspace, digest_of, file_sha256, read_record, write_record
 from sm120kit.images import b12x
@@ -120,12 +120,12 @@ def suites(kind: str) -> tuple[str, ...]:
     """Names of the suites that an image of a kind must pass, parents first.
 
     Raises:
-        UnknownName: no such kind of image.
+        NotFound: no such kind of image.
     """
     chain = COMMON[:2] if kind == FLASHINFER_KEY else (*COMMON, kind)
     for name in chain:
         if not (_suite(name) / "checks.py").is_file():
-            raise UnknownName(f"there are no checks for images of kind {name!r}", f"in {_suite(name)}")
+            raise NotFound(f"there are no checks for images of kind {name!r}", f"in {_suite(name)}")
     return chain
 
 
@@ -175,7 +175,7 @@ def require_verified(reference: str, store: ImageStore, workspace: Workspace) ->
     """The record of a local image that passed the current checks.
 
     Raises:
-        NoSuchImage: the store has no such image.
+        NotFound: the store has no such image.
         NotVerified: it was never verified, or the image or its checks changed since.
     """
     image = store.find(reference)
@@ -378,7 +378,7 @@ def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check,
     for path, entry in sorted(entries.items()):
         try:
             kernels = [kernel for cubin in read(entry) for kernel in cubin.kernels]
-        except BadArtifact as error:
+        except BadInput as error:
             problems.append(f"{path}: {error.message}")
             continue
         count += len(kernels)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
-from sm120kit.core.errors import BadArtifact, HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive
+from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.state import disk_errors, file_sha256
 from sm120kit.images.distribution.compression import CompressedLayers, decompressed, is_recorded, note_pulled
@@ -106,7 +106,7 @@ class RegistryClient:
         """The digest of the manifest with a tag or digest; None if the registry does not have it.
 
         Raises:
-            HashMismatch: it returns another digest than the requested one.
+            NotTrusted: it returns another digest than the requested one.
             RegistryFailed: it does not respond, or refuses.
         """
         reply = self._manifest_reply("HEAD", reference)
@@ -116,15 +116,15 @@ class RegistryClient:
         if not digest:
             return self._document(reference).digest
         if reference.startswith("sha256:") and digest != reference:
-            raise HashMismatch(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
+            raise NotTrusted(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
         return digest
 
     def image(self, reference: str, platform: str) -> RemoteImage:
         """The image with a tag or digest, in an index that for ``platform`` (``os/machine``).
 
         Raises:
-            NoSuchImage: the registry does not have it, or not for that platform.
-            HashMismatch: it delivers other content.
+            NotFound: the registry does not have it, or not for that platform.
+            NotTrusted: it delivers other content.
             RegistryFailed: it does not respond or refuses, or it is not the image of a container.
         """
         shown = f"{self.repository}@{reference}" if reference.startswith("sha256:") else f"{self.repository}:{reference}"
@@ -135,29 +135,29 @@ class RegistryClient:
                     entry for entry in manifest.document["manifests"] if _platform(entry.get("platform") or {}) == platform
                 ]
                 if not listed:
-                    raise NoSuchImage(f"{shown} has no image for {platform}", "is it the right image?")
+                    raise NotFound(f"{shown} has no image for {platform}", "is it the right image?")
                 manifest = self._document(Descriptor.from_json(listed[0]).digest)
             if manifest.media_type not in _MANIFESTS:
-                raise BadArtifact(f"its media type is {manifest.media_type[:100]!r}")
+                raise BadInput(f"its media type is {manifest.media_type[:100]!r}")
             layers = tuple(map(Descriptor.from_json, manifest.document["layers"]))
             described = Descriptor.from_json(manifest.document["config"])
             if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
-                raise BadArtifact(f"it has a config of {described.size} bytes and {len(layers)} layers")
+                raise BadInput(f"it has a config of {described.size} bytes and {len(layers)} layers")
             config = b"".join(Blobs(self._session, self._name).download(described))
             image = RemoteImage(manifest.digest, layers, config)
             document = parse_json(config)
             actual = _platform(document)
             if len(image.diff_ids) != len(layers) or not isinstance(document.get("config") or {}, dict):
-                raise BadArtifact(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
+                raise BadInput(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
             for diff_id in image.diff_ids:
                 Descriptor.from_json({"mediaType": LAYER, "digest": diff_id, "size": 0})
-        except (KeyError, TypeError, ValueError, AttributeError, BadArtifact) as error:
-            problem = error.message if isinstance(error, BadArtifact) else f"{type(error).__name__}: {error}"
+        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
+            problem = error.message if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
             raise RegistryFailed(
                 f"{shown} is not an image that containers start from: {problem[:300]}", "name an image"
             ) from error
         if actual != platform:
-            raise NoSuchImage(f"{shown} is an image for {actual}, not for {platform}", "is it the right image?")
+            raise NotFound(f"{shown} is an image for {actual}, not for {platform}", "is it the right image?")
         return image
 
     def push(self, layout: Layout, manifest: str, tag: str, compression: Compression = Compression.GZIP) -> str:
@@ -166,8 +166,8 @@ class RegistryClient:
         Layers that the registry has are not sent; those of its other repositories are mounted from there.
 
         Raises:
-            ArtifactChanged: a blob of the layout differs from its digest. Nothing was uploaded.
-            HashMismatch: the registry stored other content.
+            Mismatch: a blob of the layout differs from its digest. Nothing was uploaded.
+            NotTrusted: the registry stored other content.
             RegistryFailed: it does not respond, or refuses.
         """
         with reporting.step("verifying the layers of the image"):
@@ -202,11 +202,11 @@ class RegistryClient:
         Layers that the layout has are not fetched; their contents are verified.
 
         Raises:
-            NoSuchImage: the registry does not have a layer.
-            HashMismatch: it delivers other content than manifest and config list.
-            UnsafeArchive: the layers unpack to more than :func:`max_unpacked_bytes` allows.
+            NotFound: the registry does not have a layer.
+            NotTrusted: it delivers other content than manifest and config list.
+            NotTrusted: the layers unpack to more than :func:`max_unpacked_bytes` allows.
             RegistryFailed: it does not respond, or refuses.
-            NotEnoughDisk, StateUnwritable: the layout cannot be written.
+            ResourceUnavailable, SystemRefused: the layout cannot be written.
         """
         blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
         missing = [diff_id for diff_id in blobs_of if not _has(layout, diff_id)]
@@ -230,7 +230,7 @@ class RegistryClient:
         Layers that were pushed from this layout are not fetched again.
 
         Raises:
-            HashMismatch, NoSuchImage, RegistryFailed, UnsafeArchive: as for :meth:`pull`.
+            NotTrusted, NotFound, RegistryFailed: as for :meth:`pull`.
         """
         blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
         unknown = [diff_id for diff_id, blob in blobs_of.items() if not is_recorded(layout, diff_id, blob)]
@@ -244,7 +244,7 @@ class RegistryClient:
         """The artifact with a tag; None if the registry does not have it.
 
         Raises:
-            BadArtifact: the tag is not that of an artifact.
+            BadInput: the tag is not that of an artifact.
             RegistryFailed: the registry does not respond, or refuses.
         """
         if self._manifest_reply("HEAD", tag) is None:
@@ -254,18 +254,18 @@ class RegistryClient:
         try:
             files = tuple(map(Descriptor.from_json, manifest.document["layers"]))
             artifact_type = str(manifest.document["artifactType"])
-        except (KeyError, TypeError, ValueError, AttributeError, BadArtifact) as error:
-            raise BadArtifact(f"{problem}: {type(error).__name__}: {str(error)[:200]}", _HINT) from error
+        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
+            raise BadInput(f"{problem}: {type(error).__name__}: {str(error)[:200]}", _HINT) from error
         if len(files) > MAX_LAYERS:
-            raise BadArtifact(f"{problem}: it has {len(files)} files", _HINT)
+            raise BadInput(f"{problem}: it has {len(files)} files", _HINT)
         return RemoteArtifact(manifest.digest, artifact_type, files)
 
     def fetch_files(self, files: Sequence[tuple[Descriptor, Path]]) -> None:
         """Write files of an artifact to paths that do not exist; their contents are verified.
 
         Raises:
-            NoSuchImage, HashMismatch, RegistryFailed: see :meth:`pull`.
-            NotEnoughDisk, StateUnwritable: a file cannot be written.
+            NotFound, NotTrusted, RegistryFailed: see :meth:`pull`.
+            ResourceUnavailable, SystemRefused: a file cannot be written.
         """
         total = sum(blob.size for blob, _ in files)
         with reporting.task(f"fetching from {self.repository}", total, transfer=True) as advance:
@@ -276,13 +276,13 @@ class RegistryClient:
         """Require that the repository has files of an artifact; their contents are not read.
 
         Raises:
-            NoSuchImage: it lacks one.
+            NotFound: it lacks one.
             RegistryFailed: it does not respond, or refuses.
         """
         blobs = self._blobs()
         for blob in files:
             if not blobs.exists(blob.digest):
-                raise NoSuchImage(f"{self.repository} does not have {blob.digest}", _HINT)
+                raise NotFound(f"{self.repository} does not have {blob.digest}", _HINT)
 
     def push_artifact(self, artifact_type: str, files: Sequence[tuple[Descriptor, Path]], tag: str) -> str:
         """Push files as an artifact and return the digest of its manifest. The tag is written last, and moves if it exists.
@@ -290,8 +290,8 @@ class RegistryClient:
         https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidelines-for-artifact-usage
 
         Raises:
-            ArtifactChanged: a file does not have its size.
-            HashMismatch: the registry stored other content.
+            Mismatch: a file does not have its size.
+            NotTrusted: the registry stored other content.
             RegistryFailed: it does not respond, or refuses.
         """
         with tempfile.NamedTemporaryFile() as empty:
@@ -361,7 +361,7 @@ class RegistryClient:
         reply = self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
         stored = reply.headers.get("docker-content-digest", digest)
         if digest not in (stored, self.in_registry(tag)):
-            raise HashMismatch(f"{activity}: the registry stored {stored[:100]}, not {digest}", "contact its operator")
+            raise NotTrusted(f"{activity}: the registry stored {stored[:100]}, not {digest}", "contact its operator")
         self._document(digest)
         return digest
 
@@ -369,16 +369,16 @@ class RegistryClient:
         """A manifest or index, verified by its digest if that is the reference.
 
         Raises:
-            NoSuchImage: the registry does not have it.
-            HashMismatch: it delivers another.
+            NotFound: the registry does not have it.
+            NotTrusted: it delivers another.
             RegistryFailed: it delivers no JSON object.
         """
         reply = self._manifest_reply("GET", reference)
         if reply is None:
-            raise NoSuchImage(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
+            raise NotFound(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
         digest = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
-            raise HashMismatch(f"{self.repository}@{reference}: the registry delivers {digest}", _HINT)
+            raise NotTrusted(f"{self.repository}@{reference}: the registry delivers {digest}", _HINT)
         try:
             document = parse_json(reply.body)
             if not isinstance(document, dict):
@@ -438,12 +438,12 @@ class _Budget:
         """Count unpacked bytes.
 
         Raises:
-            UnsafeArchive: the limit is exceeded.
+            NotTrusted: the limit is exceeded.
         """
         with self._lock:
             self._left -= count
             if self._left < 0:
-                raise UnsafeArchive(
+                raise NotTrusted(
                     f"the layers of {self._shown} unpack to more than {self._limit / 2**30:.1f} GiB, the limit for their size",
                     "nothing of the image is kept; report it to its publisher",
                 )
@@ -488,4 +488,4 @@ def _has(layout: Layout, diff_id: str) -> bool:
 
 def _require_diff_id(digest: str, diff_id: str, blob: Descriptor) -> None:
     if digest != diff_id:
-        raise HashMismatch(f"layer {blob.digest} unpacks to {digest}, its config lists {diff_id}", _HINT)
+        raise NotTrusted(f"layer {blob.digest} unpacks to {digest}, its config lists {diff_id}", _HINT)

@@ -19,7 +19,7 @@ from typing import Any
 import zstandard
 
 from sm120kit.core.archives import ChunkReader
-from sm120kit.core.errors import ArtifactChanged, HashMismatch, RegistryFailed
+from sm120kit.core.errors import Mismatch, NotTrusted, RegistryFailed
 from sm120kit.core.state import disk_errors, file_sha256, owned_directory, read_record, write_record
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 from sm120kit.images.records import Compression
@@ -72,13 +72,13 @@ class CompressedLayers:
         """Compress a layer, unless its file exists. ``advance`` is called with numbers of bytes of the uncompressed layer.
 
         Raises:
-            ArtifactChanged: the file differs from its record.
-            NotEnoughDisk, StateUnwritable: it cannot be stored.
+            Mismatch: the file differs from its record.
+            ResourceUnavailable, SystemRefused: it cannot be stored.
         """
         known, path = self.recorded(diff_id), self.path(diff_id)
         if known and path.is_file():
             if f"sha256:{file_sha256(path)}" != known.blob.digest:
-                raise ArtifactChanged(f"{path} differs from its record", f"rm {path}; it is compressed again")
+                raise Mismatch(f"{path} differs from its record", f"rm {path}; it is compressed again")
             return known
         with disk_errors(self._directory):
             self._directory.mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ def decompressed(blob: Descriptor, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
     Raises:
         RegistryFailed: the media type is not that of a layer.
-        HashMismatch: the chunks are damaged.
+        NotTrusted: the chunks are damaged.
     """
     if blob.media_type not in _FORMATS:
         raise RegistryFailed(
@@ -168,4 +168,4 @@ def decompressed(blob: Descriptor, chunks: Iterator[bytes]) -> Iterator[bytes]:
             while piece := stream.read(_CHUNK):
                 yield piece
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise HashMismatch(f"layer {blob.digest} is damaged: {error}", "the registry's copy was damaged or changed") from error
+        raise NotTrusted(f"layer {blob.digest} is damaged: {error}", "the registry's copy was damaged or changed") from error

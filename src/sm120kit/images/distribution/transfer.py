@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from sm120kit.core.errors import ArtifactChanged, HashMismatch, NoSuchImage, RegistryFailed
+from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RegistryFailed
 from sm120kit.images.distribution.session import Reply, Request, Session, TransferFailed
 from sm120kit.images.oci import Descriptor
 
@@ -48,13 +48,13 @@ class Blobs:
         """Upload a blob from a file: in chunks, or if the registry refuses chunks, by one request.
 
         Raises:
-            ArtifactChanged: the file is not the blob.
-            HashMismatch: the registry stored another blob.
+            Mismatch: the file is not the blob.
+            NotTrusted: the registry stored another blob.
             RegistryFailed: it does not respond, or refuses.
         """
         activity = f"uploading {blob.digest} to {self.session.registry}/{self.repository}"
         if path.stat().st_size != blob.size:
-            raise ArtifactChanged(f"{path} does not have {blob.size} bytes", "build the image again")
+            raise Mismatch(f"{path} does not have {blob.size} bytes", "build the image again")
         if blob.size <= CHUNK_BYTES or not self._upload_in_chunks(blob, path, activity):
             self._upload_at_once(blob, path, activity)
 
@@ -149,7 +149,7 @@ class Blobs:
                 self.advance(-part.sent)
                 raise
             if reply.status == 400:
-                raise HashMismatch(
+                raise NotTrusted(
                     f"{activity}: the registry received other bytes than were sent", "the same command uploads it again"
                 )
             _require_stored(reply, blob, activity)
@@ -160,8 +160,8 @@ class Blobs:
         """The content of a blob. Its end is reached only if size and digest are right.
 
         Raises:
-            NoSuchImage: the repository does not have it.
-            HashMismatch: the registry delivers other content.
+            NotFound: the repository does not have it.
+            NotTrusted: the registry delivers other content.
             RegistryFailed: it does not respond, or refuses.
         """
         activity = f"fetching {blob.digest} of {self.session.registry}/{self.repository}"
@@ -173,7 +173,7 @@ class Blobs:
                 headers = {"Range": f"bytes={offset}-"} if offset else {}
                 with self.session.stream(Request("GET", url, scope, headers), activity, (404,)) as response:
                     if response.status_code == 404:
-                        raise NoSuchImage(
+                        raise NotFound(
                             f"{activity}: the registry does not have it",
                             "was the image published, and is it the right registry?",
                         )
@@ -220,14 +220,14 @@ class _Part:
                     raise CancelledError
                 piece = file.read(min(_READ_BYTES, self._end - self._start - self.sent))
                 if not piece:
-                    raise ArtifactChanged(f"{self._path} was truncated", "build the image again")
+                    raise Mismatch(f"{self._path} was truncated", "build the image again")
                 yield piece
                 self.sent += len(piece)
                 self._blobs.advance(len(piece))
 
 
-def _other(activity: str, problem: str) -> HashMismatch:
-    return HashMismatch(f"{activity}: the registry's copy {problem}", "it was damaged or changed; nothing of it is kept")
+def _other(activity: str, problem: str) -> NotTrusted:
+    return NotTrusted(f"{activity}: the registry's copy {problem}", "it was damaged or changed; nothing of it is kept")
 
 
 def _location(reply: Reply, activity: str, default: str = "") -> str:
@@ -251,9 +251,9 @@ def _require_stored(reply: Reply, blob: Descriptor, activity: str) -> None:
     """Require that the registry confirms the digest of a blob or manifest, if it returns one.
 
     Raises:
-        HashMismatch: it returns another.
+        NotTrusted: it returns another.
     """
     stored = reply.headers.get("docker-content-digest", blob.digest)
     if stored != blob.digest:
         shown = stored if _SHA256.fullmatch(stored) else repr(stored[:100])
-        raise HashMismatch(f"{activity}: the registry stored {shown}", "contact the operator of the registry")
+        raise NotTrusted(f"{activity}: the registry stored {shown}", "contact the operator of the registry")

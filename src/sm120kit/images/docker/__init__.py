@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.archives import ChunkReader
-from sm120kit.core.errors import DaemonUnreachable, NoSuchImage, ToolchainMissing
+from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
@@ -30,12 +30,12 @@ class Daemon:
 
         Raises:
             DaemonUnreachable: the daemon does not respond, or the context does not exist or is damaged.
-            ToolchainMissing: the Docker SDK is not installed.
+            RequirementMissing: the Docker SDK is not installed.
         """
         try:
             import docker
         except ModuleNotFoundError as error:
-            raise ToolchainMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
+            raise RequirementMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
         _require_context()
         with daemon_call("connecting"):
             self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)  # queries the daemon's version
@@ -80,7 +80,7 @@ class Daemon:
         """The settings with which a container of an image starts, by their names in Docker's API.
 
         Raises:
-            NoSuchImage: the daemon does not have it.
+            NotFound: the daemon does not have it.
         """
         with daemon_call(f"inspecting {reference}"):
             return start_settings(self._client.api.inspect_image(reference)["Config"])
@@ -89,11 +89,11 @@ class Daemon:
         """Look up an image that must exist.
 
         Raises:
-            NoSuchImage: the daemon does not have it.
+            NotFound: the daemon does not have it.
         """
         image = self.inspect(reference)
         if image is None:
-            raise NoSuchImage(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+            raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
         return image
 
     def history(self, reference: str) -> tuple[str, ...]:
@@ -109,8 +109,8 @@ class Daemon:
         image store. BuildKit cannot use a base by the id of a local image; such builds always use the classic builder.
 
         Raises:
-            ImageBuildFailed: a step failed.
-            DaemonUnreachable, NotEnoughDisk: see :func:`sm120kit.images.docker.calls.daemon_call`.
+            CommandFailed: a step failed.
+            DaemonUnreachable, ResourceUnavailable: see :func:`sm120kit.images.docker.calls.daemon_call`.
         """
         return builders.build(self._client, context, network, report)
 
@@ -131,7 +131,7 @@ class Daemon:
         """Unpack a file or directory of an image below ``into``; false if the image does not have it.
 
         Raises:
-            UnsafeArchive: see :func:`sm120kit.images.docker.unpacking.unpack`.
+            NotTrusted: see :func:`sm120kit.images.docker.unpacking.unpack`.
         """
         from docker.errors import NotFound
 
@@ -182,7 +182,7 @@ class Daemon:
         """Load an archive of an image without a tag, and return the id that the daemon reports; "" if it reports none.
 
         Raises:
-            NotEnoughDisk: the file system of its images is full.
+            ResourceUnavailable: the file system of its images is full.
             DaemonUnreachable: it does not respond, or rejects the archive.
         """
         loaded = ""
@@ -266,8 +266,8 @@ class Daemon:
         """Pull ``repository@digest``.
 
         Raises:
-            NoSuchImage: the registry does not have it.
-            HashMismatch: it delivers other content.
+            NotFound: the registry does not have it.
+            NotTrusted: it delivers other content.
             RegistryFailed: it does not respond, or refuses the request.
         """
 

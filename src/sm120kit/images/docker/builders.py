@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process
-from sm120kit.core.errors import CommandFailed, DaemonUnreachable, ImageBuildFailed
+from sm120kit.core.errors import CommandFailed, DaemonUnreachable
 from sm120kit.images.docker.calls import daemon_call, require_disk_space
 from sm120kit.images.records import ImageContext
 
@@ -48,7 +48,7 @@ def _classic(client: Any, context: ImageContext, network: str, report: Callable[
                     report(line)
             if "error" in event:
                 require_disk_space(event["error"])
-                raise ImageBuildFailed("\n".join([*output[-8:], str(event["error"])]), _RESUME)
+                raise CommandFailed("\n".join([*output[-8:], str(event["error"])]), _RESUME)
             image = event.get("aux", {}).get("ID", image)
     if not image:
         raise DaemonUnreachable(
@@ -92,7 +92,7 @@ def _with_buildkit(program: list[str], client: Any, context: ImageContext, netwo
             require_disk_space(failed.message)
             with daemon_call("building"):
                 client.ping()
-            raise ImageBuildFailed(failed.message, _RESUME) from failed
+            raise CommandFailed(failed.message, _RESUME) from failed
         return id_file.read_text().strip()
 
 

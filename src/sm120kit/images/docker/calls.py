@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sm120kit.core import reporting
-from sm120kit.core.errors import DaemonUnreachable, HashMismatch, NoSuchImage, NotEnoughDisk, RegistryFailed
+from sm120kit.core.errors import DaemonUnreachable, NotFound, NotTrusted, RegistryFailed, ResourceUnavailable
 from sm120kit.core.retry import ATTEMPTS, pause
 
 T = TypeVar("T")
@@ -37,10 +37,10 @@ def registry_call(activity: str, request: Callable[[], T]) -> T:
     """Run ``request``, which contacts a registry through the daemon. Transient failures are retried.
 
     Raises:
-        NoSuchImage: the registry does not have the image.
-        HashMismatch: it delivers damaged content.
+        NotFound: the registry does not have the image.
+        NotTrusted: it delivers damaged content.
         RegistryFailed: it does not respond, or refuses the request.
-        NotEnoughDisk, DaemonUnreachable: as for :func:`daemon_call`.
+        ResourceUnavailable, DaemonUnreachable: as for :func:`daemon_call`.
     """
     from docker.errors import APIError, NotFound
 
@@ -52,11 +52,11 @@ def registry_call(activity: str, request: Callable[[], T]) -> T:
                 message = str(error.explanation if isinstance(error, APIError) and error.explanation else error)
                 require_disk_space(message)
                 if isinstance(error, NotFound) or "manifest unknown" in message or "not found" in message:
-                    raise NoSuchImage(
+                    raise NotFound(
                         f"{activity}: {message}", "is it the right registry, and was the image published?"
                     ) from error
                 if "filesystem layer verification failed" in message or "unexpected EOF" in message or "mismatch" in message:
-                    raise HashMismatch(f"{activity}: {message}", "the registry's copy was damaged or changed") from error
+                    raise NotTrusted(f"{activity}: {message}", "the registry's copy was damaged or changed") from error
                 if attempt == ATTEMPTS or not any(sign in message.lower() for sign in _TRANSIENT):
                     raise RegistryFailed(f"{activity}: {message}", "the same command resumes where it stopped") from error
                 pause(attempt)
@@ -68,8 +68,8 @@ def daemon_call(activity: str) -> Iterator[None]:
     """Translate exceptions of the Docker SDK while the block runs. ``activity`` is part of the messages.
 
     Raises:
-        NoSuchImage: the daemon has no such object.
-        NotEnoughDisk: the file system of its images is full.
+        NotFound: the daemon has no such object.
+        ResourceUnavailable: the file system of its images is full.
         DaemonUnreachable: it does not respond, or refuses the request.
     """
     import requests
@@ -83,7 +83,7 @@ def daemon_call(activity: str) -> Iterator[None]:
         message = str(error.explanation or error)
         require_disk_space(message)
         if error.status_code == 404:
-            raise NoSuchImage(f"{activity}: {message}") from error
+            raise NotFound(f"{activity}: {message}") from error
         raise DaemonUnreachable(f"{activity}: the daemon refuses: {message}", "look at the daemon's log") from error
     except (DockerException, requests.RequestException, HTTPError, ConnectionError, json.JSONDecodeError) as error:
         raise DaemonUnreachable(
@@ -103,10 +103,10 @@ def require_disk_space(message: str) -> None:
     """Detect a full disk in an error message of the daemon.
 
     Raises:
-        NotEnoughDisk: the message reports a full disk.
+        ResourceUnavailable: the message reports a full disk.
     """
     if "no space left on device" in message:
-        raise NotEnoughDisk(
+        raise ResourceUnavailable(
             f"the file system of the daemon's images is full: {message}",
             "free some space; the same command resumes where it stopped",
         )

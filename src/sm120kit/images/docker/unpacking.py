@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from sm120kit.core.errors import UnsafeArchive
+from sm120kit.core.errors import NotTrusted
 
 
 def unpack(packed: IO[bytes], into: Path, image: str) -> None:
@@ -17,7 +17,7 @@ def unpack(packed: IO[bytes], into: Path, image: str) -> None:
     times are not restored. ``image`` is named in errors.
 
     Raises:
-        UnsafeArchive: the archive is damaged, a member is neither file nor directory, or its path leads out of ``into``.
+        NotTrusted: the archive is damaged, a member is neither file nor directory, or its path leads out of ``into``.
     """
     hint = "sm120kit builds no such image: build it again, or use another image"
     try:
@@ -25,10 +25,10 @@ def unpack(packed: IO[bytes], into: Path, image: str) -> None:
             for member in archive:
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts or "\0" in member.name:
-                    raise UnsafeArchive(f"{image}: the path of member {member.name!r} leads out of its directory", hint)
+                    raise NotTrusted(f"{image}: the path of member {member.name!r} leads out of its directory", hint)
                 if not member.isdir() and not member.isreg():
                     kind = "link" if member.issym() or member.islnk() else "special file"
-                    raise UnsafeArchive(f"{image}: member {member.name!r} is a {kind}", hint)
+                    raise NotTrusted(f"{image}: member {member.name!r} is a {kind}", hint)
                 target = into / path
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
@@ -39,4 +39,4 @@ def unpack(packed: IO[bytes], into: Path, image: str) -> None:
                 with target.open("wb") as file:
                     shutil.copyfileobj(content, file)
     except (tarfile.TarError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-        raise UnsafeArchive(f"{image}: the archive is damaged: {error}", hint) from error
+        raise NotTrusted(f"{image}: the archive is damaged: {error}", hint) from error

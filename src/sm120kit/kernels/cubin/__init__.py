@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sm120kit.core import archives, process
-from sm120kit.core.errors import BadArtifact, ToolchainMissing
+from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.outside import file_problem
 from sm120kit.kernels.cubin import device, elf, fatbin
 from sm120kit.kernels.cubin.records import Cubin, Kernel
@@ -33,20 +33,20 @@ def read(path: Path) -> tuple[Cubin, ...]:
     wheel member from 1.
 
     Raises:
-        BadArtifact: the file does not exist, is not a wheel, ELF, fatbin or cubin, is damaged, or has no device code.
+        BadInput: the file does not exist, is not a wheel, ELF, fatbin or cubin, is damaged, or has no device code.
     """
     if why := file_problem(path):
-        raise BadArtifact(f"{path} {why}", f"name {_KINDS}")
+        raise BadInput(f"{path} {why}", f"name {_KINDS}")
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
-                raise BadArtifact(f"{path} is empty", f"name {_KINDS}")
+                raise BadInput(f"{path} is empty", f"name {_KINDS}")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise BadArtifact(f"{path} cannot be read: {error.strerror}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     images = tuple(_wheel(path)) if data[:4] == _ZIP else tuple(_cubins(path.name, data))
     if not images:
-        raise BadArtifact(f"{path} has no device code", "was it built for the CPU only, or its device code stripped?")
+        raise BadInput(f"{path} has no device code", "was it built for the CPU only, or its device code stripped?")
     return images
 
 
@@ -66,7 +66,7 @@ def demangle(names: Sequence[str]) -> tuple[str, ...]:
     try:
         # The default recursion limit rejects names above 1,024 characters; CUTLASS's are longer.
         done = process.run(["c++filt", "--no-recurse-limit", "--no-params"], stdin="\n".join(names).encode(), check=False)
-    except ToolchainMissing:
+    except RequirementMissing:
         return tuple(names)
     plain = done.stdout.splitlines()
     return tuple(plain) if done.returncode == 0 and len(plain) == len(names) else tuple(names)
@@ -76,15 +76,15 @@ def _cubins(where: str, data: memoryview) -> Iterator[Cubin]:
     """The images of a file; errors name the file."""
     try:
         yield from _images(where, data)
-    except BadArtifact as error:
-        raise BadArtifact(f"{where}: {error.message}", error.hint or _DAMAGED) from error
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.message}", error.hint or _DAMAGED) from error
 
 
 def _images(where: str, data: memoryview) -> Iterator[Cubin]:
     if data[:4] == fatbin.MAGIC:
         sections = [data]
     elif data[:4] != elf.MAGIC:
-        raise BadArtifact(f"not {_KINDS}: it starts with {bytes(data[:4]).hex(' ')}", f"name {_KINDS}")
+        raise BadInput(f"not {_KINDS}: it starts with {bytes(data[:4]).hex(' ')}", f"name {_KINDS}")
     else:
         host = elf.Elf(data)
         if host.machine == elf.MACHINE_CUDA:
@@ -103,7 +103,7 @@ def _images(where: str, data: memoryview) -> Iterator[Cubin]:
         inner = device.cubin(image.unpacked())
         own = device.arch(inner)
         if own.rstrip("af") != image.arch.rstrip("af"):
-            raise BadArtifact(f"image {number} is listed for {image.arch} but contains code for {own}")
+            raise BadInput(f"image {number} is listed for {image.arch} but contains code for {own}")
         # In every toolkit, the f of a family target is only in the listing, and the a is only in the code.
         yield _cubin(f"{where}#{number}", image.arch if image.arch[-1] in "af" else own, inner)
 
@@ -114,7 +114,7 @@ def _embedded(data: memoryview) -> Iterator[elf.Elf]:
     while (offset := content.find(elf.MAGIC, offset + 1)) > 0:
         try:
             code = elf.Elf(data[offset:])
-        except BadArtifact:  # four bytes of data that begin no ELF
+        except BadInput:  # four bytes of data that begin no ELF
             continue
         if code.machine == elf.MACHINE_CUDA:
             yield elf.Elf(elf.cut(data, offset, code.extent, f"the cubin at byte {offset}"))
@@ -138,4 +138,4 @@ def _members(path: Path) -> Iterator[tuple[str, memoryview]]:
                     yield member.filename, memoryview(archives.read_member(wheel, member))
     # zipfile raises one of these for a damaged archive, depending on the position of the damage.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError) as error:
-        raise BadArtifact(f"{path} is a damaged archive: {error}", _DAMAGED) from error
+        raise BadInput(f"{path} is a damaged archive: {error}", _DAMAGED) from error

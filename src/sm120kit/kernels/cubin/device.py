@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Iterator
 
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.kernels.cubin.elf import MACHINE_CUDA, Elf, cut
 from sm120kit.kernels.cubin.records import Kernel
 
@@ -31,11 +31,11 @@ def cubin(data: memoryview) -> Elf:
     """The ELF of a cubin.
 
     Raises:
-        BadArtifact: the data is not an ELF for CUDA.
+        BadInput: the data is not an ELF for CUDA.
     """
     elf = Elf(data)
     if elf.machine != MACHINE_CUDA:
-        raise BadArtifact(f"a device image is an ELF for machine {elf.machine}; CUDA's is {MACHINE_CUDA}")
+        raise BadInput(f"a device image is an ELF for machine {elf.machine}; CUDA's is {MACHINE_CUDA}")
     return elf
 
 
@@ -51,7 +51,7 @@ def arch(elf: Elf) -> str:
         case 0x33:
             number, accelerated = elf.flags & 0xFF, bool(elf.flags & 0x800)
         case other:
-            raise BadArtifact(f"a cubin of the unknown ABI {other:#x}")
+            raise BadInput(f"a cubin of the unknown ABI {other:#x}")
     accelerated = accelerated or any(key == _ACCELERATOR_TARGET and value[0] for key, value in _attributes(elf, ".nv.compat"))
     if accelerated:
         return f"sm_{number}a"
@@ -78,7 +78,7 @@ def kernels(elf: Elf, arch: str) -> tuple[Kernel, ...]:
         if symbol.kind != _FUNCTION or not symbol.other & _ENTRY or not symbol.section:
             continue
         if (symbol.index, _REGISTER_COUNT) not in attributes or f".text.{symbol.name}" not in elf.sections:
-            raise BadArtifact(f"kernel {symbol.name} has no code or no register count")
+            raise BadInput(f"kernel {symbol.name} has no code or no register count")
         text = elf.bytes_of(f".text.{symbol.name}")
         shared = elf.sections.get(f".nv.shared.{symbol.name}")
         # The minimal stack is the kernel's frame plus the frames of the functions that it calls.

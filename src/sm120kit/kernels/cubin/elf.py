@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 
 MAGIC = b"\x7fELF"
 CLASS_64_LITTLE_ENDIAN = b"\x02\x01"
@@ -19,9 +19,9 @@ NAME_LIMIT_BYTES = 1 << 16
 
 
 def cut(data: memoryview, offset: int, size: int, what: str) -> memoryview:
-    """``size`` bytes of ``data`` from ``offset``; BadArtifact if they exceed it. All readers of this package use it."""
+    """``size`` bytes of ``data`` from ``offset``; BadInput if they exceed it. All readers of this package use it."""
     if offset + size > len(data):
-        raise BadArtifact(f"{what} needs bytes {offset} to {offset + size} of {len(data)}")
+        raise BadInput(f"{what} needs bytes {offset} to {offset + size} of {len(data)}")
     return data[offset : offset + size]
 
 
@@ -55,7 +55,7 @@ class Elf:
     """An ELF file in memory.
 
     Raises:
-        BadArtifact: not a 64-bit little-endian ELF, or an offset lies outside of it.
+        BadInput: not a 64-bit little-endian ELF, or an offset lies outside of it.
     """
 
     _HEADER = struct.Struct("<HHIQQQIHHHHHH")
@@ -66,7 +66,7 @@ class Elf:
         self.data = data
         ident = cut(data, 0, 16, "the ELF header")
         if ident[:4] != MAGIC or ident[4:6] != CLASS_64_LITTLE_ENDIAN:
-            raise BadArtifact("not a 64-bit little-endian ELF")
+            raise BadInput("not a 64-bit little-endian ELF")
         self.os_abi = ident[7]
         fields = unpack(self._HEADER, data, 16, "the ELF header")
         self.type, self.machine, self.flags = fields[0], fields[1], fields[6]
@@ -85,7 +85,7 @@ class Elf:
         table = cut(self.data, self._sections_at, count * self._SECTION.size, "the section table")
         headers = list(self._SECTION.iter_unpack(table))
         if names_in >= len(headers):
-            raise BadArtifact(f"section names are in section {names_in} of {len(headers)}")
+            raise BadInput(f"section names are in section {names_in} of {len(headers)}")
         names = _Names(cut(self.data, headers[names_in][4], headers[names_in][5], "section names"))
         sections: dict[str, Section] = {}
         for name, kind, _, _, offset, size, *_ in headers:
@@ -124,5 +124,5 @@ class _Names:
             return ""
         end = self._table.find(b"\0", offset, offset + NAME_LIMIT_BYTES)
         if end < 0:
-            raise BadArtifact(f"no name at byte {offset} of a string table of {len(self._table)}")
+            raise BadInput(f"no name at byte {offset} of a string table of {len(self._table)}")
         return self._table[offset:end].decode(errors="backslashreplace")

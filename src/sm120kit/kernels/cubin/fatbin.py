@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sm120kit.core.errors import BadArtifact
+from sm120kit.core.errors import BadInput
 from sm120kit.kernels.cubin.elf import cut, unpack
 
 MAGIC = b"\x50\xed\x55\xba"
@@ -42,15 +42,15 @@ class FatbinImage:
         """The uncompressed image.
 
         Raises:
-            BadArtifact: the stored data does not unpack to the size in its entry.
+            BadInput: the stored data does not unpack to the size in its entry.
         """
         if not self.compression:
             return self.stored
         if self.bytes > IMAGE_LIMIT_BYTES:
-            raise BadArtifact(f"an image claims to unpack to {self.bytes} bytes; more than {IMAGE_LIMIT_BYTES} is not credible")
+            raise BadInput(f"an image claims to unpack to {self.bytes} bytes; more than {IMAGE_LIMIT_BYTES} is not credible")
         plain = (_zstd if self.compression == _ZSTD else _lz4)(self.stored, self.bytes)
         if len(plain) != self.bytes:
-            raise BadArtifact(f"an image unpacks to {len(plain)} bytes; its entry states {self.bytes}")
+            raise BadInput(f"an image unpacks to {len(plain)} bytes; its entry states {self.bytes}")
         return memoryview(plain)
 
 
@@ -63,10 +63,10 @@ def images(data: memoryview) -> Iterator[FatbinImage]:
             offset += 4
             continue
         if word != MAGIC:
-            raise BadArtifact(f"no fatbin at byte {offset}: {word.hex(' ')} instead of {MAGIC.hex(' ')}")
+            raise BadInput(f"no fatbin at byte {offset}: {word.hex(' ')} instead of {MAGIC.hex(' ')}")
         _, _, header, size = unpack(_CONTAINER, data, offset, "a fatbin header")
         if header < _CONTAINER.size:
-            raise BadArtifact(f"a fatbin states a header of {header} bytes; it has at least {_CONTAINER.size}")
+            raise BadInput(f"a fatbin states a header of {header} bytes; it has at least {_CONTAINER.size}")
         yield from _entries(cut(data, offset + header, size, "a fatbin"))
         offset += header + size
 
@@ -77,7 +77,7 @@ def _entries(data: memoryview) -> Iterator[FatbinImage]:
         fields = unpack(_ENTRY, data, offset, "a fatbin entry")
         kind, _, header, size, packed_size, _, _, _, sm, _, _, flags, _, plain_size = fields
         if header < _ENTRY.size:
-            raise BadArtifact(f"a fatbin entry states a header of {header} bytes; it has at least {_ENTRY.size}")
+            raise BadInput(f"a fatbin entry states a header of {header} bytes; it has at least {_ENTRY.size}")
         stored = cut(data, offset + header, size, "a fatbin entry's image")
         compression = flags & (_LZ4 | _ZSTD)
         if compression:
@@ -97,7 +97,7 @@ def _zstd(packed: memoryview, size: int) -> bytes:
     try:
         return unpacker.stream_reader(packed).read(size)
     except zstandard.ZstdError as error:
-        raise BadArtifact(f"a Zstandard image does not unpack: {error}") from error
+        raise BadInput(f"a Zstandard image does not unpack: {error}") from error
 
 
 def _lz4(packed: memoryview, size: int) -> bytes:
@@ -126,9 +126,9 @@ def _lz4(packed: memoryview, size: int) -> bytes:
             at += 2
             match = length(token & 15) + 4
             if not 0 < distance <= len(out) or len(out) + match > size:
-                raise BadArtifact(f"an LZ4 image repeats {match} bytes from {distance} back after {len(out)} of {size} bytes")
+                raise BadInput(f"an LZ4 image repeats {match} bytes from {distance} back after {len(out)} of {size} bytes")
             run = out[-distance:][:match]
             out += (run * (match // distance + 1))[:match]
     except IndexError:
-        raise BadArtifact(f"an LZ4 image ends within a sequence, after {len(out)} of {size} bytes") from None
+        raise BadInput(f"an LZ4 image ends within a sequence, after {len(out)} of {size} bytes") from None
     return bytes(out)

@@ -26,9 +26,9 @@ def table(
     compiled whose headers, flags or compiler have changed.
 
     Raises:
-        ExpectationFailed: the tree's generators are not those of a supported FlashInfer version, or vLLM has no such kernels.
+        CheckFailed: the tree's generators are not those of a supported FlashInfer version, or vLLM has no such kernels.
         CompileFailed: the headers themselves do not compile, or the compiler crashed.
-        NotEnoughMemory: the compiler ran out of memory.
+        ResourceUnavailable: the compiler ran out of memory.
     """
     if cached := cached_table(tree_id, engine_version, toolchain, cache):
         return cached

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import CompileFailed, NotEnoughMemory
+from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
@@ -106,7 +106,7 @@ class HostCompiler:
         """Run the compiler, which writes nothing; the caller checks the exit code.
 
         Raises:
-            NotEnoughMemory: the compiler ran out of memory.
+            ResourceUnavailable: the compiler ran out of memory.
             CompileFailed: the compiler crashed.
         """
         read = [self.tree, *(argument.parent for argument in arguments if isinstance(argument, Path))]
@@ -117,7 +117,7 @@ class HostCompiler:
         command = f"command: {process.shell_line(done.argv, LANGUAGE)}"
         if ran_out_of_memory(done.returncode, done.stderr):
             needed = f"a group of tiles needs up to {UNIT_BYTES / 1e9:.1f} GB to compile"
-            raise NotEnoughMemory(f"the host compiler ran out of memory: {needed}", command)
+            raise ResourceUnavailable(f"the host compiler ran out of memory: {needed}", command)
         broken = f"signal {-done.returncode}" if done.returncode < 0 else diagnostics.breakdown(done.stderr)
         if broken:
             raise CompileFailed(f"the host compiler crashed: {broken}", command)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process
-from sm120kit.core.errors import ExpectationFailed
+from sm120kit.core.errors import CheckFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.kernels.records import Tile
@@ -114,7 +114,7 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
     """All calls that the engine generates for SM120, then the candidates that it does not generate.
 
     Raises:
-        ExpectationFailed: the generators differ from those of the supported engine versions.
+        CheckFailed: the generators differ from those of the supported engine versions.
         CommandFailed: a generator fails.
     """
     try:
@@ -127,7 +127,7 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
             *_groupwise(sources["gemm_sm120"], groupwise),
         ]
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
-        raise ExpectationFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
+        raise CheckFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
 
@@ -136,7 +136,7 @@ def engine_files(tree: Path) -> list[Instantiation]:
     """The source files of vLLM with kernels for SM120: they, or files beside them that they include, name its architecture.
 
     Raises:
-        ExpectationFailed: there is none.
+        CheckFailed: there is none.
     """
     cmake = tree / "CMakeLists.txt"
     options = re.findall(r"-D\w+_SM120=1", cmake.read_text()) if cmake.is_file() else []
@@ -149,7 +149,7 @@ def engine_files(tree: Path) -> list[Instantiation]:
             module = "-".join(path.relative_to(tree / "csrc").with_suffix("").parts)
             files.append(whole_files(module, "", [text], definitions, str(directory.relative_to(tree))))
     if not files:
-        raise ExpectationFailed(f"{tree} has no kernels for SM120 below csrc", UNSUPPORTED)
+        raise CheckFailed(f"{tree} has no kernels for SM120 below csrc", UNSUPPORTED)
     return files
 
 
@@ -198,7 +198,7 @@ def parse(source: str, module: str, definitions: tuple[str, ...]) -> list[Instan
     unknown = {call[1] for call in calls} - ARGUMENTS.keys()
     if unknown or not calls:
         problem = f"calls {', '.join(sorted(unknown))}" if unknown else "has no launcher call"
-        raise ExpectationFailed(f"a generated source of {module} {problem}", UNSUPPORTED)
+        raise CheckFailed(f"a generated source of {module} {problem}", UNSUPPORTED)
     head, tail = source[: calls[0].start()].strip() + "\n", source[calls[-1].end() :].strip() + "\n"
     return [
         Instantiation(_tile(call[1], call[2]), module, head, f"{call[1]}({_normalized(call[2])});", tail, definitions)
@@ -256,14 +256,14 @@ def _module(tree: Path, source: str) -> ast.Module:
     try:
         return ast.parse((tree / source).read_text())
     except OSError as error:
-        raise ExpectationFailed(f"{tree} has no {source}", "sm120kit tiles supports FlashInfer source trees") from error
+        raise CheckFailed(f"{tree} has no {source}", "sm120kit tiles supports FlashInfer source trees") from error
 
 
 def _function(tree: Path, source: str, name: str) -> ast.FunctionDef:
     for node in _module(tree, source).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
-    raise ExpectationFailed(f"{source} has no function {name}", UNSUPPORTED)
+    raise CheckFailed(f"{source} has no function {name}", UNSUPPORTED)
 
 
 def _definitions(function: ast.FunctionDef) -> tuple[str, ...]:
@@ -290,7 +290,7 @@ def _dense_lists(function: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
         and node.targets[0].id in ("cta_m_n_k_list", "dtype_list")
     }
     if len(templates) != 1 or "/" in templates[0] or len(lists) != 2:
-        raise ExpectationFailed(
+        raise CheckFailed(
             f"{function.name} does not have one template in csrc/, a cta_m_n_k_list and a dtype_list",
             UNSUPPORTED,
         )

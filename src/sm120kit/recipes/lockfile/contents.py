@@ -7,7 +7,7 @@ from functools import cache
 
 from packaging.version import Version
 
-from sm120kit.core.errors import BadRecipe
+from sm120kit.core.errors import BadInput
 from sm120kit.core.state import digest_of
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe
@@ -38,7 +38,7 @@ def assemble(
     the engine and of other packages that have a patch series.
 
     Raises:
-        BadRecipe: a closure contains a version in the recipe's ``known_bad``.
+        BadInput: a closure contains a version in the recipe's ``known_bad``.
     """
     _require_no_known_bad(recipe, closures)
     open_base = BASE_IMAGE_OPEN if recipe.delivers_image else ""
@@ -61,7 +61,7 @@ def _require_no_known_bad(recipe: Recipe, closures: Sequence[Closure]) -> None:
     locked = {(wheel.name, Version(wheel.version)) for closure in closures for wheel in closure.wheels}
     for bad in recipe.known_bad:
         if (bad.distribution, Version(bad.version)) in locked:
-            raise BadRecipe(
+            raise BadInput(
                 f"{recipe.name}: {bad.distribution} {bad.version} is known to be bad: {bad.reason}",
                 f"lock it again: sm120kit recipe lock {recipe.name}",
             )
@@ -71,12 +71,12 @@ def require_patched(recipe: Recipe, closures: Sequence[Closure]) -> None:
     """Require that the wheels which are to be patched are among the locked ones.
 
     Raises:
-        BadRecipe: one is not.
+        BadInput: one is not.
     """
     locked = {(wheel.filename, wheel.sha256) for closure in closures for wheel in closure.wheels}
     for patched in recipe.patched:
         if closures and (patched.wheel, patched.sha256) not in locked:
-            raise BadRecipe(
+            raise BadInput(
                 f"{recipe.name}: patched names {patched.wheel}, sha256 {patched.sha256}, which is not among its locked wheels",
                 f"pin that version in environment.requires, or correct the table; then: sm120kit recipe lock {recipe.name}",
             )

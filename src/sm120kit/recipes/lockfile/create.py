@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from sm120kit import recipes, sources
-from sm120kit.core.errors import LockDiffers, ResolutionFailed
+from sm120kit.core.errors import Mismatch, ResolutionFailed
 from sm120kit.core.state import require_not_installed, write_atomic
 from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
@@ -28,9 +28,9 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
     they satisfy it. With ``upgrade``, all wheels are resolved anew.
 
     Raises:
-        StateUnwritable: it is that of an installation.
+        SystemRefused: it is that of an installation.
         ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
-        LockDiffers: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
+        Mismatch: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
     """
     require_not_installed(target.lock_path)
     recipe = target.recipe
@@ -47,7 +47,7 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
 def _read_if_valid(path: Path) -> Lock | None:
     try:
         return read(path)
-    except LockDiffers:
+    except Mismatch:
         return None
 
 

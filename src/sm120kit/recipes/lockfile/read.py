@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from sm120kit.core.errors import LockDiffers
+from sm120kit.core.errors import Mismatch
 from sm120kit.core.state import record_json
 from sm120kit.recipes.records import Closure, Lock
 
@@ -32,13 +32,13 @@ def read_with_build_id(path: Path) -> tuple[Lock, str]:
     """Read a lockfile and return its build id as well.
 
     Raises:
-        LockDiffers: the file does not exist, or its text is not what ``recipe lock`` writes.
+        Mismatch: the file does not exist, or its text is not what ``recipe lock`` writes.
     """
     name = path.name.removesuffix(".lock.json")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise LockDiffers(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+        raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
     return _parse(path, content)
 
 
@@ -50,12 +50,12 @@ def _parse(path: Path, content: bytes) -> tuple[Lock, str]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise LockDiffers(
+        raise Mismatch(
             f"{path} is not a lockfile: {where}{': ' * bool(where)}{first['msg']}",
             f"write it again: sm120kit recipe lock {name}",
         ) from error
     if text(lock).encode() != content:
-        raise LockDiffers(
+        raise Mismatch(
             f"{path} was edited: it has keys or spaces that `recipe lock` does not write",
             f"write it again: sm120kit recipe lock {name}",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core.errors import BadRecipe, LockDiffers
+from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.state import digest_of
 from sm120kit.recipes import bases
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
@@ -24,13 +24,13 @@ def verify(target: Target) -> tuple[Lock, str]:
     Returns the lock and its build id.
 
     Raises:
-        LockDiffers: the lockfile is missing, edited or outdated; the message lists every field that differs.
+        Mismatch: the lockfile is missing, edited or outdated; the message lists every field that differs.
     """
     lock, build_id = read_with_build_id(target.lock_path)
     changes = differences(lock, current_lock(target, lock.closures))
     if changes:
         count = f"{len(changes)} difference{'s' * (len(changes) > 1)}"
-        raise LockDiffers(
+        raise Mismatch(
             "\n  ".join([f"the lockfile of {target.recipe.name} is outdated or was edited: {count}", *changes]),
             f"if the change is intended, lock it again: sm120kit recipe lock {target.argument}; otherwise undo it",
         )
@@ -41,8 +41,8 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
     """The lock of a recipe with its present patches, overrides and sources; ``closures`` are taken as they are.
 
     Raises:
-        LockDiffers: the FlashInfer recipe or the base of an engine is not locked, or its lockfile is outdated.
-        BadRecipe: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
+        Mismatch: the FlashInfer recipe or the base of an engine is not locked, or its lockfile is outdated.
+        BadInput: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
     """
     flashinfer = target.flashinfer
     require_patched(target.recipe, closures)
@@ -56,7 +56,7 @@ def _base(recipe: Recipe, name: str) -> str:
     """Name and build id of the base of a recipe."""
     base = bases.load(name)
     if recipe.environment and base.python != recipe.environment.python:
-        raise BadRecipe(
+        raise BadInput(
             f"{recipe.name}: its base {base.name} has Python {base.python}, its environment {recipe.environment.python}",
             "name another base, or change environment.python",
         )
