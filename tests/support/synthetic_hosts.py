@@ -135,11 +135,13 @@ HOSTS: dict[str, dict[str, Any]] = {
         "cpu": ("", None, "", ""),
         "total": 122 << 20,
         "available": 96 << 20,
+        "kernel": "7.0.0-1019-nvidia",
         "product_name": "NVIDIA_DGX_Spark",
         "vendor_name": "NVIDIA",
     },
     "gb10-ready": {
         "like": "gb10",
+        "kernel": "6.17.0-1032-nvidia",
         "available": 117 << 20,
         "files": ("/sys/fs/cgroup/system.slice/earlyoom.service/cgroup.procs",),
     },

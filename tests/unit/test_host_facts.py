@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,7 +117,9 @@ def test_proc_sys_of_this_machine_is_readable() -> None:
     assert HostReader(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xff\x00\xfe", b"-1", b"N/A\n", b"0x" * 40, b"<a>", b"[1]", b"9" * 30])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\xff\x00\xfe", b"-1", b"N/A\n", b"0x" * 40, b"<a>", b"[1]", b"9" * 30, b"9" * 5000, "²³".encode()]
+)
 def test_invalid_content_of_every_file(garbage: bytes, tmp_path: Path) -> None:
     root = synthetic_hosts.build("neglected", tmp_path)
     files = [path for path in root.rglob("*") if path.is_file() and path.name not in ("vendor", "class")]
@@ -124,6 +128,58 @@ def test_invalid_content_of_every_file(garbage: bytes, tmp_path: Path) -> None:
     findings = doctor.diagnose(probe(root))
     assert len(findings) == len(doctor.CHECKS)
     assert not [finding for finding in findings if finding.verdict.fact.startswith("the check failed")]
+
+
+def test_large_files_of_a_recording_take_little_time(tmp_path: Path) -> None:
+    """An expression that is quadratic takes hours for a file of a megabyte."""
+    root = synthetic_hosts.build("neglected", tmp_path)
+    started = time.process_time()
+    for path in ("proc/version", "proc/self/mounts", "proc/self/limits", "commands/nvidia-smi-q.xml", "commands/dmesg.txt"):
+        for content in (b"\0", b"x", b"<serial>", b"pid=", b"flags "):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content * (200_000 // len(content)))
+            probe(root)
+    assert time.process_time() - started < 60
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_special_files_of_a_recording_are_not_read(make: Callable[[Path], object], tmp_path: Path) -> None:
+    root = synthetic_hosts.build("neglected", tmp_path)
+    for path in [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]:
+        path.unlink()
+        make(path)
+    host = probe(root)
+    assert host.gpus == () and host.unread["/proc/version"] in ("not a regular file", "Is a directory")
+    assert len(doctor.diagnose(host)) == len(doctor.CHECKS)
+
+
+def test_wsl_is_detected_by_either_file(tmp_path: Path) -> None:
+    root = synthetic_hosts.build("neglected", tmp_path)
+    (root / "proc/version").unlink()
+    assert probe(root).wsl is False
+    (root / "proc/sys/kernel/osrelease").write_text("6.6.87.2-microsoft-standard-WSL2\n")
+    assert probe(root).wsl
+    (root / "proc/sys/kernel/osrelease").unlink()
+    host = probe(root)
+    verdicts = {finding.check: finding.status for finding in doctor.diagnose(host)}
+    assert host.wsl is None and verdicts["wsl2"] is doctor.Status.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("Out of memory: Killed process 51234 (sglang::schedul) total-vm:2kB", "(sglang::schedul)"),
+        ("Out of memory: Killed process 51234 (secret-program) total-vm:2kB", "(process)"),
+        ("mlx5_core 0000:01:00.1: CREATE_MKEY(0x200) op_mod(0x0) failed, status no resources(0xf), err(-12)", "err(-12)"),
+    ],
+)
+def test_the_kernel_log_keeps_what_ends_engines(line: str, kept: str, tmp_path: Path) -> None:
+    root = synthetic_hosts.build("neglected", tmp_path)
+    (root / "commands" / "dmesg.txt").write_text(line)
+    host = probe(root)
+    assert host.kernel_log is not None and kept in host.kernel_log[0] and "51234" not in host.kernel_log[0]
+    (finding,) = [finding for finding in doctor.diagnose(host) if finding.check == "kernel-log"]
+    assert finding.status is doctor.Status.PROBLEM
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"gpus": 3}', '{"gpus": {"x": {}}, "driver": 1, "cuda": 1}', '{"gpus": {}}'])

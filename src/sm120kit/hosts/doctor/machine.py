@@ -24,6 +24,8 @@ def wsl2(host: Host) -> Diagnosis:
             consequence="about half the decode speed: 60 to 70 tok/s instead of 120 to 150 on native Linux",
             fix="boot Linux natively",
         )
+    if host.wsl is None:
+        return unknown(host.missing_reason("/proc/version", "/proc/sys/kernel/osrelease"), "uname -r")
     return ok("native Linux")
 
 

@@ -8,6 +8,9 @@ from sm120kit.hosts.facts import Host
 FREE_SHARE, SCARCE_SHARE = 0.9, 0.7
 """Below the second share no model of a configuration fits, unless a running server occupies the memory."""
 
+WITHOUT_CONTIGUOUS_MEMORY = ("7.0.0-1019-nvidia", "7.0.0-31-")
+"""Releases of kernels of DGX OS on which owners report it."""
+
 
 @check(
     "unified-headroom",
@@ -52,4 +55,24 @@ def guard(host: Host) -> Diagnosis:
     return ok(f"{', '.join(host.guards)} is running")
 
 
-CHECKS: tuple[HostCheck, ...] = (headroom, guard)
+@check(
+    "unified-kernel",
+    "the kernel has contiguous memory for RoCE",
+    Scope.UNIFIED,
+    "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#259; eugr/spark-vllm-docker#389",
+)
+def kernel(host: Host) -> Diagnosis:
+    if host.kernel is None:
+        return unknown(host.missing_reason("/proc/sys/kernel/osrelease"), "uname -r")
+    if host.kernel.startswith(WITHOUT_CONTIGUOUS_MEMORY):
+        return problem(
+            Impact.MINOR,
+            f"Linux {host.kernel}",
+            cause="with kexec handover this kernel reserves no contiguous memory (CmaTotal is 0 kB in /proc/meminfo)",
+            consequence="several machines: NCCL cannot register memory with RoCE (ibv_reg_mr: Cannot allocate memory)",
+            fix="kho=off on the kernel command line, or boot kernel 6.17",
+        )
+    return ok(f"Linux {host.kernel}")
+
+
+CHECKS: tuple[HostCheck, ...] = (headroom, guard, kernel)

@@ -75,13 +75,12 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
     values, names = system.environment(reader)
     total, available = system.memory(reader)
     gpus = _gpus(reader, smi_gpus)
-    system_version = reader.text("/proc/version") or ""
     ports = sorted({bus for gpu in gpus for bus in gpu.bridges})
     groups = reader.names("/sys/class/iommu")
     return Host(
         kernel=reader.text("/proc/sys/kernel/osrelease"),
         command_line=system.command_line(reader),
-        wsl="microsoft" in system_version.lower(),
+        wsl=system.wsl(reader),
         virtual=system.virtual(reader),
         passthrough=pci.passthrough(reader),
         iommu_active=None if groups is None else bool(groups),

@@ -7,8 +7,10 @@ is None, and ``unread`` has the reason.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 from dataclasses import dataclass, field
 from glob import escape
@@ -60,7 +62,9 @@ class HostReader:
     def raw(self, path: str) -> bytes | None:
         """A file's bytes, redacted; None when it cannot be read."""
         try:
-            with self.real(path).open("rb") as file:
+            with open(self.real(path), "rb", opener=_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file")
                 # For files of /proc/sys the kernel allocates as much memory as a read requests, and fails when it cannot.
                 content = b"".join(islice(iter(lambda: file.read1(CHUNK_BYTES), b""), MAX_BYTES // CHUNK_BYTES))
         except OSError as error:
@@ -73,13 +77,13 @@ class HostReader:
         return content
 
     def text(self, path: str) -> str | None:
-        """A file's text without surrounding white space."""
+        """A file's text without surrounding white space; see :func:`_plain`."""
         content = self.raw(path)
-        return None if content is None else content.decode(errors="replace").strip()
+        return None if content is None else _plain(content).strip()
 
     def number(self, path: str) -> float | None:
         """The number at the start of a file; a unit may follow."""
-        match = re.match(r"-?\d+(\.\d+)?", self.text(path) or "")
+        match = re.match(r"-?\d+(\.\d+)?", self.text(path) or "", re.ASCII)
         return float(match[0]) if match else None
 
     def names(self, path: str) -> tuple[str, ...] | None:
@@ -160,7 +164,7 @@ class HostReader:
             return None
         content = redacted(recorded, process.raw)
         self._record(recorded, content)
-        return content.decode(errors="replace")
+        return _plain(content)
 
     def _record(self, path: str, content: bytes | None = None) -> None:
         """Write a path to the recording, with the symbolic links on its way; without ``content``, only that it exists."""
@@ -192,6 +196,22 @@ class HostReader:
         elif content is not None or not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content or b"")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a FIFO without a writer too, at once."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _plain(content: bytes) -> str:
+    """A text whose numbers can be read: in ASCII digits, and none of more digits than a file of the kernel has."""
+    text = content.decode(errors="replace")
+    if not text.isascii():
+        text = "".join("\ufffd" if character.isdigit() and not character.isascii() else character for character in text)
+    return _TOO_LONG.sub("\ufffd", text)
+
+
+_TOO_LONG = re.compile(r"\d{25,}")
 
 
 def _anonymous(path: Path, home: str) -> Path:

@@ -160,6 +160,7 @@ class Host:
 
     ``environment`` has the values of the few variables that the checks use, unless empty; ``names`` are those of NCCL, CUDA and
     the engines. ``preloaded`` are file names of libraries that every program loads; ``kernel_log`` its lines on PCI.
+    ``wsl`` is whether this is a kernel of WSL2.
     ``virtual`` is the hypervisor's product name, "" on bare metal; ``passthrough`` are devices bound to vfio-pci;
     ``iommu_active`` is whether the kernel uses an IOMMU. ``file_systems`` are (mount point, type) pairs of disks; ``settings``
     has the kernel settings by their names in ``SETTINGS``. Memory in bytes.
@@ -167,7 +168,7 @@ class Host:
 
     kernel: str | None
     command_line: tuple[str, ...] | None
-    wsl: bool
+    wsl: bool | None
     virtual: str | None
     passthrough: tuple[str, ...]
     iommu_active: bool | None

@@ -27,10 +27,16 @@ HOME = "/home/user"
 """Home directory in recordings."""
 KERNEL_OPTIONS = re.compile(r"(amd_|intel_)?iommu(=|$)|pcie?[_=]|nvme_core\.|vfio|nvidia|nouveau|numa_|mitigations")
 KERNEL_LOG = re.compile(
-    r"NVRM|nvidia|AMD-Vi|DMAR|IO_PAGE_FAULT|pcieport|AER|BAR \d|Unknown option|Unknown kernel command line", re.IGNORECASE
+    r"NVRM|nvidia|AMD-Vi|DMAR|IO_PAGE_FAULT|pcieport|AER|BAR \d|Unknown option|Unknown kernel command line"
+    r"|out of memory|oom-kill|mlx5.*(?:fail|err\b)",
+    re.IGNORECASE,
 )
 DISKS = frozenset({"ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "nfs", "nfs4", "overlay"})
-PERSONAL = r"\w*(?:serial|uuid|guid|hostname|part_number)\w*|pid|process_name|board_id|platformInfo"
+LINE_CHARACTERS = 1000
+"""Part of a line of the kernel's log that is kept."""
+_KILLED = re.compile(r"Killed process \d+ \(([^)]{0,40})\)")
+_ENGINE = re.compile(r"vllm|sglang|python|ray|trtllm|ptxas|cicc|nvcc|ninja", re.IGNORECASE)
+PERSONAL = r"\w{0,40}(?:serial|uuid|guid|hostname|part_number)\w{0,40}|pid|process_name|board_id|platformInfo"
 _IDENTIFIERS = (
     (re.compile(rb"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"), b"MAC"),
     (re.compile(rb"(?i)\b(?:(?:GPU|MIG)-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), b"UUID"),
@@ -58,8 +64,13 @@ def _kernel_options(text: str) -> str:
 
 
 def _kernel_log(text: str) -> str:
-    lines = [line for line in text.splitlines() if KERNEL_LOG.search(line)]
-    return "\n".join(re.sub(r"(pid|name)=('[^']*'|[^,\s]+)", r"\1=", line) for line in lines)
+    lines = [line[:LINE_CHARACTERS] for line in text.splitlines() if KERNEL_LOG.search(line[:LINE_CHARACTERS])]
+    return "\n".join(_KILLED.sub(_killed, re.sub(r"(pid|name)=('[^']*'|[^,\s]+)", r"\1=", line)) for line in lines)
+
+
+def _killed(match: re.Match[str]) -> str:
+    """A process that the kernel killed, with its name only if it is an engine's."""
+    return f"Killed process 1 ({match[1] if _ENGINE.match(match[1]) else 'process'})"
 
 
 def _mounts(text: str) -> str:
@@ -77,7 +88,7 @@ def _docker(text: str) -> str:
 
 
 def _smi(text: str) -> str:
-    return re.sub(rf"<({PERSONAL})>.*?</\1>", "", text, flags=re.DOTALL)
+    return re.sub(rf"<({PERSONAL})>.{{0,4096}}?</\1>", "", text, flags=re.DOTALL)
 
 
 def _model(text: str) -> str:
@@ -89,7 +100,7 @@ def _process(text: str) -> str:
 
 
 def _builder(text: str) -> str:
-    return re.sub(r"\S+@\S+", "", text)
+    return re.sub(r"(?<!\S)\S*@\S*", "", text)
 
 
 _REDACTIONS: tuple[tuple[str, Callable[[str], str]], ...] = (

@@ -29,6 +29,13 @@ def command_line(reader: HostReader) -> tuple[str, ...] | None:
     return None if text is None else tuple(text.split())
 
 
+def wsl(reader: HostReader) -> bool | None:
+    """Whether the kernel is that of WSL2, by its version or release; None if neither is readable."""
+    read = [reader.text(path) for path in ("/proc/version", "/proc/sys/kernel/osrelease")]
+    known = [text for text in read if text is not None]
+    return any("microsoft" in text.lower() for text in known) if known else None
+
+
 def virtual(reader: HostReader) -> str | None:
     """The hypervisor's product name, "" on bare metal. Detected by the CPU flag ``hypervisor`` or by the board's name."""
     text = reader.text("/proc/cpuinfo")
@@ -181,7 +188,7 @@ def _shm_bytes(reader: HostReader, memory_total: int | None) -> int | None:
 
 def _limit(limits: str, name: str) -> int | None:
     """A soft limit of /proc/self/limits in bytes; -1 for unlimited."""
-    match = re.search(rf"^{name}\s+(\S+)", limits, re.MULTILINE)
+    match = re.search(rf"^{name}\s+(unlimited|\d+)", limits, re.MULTILINE)
     if not match:
         return None
     return -1 if match[1] == "unlimited" else int(match[1])
@@ -189,7 +196,7 @@ def _limit(limits: str, name: str) -> int | None:
 
 def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...]]:
     """Values of ``READ_VARIABLES`` that are not empty, and the names of further variables."""
-    text = (reader.raw("/proc/self/environ") or b"").decode(errors="replace")
+    text = reader.text("/proc/self/environ") or ""
     variables = dict(variable.split("=", 1) for variable in text.split("\0") if "=" in variable)
     values = {name: value.strip() for name, value in variables.items() if name in READ_VARIABLES and value.strip()}
     return values, tuple(name for name in variables if NAMED_VARIABLES.fullmatch(name))
@@ -197,7 +204,7 @@ def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def preloaded(reader: HostReader) -> tuple[str, ...]:
     """File names of the libraries that the dynamic loader adds to every program: LD_PRELOAD and /etc/ld.so.preload."""
-    text = (reader.raw("/proc/self/environ") or b"").decode(errors="replace")
+    text = reader.text("/proc/self/environ") or ""
     names = next((value for value in text.split("\0") if value.startswith("LD_PRELOAD=")), "=").partition("=")[2].split(":")
     if reader.exists(PRELOAD):
         names += (reader.text(PRELOAD) or "").split(":")
