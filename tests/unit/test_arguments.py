@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic_hosts
+from model_folders import HYBRID, NVFP4, folder
 from typer.testing import CliRunner
 
 from sm120kit import recipes
@@ -197,3 +199,13 @@ def test_committed_records_are_in_written_form() -> None:
         text = parser.record_path(name).read_text()
         record = json.loads(text)
         assert parser_options.record_text(name, record["wheel"], record) == text
+
+
+def test_serve_names_arguments_that_no_parser_checked(tmp_path: Path) -> None:
+    root, model = synthetic_hosts.build("turin-8", tmp_path / "host"), folder(tmp_path / "model", HYBRID, NVFP4)
+    for engine, named in (("vllm-0.20.0", True), ("vllm-0.33.0", False)):
+        file = with_arguments(tmp_path, engine, ["--no-enable-prefix-caching"])
+        file.write_text(file.read_text().replace("Qwen/Qwen3.5-27B-FP8", "some/model"))
+        options = ["--root", str(root), "--state", str(tmp_path / "state"), "--print"]
+        result = CliRunner().invoke(app, ["serve", str(file), "--model", str(model), *options])
+        assert ("are not checked" in result.stderr) == named, result.output

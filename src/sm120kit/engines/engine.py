@@ -147,6 +147,25 @@ class Engine:
         """The settings that a server publishes, by what it has at ``info_path`` and its ``metrics``; empty if it has none."""
         return {}
 
+    def prompt_request(self, model: str, tokens: Sequence[Sequence[int]], top: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of a request for the ``top`` most likely tokens at each position of prompts; -1 is all.
+
+        Raises:
+            ValueError: the server does not accept this number.
+        """
+        prompts = [list(window) for window in tokens]
+        body = {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
+        return "/v1/completions", body
+
+    def prompt_positions(self, answer: Any) -> list[list[list[tuple[Any, Any]]]]:
+        """In its answer for each prompt and position the tokens with their log-probabilities; the first position has none.
+
+        The entry of a position is the distribution before it.
+        """
+        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+        listed = [choice["prompt_logprobs"][1:] for choice in choices]
+        return [[[(token, entry["logprob"]) for token, entry in place.items()] for place in places] for places in listed]
+
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The arguments that name the model, a directory."""
         return ("--model", model)

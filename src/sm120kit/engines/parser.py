@@ -88,25 +88,6 @@ def _option(table: dict[str, Any]) -> Option:
     return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices))
 
 
-def recorded() -> tuple[ParserRecord, ...]:
-    """All records of options, by recipe.
-
-    Raises:
-        BadInput: a record is damaged.
-    """
-    names = sorted(path.name.removesuffix(_SUFFIX) for path in record_path("").parent.glob(f"*{_SUFFIX}"))
-    return tuple(record for name in names if (record := load(name)))
-
-
-def accepts(record: ParserRecord, name: str, value: str = "") -> bool | None:
-    """Whether a parser has an option and, if given, permits its value; None if it has the option without a list of values."""
-    (spelled,) = list(_words(record.recipe, [name]))[:1] or [name]
-    option = next((option for option in record.options if spelled in record.names(option)), None)
-    if option is None or not value:
-        return option is not None
-    return None if option.choices is None else value in option.choices
-
-
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
     """The reason why the engine's parser rejects ``argv``; empty if it accepts."""
     engine, parser = engines.of_recipe(record.recipe), _Parser(add_help=False)

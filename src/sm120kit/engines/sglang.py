@@ -17,6 +17,23 @@ class Sglang(Engine):
         """The server's arguments, beside which the answer has state."""
         return {name: value for name, value in info.items() if not _NOT_SETTINGS.fullmatch(name)}
 
+    def prompt_request(self, model: str, tokens: Sequence[Sequence[int]], top: int) -> tuple[str, dict[str, Any]]:
+        """``input_top_logprobs`` of ``/generate`` (0.5.23, managers/tokenizer_manager.py)."""
+        if top < 1:
+            raise ValueError("requires a number of tokens")
+        return "/generate", {
+            "input_ids": [list(window) for window in tokens],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top,
+        }
+
+    def prompt_positions(self, answer: Any) -> list[list[list[tuple[Any, Any]]]]:
+        """An entry is a list of (log-probability, id, text)."""
+        listed = [result["meta_info"]["input_top_logprobs"][1:] for result in answer]
+        return [[[(token, value) for value, token, *_ in place] for place in places] for places in listed]
+
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is the value of an option."""
         return ("--model-path", model)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sm120kit import engines
 from sm120kit.core.errors import BadInput, RequirementMissing, ServerFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint
+from sm120kit.engines import Engine
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
 from sm120kit.kld.tokens import TokenizedText, existing, libraries, require_same_vocabulary, vocabulary
 
@@ -123,14 +125,13 @@ def require_same_tokenizer(directory: Path, text: TokenizedText) -> None:
 class ServedModel:
     """A model behind a server that returns log-probabilities of prompts: the ``top`` most likely tokens of each position.
 
-    Sources: ``prompt_logprobs`` of vLLM's ``/v1/completions``; ``input_top_logprobs`` of SGLang's ``/generate`` (sglang 0.5.23,
-    managers/tokenizer_manager.py). ``top`` = -1, all tokens, requires a vLLM that was started with ``--max-logprobs -1``.
+    ``top`` = -1, all tokens, requires a vLLM that was started with ``--max-logprobs -1``.
     """
 
     def __init__(self, server: Endpoint, model: str, top: int) -> None:
         """Store the endpoint; nothing is requested yet."""
         self.name, self._server, self._model, self._top = f"{model} at {server.url}", server, model, top
-        self._sglang: bool | None = None
+        self._engine: Engine | None = None
 
     def require(self, window: int, text: TokenizedText) -> None:
         """Check the server's longest context and its tokenizer, as far as it has ``max_model_len`` and ``/tokenize``.
@@ -163,9 +164,11 @@ class ServedModel:
             ServerFailed: the server does not respond.
             RequirementMissing: the server refuses the request, or returns no log-probabilities of prompts.
         """
-        if self._sglang is None:
-            self._sglang = self._has("/get_model_info")
-        path, body = self._sglang_request(tokens) if self._sglang else self._vllm_request(tokens)
+        self._engine = engine = self._engine or self._serving()
+        try:
+            path, body = engine.prompt_request(self._model, tokens, self._top)
+        except ValueError as error:
+            raise RequirementMissing(f"{self.name} is {engine.title}, which {error}", "use --top 20 or more") from error
         status, content = self._post(path, body)
         if status != 200:
             message = self._server.without_secrets(content.decode("utf-8", "replace"))[:500]
@@ -174,12 +177,10 @@ class ServedModel:
                 "--top must be at most the server's --max-logprobs (vLLM's default is 20)",
             )
         try:
-            answer = parse_json(content)
-            if self._sglang:
-                listed = [_sglang_positions(result["meta_info"]["input_top_logprobs"]) for result in answer]
-            else:
-                choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-                listed = [_vllm_positions(choice["prompt_logprobs"]) for choice in choices]
+            listed = [
+                TopLogProbabilities([{int(token): _logprob(value) for token, value in place} for place in places])
+                for places in engine.prompt_positions(parse_json(content))
+            ]
             for window, positions in zip(tokens, listed, strict=True):
                 if len(positions.positions) != len(window) - 1:
                     raise ValueError(f"{len(positions.positions) + 1} positions for {len(window)} tokens")
@@ -190,26 +191,10 @@ class ServedModel:
             ) from error
         return listed
 
-    def _vllm_request(self, tokens: Sequence[Sequence[int]]) -> tuple[str, dict[str, Any]]:
-        prompts = [list(window) for window in tokens]
-        return "/v1/completions", {
-            "model": self._model,
-            "prompt": prompts,
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt_logprobs": self._top,
-        }
-
-    def _sglang_request(self, tokens: Sequence[Sequence[int]]) -> tuple[str, dict[str, Any]]:
-        if self._top < 1:
-            raise RequirementMissing(f"{self.name} is SGLang, which requires a number of tokens", "use --top 20 or more")
-        return "/generate", {
-            "input_ids": [list(window) for window in tokens],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "top_logprobs_num": self._top,
-        }
+    def _serving(self) -> Engine:
+        """The engine of the server; of a server that none has information from, the first."""
+        known = engines.all_engines()
+        return next((engine for engine in known if self._request("GET", engine.info_path)[0] == 200), known[0])
 
     def _longest(self) -> int | None:
         status, content = self._request("GET", "/v1/models")
@@ -219,9 +204,6 @@ class ServedModel:
         except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
             return None
         return longest if isinstance(longest, int) else None
-
-    def _has(self, path: str) -> bool:
-        return self._request("GET", path)[0] == 200
 
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         return self._request("POST", path, json.dumps(body).encode())
@@ -255,20 +237,6 @@ class ServedModel:
             raise ServerFailed(
                 f"{self._server.url}{path} does not respond: {reason}", "check that the server is running"
             ) from error
-
-
-def _vllm_positions(prompt_logprobs: Any) -> TopLogProbabilities:
-    """The entry of a token is the distribution before it; the first token has none."""
-    return TopLogProbabilities(
-        [{int(token): _logprob(entry["logprob"]) for token, entry in position.items()} for position in prompt_logprobs[1:]]
-    )
-
-
-def _sglang_positions(input_top_logprobs: Any) -> TopLogProbabilities:
-    """The entry of a token is a list of (log-probability, id, text), the distribution before it; the first token has none."""
-    return TopLogProbabilities(
-        [{int(token): _logprob(value) for value, token, *_ in position} for position in input_top_logprobs[1:]]
-    )
 
 
 def _logprob(value: float | None) -> float:

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from sm120kit import recipes, serving
+from sm120kit.core import reporting
 from sm120kit.core.errors import Mismatch, NotFound, RequirementMissing, ResourceUnavailable
 from sm120kit.core.state import Workspace
 from sm120kit.engines import Node
@@ -106,7 +107,8 @@ def resolve(
         NotAttested, NotTrusted: see :func:`published.select`.
     """
     engine = recipes.load_engine(configuration.engine)
-    arguments.require_known(configuration)
+    if not arguments.require_known(configuration):
+        reporting.warn(f"the options of {engine.name} were not recorded: the arguments of {configuration.name} are not checked")
     nodes.require_span(configuration, engine, location.node)
     if not (ip_address(location.listen).is_loopback or location.key or serving.api_key(configuration)):
         raise RequirementMissing(

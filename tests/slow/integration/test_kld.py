@@ -148,7 +148,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         listed = {"object": "list", "data": [{"id": "tiny", "max_model_len": 4096}]}
-        pages = {"/v1/models": listed, **({"/get_model_info": {"model_path": "tiny"}} if self.server.kind == "sglang" else {})}
+        pages = {"/v1/models": listed, **({"/get_server_info": {"version": "0.5.23"}} if self.server.kind == "sglang" else {})}
         self._respond(200 if self.path in pages else 404, pages.get(self.path))
 
     def do_POST(self) -> None:
