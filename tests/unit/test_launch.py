@@ -353,6 +353,9 @@ def test_api_key_of_a_configuration() -> None:
     assert serving.api_key(configuration) == ""
     for changes in ({"environment": {"VLLM_API_KEY": "k"}}, {"arguments": ("--api-key", "k")}, {"arguments": ("--api-key=k",)}):
         assert serving.api_key(configuration.model_copy(update=changes)) == "k"
+    for engine, key in (("vllm-0.33.0", "k"), ("sglang-0.5.23", "")):
+        changes = {"engine": engine, "arguments": (), "environment": {"VLLM_API_KEY": "k", "SM120KIT_API_KEY": "k"}}
+        assert serving.api_key(configuration.model_copy(update=changes)) == key, "SGLang has only an argument"
 
 
 def test_caches_differ_by_image_gpu_and_configuration(model: Path, tmp_path: Path) -> None:

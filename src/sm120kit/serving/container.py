@@ -191,8 +191,9 @@ def make_service(
 
 def api_key(configuration: Configuration) -> str:
     """The API key in a configuration's arguments or environment, "" without one."""
-    variable = configuration.served_by.api_key.variable
-    return configuration.option("--api-key") or configuration.environment.get(variable, "")
+    key = configuration.served_by.api_key
+    of_environment = "" if key.arguments else configuration.environment.get(key.variable, "")
+    return configuration.option("--api-key") or of_environment
 
 
 def risks(configuration: Configuration) -> tuple[str, ...]:
