@@ -136,21 +136,21 @@ def test_corrupt_sdist(site: Site) -> None:
     site.sdist.write_bytes(content[: len(content) // 2])
     refused(site.build(), 21)
     site.pin(hashlib.sha256(site.sdist.read_bytes()).hexdigest())
-    refused(site.build(), 22, site.sdist.name)
+    refused(site.build(), 21, site.sdist.name)
 
 
 def test_offline_without_cache(site: Site) -> None:
-    refused(site.run("build", "flashinfer@1.0", "--offline"), 23, "flashinfer", "1.0")
+    refused(site.run("build", "flashinfer@1.0", "--offline"), 20, "flashinfer", "1.0")
 
 
 @pytest.mark.parametrize(
     ("change", "code", "messages"),
     [
-        (lambda text: text.replace("-three\n", "-drei\n"), 31, ("thing", "include/x.h", "@@ -2,3 +2,3 @@")),
-        (lambda text: text.replace("x.h", "../x.h"), 30, ("thing.patch", "../x.h")),
-        (lambda text: text.replace("Evidence: this test\n", "").replace("Origin: this test\n", ""), 30, ("Evidence", "Origin")),
-        (lambda text: text.replace("-three\n+THREE", "-THREE\n+three"), 32, ("thing", "already")),
-        (lambda text: text.replace("flashinfer >=1", "flashinfer 1 or so"), 30, ("Applies-To", "1 or so")),
+        (lambda text: text.replace("-three\n", "-drei\n"), 30, ("thing", "include/x.h", "@@ -2,3 +2,3 @@")),
+        (lambda text: text.replace("x.h", "../x.h"), 11, ("thing.patch", "../x.h")),
+        (lambda text: text.replace("Evidence: this test\n", "").replace("Origin: this test\n", ""), 11, ("Evidence", "Origin")),
+        (lambda text: text.replace("-three\n+THREE", "-THREE\n+three"), 30, ("thing", "already")),
+        (lambda text: text.replace("flashinfer >=1", "flashinfer 1 or so"), 11, ("Applies-To", "1 or so")),
     ],
     ids=["conflicts", "escapes", "lacks-trailers", "already-upstream", "bad-range"],
 )
@@ -195,7 +195,7 @@ def test_nvcc_too_old(site: Site, tmp_path: Path) -> None:
     }
     argv = [sys.executable, *words, "build", "flashinfer@1.0", "--mirror", str(site.mirror)]
     refused(
-        subprocess.run(argv, env=env, capture_output=True, text=True), 41, "nvcc 12.6.85 is older than 12.9", "sm120kit[cuda]"
+        subprocess.run(argv, env=env, capture_output=True, text=True), 40, "nvcc 12.6.85 is older than 12.9", "sm120kit[cuda]"
     )
 
 
@@ -215,23 +215,23 @@ def test_full_disk(site: Site, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(7 << 20))
     site.pack({"include/x.h": HEADER, "big": "".join(map(str, range(900_000)))})
     site.pin(hashlib.sha256(site.sdist.read_bytes()).hexdigest())
-    refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 43, "no space left", str(small_disk))
+    refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 41, "no space left", str(small_disk))
 
 
 @pytest.mark.root
 def test_read_only_state(site: Site, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 44, "cannot write below", "SM120KIT_STATE")
+    refused(site.build(env={"SM120KIT_STATE": str(small_disk / "state")}), 42, "cannot write below", "SM120KIT_STATE")
 
 
 def test_state_below_a_file(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused(site.build(env={"SM120KIT_STATE": str(tmp_path / "file" / "state")}), 44, "cannot write below")
+    refused(site.build(env={"SM120KIT_STATE": str(tmp_path / "file" / "state")}), 42, "cannot write below")
 
 
 def test_not_an_artifact(site: Site, tmp_path: Path) -> None:
-    refused(site.run("inspect", str(site.recipe)), 53, site.recipe.name)
-    refused(site.run("inspect", str(tmp_path / "nothing.whl")), 53, "nothing.whl")
+    refused(site.run("inspect", str(site.recipe)), 11, site.recipe.name)
+    refused(site.run("inspect", str(tmp_path / "nothing.whl")), 11, "nothing.whl")
 
 
 def test_ctrl_c(site: Site) -> None:

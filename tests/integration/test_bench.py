@@ -259,14 +259,14 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         unreachable = f"http://127.0.0.1:{closed.getsockname()[1]}"
     for arguments, code, message in (
-        ((unreachable,), 90, "does not answer"),
+        ((unreachable,), 70, "does not answer"),
         (("nope",), 10, "no configuration 'nope'"),
         (("qwen3.5-27b-fp8-1x-rtx-pro-6000",), 2, "--model"),
-        ((url, "--served-model-name", "other"), 91, "does not offer 'other'"),
+        ((url, "--served-model-name", "other"), 70, "does not offer 'other'"),
         ((url, "-w", "quik"), 10, "did you mean 'quick'?"),
         ((url, "--header", "none"), 2, "a header is NAME:VALUE"),
-        ((unreachable.removeprefix("http://"),), 90, "does not answer"),
-        ((url, "-o", "none/r.json"), 44, "cannot write none/r.json"),
+        ((unreachable.removeprefix("http://"),), 70, "does not answer"),
+        ((url, "-o", "none/r.json"), 42, "cannot write none/r.json"),
         ((url, "--given", "gpu"), 2, "is not NAME=VALUE"),
     ):
         ran = sm120kit("bench", "run", *arguments, cwd=tmp_path)

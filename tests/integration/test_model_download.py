@@ -218,8 +218,8 @@ class _Sparse(bytes):
 @pytest.mark.parametrize(
     ("shapes", "code", "message"),
     [
-        ((NVFP4,), 72, "none of the 5 tensors belongs to one"),
-        ((NVFP4, MTP, {}), 74, "the weights do not fit"),
+        ((NVFP4,), 11, "none of the 5 tensors belongs to one"),
+        ((NVFP4, MTP, {}), 41, "the weights do not fit"),
         ((NVFP4, MTP), 0, "docker run"),
     ],
 )

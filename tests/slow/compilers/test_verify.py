@@ -56,8 +56,8 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *messages: str) -
 
 def test_no_gpu_exits_with_45(tmp_path: Path) -> None:
     state = ("--state", tmp_path / "state")
-    refused(sm120kit(RECIPE, *state), 45, "compute capability 9.0 (Hopper", "no GPU here", "sm120kit tiles RECIPE --emulate")
-    refused(sm120kit(RECIPE, "--device", "native", *state), 45, "an SM12x GPU")
+    refused(sm120kit(RECIPE, *state), 41, "compute capability 9.0 (Hopper", "no GPU here", "sm120kit tiles RECIPE --emulate")
+    refused(sm120kit(RECIPE, "--device", "native", *state), 41, "an SM12x GPU")
     assert [path.name for path in (tmp_path / "state").rglob("*") if path.is_file()] == ["sm120kit-state.lock"]
 
 
@@ -93,9 +93,9 @@ int cuDriverGetVersion(int *version) { *version = 13010; return 0; }
             46,
             ("this is A Card, compute capability 8.0", "CUDA_VISIBLE_DEVICES"),
         ),
-        ({"init": 0, "major": 9, "minor": 0}, "native", 46, ("this is A Card, compute capability 9.0", "--device emulate")),
-        ({"init": 0, "major": 12, "minor": 1}, "emulate", 46, ("compute capability 12.1", "--device native")),
-        ({"init": 34, "major": 9, "minor": 0}, "emulate", 45, ("CUDA programs see no GPU here",)),
+        ({"init": 0, "major": 9, "minor": 0}, "native", 41, ("this is A Card, compute capability 9.0", "--device emulate")),
+        ({"init": 0, "major": 12, "minor": 1}, "emulate", 41, ("compute capability 12.1", "--device native")),
+        ({"init": 34, "major": 9, "minor": 0}, "emulate", 41, ("CUDA programs see no GPU here",)),
     ],
     ids=["Ampere", "Hopper", "Spark", "stub of the driver"],
 )

@@ -254,7 +254,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]]
         24,
         "vllm==9.0 has no wheels with a matching platform tag|no usable wheels",
     ),
-    "glibc too old": (engine_with("manylinux_2_35", "manylinux_2_17"), (), 24, "vllm"),
+    "glibc too old": (engine_with("manylinux_2_35", "manylinux_2_17"), (), 22, "vllm"),
     "a glibc that the resolver does not know": (
         engine_with("manylinux_2_35", "manylinux_2_99"),
         (),

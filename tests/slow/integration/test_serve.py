@@ -195,11 +195,11 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     port, url = str(port_number := free_port()), f"http://127.0.0.1:{port_number}"
     serve = ("serve", "tiny.toml", "--port", port)
     host.refused(10, "serve", "tinny", message="no configuration")
-    host.refused(61, *serve, "--state", str(host.directory / "empty"), message="there is no image of vllm-0.19.1 on this host")
-    host.refused(73, *serve, LD_LIBRARY_PATH="", message="this host has 0 SM12x GPUs")
-    host.refused(103, *serve, "--revision", "v9", message=f"{MODEL} has no revision v9")
-    host.refused(104, *serve, HF_TOKEN="hf_wrong", message="status 401")
-    host.refused(107, *serve, "--listen", "0.0.0.0", message="requires an API key")
+    host.refused(10, *serve, "--state", str(host.directory / "empty"), message="there is no image of vllm-0.19.1 on this host")
+    host.refused(41, *serve, LD_LIBRARY_PATH="", message="this host has 0 SM12x GPUs")
+    host.refused(10, *serve, "--revision", "v9", message=f"{MODEL} has no revision v9")
+    host.refused(20, *serve, HF_TOKEN="hf_wrong", message="status 401")
+    host.refused(40, *serve, "--listen", "0.0.0.0", message="requires an API key")
 
     stored = Workspace.open(host.directory / "stored")
     layout_images.add_image(stored, (1,))
@@ -221,12 +221,12 @@ def test_serve_from_nothing_to_an_answer(host: Host) -> None:
     (server,) = json.loads(out)
     assert (server["name"], server["gpus"], server["url"], server["running"]) == (f"sm120kit-tiny-{port}", "0", url, True)
     assert json.loads(Path(server["record"]).read_text())["ending"] == "", "serve has ended, and not the server"
-    host.refused(78, *serve, message=f"127.0.0.1:{port} is in use")
+    host.refused(41, *serve, message=f"127.0.0.1:{port} is in use")
     two = ("serve", "tiny-on-two.toml", "--port", str(free_port()))
-    host.refused(83, *two, message=f"1 of 2 are free, others are used by {server['name']}")
+    host.refused(41, *two, message=f"1 of 2 are free, others are used by {server['name']}")
     code, out, err = host.run("logs", "tiny")
     assert code == 0 and "POST /v1/chat/completions" in out and "GET /while-followed" not in out, (out, err)
-    host.refused(106, "stop", "other", message="no server is named other")
+    host.refused(10, "stop", "other", message="no server is named other")
 
     interrupted, followed = (host.start("logs", "-f", "tiny") for _ in range(2))
     for child in (interrupted, followed):
@@ -278,10 +278,10 @@ def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, mo
 def test_two_servers_beside_each_other(host: Host) -> None:
     """On different GPUs: one in the background on a GPU that is named, one in the foreground that Ctrl-C ends."""
     ports = [str(free_port()) for _ in range(2)]
-    host.refused(73, "serve", "tiny.toml", "--port", ports[0], "--gpus", "2", message="cannot use GPU 2")
+    host.refused(41, "serve", "tiny.toml", "--port", ports[0], "--gpus", "2", message="cannot use GPU 2")
     code, _, err = host.run("serve", "tiny.toml", "--port", ports[0], "--gpus", "1")
     assert code == 0, err
-    host.refused(83, "serve", "tiny.toml", "--port", ports[1], "--gpus", "1", message=f"are used by sm120kit-tiny-{ports[0]}")
+    host.refused(41, "serve", "tiny.toml", "--port", ports[1], "--gpus", "1", message=f"are used by sm120kit-tiny-{ports[0]}")
     beside = host.start("serve", "tiny.toml", "--port", ports[1], "--foreground")
     assert beside.stdout
     assert beside.stdout.readline().startswith(f"curl http://127.0.0.1:{ports[1]}/v1/chat/completions")
@@ -290,7 +290,7 @@ def test_two_servers_beside_each_other(host: Host) -> None:
         f"http://127.0.0.1:{ports[0]}": "1",
         f"http://127.0.0.1:{ports[1]}": "0",
     }
-    host.refused(83, "serve", "tiny.toml", "--port", str(free_port()), message="0 of 2 are free")
+    host.refused(41, "serve", "tiny.toml", "--port", str(free_port()), message="0 of 2 are free")
     code, out, _ = host.run("metrics", f"sm120kit-tiny-{ports[0]}", "--seconds", "0.5", "--json")
     assert code == 0 and json.loads(out)["healthy"] is True
     beside.send_signal(signal.SIGINT)
